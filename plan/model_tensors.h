@@ -1,0 +1,96 @@
+// The one table of a model's logical tensors: canonical names, global shapes, how each is cut over tensor
+// ranks, which get weight decay, how they are initialised; and where a stage keeps its slices. Pure.
+// Plans, checkpoints, randomness keys and gradient tests all use these names.
+//
+//   embedding.token.weight [V, C]          embedding.position.weight [T, C]
+//   layers.N.attention_norm.weight|bias [C]
+//   layers.N.attention.query|key|value.weight [C, C] (cut by rows = heads)   ...bias [C] (cut)
+//   layers.N.attention.output.weight [C, C] (cut by columns)                 ...bias [C] (whole)
+//   layers.N.mlp_norm.weight|bias [C]
+//   layers.N.mlp.up.weight [F, C] (cut by rows)   ...bias [F] (cut)
+//   layers.N.mlp.down.weight [C, F] (cut by columns)   ...bias [C] (whole)
+//   final_norm.weight|bias [C]
+// The output head is tied to embedding.token.weight.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::plan {
+
+enum class Shard { kWhole, kRows, kColumns };  // how tensor ranks cut the matrix view
+enum class Initialization { kZeros, kOnes, kNormal, kResidualNormal };
+
+// The matrix view of a vector of n elements is n rows x 1 column, so that kRows cuts it.
+struct LogicalTensor {
+  std::string name;
+  int64_t rows = 0;     // logical, never padded
+  int64_t columns = 1;
+  bool is_vector = false;
+  Shard shard = Shard::kWhole;
+  bool weight_decay = false;
+  Initialization initialization = Initialization::kZeros;
+  int index = 0;  // position in ModelTensors(): the canonical order and the randomness key
+};
+
+// All tensors of the model in canonical order. REQUIRES: vocab_size > 0.
+std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model);
+
+// Vocabulary rounded up to a multiple of 16 * tensor.
+int64_t PaddedVocabulary(int64_t vocab_size, int tensor);
+
+// What a tensor rank holds of a tensor, in logical coordinates; rows/columns may be empty for a rank
+// whose vocabulary rows are all padding.
+struct TensorShard {
+  int64_t row_begin = 0;
+  int64_t row_end = 0;
+  int64_t column_begin = 0;
+  int64_t column_end = 0;
+  int64_t local_rows = 0;  // including padding rows
+  int64_t local_columns = 0;
+};
+TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tensor_index,
+                        int64_t padded_vocabulary);
+
+// kHead: the head's use of the tied token embedding. It has a gradient of its own, and its own copy of
+// the parameter only where the stage does not also hold the lookup.
+enum class TensorRole { kPlain, kLookup, kHead };
+
+// One entry of a stage's flat buffers. Offsets count elements; every tensor starts at a multiple of 16,
+// except that query, key, value (weights, and biases) follow each other without a gap, as one matrix.
+struct StageTensor {
+  LogicalTensor tensor;
+  TensorRole role = TensorRole::kPlain;
+  int layer = -1;                // -1: embedding; `layers`: final norm and head
+  int64_t elements = 0;          // local
+  int64_t parameter_offset = 0;  // kHead beside kLookup: the same offset as the lookup
+  int64_t gradient_offset = 0;
+};
+
+struct StageTensors {
+  std::vector<StageTensor> tensors;  // in flat order: forward order, ascending gradient_offset
+  int64_t parameter_elements = 0;
+  int64_t gradient_elements = 0;
+};
+
+// The table of one stage; the same for all its tensor and data ranks.
+StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
+
+// Layers of a stage: [first, first + count). REQUIRES: pipeline divides layers.
+struct LayerRange {
+  int first = 0;
+  int count = 0;
+};
+LayerRange LayersOfStage(int layers, int pipeline, int stage);
+
+int64_t ParameterCount(const v1::ModelSpec& model);
+
+// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention. `causal` counts
+// half of the attention products (6 l h s instead of 12 l h s; planner formulas, Megatron convention).
+double FlopsPerToken(const v1::ModelSpec& model, bool causal);
+
+}  // namespace tercio::plan

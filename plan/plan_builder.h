@@ -1,0 +1,32 @@
+// Puts a plan together: layout, ranks, groups, per-stage actions, buckets and memory. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::plan {
+
+// A device of a node that a rank may be put on.
+struct DeviceSlot {
+  std::string node;
+  int device = 0;
+};
+
+// REQUIRES: job.model.vocab_size > 0 and slots.size() == world size (rank r goes to slots[r]; callers
+// order slots so that tensor groups share a node). INVALID_ARGUMENT when the layout is impossible.
+absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
+                                   const std::vector<DeviceSlot>& slots, int threads_per_rank);
+
+// What is sent to one rank.
+v1::RankPlan SliceForRank(const v1::Plan& plan, int rank);
+
+// The layout that the job file names, when it names one (parallelism not automatic): data degree filled
+// in, micro-batch chosen when automatic. INVALID_ARGUMENT with the rule, the numbers and the nearest layouts
+// that work.
+absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job);
+
+}  // namespace tercio::plan

@@ -1,0 +1,49 @@
+// Collectives of one process group, in stream order and in a fixed order of summation: for given inputs
+// and group size the result's bits are always the same, on every rank the same.
+//
+// Counts are elements, never bytes. Every rank of the group issues the same sequence of calls. Each call
+// carries (group, sequence number, operation, count); when one does not finish within the timeout the
+// stream's error names them and the peer that was waited for (idea 6).
+// Threads: one communicator is used through one stream at a time; Abort from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "worker/collective/transport.h"
+#include "worker/device/device.h"
+
+namespace tercio {
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual const std::string& group() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  // data[i] = sum over ranks in ascending rank order: ((r0 + r1) + r2) + ...
+  virtual void AllReduceSum(Stream& stream, float* data, int64_t count) = 0;
+  // For vectors in which each element has one contributor (any order is exact) or integers in doubles.
+  virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
+  // out: size() blocks of `count`, in rank order; the own block is in[0, count).
+  virtual void AllGather(Stream& stream, const float* in, float* out, int64_t count) = 0;
+  // The ranks' arrays are combined element by element in a balanced binary tree over ranks
+  // ((r0+r1)+(r2+r3)); every rank ends with the sum. `scratch` holds TreeScratchElements(count) floats.
+  virtual void AllReduceTree(Stream& stream, float* data, int64_t count, float* scratch) = 0;
+  virtual int64_t TreeScratchElements(int64_t count) const = 0;
+  virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
+  virtual void Barrier(Stream& stream) = 0;
+
+  // Non-blocking messages between neighbours (pipeline). The returned transfer is waited for by the caller
+  // in a stream function.
+  virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) = 0;
+  virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) = 0;
+
+  virtual void Abort() = 0;
+};
+
+}  // namespace tercio

@@ -1,0 +1,73 @@
+// What the model and the parallel code know of a device: memory, streams, events, and operations bound to
+// a stream. A backend implements these four classes; nothing above this header names a backend.
+//
+// Threads: a Device may be used from any thread; one Stream is fed by one thread at a time.
+// Ownership: DeviceMemory, Stream and Event are owned by whoever asked for them and must not outlive the
+// Device. Errors of asynchronous work surface at Stream::Synchronize.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/ops.h"
+
+namespace tercio {
+
+// One block of device memory; freed with the object.
+class DeviceMemory {
+ public:
+  virtual ~DeviceMemory() = default;
+  virtual std::byte* data() = 0;
+  virtual int64_t size_bytes() const = 0;
+};
+
+class Event;
+
+// Work in order. Everything enqueued runs after what was enqueued before on the same stream.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+
+  // Operations that run in this stream.
+  virtual kernels::Ops& ops() = 0;
+
+  // Runs `function` on the host in stream order. Its error becomes the stream's error (the first one is
+  // kept) and later work is skipped.
+  virtual void RunOnHost(std::function<absl::Status()> function) = 0;
+
+  virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;
+  virtual void CopyFromHost(void* device, const void* host, int64_t bytes) = 0;
+
+  virtual void Record(Event& event) = 0;  // completes when the work before it has
+  virtual void Wait(Event& event) = 0;    // later work of this stream waits for the event
+
+  // Blocks until everything enqueued has run. Returns the first error since the stream was made.
+  virtual absl::Status Synchronize() = 0;
+};
+
+class Event {
+ public:
+  virtual ~Event() = default;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual std::string name() const = 0;
+
+  // Zero-filled. RESOURCE_EXHAUSTED names the bytes asked for.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) = 0;
+
+  // kCompute runs operations as fast as the device can; on the CPU it runs in the calling thread.
+  // kCommunication overlaps with it; on the CPU it has a thread of its own.
+  enum class StreamKind { kCompute, kCommunication };
+  virtual std::unique_ptr<Stream> CreateStream(StreamKind kind) = 0;
+  virtual std::unique_ptr<Event> CreateEvent() = 0;
+};
+
+}  // namespace tercio
