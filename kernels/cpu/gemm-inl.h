@@ -1,0 +1,164 @@
+// The product of matrices for one instruction set; included once per Highway target.
+//
+// Every element of C is, whatever the tile it falls in:
+//   for each block of k, in order:  acc = 0; for k ascending: acc = fma(a, b, acc);  c = c + acc
+// B is packed into panels of kPanelVectors vectors of columns, zero-padded; A is read in place or
+// packed.
+#if defined(TERCIO_KERNELS_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef TERCIO_KERNELS_CPU_GEMM_INL_H_
+#undef TERCIO_KERNELS_CPU_GEMM_INL_H_
+#else
+#define TERCIO_KERNELS_CPU_GEMM_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tercio::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// A (M,K): element (m,k) at data[m * row_stride + k * column_stride]. Likewise B (K,N).
+struct MatrixView {
+  const float* data;
+  int64_t row_stride;
+  int64_t column_stride;
+};
+
+using GemmTag = hn::CappedTag<float, 16>;
+using GemmVector = hn::Vec<GemmTag>;
+
+// 2 vectors wide; as many rows as leave registers for the operands (16 or 32 registers).
+HWY_INLINE int64_t PanelColumns() { return 2 * static_cast<int64_t>(hn::Lanes(GemmTag())); }
+#if HWY_TARGET <= HWY_AVX3
+inline constexpr int kTileRows = 12;
+#else
+inline constexpr int kTileRows = 6;
+#endif
+
+enum class Store { kAssign, kAdd };
+
+// One tile of `Rows` x one panel. a[r * row_stride + k * column_stride], panel[k * PanelColumns() +
+// c].
+template <int Rows>
+HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t column_stride,
+                     const float* HWY_RESTRICT panel, int64_t depth, float* HWY_RESTRICT c,
+                     int64_t c_stride, int64_t columns, Store store) {
+  const GemmTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  GemmVector acc0[Rows];
+  GemmVector acc1[Rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    acc0[r] = hn::Zero(d);
+    acc1[r] = hn::Zero(d);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    const GemmVector b0 = hn::Load(d, panel);
+    const GemmVector b1 = hn::Load(d, panel + lanes);
+    panel += 2 * lanes;
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      const GemmVector x = hn::Set(d, a[r * row_stride]);
+      acc0[r] = hn::MulAdd(x, b0, acc0[r]);
+      acc1[r] = hn::MulAdd(x, b1, acc1[r]);
+    }
+    a += column_stride;
+  }
+  if (HWY_LIKELY(columns == 2 * lanes)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      float* row = c + r * c_stride;
+      if (store == Store::kAdd) {
+        acc0[r] = hn::Add(hn::LoadU(d, row), acc0[r]);
+        acc1[r] = hn::Add(hn::LoadU(d, row + lanes), acc1[r]);
+      }
+      hn::StoreU(acc0[r], d, row);
+      hn::StoreU(acc1[r], d, row + lanes);
+    }
+    return;
+  }
+  HWY_ALIGN float part[32];
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    hn::Store(acc0[r], d, part);
+    hn::Store(acc1[r], d, part + lanes);
+    float* row = c + r * c_stride;
+    for (int64_t j = 0; j < columns; ++j)
+      row[j] = store == Store::kAdd ? row[j] + part[j] : part[j];
+  }
+}
+
+template <int Rows>
+HWY_NOINLINE void TileOfRows(int64_t rows, const float* a, int64_t row_stride,
+                             int64_t column_stride, const float* panel, int64_t depth, float* c,
+                             int64_t c_stride, int64_t columns, Store store) {
+  if (rows == Rows) {
+    Tile<Rows>(a, row_stride, column_stride, panel, depth, c, c_stride, columns, store);
+  } else if constexpr (Rows > 1) {
+    TileOfRows<Rows - 1>(rows, a, row_stride, column_stride, panel, depth, c, c_stride, columns,
+                         store);
+  }
+}
+
+// Floats that PackB writes.
+HWY_INLINE int64_t PackedSize(int64_t depth, int64_t columns) {
+  const int64_t width = PanelColumns();
+  return (columns + width - 1) / width * width * depth;
+}
+
+// One panel: columns [0, columns) of b, depth rows. `out` is aligned to a vector.
+HWY_INLINE void PackPanel(const MatrixView& b, int64_t depth, int64_t columns,
+                          float* HWY_RESTRICT out) {
+  const GemmTag d;
+  const int64_t width = PanelColumns();
+  const int64_t lanes = width / 2;
+  if (b.column_stride == 1 && columns == width) {
+    for (int64_t k = 0; k < depth; ++k) {
+      const float* row = b.data + k * b.row_stride;
+      hn::Store(hn::LoadU(d, row), d, out + k * width);
+      hn::Store(hn::LoadU(d, row + lanes), d, out + k * width + lanes);
+    }
+    return;
+  }
+  // Blocks of 16 in k keep the writes of the transposed case inside the first-level cache.
+  for (int64_t k0 = 0; k0 < depth; k0 += 16) {
+    const int64_t k1 = std::min<int64_t>(depth, k0 + 16);
+    for (int64_t c = 0; c < columns; ++c) {
+      const float* column = b.data + c * b.column_stride;
+      for (int64_t k = k0; k < k1; ++k) out[k * width + c] = column[k * b.row_stride];
+    }
+    for (int64_t k = k0; k < k1; ++k) {
+      for (int64_t c = columns; c < width; ++c) out[k * width + c] = 0.0f;
+    }
+  }
+}
+
+HWY_INLINE void PackB(const MatrixView& b, int64_t depth, int64_t columns, float* out) {
+  const int64_t width = PanelColumns();
+  for (int64_t c = 0; c < columns; c += width) {
+    const MatrixView part{b.data + c * b.column_stride, b.row_stride, b.column_stride};
+    PackPanel(part, depth, std::min(width, columns - c), out + c * depth);
+  }
+}
+
+// c (rows x columns) from a (rows x depth, in place) and packed b; one block of k.
+HWY_INLINE void MultiplyPacked(const MatrixView& a, const float* packed, int64_t rows,
+                               int64_t columns, int64_t depth, float* c, int64_t c_stride,
+                               Store store) {
+  const int64_t width = PanelColumns();
+  for (int64_t j = 0; j < columns; j += width) {
+    for (int64_t i = 0; i < rows; i += kTileRows) {
+      TileOfRows<kTileRows>(std::min<int64_t>(kTileRows, rows - i), a.data + i * a.row_stride,
+                            a.row_stride, a.column_stride, packed + j * depth, depth,
+                            c + i * c_stride + j, c_stride, std::min(width, columns - j), store);
+    }
+  }
+}
+
+}  // namespace tercio::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // TERCIO_KERNELS_CPU_GEMM_INL_H_

@@ -1,0 +1,156 @@
+#include "kernels/cpu/gemm.h"
+
+#include <algorithm>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/gemm.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/gemm-inl.h"
+#include "kernels/ops.h"
+
+#ifndef TERCIO_KERNELS_CPU_GEMM_ONCE
+#define TERCIO_KERNELS_CPU_GEMM_ONCE
+namespace tercio::kernels {
+// Columns of B packed at once: 256 x 3072 floats = 3 MiB, a share of the last-level cache.
+inline constexpr int64_t kColumnBlock = 3072;
+// Rows of A per work item: 96 x 256 floats = 96 KiB, inside the second-level cache. A multiple of 6
+// and 12.
+inline constexpr int64_t kRowBlock = 96;
+inline constexpr int64_t kMaxPanel = 32;
+}  // namespace tercio::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tercio::kernels::HWY_NAMESPACE {
+
+// A block as strips of kTileRows rows: out[strip][k][row].
+HWY_INLINE void PackA(const MatrixView& a, int64_t rows, int64_t depth, float* HWY_RESTRICT out) {
+  for (int64_t i = 0; i < rows; i += kTileRows) {
+    const int64_t strip_rows = std::min<int64_t>(kTileRows, rows - i);
+    const float* from = a.data + i * a.row_stride;
+    for (int64_t r = 0; r < strip_rows; ++r) {
+      const float* row = from + r * a.row_stride;
+      for (int64_t k = 0; k < depth; ++k) out[k * kTileRows + r] = row[k * a.column_stride];
+    }
+    out += depth * kTileRows;
+  }
+}
+
+// As PackA for a transposed matrix (row_stride 1): neighbours in a strip are neighbours in memory.
+HWY_INLINE void PackTransposedA(const MatrixView& a, int64_t rows, int64_t depth,
+                                float* HWY_RESTRICT out) {
+  for (int64_t i = 0; i < rows; i += kTileRows) {
+    const int64_t strip_rows = std::min<int64_t>(kTileRows, rows - i);
+    for (int64_t k = 0; k < depth; ++k) {
+      const float* from = a.data + i + k * a.column_stride;
+      for (int64_t r = 0; r < strip_rows; ++r) out[k * kTileRows + r] = from[r];
+    }
+    out += depth * kTileRows;
+  }
+}
+
+struct Block {
+  int64_t row, rows;        // of C
+  int64_t column, columns;  // of C
+  int64_t depth;
+  const float* packed_b;  // panels of the columns of the block
+  Store store;
+  bool last;  // add the bias
+};
+
+void ComputeBlock(const GemmArgs& args, const MatrixView& a, const Block& block, float* a_scratch) {
+  const int64_t width = PanelColumns();
+  if (a.row_stride == 1) {
+    PackTransposedA(a, block.rows, block.depth, a_scratch);
+  } else {
+    PackA(a, block.rows, block.depth, a_scratch);
+  }
+  for (int64_t j = 0; j < block.columns; j += width) {
+    const float* panel = block.packed_b + j * block.depth;
+    for (int64_t i = 0; i < block.rows; i += kTileRows) {
+      float* c = args.c + (block.row + i) * args.n + block.column + j;
+      TileOfRows<kTileRows>(std::min<int64_t>(kTileRows, block.rows - i),
+                            a_scratch + i * block.depth, 1, kTileRows, panel, block.depth, c,
+                            args.n, std::min(width, block.columns - j), block.store);
+    }
+  }
+  if (!block.last || args.bias == nullptr) return;
+  for (int64_t i = 0; i < block.rows; ++i) {
+    float* c = args.c + (block.row + i) * args.n + block.column;
+    for (int64_t j = 0; j < block.columns; ++j) c[j] += args.bias[block.column + j];
+  }
+}
+
+// Columns per work item, so that there are several items per thread, in whole panels.
+int64_t ItemColumns(int64_t rows, int64_t columns, int threads) {
+  const int64_t width = PanelColumns();
+  const int64_t row_items = (rows + kRowBlock - 1) / kRowBlock;
+  const int64_t wanted = threads == 1 ? 1 : std::max<int64_t>(1, 4 * threads / row_items);
+  const int64_t panels = (columns + width - 1) / width;
+  return (panels + wanted - 1) / wanted * width;
+}
+
+void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+  const int64_t width = PanelColumns();
+  float* packed_b = scratch;
+  float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
+  const int64_t row_items = (args.m + kRowBlock - 1) / kRowBlock;
+  for (int64_t column = 0; column < args.n; column += kColumnBlock) {
+    const int64_t columns = std::min(kColumnBlock, args.n - column);
+    const int64_t item_columns = ItemColumns(args.m, columns, pool.threads());
+    const int64_t column_items = (columns + item_columns - 1) / item_columns;
+    for (int64_t k = 0; k < args.k;) {
+      const int64_t leaf_end = std::min(args.k, (k / args.leaf + 1) * args.leaf);
+      const int64_t depth = std::min(kPieceRows, leaf_end - k);
+      const MatrixView b{args.b + k * args.b_row_stride + column * args.b_column_stride,
+                         args.b_row_stride, args.b_column_stride};
+      const int64_t panels = (columns + width - 1) / width;
+      const int64_t panels_per_item = std::max<int64_t>(1, panels / (4 * pool.threads()));
+      pool.ParallelFor((panels + panels_per_item - 1) / panels_per_item, [&](int64_t item, int) {
+        const int64_t begin = item * panels_per_item * width;
+        const int64_t end = std::min(columns, begin + panels_per_item * width);
+        const MatrixView part{b.data + begin * b.column_stride, b.row_stride, b.column_stride};
+        PackB(part, depth, end - begin, packed_b + begin * depth);
+      });
+      const bool first = k == 0 && !args.accumulate;
+      const bool last = k + depth == args.k;
+      pool.ParallelFor(row_items * column_items, [&](int64_t item, int thread) {
+        const int64_t row = item / column_items * kRowBlock;
+        const int64_t item_column = item % column_items * item_columns;
+        Block block;
+        block.row = row;
+        block.rows = std::min(kRowBlock, args.m - row);
+        block.column = column + item_column;
+        block.columns = std::min(item_columns, columns - item_column);
+        block.depth = depth;
+        block.packed_b = packed_b + item_column * depth;
+        block.store = first ? Store::kAssign : Store::kAdd;
+        block.last = last;
+        const MatrixView a{args.a + row * args.a_row_stride + k * args.a_column_stride,
+                           args.a_row_stride, args.a_column_stride};
+        ComputeBlock(args, a, block, a_scratch + thread * kRowBlock * kPieceRows);
+      });
+      k += depth;
+    }
+  }
+}
+
+}  // namespace tercio::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tercio::kernels {
+
+HWY_EXPORT(GemmTarget);
+
+int64_t GemmScratch(int threads) {
+  return kPieceRows * (kColumnBlock + kMaxPanel) + threads * kRowBlock * kPieceRows;
+}
+
+void Gemm(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+  HWY_DYNAMIC_DISPATCH(GemmTarget)(args, pool, scratch);
+}
+
+}  // namespace tercio::kernels
+#endif

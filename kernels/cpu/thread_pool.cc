@@ -1,0 +1,76 @@
+#include "kernels/cpu/thread_pool.h"
+
+#include <immintrin.h>
+
+#include "common/check.h"
+
+namespace tercio::kernels {
+namespace {
+
+// About 20 microseconds: longer than the serial code between two operations, far shorter than a
+// time slice.
+constexpr int kSpins = 2000;
+
+// Waits until `value` differs from `old`.
+void WaitForChange(const std::atomic<uint32_t>& value, uint32_t old) {
+  for (int i = 0; i < kSpins; ++i) {
+    if (value.load(std::memory_order_acquire) != old) return;
+    _mm_pause();
+  }
+  value.wait(old, std::memory_order_acquire);
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(int threads) {
+  TERCIO_CHECK_GE(threads, 1);
+  workers_.reserve(threads - 1);
+  for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { Work(i); });
+}
+
+ThreadPool::~ThreadPool() {
+  stopping_.store(true, std::memory_order_release);
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+  for (std::thread& worker : workers_) worker.join();
+}
+
+void ThreadPool::RunItems(const Body& body, int64_t count, int thread) {
+  for (;;) {
+    const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+    if (index >= count) return;
+    body(index, thread);
+  }
+}
+
+void ThreadPool::ParallelFor(int64_t count, const Body& body) {
+  if (workers_.empty() || count <= 1) {
+    for (int64_t i = 0; i < count; ++i) body(i, 0);
+    return;
+  }
+  body_ = &body;
+  count_ = count;
+  next_.store(0, std::memory_order_relaxed);
+  running_.store(static_cast<uint32_t>(workers_.size()), std::memory_order_relaxed);
+  generation_.fetch_add(1, std::memory_order_release);
+  generation_.notify_all();
+  RunItems(body, count, 0);
+  for (;;) {
+    const uint32_t running = running_.load(std::memory_order_acquire);
+    if (running == 0) return;
+    WaitForChange(running_, running);
+  }
+}
+
+void ThreadPool::Work(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    WaitForChange(generation_, seen);
+    seen = generation_.load(std::memory_order_acquire);
+    if (stopping_.load(std::memory_order_acquire)) return;
+    RunItems(*body_, count_, thread);
+    if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_all();
+  }
+}
+
+}  // namespace tercio::kernels

@@ -1,0 +1,45 @@
+// A small pool of threads for loops inside operations. With one thread everything runs inline,
+// without locks.
+//
+// Threads: ParallelFor is called by one thread at a time (the stream's thread).
+// Workers spin for a moment after a loop, since the next one usually follows at once, and then
+// sleep.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <thread>
+#include <vector>
+
+namespace tercio::kernels {
+
+class ThreadPool {
+ public:
+  // threads >= 1, the caller included.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // body(index, thread) for every index in [0, count), in any order, and returns when all are done.
+  // thread is in [0, threads()) and never runs two bodies at once.
+  using Body = std::function<void(int64_t index, int thread)>;
+  void ParallelFor(int64_t count, const Body& body);
+
+ private:
+  void Work(int thread);
+  void RunItems(const Body& body, int64_t count, int thread);
+
+  std::vector<std::thread> workers_;
+  const Body* body_ = nullptr;    // written before generation_ advances
+  int64_t count_ = 0;             // likewise
+  std::atomic<int64_t> next_{0};  // next index to take
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<uint32_t> running_{0};  // workers that have not finished this generation
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace tercio::kernels

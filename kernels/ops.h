@@ -1,0 +1,286 @@
+// The contract of every operation. A backend implements class Ops once per device; the model calls
+// nothing else.
+//
+// All pointers are memory of the device, row-major, dense unless a stride is named. fp32 unless
+// said; sums accumulate in fp32 unless said. Operations run in the order of the stream that the Ops
+// is bound to and fail only by a check (wrong arguments), never at run time. Sizes are elements.
+//
+// Letters: T tokens of a sequence, N = sequences * T rows, C hidden, F feed-forward, V local
+// vocabulary, H local heads, D head dimension.
+//
+// Exactness (docs/numerics.md). An output row depends on its own inputs only: its bits are the same
+// for any number of rows, any split over calls, any number of threads and any vector width. Sums
+// over rows ("leaf sums") start at zero for each piece of at most kPieceRows rows, counted from the
+// start of each leaf of `rows_per_leaf` rows, and pieces are added to the accumulator in ascending
+// order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tercio::kernels {
+
+inline constexpr int64_t kPieceRows = 256;
+
+// Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
+// (seed, step, layer, site, sequence, position, channel), where row = (sequence - first_sequence) *
+// T + position. probability 0 means: no dropout, nothing else is read. See random.h for the bits.
+struct Dropout {
+  float probability = 0;
+  uint64_t seed = 0;
+  uint64_t step = 0;
+  uint32_t layer = 0;
+  uint32_t site = 0;           // kSite... of random.h
+  int64_t first_sequence = 0;  // index in the global batch of the first sequence of the call
+  int64_t tokens = 0;          // T
+};
+
+// y[m,n] (= or +=) sum_k x[m,k] w[n,k] (+ bias[n])                     x (M,K)  w (N,K)  y (M,N)
+struct MatmulArgs {
+  const float* x;
+  const float* w;
+  const float* bias = nullptr;
+  float* y;
+  int64_t m, n, k;
+  bool accumulate = false;
+};
+
+// dx[m,k] (= or +=) sum_n dy[m,n] w[n,k]                               dy (M,N)  w (N,K)  dx (M,K)
+struct MatmulBackwardInputArgs {
+  const float* dy;
+  const float* w;
+  float* dx;
+  int64_t m, n, k;
+  bool accumulate = false;
+};
+
+// dw[n,k] += leaf sum over m of dy[m,n] x[m,k];  dbias[n] += leaf sum of dy[m,n] (if not null)
+struct MatmulBackwardWeightArgs {
+  const float* dy;
+  const float* x;
+  float* dw;
+  float* dbias = nullptr;
+  int64_t m, n, k;
+  int64_t rows_per_leaf;
+};
+
+// y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
+struct LayerNormArgs {
+  const float* x;       // (N,C)
+  const float* weight;  // (C)
+  const float* bias;    // (C) or null
+  float* y;             // (N,C)
+  float* mean;          // (N)
+  float* rstd;          // (N)
+  int64_t rows, columns;
+  float eps = 1e-5f;
+};
+
+// dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
+struct LayerNormBackwardArgs {
+  const float* dy;
+  const float* x;
+  const float* weight;
+  const float* mean;
+  const float* rstd;
+  float* dx;
+  float* dweight;
+  float* dbias;  // or null
+  int64_t rows, columns;
+  int64_t rows_per_leaf;
+  bool accumulate = false;
+};
+
+// out = residual + dropout(branch + bias). out may be residual.
+struct ResidualArgs {
+  const float* residual;
+  const float* branch;
+  const float* bias;  // (C) or null
+  float* out;
+  int64_t rows, columns;
+  Dropout dropout;
+};
+
+// dbranch = dropout'(dout); dbias += leaf sum of dbranch (if not null). dbranch may be null when
+// there is no dropout (it would equal dout).
+struct ResidualBackwardArgs {
+  const float* dout;
+  float* dbranch;
+  float* dbias;
+  int64_t rows, columns;
+  int64_t rows_per_leaf;
+  Dropout dropout;
+};
+
+// h += bias (kept for the backward pass); g = gelu(h), the tanh form of GPT-2.
+struct BiasGeluArgs {
+  float* h;
+  const float* bias;  // or null
+  float* g;
+  int64_t rows, columns;
+};
+
+// dh = dg * gelu'(h), dh may be dg; dbias += leaf sum of dh (if not null).
+struct BiasGeluBackwardArgs {
+  const float* dg;
+  const float* h;
+  float* dh;
+  float* dbias;
+  int64_t rows, columns;
+  int64_t rows_per_leaf;
+};
+
+// Causal attention. q, k, v: element (row, head*D + d) at pointer[row * stride + head*D + d].
+// s[i,j] = q_i . k_j / sqrt(D), j <= i; p = softmax(s); out_i = sum_j dropout(p)[i,j] v_j.
+// lse (sequences, H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head
+// first_head + head, query position and key position.
+struct AttentionArgs {
+  const float* q;
+  const float* k;
+  const float* v;
+  int64_t stride;
+  float* out;  // (N, H*D)
+  float* lse;
+  int64_t sequences, tokens, heads, head_dim;
+  int64_t first_head = 0;
+  Dropout dropout;
+  float* scratch;  // AttentionScratch(...) elements
+};
+
+// dq, dk, dv (same stride as q, k, v) are written with =.
+struct AttentionBackwardArgs {
+  const float* dout;
+  const float* out;
+  const float* lse;
+  const float* q;
+  const float* k;
+  const float* v;
+  float* dq;
+  float* dk;
+  float* dv;
+  int64_t stride;
+  int64_t sequences, tokens, heads, head_dim;
+  int64_t first_head = 0;
+  Dropout dropout;
+  float* scratch;
+};
+
+// out[n] = weight[token[n] - vocabulary_begin] for tokens in [begin, begin + rows), zeros for
+// others.
+struct EmbeddingArgs {
+  const int32_t* tokens;  // (N)
+  const float* weight;    // (rows, C)
+  float* out;             // (N,C)
+  int64_t count, columns;
+  int64_t vocabulary_begin, vocabulary_rows;
+};
+
+// dweight[token[n] - begin] += dx[n], n ascending; others are skipped.
+struct EmbeddingBackwardArgs {
+  const int32_t* tokens;
+  const float* dx;
+  float* dweight;
+  int64_t count, columns;
+  int64_t vocabulary_begin, vocabulary_rows;
+};
+
+// x[n] = dropout(x[n] + weight[n mod T])
+struct PositionEmbeddingArgs {
+  float* x;
+  const float* weight;  // (T,C)
+  int64_t rows, columns, tokens;
+  Dropout dropout;
+};
+
+// dx = dropout'(dx) in place; dweight[n mod T] += dx[n], n ascending.
+struct PositionEmbeddingBackwardArgs {
+  float* dx;
+  float* dweight;
+  int64_t rows, columns, tokens;
+  Dropout dropout;
+};
+
+// Per row over the valid columns [0, valid): stats[row] = {max, sum exp(l - max), l[target] or
+// -inf}. With no valid column: {-inf, 0, -inf}. target is global; the rank owns [vocabulary_begin,
+// + valid).
+struct CrossEntropyLocalArgs {
+  const float* logits;  // (R, stride)
+  const int32_t* targets;
+  float* stats;  // (R, 3)
+  int64_t rows, valid, stride;
+  int64_t vocabulary_begin;
+};
+
+// Joins the stats of `ranks` tensor ranks in rank order: stats (ranks, R, 3) -> lse (R), loss (R).
+// loss = lse - target logit.
+struct CrossEntropyCombineArgs {
+  const float* stats;
+  float* lse;
+  float* loss;
+  int64_t rows, ranks;
+};
+
+// logits[r,c] = (exp(logits[r,c] - lse[r]) - [c is the target]) * scale in place; columns from
+// `valid` to `stride` become 0.
+struct CrossEntropyBackwardArgs {
+  float* logits;
+  const float* lse;
+  const int32_t* targets;
+  int64_t rows, valid, stride;
+  int64_t vocabulary_begin;
+  float scale;
+};
+
+// One AdamW step as torch.optim.AdamW: g = gradient * clip; p -= lr*decay*p; m, v updated;
+// p -= lr * (m / bias_correction1) / (sqrt(v / bias_correction2) + eps).
+struct AdamWArgs {
+  float* parameter;
+  const float* gradient;
+  float* m;
+  float* v;
+  int64_t count;
+  float learning_rate, beta1, beta2, eps, weight_decay;
+  double bias_correction1, bias_correction2;  // 1 - beta^step
+  float clip = 1;
+};
+
+// Elements of scratch that AttentionForward and AttentionBackward need; any thread count up to
+// `threads`.
+int64_t AttentionScratch(int64_t tokens, int64_t head_dim, int threads);
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  virtual void Matmul(const MatmulArgs& args) = 0;
+  virtual void MatmulBackwardInput(const MatmulBackwardInputArgs& args) = 0;
+  virtual void MatmulBackwardWeight(const MatmulBackwardWeightArgs& args) = 0;
+  virtual void LayerNorm(const LayerNormArgs& args) = 0;
+  virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
+  virtual void Residual(const ResidualArgs& args) = 0;
+  // Residual, then LayerNorm of its result (norm.x is ignored: it is residual.out), in one pass.
+  virtual void ResidualLayerNorm(const ResidualArgs& residual, const LayerNormArgs& norm) = 0;
+  virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
+  virtual void BiasGelu(const BiasGeluArgs& args) = 0;
+  virtual void BiasGeluBackward(const BiasGeluBackwardArgs& args) = 0;
+  virtual void Attention(const AttentionArgs& args) = 0;
+  virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;
+  virtual void Embedding(const EmbeddingArgs& args) = 0;
+  virtual void EmbeddingBackward(const EmbeddingBackwardArgs& args) = 0;
+  virtual void PositionEmbedding(const PositionEmbeddingArgs& args) = 0;
+  virtual void PositionEmbeddingBackward(const PositionEmbeddingBackwardArgs& args) = 0;
+  virtual void CrossEntropyLocal(const CrossEntropyLocalArgs& args) = 0;
+  virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
+  virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;
+  virtual void AdamW(const AdamWArgs& args) = 0;
+
+  // a[i] += b[i]
+  virtual void Add(float* a, const float* b, int64_t count) = 0;
+  virtual void Zero(float* a, int64_t count) = 0;
+  virtual void Copy(float* to, const float* from, int64_t count) = 0;
+  // *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks
+  // in order.
+  virtual void SumOfSquares(const float* a, int64_t count, double* sum) = 0;
+};
+
+}  // namespace tercio::kernels
