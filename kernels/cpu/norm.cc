@@ -1,0 +1,318 @@
+// LayerNorm, residual additions with dropout, GELU, and the column sums of their gradients.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/parts.h"
+#include "kernels/random.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/norm.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/vector-inl.h"
+
+#ifndef TERCIO_KERNELS_CPU_NORM_ONCE
+#define TERCIO_KERNELS_CPU_NORM_ONCE
+namespace tercio::kernels {
+// Channels whose dropout multipliers are made at a time; a multiple of 4 and of every vector.
+inline constexpr int64_t kDropoutChunk = 256;
+// Columns that one work item of a column sum owns.
+inline constexpr int64_t kColumnChunk = 64;
+}  // namespace tercio::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tercio::kernels::HWY_NAMESPACE {
+
+// y = (x - mean) * rstd * weight + bias for one row; mean and variance in two passes of fixed
+// order.
+void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, float* rstd_out) {
+  const Tag d;
+  const float mean = SumRow(a.columns, [&](auto load) HWY_ATTR { return load(x); }) / a.columns;
+  const Vector m = hn::Set(d, mean);
+  const float variance = SumRow(a.columns,
+                                [&](auto load) HWY_ATTR {
+                                  const Vector t = hn::Sub(load(x), m);
+                                  return hn::Mul(t, t);
+                                }) /
+                         a.columns;
+  const float rstd = 1.0f / std::sqrt(variance + a.eps);
+  const Vector r = hn::Set(d, rstd);
+  *mean_out = mean;
+  *rstd_out = rstd;
+  ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
+    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), load(a.weight));
+    store(a.bias == nullptr ? n : hn::Add(n, load(a.bias)), y);
+  });
+}
+
+void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    NormRow(a, a.x + i * a.columns, a.y + i * a.columns, a.mean + i, a.rstd + i);
+  }
+}
+
+// With h = dy * weight, n = (x - mean) * rstd:  dx = rstd * (h - mean(h) - n * mean(h * n)).
+void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  for (int64_t i = begin; i < end; ++i) {
+    const float* dy = a.dy + i * a.columns;
+    const float* x = a.x + i * a.columns;
+    float* dx = a.dx + i * a.columns;
+    const Vector mean = hn::Set(d, a.mean[i]);
+    const Vector rstd = hn::Set(d, a.rstd[i]);
+    const float sum_h =
+        SumRow(a.columns, [&](auto load) HWY_ATTR { return hn::Mul(load(dy), load(a.weight)); });
+    const float sum_hn = SumRow(a.columns, [&](auto load) HWY_ATTR {
+      const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
+      return hn::Mul(hn::Mul(load(dy), load(a.weight)), n);
+    });
+    const Vector mean_h = hn::Set(d, sum_h / a.columns);
+    const Vector mean_hn = hn::Set(d, sum_hn / a.columns);
+    ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
+      const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
+      const Vector h = hn::Mul(load(dy), load(a.weight));
+      const Vector g = hn::Mul(rstd, hn::NegMulAdd(n, mean_hn, hn::Sub(h, mean_h)));
+      store(a.accumulate ? hn::Add(load(dx), g) : g, dx);
+    });
+  }
+}
+
+// dweight, dbias for columns [begin, end): leaf sums over the rows.
+void LayerNormBackwardColumns(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  const int64_t count = end - begin;
+  HWY_ALIGN float weight_sum[kColumnChunk];
+  HWY_ALIGN float bias_sum[kColumnChunk];
+  for (int64_t row = 0; row < a.rows;) {
+    const int64_t leaf_end = std::min(a.rows, (row / a.rows_per_leaf + 1) * a.rows_per_leaf);
+    const int64_t piece_end = std::min(leaf_end, row + kPieceRows);
+    std::fill_n(weight_sum, count, 0.0f);
+    std::fill_n(bias_sum, count, 0.0f);
+    for (; row < piece_end; ++row) {
+      const float* dy = a.dy + row * a.columns + begin;
+      const float* x = a.x + row * a.columns + begin;
+      const Vector mean = hn::Set(d, a.mean[row]);
+      const Vector rstd = hn::Set(d, a.rstd[row]);
+      ForVectors(count, [&](auto load, auto store) HWY_ATTR {
+        const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
+        store(hn::MulAdd(load(dy), n, load(weight_sum)), weight_sum);
+        store(hn::Add(load(bias_sum), load(dy)), bias_sum);
+      });
+    }
+    for (int64_t c = 0; c < count; ++c) a.dweight[begin + c] += weight_sum[c];
+    if (a.dbias == nullptr) continue;
+    for (int64_t c = 0; c < count; ++c) a.dbias[begin + c] += bias_sum[c];
+  }
+}
+
+void ColumnSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,
+                float* out, int64_t begin, int64_t end) {
+  const int64_t count = end - begin;
+  HWY_ALIGN float sum[kColumnChunk];
+  for (int64_t row = 0; row < rows;) {
+    const int64_t leaf_end = std::min(rows, (row / rows_per_leaf + 1) * rows_per_leaf);
+    const int64_t piece_end = std::min(leaf_end, row + kPieceRows);
+    std::fill_n(sum, count, 0.0f);
+    for (; row < piece_end; ++row) {
+      const float* v = value + row * columns + begin;
+      ForVectors(count,
+                 [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(sum), load(v)), sum); });
+    }
+    for (int64_t c = 0; c < count; ++c) out[begin + c] += sum[c];
+  }
+}
+
+void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begin, int64_t end) {
+  HWY_ALIGN float multiplier[kDropoutChunk];
+  const bool dropping = a.dropout.probability > 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const int64_t row = i * a.columns;
+    for (int64_t c = 0; c < a.columns; c += kDropoutChunk) {
+      const int64_t count = std::min(kDropoutChunk, a.columns - c);
+      const float* branch = a.branch + row + c;
+      const float* residual = a.residual + row + c;
+      const float* bias = a.bias == nullptr ? nullptr : a.bias + c;
+      float* out = a.out + row + c;
+      if (dropping) {
+        const Dropout& p = a.dropout;
+        DropoutMultipliers(p, static_cast<uint32_t>(i % p.tokens),
+                           static_cast<uint32_t>(p.first_sequence + i / p.tokens),
+                           p.site | p.layer << 4, c, count, multiplier);
+      }
+      ForVectors(count, [&](auto load, auto store) HWY_ATTR {
+        Vector b = load(branch);
+        if (bias != nullptr) b = hn::Add(b, load(bias));
+        if (dropping) b = hn::Mul(b, load(multiplier));
+        store(hn::Add(load(residual), b), out);
+      });
+    }
+    if (norm != nullptr) {
+      NormRow(*norm, a.out + row, norm->y + row, norm->mean + i, norm->rstd + i);
+    }
+  }
+}
+
+void ResidualBackwardRows(const ResidualBackwardArgs& a, int64_t begin, int64_t end) {
+  HWY_ALIGN float multiplier[kDropoutChunk];
+  const Dropout& p = a.dropout;
+  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t c = 0; c < a.columns; c += kDropoutChunk) {
+      const int64_t count = std::min(kDropoutChunk, a.columns - c);
+      const float* from = a.dout + i * a.columns + c;
+      float* to = a.dbranch + i * a.columns + c;
+      DropoutMultipliers(p, static_cast<uint32_t>(i % p.tokens),
+                         static_cast<uint32_t>(p.first_sequence + i / p.tokens),
+                         p.site | p.layer << 4, c, count, multiplier);
+      ForVectors(count, [&](auto load, auto store)
+                            HWY_ATTR { store(hn::Mul(load(from), load(multiplier)), to); });
+    }
+  }
+}
+
+// gelu(x) = x * s with s = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form.
+HWY_INLINE Vector GeluSigmoid(Vector x) {
+  const Tag d;
+  const Vector x2 = hn::Mul(x, x);
+  const Vector u = hn::Mul(hn::Mul(x, hn::Set(d, -1.5957691216057308f)),
+                           hn::MulAdd(x2, hn::Set(d, 0.044715f), hn::Set(d, 1.0f)));
+  return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), Exp(u)));
+}
+
+void BiasGeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
+  for (int64_t i = begin; i < end; ++i) {
+    float* h = a.h + i * a.columns;
+    float* g = a.g + i * a.columns;
+    ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
+      Vector x = load(h);
+      if (a.bias != nullptr) {
+        x = hn::Add(x, load(a.bias));
+        store(x, h);
+      }
+      store(hn::Mul(x, GeluSigmoid(x)), g);
+    });
+  }
+}
+
+// d gelu / dx = s + x s (1 - s) 2 u',  2 u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+void BiasGeluBackwardRange(const BiasGeluBackwardArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  const float* dg = a.dg + begin;
+  const float* h = a.h + begin;
+  float* dh = a.dh + begin;
+  ForVectors(end - begin, [&](auto load, auto store) HWY_ATTR {
+    const Vector x = load(h);
+    const Vector s = GeluSigmoid(x);
+    const Vector slope =
+        hn::MulAdd(hn::Mul(x, x), hn::Set(d, 0.2140644488f), hn::Set(d, 1.5957691216f));
+    const Vector rest = hn::Mul(hn::Mul(x, s), hn::Mul(hn::Sub(hn::Set(d, 1.0f), s), slope));
+    store(hn::Mul(load(dg), hn::Add(s, rest)), dh);
+  });
+}
+
+}  // namespace tercio::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tercio::kernels {
+
+HWY_EXPORT(LayerNormRows);
+HWY_EXPORT(LayerNormBackwardRows);
+HWY_EXPORT(LayerNormBackwardColumns);
+HWY_EXPORT(ColumnSums);
+HWY_EXPORT(ResidualRows);
+HWY_EXPORT(ResidualBackwardRows);
+HWY_EXPORT(BiasGeluRows);
+HWY_EXPORT(BiasGeluBackwardRange);
+
+namespace {
+
+// Calls body(begin, end) over blocks of rows.
+template <typename Body>
+void OverRows(int64_t rows, int64_t columns, ThreadPool& pool, const Body& body) {
+  const RowBlocks split = SplitRows(rows, columns, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    body(begin, std::min(rows, begin + split.rows_per_block));
+  });
+}
+
+template <typename Body>
+void OverColumns(int64_t columns, ThreadPool& pool, const Body& body) {
+  pool.ParallelFor((columns + kColumnChunk - 1) / kColumnChunk, [&](int64_t chunk, int) {
+    body(chunk * kColumnChunk, std::min(columns, (chunk + 1) * kColumnChunk));
+  });
+}
+
+}  // namespace
+
+void DropoutMultipliers(const Dropout& dropout, uint32_t row_word, uint32_t sequence, uint32_t tag,
+                        int64_t begin, int64_t count, float* out) {
+  const PhiloxKey key = MakeKey(dropout.seed, dropout.step);
+  const uint32_t threshold = DropThreshold(dropout.probability);
+  const float scale = 1.0f / (1.0f - dropout.probability);
+  for (int64_t c = 0; c < count; c += 4) {
+    const PhiloxBlock bits =
+        Philox(key, {static_cast<uint32_t>((begin + c) / 4), row_word, sequence, tag});
+    const int64_t n = std::min<int64_t>(4, count - c);
+    for (int64_t i = 0; i < n; ++i) out[c + i] = bits[i] >= threshold ? scale : 0.0f;
+  }
+}
+
+void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool) {
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(LayerNormRows)(args, begin, end);
+  });
+}
+
+void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool) {
+  // The column sums read dy and x, which dx may overwrite when it aliases neither: they come first.
+  OverColumns(args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(LayerNormBackwardColumns)(args, begin, end);
+  });
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(LayerNormBackwardRows)(args, begin, end);
+  });
+}
+
+void ColumnLeafSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,
+                    float* out, ThreadPool& pool) {
+  OverColumns(columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ColumnSums)(value, rows, columns, rows_per_leaf, out, begin, end);
+  });
+}
+
+void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool) {
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(ResidualRows)(args, norm, begin, end);
+  });
+}
+
+void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool) {
+  const float* gradient = args.dout;
+  if (args.dropout.probability > 0) {
+    OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+      HWY_DYNAMIC_DISPATCH(ResidualBackwardRows)(args, begin, end);
+    });
+    gradient = args.dbranch;
+  }
+  if (args.dbias == nullptr) return;
+  ColumnLeafSums(gradient, args.rows, args.columns, args.rows_per_leaf, args.dbias, pool);
+}
+
+void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool) {
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(BiasGeluRows)(args, begin, end);
+  });
+}
+
+void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool) {
+  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(BiasGeluBackwardRange)(args, begin * args.columns, end * args.columns);
+  });
+  if (args.dbias == nullptr) return;
+  ColumnLeafSums(args.dh, args.rows, args.columns, args.rows_per_leaf, args.dbias, pool);
+}
+
+}  // namespace tercio::kernels
+#endif

@@ -1,0 +1,56 @@
+// The CPU's operations, one function each, split over files by what they do. CpuOps (cpu_ops.h)
+// calls them; contracts are in kernels/ops.h.
+#pragma once
+
+#include "kernels/cpu/thread_pool.h"
+#include "kernels/ops.h"
+
+namespace tercio::kernels {
+
+// Work items for loops over rows: enough to balance, large enough to pay.
+struct RowBlocks {
+  int64_t rows_per_block;
+  int64_t blocks;
+};
+inline RowBlocks SplitRows(int64_t rows, int64_t columns, int threads) {
+  if (threads == 1) return {rows, rows > 0 ? 1 : 0};
+  const int64_t by_size = 8192 / (columns > 0 ? columns : 1) + 1;
+  const int64_t by_threads = (rows + 4 * threads - 1) / (4 * threads);
+  const int64_t per_block = by_size > by_threads ? by_size : by_threads;
+  return {per_block, (rows + per_block - 1) / per_block};
+}
+
+// Writes 0 or 1 / (1 - p) for channels [begin, begin + count) of one row. channel `begin` is a
+// multiple of 4. `row_word`, `sequence`, `tag` are counter words 1 to 3 of random.h.
+void DropoutMultipliers(const Dropout& dropout, uint32_t row_word, uint32_t sequence, uint32_t tag,
+                        int64_t begin, int64_t count, float* out);
+
+void LayerNormCpu(const LayerNormArgs& args, ThreadPool& pool);
+void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool);
+void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool);
+void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
+
+void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool);
+void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool);
+
+// out[c] += leaf sums over rows of value[row, c].
+void ColumnLeafSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,
+                    float* out, ThreadPool& pool);
+
+void AttentionCpu(const AttentionArgs& args, ThreadPool& pool);
+void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool);
+
+void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool);
+void EmbeddingBackwardCpu(const EmbeddingBackwardArgs& args, ThreadPool& pool);
+void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool);
+void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, ThreadPool& pool);
+
+void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool);
+void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args);
+void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& pool);
+
+void AdamWCpu(const AdamWArgs& args, ThreadPool& pool);
+void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
+double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool);
+
+}  // namespace tercio::kernels

@@ -1,0 +1,67 @@
+// A sequence of token ids, memory-mapped from a file: what training samples are cut from.
+//
+// Sample i of context T is tokens [i*T, i*T + T]: T inputs and, shifted by one, T targets. N tokens
+// hold floor((N-1)/T) samples; neighbours share one token. Documents of a Megatron data set are
+// simply one after the other, in the order of the index, and nothing is put between them
+// (docs/formats.md).
+//
+// A value: copies share the mapping, which lives as long as any of them.
+// Thread safety: immutable; any number of threads may read.
+// Failure:       a file that somebody truncates while it is mapped ends the process (SIGBUS).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace tercio::data {
+
+// Element types of token files, with Megatron's codes.
+enum class TokenType : uint8_t {
+  kUint8 = 1,
+  kInt8 = 2,
+  kInt16 = 3,
+  kInt32 = 4,
+  kInt64 = 5,
+  kUint16 = 8,
+};
+
+// 1, 2, 4 or 8.
+int BytesOf(TokenType type);
+
+// "uint8", "int32", ...
+const char* NameOf(TokenType type);
+
+class TokenDataset {
+ public:
+  // No tokens.
+  TokenDataset() = default;
+
+  // `count` elements at `bytes` (any alignment), kept alive by `owner`.
+  // REQUIRES: every id fits int32_t (the readers check it).
+  TokenDataset(std::shared_ptr<const void> owner, const void* bytes, TokenType type, int64_t count);
+
+  int64_t tokens() const { return count_; }
+  TokenType type() const { return type_; }
+
+  // Samples of `context` inputs each. REQUIRES: context >= 1.
+  int64_t Samples(int64_t context) const;
+
+  // Writes context + 1 ids to `out`. REQUIRES: 0 <= index < Samples(context).
+  void ReadSample(int64_t index, int64_t context, int32_t* out) const;
+
+  // Writes tokens [begin, begin + count) to `out`. REQUIRES: inside the data set.
+  void Read(int64_t begin, int64_t count, int32_t* out) const;
+
+  // Tokens [begin, end), sharing the mapping. REQUIRES: 0 <= begin <= end <= tokens().
+  TokenDataset Slice(int64_t begin, int64_t end) const;
+
+ private:
+  std::shared_ptr<const void> owner_;
+  const std::byte* bytes_ = nullptr;
+  TokenType type_ = TokenType::kInt32;
+  int64_t count_ = 0;
+};
+
+}  // namespace tercio::data
