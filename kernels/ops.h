@@ -54,7 +54,7 @@ struct MatmulBackwardInputArgs {
   bool accumulate = false;
 };
 
-// dw[n,k] += leaf sum over m of dy[m,n] x[m,k];  dbias[n] += leaf sum of dy[m,n] (if not null)
+// dw[n,k] (= or +=) leaf sum over m of dy[m,n] x[m,k];  dbias[n] likewise of dy[m,n] (if not null)
 struct MatmulBackwardWeightArgs {
   const float* dy;
   const float* x;
@@ -62,6 +62,7 @@ struct MatmulBackwardWeightArgs {
   float* dbias = nullptr;
   int64_t m, n, k;
   int64_t rows_per_leaf;
+  bool accumulate = true;
 };
 
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
@@ -144,7 +145,7 @@ struct AttentionArgs {
   int64_t sequences, tokens, heads, head_dim;
   int64_t first_head = 0;
   Dropout dropout;
-  float* scratch;  // AttentionScratch(...) elements
+  float* scratch;  // AttentionScratch(...) elements (cpu/attention_scratch.h)
 };
 
 // dq, dk, dv (same stride as q, k, v) are written with =.
@@ -243,10 +244,6 @@ struct AdamWArgs {
   double bias_correction1, bias_correction2;  // 1 - beta^step
   float clip = 1;
 };
-
-// Elements of scratch that AttentionForward and AttentionBackward need; any thread count up to
-// `threads`.
-int64_t AttentionScratch(int64_t tokens, int64_t head_dim, int threads);
 
 class Ops {
  public:

@@ -28,6 +28,7 @@ struct LaneSegment {
   int lane = 0;            // within the rank
   int first_sequence = 0;  // within the micro-batch
   int sequences = 0;
+  bool starts_lane = false;
   bool completes_lane = false;
 };
 

@@ -9,14 +9,53 @@
 
 namespace tercio::plan {
 
-// Bytes a CPU rank needs per buffer for a stage. `threads` enters through per-thread scratch.
+// Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
+struct StageShape {
+  int64_t sequences = 0;  // of a micro-batch
+  int64_t tokens = 0;     // of a sequence
+  int64_t rows = 0;       // sequences * tokens
+  int64_t hidden = 0;
+  int64_t attention = 0;  // local heads * head dimension
+  int64_t heads = 0;      // local
+  int64_t head_dim = 0;
+  int64_t ffn = 0;         // local
+  int64_t vocabulary = 0;  // local, padded
+  int layers = 0;
+  bool first = false;
+  bool last = false;
+  int64_t sequences_per_rank = 0;
+  int64_t chunk_rows = 0;  // rows of the head that are worked on at once
+};
+StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
+
+// What the forward pass of a micro-batch keeps for its backward pass: offsets in floats into an activation
+// slot. Per layer, then the stage's output, then (last stage) the final norm.
+struct LayerActivations {
+  int64_t input, norm1, mean1, rstd1, qkv, attention, lse, middle, norm2, mean2, rstd2, up, gelu;
+  int64_t total;
+};
+LayerActivations ActivationsOfLayer(const StageShape& shape);
+
+struct SlotActivations {
+  int64_t layer_stride;  // layer i of the stage starts at i * layer_stride
+  int64_t output;        // rows x hidden: what is sent on, or goes into the final norm
+  int64_t final_norm, final_mean, final_rstd;
+  int64_t total;
+};
+SlotActivations ActivationsOfSlot(const StageShape& shape);
+
+// Whether data rank `data_index` saves this tensor (and its moments) in checkpoints.
+bool SavesTensor(int tensor_index_in_model, int data_index, int data);
+
+// Bytes a CPU rank needs per buffer for a stage; the same for all its ranks. `threads` enters through
+// per-thread scratch.
 // REQUIRES: a layout that CheckLayout accepts; model.vocab_size > 0.
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads);
 
 // The buffer of that name. REQUIRES: it exists.
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name);
 
-// For people: one line per kind and buffer, with totals.
+// For people: one line per kind of buffer, and the total.
 std::string MemoryTableText(const v1::MemoryTable& table);
 
 }  // namespace tercio::plan

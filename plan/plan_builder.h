@@ -24,6 +24,10 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
 // What is sent to one rank.
 v1::RankPlan SliceForRank(const v1::Plan& plan, int rank);
 
+// The micro-batch for `auto`: the largest divisor of a rank's share of the global batch that has at most
+// 2,048 tokens and, with a pipeline, leaves at least two micro-batches per stage. At least 1.
+int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data);
+
 // The layout that the job file names, when it names one (parallelism not automatic): data degree filled
 // in, micro-batch chosen when automatic. INVALID_ARGUMENT with the rule, the numbers and the nearest layouts
 // that work.

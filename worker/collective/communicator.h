@@ -13,10 +13,16 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "plan/reduction_scratch.h"
 #include "worker/collective/transport.h"
 #include "worker/device/device.h"
 
 namespace tercio {
+
+enum class SumOrder {
+  kRanks,  // ((r0 + r1) + r2) + r3
+  kTree,   // (r0 + r1) + (r2 + r3); halves differ by at most one rank, the larger one first
+};
 
 class Communicator {
  public:
@@ -25,16 +31,15 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // data[i] = sum over ranks in ascending rank order: ((r0 + r1) + r2) + ...
-  virtual void AllReduceSum(Stream& stream, float* data, int64_t count) = 0;
-  // For vectors in which each element has one contributor (any order is exact) or integers in doubles.
+  // Every rank ends with the sum over ranks, added in `order`. `scratch` holds ScratchElements(count) floats
+  // of the device; it must not overlap `data` nor be used by another stream meanwhile.
+  virtual void AllReduceSum(Stream& stream, float* data, int64_t count, SumOrder order,
+                            float* scratch) = 0;
+  int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
+  // Host memory; for vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
   // out: size() blocks of `count`, in rank order; the own block is in[0, count).
   virtual void AllGather(Stream& stream, const float* in, float* out, int64_t count) = 0;
-  // The ranks' arrays are combined element by element in a balanced binary tree over ranks
-  // ((r0+r1)+(r2+r3)); every rank ends with the sum. `scratch` holds TreeScratchElements(count) floats.
-  virtual void AllReduceTree(Stream& stream, float* data, int64_t count, float* scratch) = 0;
-  virtual int64_t TreeScratchElements(int64_t count) const = 0;
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
   virtual void Barrier(Stream& stream) = 0;
 
@@ -43,7 +48,19 @@ class Communicator {
   virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) = 0;
   virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) = 0;
 
+  // Waits with the communicator's timeout, and counts the time. In a stream function.
+  virtual absl::Status Wait(Transfer& transfer) = 0;
+
+  // Ends running and later calls with an error. Any thread.
   virtual void Abort() = 0;
+
+  // Seconds that callers have waited for other ranks so far.
+  virtual double WaitSeconds() const = 0;
 };
+
+// `timeout` is the longest that one call may wait for its peers.
+std::unique_ptr<Communicator> CreateCommunicator(std::string group,
+                                                 std::unique_ptr<Transport> transport,
+                                                 absl::Duration timeout);
 
 }  // namespace tercio

@@ -1,0 +1,98 @@
+// Token and position embedding. Copies and additions only: nothing here depends on the vector width, so
+// the compiler's own vectorisation is enough.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "common/check.h"
+#include "kernels/cpu/parts.h"
+#include "kernels/random.h"
+
+namespace tercio::kernels {
+namespace {
+
+constexpr int64_t kChunk = 256;  // channels whose dropout multipliers are made at a time
+
+// row[c] *= multiplier, for one row of an embedding's output.
+void DropRow(const Dropout& dropout, int64_t row, int64_t columns, float* values) {
+  if (dropout.probability <= 0) return;
+  const uint32_t position = static_cast<uint32_t>(row % dropout.tokens);
+  const uint32_t sequence = static_cast<uint32_t>(dropout.first_sequence + row / dropout.tokens);
+  float multipliers[kChunk];
+  for (int64_t c = 0; c < columns; c += kChunk) {
+    const int64_t count = std::min(kChunk, columns - c);
+    DropoutMultipliers(dropout, position, sequence, dropout.site | dropout.layer << 4, c, count,
+                       multipliers);
+    for (int64_t i = 0; i < count; ++i) values[c + i] *= multipliers[i];
+  }
+}
+
+}  // namespace
+
+void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool) {
+  const RowBlocks split = SplitRows(args.count, args.columns, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    const int64_t end = std::min(args.count, begin + split.rows_per_block);
+    for (int64_t n = begin; n < end; ++n) {
+      const int64_t row = args.tokens[n] - args.vocabulary_begin;
+      float* out = args.out + n * args.columns;
+      const size_t bytes = static_cast<size_t>(args.columns) * sizeof(float);
+      if (row >= 0 && row < args.vocabulary_rows) {
+        std::memcpy(out, args.weight + row * args.columns, bytes);
+      } else {
+        std::memset(out, 0, bytes);
+      }
+    }
+  });
+}
+
+void EmbeddingBackwardCpu(const EmbeddingBackwardArgs& args, ThreadPool& pool) {
+  // Threads own columns, so that every element is summed in the order of n.
+  const int64_t chunk = std::max<int64_t>(64, (args.columns + pool.threads() - 1) / pool.threads());
+  pool.ParallelFor((args.columns + chunk - 1) / chunk, [&](int64_t item, int) {
+    const int64_t begin = item * chunk;
+    const int64_t end = std::min(args.columns, begin + chunk);
+    for (int64_t n = 0; n < args.count; ++n) {
+      const int64_t row = args.tokens[n] - args.vocabulary_begin;
+      if (row < 0 || row >= args.vocabulary_rows) continue;
+      const float* from = args.dx + n * args.columns;
+      float* to = args.dweight + row * args.columns;
+      for (int64_t c = begin; c < end; ++c) to[c] += from[c];
+    }
+  });
+}
+
+void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
+  const RowBlocks split = SplitRows(args.rows, args.columns, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    const int64_t end = std::min(args.rows, begin + split.rows_per_block);
+    for (int64_t n = begin; n < end; ++n) {
+      float* x = args.x + n * args.columns;
+      const float* weight = args.weight + n % args.tokens * args.columns;
+      for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
+      DropRow(args.dropout, n, args.columns, x);
+    }
+  });
+}
+
+void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, ThreadPool& pool) {
+  TERCIO_CHECK_EQ(args.rows % args.tokens, 0);
+  // Threads own positions; sequences are added in ascending order.
+  const RowBlocks split = SplitRows(args.tokens, args.columns, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    const int64_t end = std::min(args.tokens, begin + split.rows_per_block);
+    for (int64_t first = 0; first < args.rows; first += args.tokens) {
+      for (int64_t t = begin; t < end; ++t) {
+        float* dx = args.dx + (first + t) * args.columns;
+        float* to = args.dweight + t * args.columns;
+        DropRow(args.dropout, first + t, args.columns, dx);
+        for (int64_t c = 0; c < args.columns; ++c) to[c] += dx[c];
+      }
+    }
+  });
+}
+
+}  // namespace tercio::kernels

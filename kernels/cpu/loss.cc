@@ -1,0 +1,103 @@
+// Cross-entropy over a vocabulary that may be cut over tensor ranks.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/cpu/parts.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/loss.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tercio::kernels::HWY_NAMESPACE {
+
+void CrossEntropyLocalRows(const CrossEntropyLocalArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  for (int64_t r = begin; r < end; ++r) {
+    const float* logits = a.logits + r * a.stride;
+    float* stats = a.stats + r * 3;
+    stats[0] = -std::numeric_limits<float>::infinity();
+    stats[1] = 0;
+    stats[2] = -std::numeric_limits<float>::infinity();
+    if (a.valid == 0) continue;
+    stats[0] = MaxRow(logits, a.valid);
+    const Vector max = hn::Set(d, stats[0]);
+    stats[1] =
+        SumRow(a.valid, [&](auto load) HWY_ATTR { return Exp(hn::Sub(load(logits), max)); });
+    const int64_t target = a.targets[r] - a.vocabulary_begin;
+    if (target >= 0 && target < a.valid) stats[2] = logits[target];
+  }
+}
+
+void CrossEntropyBackwardRows(const CrossEntropyBackwardArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  const Vector scale = hn::Set(d, a.scale);
+  for (int64_t r = begin; r < end; ++r) {
+    float* logits = a.logits + r * a.stride;
+    const Vector lse = hn::Set(d, a.lse[r]);
+    const int64_t target = a.targets[r] - a.vocabulary_begin;
+    const bool mine = target >= 0 && target < a.valid;
+    const float target_logit = mine ? logits[target] : 0.0f;
+    ForVectors(a.valid, [&](auto load, auto store) HWY_ATTR {
+      store(hn::Mul(Exp(hn::Sub(load(logits), lse)), scale), logits);
+    });
+    if (mine) {
+      const float p = hn::GetLane(Exp(hn::Set(d, target_logit - a.lse[r])));
+      logits[target] = (p - 1.0f) * a.scale;
+    }
+    std::fill(logits + a.valid, logits + a.stride, 0.0f);
+  }
+}
+
+}  // namespace tercio::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tercio::kernels {
+
+HWY_EXPORT(CrossEntropyLocalRows);
+HWY_EXPORT(CrossEntropyBackwardRows);
+
+void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool) {
+  const RowBlocks split = SplitRows(args.rows, args.stride, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    HWY_DYNAMIC_DISPATCH(CrossEntropyLocalRows)
+    (args, begin, std::min(args.rows, begin + split.rows_per_block));
+  });
+}
+
+void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args) {
+  for (int64_t r = 0; r < args.rows; ++r) {
+    float max = -std::numeric_limits<float>::infinity();
+    float target = -std::numeric_limits<float>::infinity();
+    for (int64_t rank = 0; rank < args.ranks; ++rank) {
+      const float* stats = args.stats + (rank * args.rows + r) * 3;
+      max = std::max(max, stats[0]);
+      target = std::max(target, stats[2]);
+    }
+    double sum = 0;
+    for (int64_t rank = 0; rank < args.ranks; ++rank) {
+      const float* stats = args.stats + (rank * args.rows + r) * 3;
+      // A rank without valid columns has sum 0 and maximum -inf: exp(-inf) * 0 = 0.
+      sum += stats[1] * std::exp(static_cast<double>(stats[0]) - max);
+    }
+    args.lse[r] = static_cast<float>(max + std::log(sum));
+    args.loss[r] = args.lse[r] - target;
+  }
+}
+
+void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& pool) {
+  const RowBlocks split = SplitRows(args.rows, args.stride, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    HWY_DYNAMIC_DISPATCH(CrossEntropyBackwardRows)
+    (args, begin, std::min(args.rows, begin + split.rows_per_block));
+  });
+}
+
+}  // namespace tercio::kernels
+#endif

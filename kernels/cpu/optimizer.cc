@@ -1,0 +1,115 @@
+// AdamW, and the sums around it.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/cpu/parts.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/optimizer.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tercio::kernels::HWY_NAMESPACE {
+
+// Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2, in the order of operations
+// of torch.optim.AdamW.
+void AdamWRange(const AdamWArgs& a, int64_t begin, int64_t end) {
+  const Tag d;
+  const Vector keep = hn::Set(d, 1.0f - a.learning_rate * a.weight_decay);
+  const Vector clip = hn::Set(d, a.clip);
+  const Vector rest1 = hn::Set(d, static_cast<float>(1.0 - static_cast<double>(a.beta1)));
+  const Vector beta2 = hn::Set(d, a.beta2);
+  const Vector rest2 = hn::Set(d, static_cast<float>(1.0 - static_cast<double>(a.beta2)));
+  const Vector eps = hn::Set(d, a.eps);
+  const Vector root2 = hn::Set(d, static_cast<float>(std::sqrt(a.bias_correction2)));
+  const Vector step = hn::Set(d, static_cast<float>(-a.learning_rate / a.bias_correction1));
+  float* parameter = a.parameter + begin;
+  const float* gradient = a.gradient + begin;
+  float* m_all = a.m + begin;
+  float* v_all = a.v + begin;
+  ForVectors(end - begin, [&](auto load, auto store) HWY_ATTR {
+    const Vector g = hn::Mul(load(gradient), clip);
+    const Vector old_m = load(m_all);
+    const Vector m = hn::MulAdd(hn::Sub(g, old_m), rest1, old_m);
+    const Vector v = hn::MulAdd(hn::Mul(g, g), rest2, hn::Mul(load(v_all), beta2));
+    const Vector denominator = hn::Add(hn::Div(hn::Sqrt(v), root2), eps);
+    const Vector p = hn::Mul(load(parameter), keep);
+    store(m, m_all);
+    store(v, v_all);
+    store(hn::MulAdd(step, hn::Div(m, denominator), p), parameter);
+  });
+}
+
+void AddRange(float* a, const float* b, int64_t count) {
+  ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(hn::Add(load(a), load(b)), a); });
+}
+
+}  // namespace tercio::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tercio::kernels {
+
+HWY_EXPORT(AdamWRange);
+HWY_EXPORT(AddRange);
+
+namespace {
+
+constexpr int64_t kBlock = 65536;
+
+template <typename Body>
+void OverBlocks(int64_t count, ThreadPool& pool, const Body& body) {
+  pool.ParallelFor((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
+    body(block, block * kBlock, std::min(count, (block + 1) * kBlock));
+  });
+}
+
+// Squares of floats are exact in double, so only the order of the additions matters: 16 interleaved sums,
+// added in ascending order.
+double SumOfSquaresOfBlock(const float* a, int64_t count) {
+  double sums[16] = {};
+  int64_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    for (int lane = 0; lane < 16; ++lane) {
+      const double value = a[i + lane];
+      sums[lane] += value * value;
+    }
+  }
+  for (int lane = 0; i + lane < count; ++lane) {
+    const double value = a[i + lane];
+    sums[lane] += value * value;
+  }
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace
+
+void AdamWCpu(const AdamWArgs& args, ThreadPool& pool) {
+  OverBlocks(args.count, pool, [&](int64_t, int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(AdamWRange)(args, begin, end);
+  });
+}
+
+void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool) {
+  OverBlocks(count, pool, [&](int64_t, int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(AddRange)(a + begin, b + begin, end - begin);
+  });
+}
+
+double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool) {
+  std::vector<double> sums(static_cast<size_t>((count + kBlock - 1) / kBlock));
+  OverBlocks(count, pool, [&](int64_t block, int64_t begin, int64_t end) {
+    sums[static_cast<size_t>(block)] = SumOfSquaresOfBlock(a + begin, end - begin);
+  });
+  double sum = 0;
+  for (const double part : sums) sum += part;
+  return sum;
+}
+
+}  // namespace tercio::kernels
+#endif

@@ -1,0 +1,48 @@
+#include "plan/lanes.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "common/check.h"
+
+namespace tercio::plan {
+
+int LaneCount(int64_t global_batch) {
+  TERCIO_CHECK_GE(global_batch, 1);
+  int lanes = 1;
+  while (lanes < 8 && global_batch % (2 * lanes) == 0) lanes *= 2;
+  return lanes;
+}
+
+int LanesPerDataRank(int lanes, int data) { return lanes % data == 0 ? lanes / data : 1; }
+
+int GradientBuffers(int lanes_per_rank) {
+  return std::bit_width(static_cast<unsigned>(lanes_per_rank));
+}
+
+int AccumulationBuffer(int lane) { return std::popcount(static_cast<unsigned>(lane)); }
+
+int MergesAfterLane(int lane) { return std::countr_one(static_cast<unsigned>(lane)); }
+
+std::vector<LaneSegment> SegmentsOfMicroBatch(int index, int micro_batch,
+                                              int64_t sequences_per_rank, int lanes_per_rank) {
+  TERCIO_CHECK_EQ(sequences_per_rank % lanes_per_rank, 0);
+  const int64_t per_lane = sequences_per_rank / lanes_per_rank;
+  std::vector<LaneSegment> segments;
+  const int64_t begin = int64_t{index} * micro_batch;
+  for (int64_t at = begin; at < begin + micro_batch;) {
+    const int64_t lane = at / per_lane;
+    const int64_t end = std::min(begin + micro_batch, (lane + 1) * per_lane);
+    LaneSegment segment;
+    segment.lane = static_cast<int>(lane);
+    segment.first_sequence = static_cast<int>(at - begin);
+    segment.sequences = static_cast<int>(end - at);
+    segment.starts_lane = at == lane * per_lane;
+    segment.completes_lane = end == (lane + 1) * per_lane;
+    segments.push_back(segment);
+    at = end;
+  }
+  return segments;
+}
+
+}  // namespace tercio::plan

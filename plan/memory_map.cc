@@ -1,0 +1,252 @@
+#include "plan/memory_map.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/check.h"
+#include "kernels/cpu/attention_scratch.h"
+#include "kernels/ops.h"
+#include "plan/buckets.h"
+#include "plan/lanes.h"
+#include "plan/model_tensors.h"
+#include "plan/schedule.h"
+#include "plan/reduction_scratch.h"
+
+namespace tercio::plan {
+namespace {
+
+constexpr int64_t kAlignment = 64;  // bytes
+constexpr int64_t kFloat = sizeof(float);
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Hands out consecutive pieces that start at multiples of 16 floats.
+class Cutter {
+ public:
+  int64_t Take(int64_t count) {
+    const int64_t at = next_;
+    next_ += RoundUp(count, kAlignment / kFloat);
+    return at;
+  }
+  int64_t total() const { return next_; }
+
+ private:
+  int64_t next_ = 0;
+};
+
+class TableBuilder {
+ public:
+  void Add(const std::string& name, v1::BufferKind kind, int64_t bytes) {
+    v1::Buffer* buffer = table_.add_buffers();
+    buffer->set_name(name);
+    buffer->set_kind(kind);
+    buffer->set_offset_bytes(table_.total_bytes());
+    buffer->set_size_bytes(bytes);
+    table_.set_total_bytes(table_.total_bytes() + RoundUp(bytes, kAlignment));
+  }
+  void Floats(const std::string& name, v1::BufferKind kind, int64_t count) {
+    Add(name, kind, count * kFloat);
+  }
+  v1::MemoryTable Finish() { return std::move(table_); }
+
+ private:
+  v1::MemoryTable table_;
+};
+
+// The most that any data rank saves: weights and both moments of its tensors.
+int64_t SnapshotElements(const StageTensors& stage, int data) {
+  std::vector<int64_t> elements(static_cast<size_t>(data));
+  for (const StageTensor& entry : stage.tensors) {
+    if (entry.role == TensorRole::kHead) continue;
+    for (int index = 0; index < data; ++index) {
+      if (!SavesTensor(entry.tensor.index, index, data)) continue;
+      elements[static_cast<size_t>(index)] += 3 * entry.elements;
+    }
+  }
+  return *std::max_element(elements.begin(), elements.end());
+}
+
+void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
+  const int64_t wide = std::max(3 * shape.attention, shape.ffn);
+  const auto add = [&](const char* name, int64_t count) {
+    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
+  };
+  add("workspace.branch", shape.rows * shape.hidden);
+  add("workspace.branch_gradient", shape.rows * shape.hidden);
+  add("workspace.norm_gradient", shape.rows * shape.hidden);
+  add("workspace.wide_gradient", shape.rows * wide);
+  add("workspace.attention_gradient", shape.rows * shape.attention);
+  add("workspace.attention",
+      kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
+}
+
+void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
+  if (!shape.last) return;
+  const auto add = [&](const char* name, int64_t count) {
+    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
+  };
+  add("head.logits", shape.chunk_rows * shape.vocabulary);
+  add("head.stats", shape.chunk_rows * 3);
+  add("head.all_stats", shape.chunk_rows * 3 * tensor);
+  add("head.lse", shape.chunk_rows);
+  add("head.loss", shape.chunk_rows);
+}
+
+void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
+                      int stage, TableBuilder* table) {
+  const auto add = [&](const char* name, int64_t count) {
+    table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, count);
+  };
+  int64_t bucket = 0;
+  for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
+    bucket = std::max(bucket, range.end() - range.begin());
+  }
+  add("gradient_flow.0", shape.rows * shape.hidden);
+  add("gradient_flow.1", layout.pipeline() > 1 ? shape.rows * shape.hidden : 0);
+  add("tensor_scratch", AllReduceScratch(shape.rows * shape.hidden, layout.tensor()));
+  add("data_scratch", AllReduceScratch(bucket, layout.data()));
+  const bool tied_exchange = layout.pipeline() > 1 && (shape.first || shape.last);
+  add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
+  const int64_t tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
+  table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
+             (job.training().global_batch() + tensors * layout.tensor()) *
+                 static_cast<int64_t>(sizeof(double)));
+}
+
+const char* KindName(v1::BufferKind kind) {
+  switch (kind) {
+    case v1::BUFFER_KIND_PARAMETER:
+      return "parameters";
+    case v1::BUFFER_KIND_GRADIENT:
+      return "gradients";
+    case v1::BUFFER_KIND_OPTIMIZER:
+      return "optimizer";
+    case v1::BUFFER_KIND_ACTIVATION:
+      return "activations";
+    case v1::BUFFER_KIND_WORKSPACE:
+      return "workspace";
+    case v1::BUFFER_KIND_COMMUNICATION:
+      return "communication";
+    case v1::BUFFER_KIND_SNAPSHOT:
+      return "snapshot";
+    default:
+      return "other";
+  }
+}
+
+}  // namespace
+
+StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  const v1::ModelSpec& model = job.model();
+  StageShape shape;
+  shape.sequences = layout.micro_batch();
+  shape.tokens = model.context();
+  shape.rows = shape.sequences * shape.tokens;
+  shape.hidden = model.hidden();
+  shape.attention = model.hidden() / layout.tensor();
+  shape.heads = model.heads() / layout.tensor();
+  shape.head_dim = model.hidden() / model.heads();
+  shape.ffn = model.ffn_hidden() / layout.tensor();
+  shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
+  shape.layers = LayersOfStage(model.layers(), layout.pipeline(), stage).count;
+  shape.first = stage == 0;
+  shape.last = stage == layout.pipeline() - 1;
+  shape.sequences_per_rank = int64_t{layout.micro_batch()} * layout.micro_batches();
+  // Whole sequences where they are short, pieces of one sequence where they are long.
+  const int64_t whole = std::max<int64_t>(1, kernels::kPieceRows / shape.tokens);
+  shape.chunk_rows = std::min(kernels::kPieceRows, std::min(whole, shape.sequences) * shape.tokens);
+  return shape;
+}
+
+LayerActivations ActivationsOfLayer(const StageShape& shape) {
+  Cutter cut;
+  LayerActivations at;
+  const int64_t residual = shape.rows * shape.hidden;
+  at.input = cut.Take(residual);
+  at.norm1 = cut.Take(residual);
+  at.mean1 = cut.Take(shape.rows);
+  at.rstd1 = cut.Take(shape.rows);
+  at.qkv = cut.Take(shape.rows * 3 * shape.attention);
+  at.attention = cut.Take(shape.rows * shape.attention);
+  at.lse = cut.Take(shape.rows * shape.heads);
+  at.middle = cut.Take(residual);
+  at.norm2 = cut.Take(residual);
+  at.mean2 = cut.Take(shape.rows);
+  at.rstd2 = cut.Take(shape.rows);
+  at.up = cut.Take(shape.rows * shape.ffn);
+  at.gelu = cut.Take(shape.rows * shape.ffn);
+  at.total = cut.total();
+  return at;
+}
+
+SlotActivations ActivationsOfSlot(const StageShape& shape) {
+  Cutter cut;
+  SlotActivations at;
+  at.layer_stride = ActivationsOfLayer(shape).total;
+  cut.Take(at.layer_stride * shape.layers);
+  at.output = cut.Take(shape.rows * shape.hidden);
+  at.final_norm = cut.Take(shape.last ? shape.rows * shape.hidden : 0);
+  at.final_mean = cut.Take(shape.last ? shape.rows : 0);
+  at.final_rstd = cut.Take(shape.last ? shape.rows : 0);
+  at.total = cut.total();
+  return at;
+}
+
+bool SavesTensor(int tensor_index_in_model, int data_index, int data) {
+  return tensor_index_in_model % data == data_index;
+}
+
+v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
+                              int threads) {
+  const StageShape shape = ShapeOfStage(job, layout, stage);
+  const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
+  const absl::StatusOr<ScheduleKind> kind = ParseScheduleKind(layout.schedule());
+  TERCIO_CHECK(kind.ok());
+  const int slots = ActivationSlots(*kind, layout.pipeline(), stage, layout.micro_batches());
+  const int lanes =
+      LanesPerDataRank(LaneCount(job.training().global_batch()), layout.data());
+  TableBuilder table;
+  table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
+  for (int i = 0; i < GradientBuffers(lanes); ++i) {
+    table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT, tensors.gradient_elements);
+  }
+  table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
+  table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
+  for (int slot = 0; slot < slots; ++slot) {
+    table.Floats(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,
+                 ActivationsOfSlot(shape).total);
+  }
+  AddWorkspace(shape, threads, &table);
+  AddHead(shape, layout.tensor(), &table);
+  AddCommunication(job, layout, shape, stage, &table);
+  const int64_t token_bytes = shape.sequences_per_rank * shape.tokens * static_cast<int64_t>(sizeof(int32_t));
+  table.Add("tokens.inputs", v1::BUFFER_KIND_WORKSPACE, token_bytes);
+  table.Add("tokens.targets", v1::BUFFER_KIND_WORKSPACE, token_bytes);
+  table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT, SnapshotElements(tensors, layout.data()));
+  return table.Finish();
+}
+
+const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name) {
+  for (const v1::Buffer& buffer : table.buffers()) {
+    if (buffer.name() == name) return buffer;
+  }
+  std::fprintf(stderr, "no buffer %s in the memory table\n", name.c_str());
+  std::abort();
+}
+
+std::string MemoryTableText(const v1::MemoryTable& table) {
+  std::map<v1::BufferKind, int64_t> bytes;
+  for (const v1::Buffer& buffer : table.buffers()) bytes[buffer.kind()] += buffer.size_bytes();
+  std::string text;
+  for (const auto& [kind, size] : bytes) {
+    absl::StrAppendFormat(&text, "  %-14s %12.3f MiB\n", KindName(kind),
+                          static_cast<double>(size) / (1 << 20));
+  }
+  absl::StrAppendFormat(&text, "  %-14s %12.3f MiB\n", "total",
+                        static_cast<double>(table.total_bytes()) / (1 << 20));
+  return text;
+}
+
+}  // namespace tercio::plan

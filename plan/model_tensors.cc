@@ -1,0 +1,205 @@
+#include "plan/model_tensors.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace tercio::plan {
+namespace {
+
+class TensorList {
+ public:
+  explicit TensorList(const v1::ModelSpec& model) : model_(model) {}
+
+  void Matrix(const std::string& name, int64_t rows, int64_t columns, Shard shard,
+              Initialization initialization) {
+    Add(name, rows, columns, false, shard, initialization);
+  }
+  void Vector(const std::string& name, int64_t size, Shard shard, Initialization initialization) {
+    Add(name, size, 1, true, shard, initialization);
+  }
+  // Biases exist only where the model has them.
+  void Bias(const std::string& name, int64_t size, Shard shard) {
+    if (model_.bias()) Vector(name, size, shard, Initialization::kZeros);
+  }
+  void Norm(const std::string& name) {
+    Vector(name + ".weight", model_.hidden(), Shard::kWhole, Initialization::kOnes);
+    Bias(name + ".bias", model_.hidden(), Shard::kWhole);
+  }
+  void Layer(int layer) {
+    const std::string at = absl::StrCat("layers.", layer, ".");
+    const int64_t c = model_.hidden();
+    const int64_t f = model_.ffn_hidden();
+    Norm(at + "attention_norm");
+    for (const char* part : {"query", "key", "value"}) {
+      Matrix(absl::StrCat(at, "attention.", part, ".weight"), c, c, Shard::kRows,
+             Initialization::kNormal);
+    }
+    for (const char* part : {"query", "key", "value"}) {
+      Bias(absl::StrCat(at, "attention.", part, ".bias"), c, Shard::kRows);
+    }
+    Matrix(at + "attention.output.weight", c, c, Shard::kColumns, Initialization::kResidualNormal);
+    Bias(at + "attention.output.bias", c, Shard::kWhole);
+    Norm(at + "mlp_norm");
+    Matrix(at + "mlp.up.weight", f, c, Shard::kRows, Initialization::kNormal);
+    Bias(at + "mlp.up.bias", f, Shard::kRows);
+    Matrix(at + "mlp.down.weight", c, f, Shard::kColumns, Initialization::kResidualNormal);
+    Bias(at + "mlp.down.bias", c, Shard::kWhole);
+  }
+
+  std::vector<LogicalTensor> tensors;
+
+ private:
+  void Add(const std::string& name, int64_t rows, int64_t columns, bool is_vector, Shard shard,
+           Initialization initialization) {
+    LogicalTensor tensor;
+    tensor.name = name;
+    tensor.rows = rows;
+    tensor.columns = columns;
+    tensor.is_vector = is_vector;
+    tensor.shard = shard;
+    tensor.weight_decay = !is_vector;
+    tensor.initialization = initialization;
+    tensor.index = static_cast<int>(tensors.size());
+    tensors.push_back(tensor);
+  }
+
+  const v1::ModelSpec& model_;
+};
+
+// Layer that a name belongs to, or -1.
+int LayerOfName(const std::string& name) {
+  if (name.rfind("layers.", 0) != 0) return -1;
+  return std::stoi(name.substr(7));
+}
+
+// The second and third of query, key, value follow the first without a gap.
+bool FollowsWithoutGap(const std::string& name) {
+  return name.find("attention.key.") != std::string::npos ||
+         name.find("attention.value.") != std::string::npos;
+}
+
+int64_t RoundUp16(int64_t value) { return (value + 15) / 16 * 16; }
+
+class StageBuilder {
+ public:
+  StageBuilder(const v1::ModelSpec& model, const v1::Layout& layout)
+      : tensor_degree_(layout.tensor()),
+        padded_(PaddedVocabulary(model.vocab_size(), layout.tensor())) {}
+
+  void Add(const LogicalTensor& tensor, TensorRole role, int layer, bool own_parameter) {
+    StageTensor entry;
+    entry.tensor = tensor;
+    entry.role = role;
+    entry.layer = layer;
+    const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
+    entry.elements = shard.local_rows * shard.local_columns;
+    if (!FollowsWithoutGap(tensor.name)) {
+      stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
+      if (own_parameter) stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
+    }
+    entry.gradient_offset = stage_.gradient_elements;
+    stage_.gradient_elements += entry.elements;
+    if (own_parameter) {
+      entry.parameter_offset = stage_.parameter_elements;
+      stage_.parameter_elements += entry.elements;
+    } else {
+      entry.parameter_offset = stage_.tensors.front().parameter_offset;
+    }
+    stage_.tensors.push_back(entry);
+  }
+
+  StageTensors Finish() {
+    stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
+    stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
+    return std::move(stage_);
+  }
+
+ private:
+  int tensor_degree_;
+  int64_t padded_;
+  StageTensors stage_;
+};
+
+}  // namespace
+
+std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model) {
+  TERCIO_CHECK_GT(model.vocab_size(), 0);
+  TensorList list(model);
+  list.Matrix("embedding.token.weight", model.vocab_size(), model.hidden(), Shard::kRows,
+              Initialization::kNormal);
+  list.Matrix("embedding.position.weight", model.context(), model.hidden(), Shard::kWhole,
+              Initialization::kNormal);
+  for (int layer = 0; layer < model.layers(); ++layer) list.Layer(layer);
+  list.Norm("final_norm");
+  return std::move(list.tensors);
+}
+
+int64_t PaddedVocabulary(int64_t vocab_size, int tensor) {
+  const int64_t unit = int64_t{16} * tensor;
+  return (vocab_size + unit - 1) / unit * unit;
+}
+
+TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tensor_index,
+                        int64_t padded_vocabulary) {
+  TensorShard shard;
+  shard.row_end = shard.local_rows = tensor.rows;
+  shard.column_end = shard.local_columns = tensor.columns;
+  if (tensor.shard == Shard::kRows) {
+    const bool vocabulary = tensor.name == "embedding.token.weight";
+    shard.local_rows = (vocabulary ? padded_vocabulary : tensor.rows) / tensor_degree;
+    shard.row_begin = std::min(tensor.rows, tensor_index * shard.local_rows);
+    shard.row_end = std::min(tensor.rows, (tensor_index + 1) * shard.local_rows);
+  } else if (tensor.shard == Shard::kColumns) {
+    shard.local_columns = tensor.columns / tensor_degree;
+    shard.column_begin = tensor_index * shard.local_columns;
+    shard.column_end = shard.column_begin + shard.local_columns;
+  }
+  return shard;
+}
+
+StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage) {
+  const std::vector<LogicalTensor> all = ModelTensors(model);
+  const LayerRange range = LayersOfStage(model.layers(), layout.pipeline(), stage);
+  const bool first = stage == 0;
+  const bool last = stage == layout.pipeline() - 1;
+  StageBuilder builder(model, layout);
+  for (const LogicalTensor& tensor : all) {
+    const int layer = LayerOfName(tensor.name);
+    if (tensor.name == "embedding.token.weight") {
+      if (first) builder.Add(tensor, TensorRole::kLookup, -1, true);
+    } else if (tensor.name == "embedding.position.weight") {
+      if (first) builder.Add(tensor, TensorRole::kPlain, -1, true);
+    } else if (layer >= 0) {
+      if (layer < range.first || layer >= range.first + range.count) continue;
+      builder.Add(tensor, TensorRole::kPlain, layer, true);
+    } else if (last) {
+      builder.Add(tensor, TensorRole::kPlain, model.layers(), true);
+    }
+  }
+  if (last) builder.Add(all.front(), TensorRole::kHead, model.layers(), !first);
+  return builder.Finish();
+}
+
+LayerRange LayersOfStage(int layers, int pipeline, int stage) {
+  TERCIO_CHECK_EQ(layers % pipeline, 0);
+  return {layers / pipeline * stage, layers / pipeline};
+}
+
+int64_t ParameterCount(const v1::ModelSpec& model) {
+  int64_t count = 0;
+  for (const LogicalTensor& tensor : ModelTensors(model)) count += tensor.rows * tensor.columns;
+  return count;
+}
+
+double FlopsPerToken(const v1::ModelSpec& model, bool causal) {
+  const double c = model.hidden();
+  const double f = model.ffn_hidden();
+  const double layers = model.layers();
+  const double products = layers * (4 * c * c + 2 * c * f) + c * model.vocab_size();
+  const double attention = (causal ? 6.0 : 12.0) * layers * c * model.context();
+  return 6 * products + attention;
+}
+
+}  // namespace tercio::plan

@@ -1,0 +1,168 @@
+#include "plan/plan_builder.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "plan/buckets.h"
+#include "plan/lanes.h"
+#include "plan/memory_map.h"
+#include "plan/model_tensors.h"
+#include "plan/rank_layout.h"
+#include "plan/schedule.h"
+
+namespace tercio::plan {
+namespace {
+
+// Tokens of a micro-batch above which a processor's products gain nothing more.
+constexpr int64_t kTokensPerMicroBatch = 2048;
+
+v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads) {
+  const ScheduleKind kind = *ParseScheduleKind(layout.schedule());
+  const LayerRange range = LayersOfStage(job.model().layers(), layout.pipeline(), stage);
+  v1::StagePlan plan;
+  plan.set_first_layer(range.first);
+  plan.set_layers(range.count);
+  plan.set_activation_slots(
+      ActivationSlots(kind, layout.pipeline(), stage, layout.micro_batches()));
+  for (const v1::Action& action :
+       StageActions(kind, layout.pipeline(), stage, layout.micro_batches())) {
+    *plan.add_actions() = action;
+  }
+  *plan.mutable_memory() = MemoryOfStage(job, layout, stage, threads);
+  for (const v1::BucketRange& bucket : BucketsOfStage(job.model(), layout, stage)) {
+    *plan.add_buckets() = bucket;
+  }
+  return plan;
+}
+
+// Micro-batch sizes that divide a rank's share, ascending.
+std::vector<int64_t> Divisors(int64_t value) {
+  std::vector<int64_t> result;
+  for (int64_t i = 1; i <= value; ++i) {
+    if (value % i == 0) result.push_back(i);
+  }
+  return result;
+}
+
+// Layouts of the same number of ranks that this model allows, as "tensor x pipeline x data".
+std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int ranks) {
+  struct Option {
+    int distance;
+    std::string text;
+  };
+  std::vector<Option> options;
+  for (int tensor = 1; tensor <= ranks; ++tensor) {
+    if (ranks % tensor != 0) continue;
+    for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
+      if (ranks / tensor % pipeline != 0) continue;
+      v1::Layout layout = wanted;
+      layout.set_tensor(tensor);
+      layout.set_pipeline(pipeline);
+      layout.set_data(ranks / tensor / pipeline);
+      layout.set_micro_batch(1);
+      layout.set_micro_batches(
+          static_cast<int>(job.training().global_batch() / std::max(1, layout.data())));
+      if (!CheckLayout(job, layout, ranks).ok()) continue;
+      const int distance = std::abs(tensor - wanted.tensor()) +
+                           std::abs(pipeline - wanted.pipeline()) +
+                           std::abs(layout.data() - wanted.data());
+      options.push_back({distance, absl::StrCat(tensor, "x", pipeline, "x", layout.data())});
+    }
+  }
+  if (options.empty()) return absl::StrCat("no layout of ", ranks, " ranks works for this model");
+  std::stable_sort(options.begin(), options.end(),
+                   [](const Option& a, const Option& b) { return a.distance < b.distance; });
+  if (options.size() > 3) options.resize(3);
+  std::vector<std::string> texts;
+  for (const Option& option : options) texts.push_back(option.text);
+  return absl::StrCat("nearest tensor x pipeline x data that work: ", absl::StrJoin(texts, ", "));
+}
+
+}  // namespace
+
+int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data) {
+  const int64_t share = job.training().global_batch() / data;
+  int64_t best = 1;
+  for (const int64_t candidate : Divisors(share)) {
+    const bool fits = candidate * job.model().context() <= kTokensPerMicroBatch;
+    const bool fills = pipeline == 1 || share / candidate >= 2 * pipeline;
+    if (candidate == 1 || (fits && fills)) best = candidate;
+  }
+  return best;
+}
+
+absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
+                                   const std::vector<DeviceSlot>& slots, int threads_per_rank) {
+  TERCIO_RETURN_IF_ERROR(CheckLayout(job, layout, static_cast<int>(slots.size())));
+  TERCIO_RETURN_IF_ERROR(ParseScheduleKind(layout.schedule()).status());
+  v1::Plan plan;
+  *plan.mutable_layout() = layout;
+  *plan.mutable_model() = job.model();
+  plan.set_lanes(LaneCount(job.training().global_batch()));
+  plan.set_padded_vocabulary(
+      static_cast<int32_t>(PaddedVocabulary(job.model().vocab_size(), layout.tensor())));
+  for (int rank = 0; rank < WorldSize(layout); ++rank) {
+    const Coordinates at = CoordinatesOfRank(layout, rank);
+    v1::RankPlacement* placement = plan.add_ranks();
+    placement->set_rank(rank);
+    placement->set_node(slots[static_cast<size_t>(rank)].node);
+    placement->set_device(slots[static_cast<size_t>(rank)].device);
+    placement->set_tensor_index(at.tensor);
+    placement->set_data_index(at.data);
+    placement->set_pipeline_index(at.pipeline);
+  }
+  for (const v1::ProcessGroup& group : ProcessGroups(layout)) *plan.add_groups() = group;
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    *plan.add_stages() = BuildStage(job, layout, stage, threads_per_rank);
+  }
+  return plan;
+}
+
+v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
+  TERCIO_CHECK(rank >= 0 && rank < plan.ranks_size());
+  v1::RankPlan slice;
+  *slice.mutable_layout() = plan.layout();
+  *slice.mutable_model() = plan.model();
+  slice.set_lanes(plan.lanes());
+  slice.set_padded_vocabulary(plan.padded_vocabulary());
+  *slice.mutable_placement() = plan.ranks(rank);
+  for (const v1::ProcessGroup& group : plan.groups()) {
+    if (std::count(group.ranks().begin(), group.ranks().end(), rank) > 0) {
+      *slice.add_groups() = group;
+    }
+  }
+  *slice.mutable_stage() = plan.stages(plan.ranks(rank).pipeline_index());
+  return slice;
+}
+
+absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
+  const v1::ParallelismSpec& wanted = job.parallelism();
+  v1::Layout layout;
+  layout.set_tensor(std::max(1, wanted.tensor()));
+  layout.set_pipeline(std::max(1, wanted.pipeline()));
+  layout.set_virtual_pipeline(1);
+  layout.set_context_parallel(1);
+  layout.set_schedule(wanted.schedule().empty() ? "1f1b" : wanted.schedule());
+  layout.set_recompute("none");
+  const int model_ranks = layout.tensor() * layout.pipeline();
+  const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
+                                                : model_ranks * std::max(1, wanted.data());
+  layout.set_data(wanted.data() > 0 ? wanted.data() : std::max(1, ranks / model_ranks));
+  layout.set_micro_batch(job.training().micro_batch() > 0
+                             ? static_cast<int32_t>(job.training().micro_batch())
+                             : static_cast<int32_t>(ChooseMicroBatch(job, layout.pipeline(), layout.data())));
+  layout.set_micro_batches(static_cast<int32_t>(
+      job.training().global_batch() / (int64_t{layout.data()} * layout.micro_batch())));
+  const absl::Status status = CheckLayout(job, layout, ranks);
+  if (!status.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(std::string(status.message()), "; ", NearestLayouts(job, layout, ranks)));
+  }
+  return layout;
+}
+
+}  // namespace tercio::plan

@@ -1,0 +1,140 @@
+#include "worker/collective/thread_transport.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <tuple>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace tercio {
+namespace {
+
+// Sender, receiver, tag.
+using Route = std::tuple<int, int, uint32_t>;
+
+struct Post {
+  std::byte* destination = nullptr;  // of a receive
+  const std::byte* source = nullptr;  // of a send
+  int64_t bytes = 0;
+  bool done = false;
+};
+
+// Posts that have not met their counterpart. On each route one of the two queues is empty.
+struct Mailbox {
+  std::deque<std::shared_ptr<Post>> sends;
+  std::deque<std::shared_ptr<Post>> receives;
+};
+
+struct Hub {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::map<Route, Mailbox> mailboxes;
+  bool aborted = false;
+};
+
+class ThreadTransfer : public Transfer {
+ public:
+  ThreadTransfer(std::shared_ptr<Hub> hub, std::shared_ptr<Post> post, std::string story)
+      : hub_(std::move(hub)), post_(std::move(post)), story_(std::move(story)) {}
+
+  absl::Status Wait(absl::Duration timeout) override {
+    std::unique_lock<std::mutex> lock(hub_->mutex);
+    const bool in_time = hub_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] {
+      return post_->done || hub_->aborted;
+    });
+    if (post_->done) return absl::OkStatus();
+    if (!in_time) return absl::DeadlineExceededError(story_ + ": no answer in time");
+    return absl::AbortedError(story_ + ": aborted");
+  }
+
+ private:
+  std::shared_ptr<Hub> hub_;
+  std::shared_ptr<Post> post_;
+  std::string story_;
+};
+
+class ThreadTransport : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<Hub> hub, int rank, int size)
+      : hub_(std::move(hub)), rank_(rank), size_(size) {}
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) override {
+    CheckPeer(peer);
+    auto post = std::make_shared<Post>();
+    post->source = static_cast<const std::byte*>(data);
+    post->bytes = bytes;
+    std::lock_guard<std::mutex> lock(hub_->mutex);
+    Mailbox& mailbox = hub_->mailboxes[{rank_, peer, tag}];
+    mailbox.sends.push_back(post);
+    Match(mailbox);
+    return std::make_unique<ThreadTransfer>(
+        hub_, post, absl::StrCat("send of ", bytes, " bytes to rank ", peer, ", tag ", tag));
+  }
+
+  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) override {
+    CheckPeer(peer);
+    auto post = std::make_shared<Post>();
+    post->destination = static_cast<std::byte*>(data);
+    post->bytes = bytes;
+    std::lock_guard<std::mutex> lock(hub_->mutex);
+    Mailbox& mailbox = hub_->mailboxes[{peer, rank_, tag}];
+    mailbox.receives.push_back(post);
+    Match(mailbox);
+    return std::make_unique<ThreadTransfer>(
+        hub_, post, absl::StrCat("receive of ", bytes, " bytes from rank ", peer, ", tag ", tag));
+  }
+
+  void Abort() override {
+    std::lock_guard<std::mutex> lock(hub_->mutex);
+    hub_->aborted = true;
+    hub_->changed.notify_all();
+  }
+
+ private:
+  void CheckPeer(int peer) const {
+    TERCIO_CHECK(peer >= 0 && peer < size_ && peer != rank_);
+  }
+
+  // REQUIRES: the lock is held. Buffers of posted messages are valid until Wait returns, and nobody has
+  // been told of an unmatched post being done: so both sides' buffers are alive here, unless aborted.
+  void Match(Mailbox& mailbox) {
+    if (hub_->aborted) return;
+    while (!mailbox.sends.empty() && !mailbox.receives.empty()) {
+      Post& send = *mailbox.sends.front();
+      Post& receive = *mailbox.receives.front();
+      TERCIO_CHECK_EQ(send.bytes, receive.bytes);
+      if (send.bytes > 0) {
+        std::memcpy(receive.destination, send.source, static_cast<size_t>(send.bytes));
+      }
+      send.done = receive.done = true;
+      mailbox.sends.pop_front();
+      mailbox.receives.pop_front();
+    }
+    hub_->changed.notify_all();
+  }
+
+  std::shared_ptr<Hub> hub_;
+  int rank_;
+  int size_;
+};
+
+}  // namespace
+
+std::vector<std::unique_ptr<Transport>> CreateThreadTransports(int size) {
+  auto hub = std::make_shared<Hub>();
+  std::vector<std::unique_ptr<Transport>> result;
+  for (int rank = 0; rank < size; ++rank) {
+    result.push_back(std::make_unique<ThreadTransport>(hub, rank, size));
+  }
+  return result;
+}
+
+}  // namespace tercio

@@ -1,0 +1,210 @@
+#include "worker/device/cpu_device.h"
+
+#include <sys/mman.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "kernels/cpu/cpu_ops.h"
+
+namespace tercio {
+namespace {
+
+class CpuMemory : public DeviceMemory {
+ public:
+  CpuMemory(void* data, int64_t size) : data_(data), size_(size) {}
+  ~CpuMemory() override {
+    if (size_ > 0) munmap(data_, static_cast<size_t>(size_));
+  }
+  std::byte* data() override { return static_cast<std::byte*>(data_); }
+  int64_t size_bytes() const override { return size_; }
+
+ private:
+  void* data_;
+  int64_t size_;
+};
+
+class CpuEvent : public Event {
+ public:
+  // A recording that has not happened yet makes waiters wait.
+  void StartRecording() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_ = false;
+  }
+  void Finish() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    done_ = true;
+    changed_.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return done_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = true;
+};
+
+// Runs everything at once in the calling thread.
+class InlineStream : public Stream {
+ public:
+  explicit InlineStream(int threads) : ops_(kernels::CreateCpuOps(threads)) {}
+
+  kernels::Ops& ops() override { return *ops_; }
+  void RunOnHost(std::function<absl::Status()> function) override {
+    if (status_.ok()) status_ = function();
+  }
+  void CopyToHost(void* host, const void* device, int64_t bytes) override {
+    std::memcpy(host, device, static_cast<size_t>(bytes));
+  }
+  void CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    std::memcpy(device, host, static_cast<size_t>(bytes));
+  }
+  void Record(Event& event) override { static_cast<CpuEvent&>(event).Finish(); }
+  void Wait(Event& event) override { static_cast<CpuEvent&>(event).Wait(); }
+  absl::Status Synchronize() override { return status_; }
+
+ private:
+  std::unique_ptr<kernels::Ops> ops_;
+  absl::Status status_;
+};
+
+// Runs everything in order in a thread of its own. Its operations run when called, not in stream order:
+// only the functions given to RunOnHost may use them.
+class ThreadStream : public Stream {
+ public:
+  ThreadStream() : ops_(kernels::CreateCpuOps(1)), thread_([this] { Work(); }) {}
+  ~ThreadStream() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+
+  kernels::Ops& ops() override { return *ops_; }
+  void RunOnHost(std::function<absl::Status()> function) override {
+    Enqueue({std::move(function), /*always=*/false});
+  }
+  void CopyToHost(void* host, const void* device, int64_t bytes) override {
+    RunOnHost([=] {
+      std::memcpy(host, device, static_cast<size_t>(bytes));
+      return absl::OkStatus();
+    });
+  }
+  void CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    CopyToHost(device, host, bytes);
+  }
+  void Record(Event& event) override {
+    auto& recorded = static_cast<CpuEvent&>(event);
+    recorded.StartRecording();
+    // Also after an error: the other stream must not wait for ever.
+    Enqueue({[&recorded] {
+               recorded.Finish();
+               return absl::OkStatus();
+             },
+             /*always=*/true});
+  }
+  void Wait(Event& event) override {
+    auto& awaited = static_cast<CpuEvent&>(event);
+    RunOnHost([&awaited] {
+      awaited.Wait();
+      return absl::OkStatus();
+    });
+  }
+  absl::Status Synchronize() override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    idle_.wait(lock, [this] { return queue_.empty() && !busy_; });
+    return status_;
+  }
+
+ private:
+  struct Item {
+    std::function<absl::Status()> function;
+    bool always;
+  };
+
+  void Enqueue(Item item) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    queue_.push_back(std::move(item));
+    changed_.notify_all();
+  }
+
+  void Work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;
+      const Item item = std::move(queue_.front());
+      queue_.pop_front();
+      if (!item.always && !status_.ok()) {
+        if (queue_.empty()) idle_.notify_all();
+        continue;
+      }
+      busy_ = true;
+      lock.unlock();
+      const absl::Status result = item.function();
+      lock.lock();
+      busy_ = false;
+      if (status_.ok()) status_ = result;
+      if (queue_.empty()) idle_.notify_all();
+    }
+  }
+
+  std::unique_ptr<kernels::Ops> ops_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::condition_variable idle_;
+  std::deque<Item> queue_;
+  bool busy_ = false;
+  bool stopping_ = false;
+  absl::Status status_;
+  std::thread thread_;
+};
+
+class CpuDevice : public Device {
+ public:
+  explicit CpuDevice(int threads) : threads_(threads) {}
+
+  std::string name() const override { return "cpu"; }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) override {
+    if (bytes == 0) return std::unique_ptr<DeviceMemory>(new CpuMemory(nullptr, 0));
+    void* data = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("cannot allocate ", bytes, " bytes of memory: ", std::strerror(errno)));
+    }
+    // Large pages save address translation in the big products; without them everything still works.
+    madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+    return std::unique_ptr<DeviceMemory>(new CpuMemory(data, bytes));
+  }
+
+  std::unique_ptr<Stream> CreateStream(StreamKind kind) override {
+    if (kind == StreamKind::kCompute) return std::make_unique<InlineStream>(threads_);
+    return std::make_unique<ThreadStream>();
+  }
+  std::unique_ptr<Event> CreateEvent() override { return std::make_unique<CpuEvent>(); }
+
+ private:
+  int threads_;
+};
+
+}  // namespace
+
+std::unique_ptr<Device> CreateCpuDevice(int threads) {
+  TERCIO_CHECK_GE(threads, 1);
+  return std::make_unique<CpuDevice>(threads);
+}
+
+}  // namespace tercio
