@@ -1,6 +1,6 @@
-// Lanes: the layout-independent blocks of the global batch whose gradients are summed separately and
-// then combined in a balanced binary tree, so that data parallel degrees that divide the number of
-// lanes give equal bits (docs/numerics.md). Pure.
+// Lanes: the layout-independent blocks of the global batch whose gradients are summed separately
+// and then combined in a balanced binary tree, so that data parallel degrees that divide the number
+// of lanes give equal bits (docs/numerics.md). Pure.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,8 @@ int GradientBuffers(int lanes_per_rank);
 // Lane k of a rank accumulates in this buffer: popcount(k).
 int AccumulationBuffer(int lane);
 
-// How many times the top two buffers are added (lower += upper) after lane k: trailing one-bits of k.
+// How many times the top two buffers are added (lower += upper) after lane k: trailing one-bits of
+// k.
 int MergesAfterLane(int lane);
 
 // A run of consecutive sequences of one micro-batch inside one lane.
@@ -33,7 +34,7 @@ struct LaneSegment {
 };
 
 // The segments of micro-batch `index` of a rank. sequences_per_rank = micro_batch * micro_batches.
-std::vector<LaneSegment> SegmentsOfMicroBatch(int index, int micro_batch, int64_t sequences_per_rank,
-                                              int lanes_per_rank);
+std::vector<LaneSegment> SegmentsOfMicroBatch(int index, int micro_batch,
+                                              int64_t sequences_per_rank, int lanes_per_rank);
 
 }  // namespace tercio::plan

@@ -11,8 +11,8 @@
 #include "plan/buckets.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
-#include "plan/schedule.h"
 #include "plan/reduction_scratch.h"
+#include "plan/schedule.h"
 
 namespace tercio::plan {
 namespace {
@@ -78,8 +78,7 @@ void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
   add("workspace.norm_gradient", shape.rows * shape.hidden);
   add("workspace.wide_gradient", shape.rows * wide);
   add("workspace.attention_gradient", shape.rows * shape.attention);
-  add("workspace.attention",
-      kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
+  add("workspace.attention", kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
 }
 
 void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
@@ -205,12 +204,12 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const absl::StatusOr<ScheduleKind> kind = ParseScheduleKind(layout.schedule());
   TERCIO_CHECK(kind.ok());
   const int slots = ActivationSlots(*kind, layout.pipeline(), stage, layout.micro_batches());
-  const int lanes =
-      LanesPerDataRank(LaneCount(job.training().global_batch()), layout.data());
+  const int lanes = LanesPerDataRank(LaneCount(job.training().global_batch()), layout.data());
   TableBuilder table;
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
   for (int i = 0; i < GradientBuffers(lanes); ++i) {
-    table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT, tensors.gradient_elements);
+    table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT,
+                 tensors.gradient_elements);
   }
   table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
   table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
@@ -221,7 +220,8 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   AddWorkspace(shape, threads, &table);
   AddHead(shape, layout.tensor(), &table);
   AddCommunication(job, layout, shape, stage, &table);
-  const int64_t token_bytes = shape.sequences_per_rank * shape.tokens * static_cast<int64_t>(sizeof(int32_t));
+  const int64_t token_bytes =
+      shape.sequences_per_rank * shape.tokens * static_cast<int64_t>(sizeof(int32_t));
   table.Add("tokens.inputs", v1::BUFFER_KIND_WORKSPACE, token_bytes);
   table.Add("tokens.targets", v1::BUFFER_KIND_WORKSPACE, token_bytes);
   table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT, SnapshotElements(tensors, layout.data()));

@@ -1,5 +1,6 @@
-// Every buffer of a rank, before the first allocation: names, kinds, offsets in one arena. Pure; the planner
-// predicts with it, the trainer allocates from it, and nothing else is allocated in a step.
+// Every buffer of a rank, before the first allocation: names, kinds, offsets in one arena. Pure;
+// the planner predicts with it, the trainer allocates from it, and nothing else is allocated in a
+// step.
 #pragma once
 
 #include <string>
@@ -28,8 +29,8 @@ struct StageShape {
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
-// What the forward pass of a micro-batch keeps for its backward pass: offsets in floats into an activation
-// slot. Per layer, then the stage's output, then (last stage) the final norm.
+// What the forward pass of a micro-batch keeps for its backward pass: offsets in floats into an
+// activation slot. Per layer, then the stage's output, then (last stage) the final norm.
 struct LayerActivations {
   int64_t input, norm1, mean1, rstd1, qkv, attention, lse, middle, norm2, mean2, rstd2, up, gelu;
   int64_t total;
@@ -47,10 +48,10 @@ SlotActivations ActivationsOfSlot(const StageShape& shape);
 // Whether data rank `data_index` saves this tensor (and its moments) in checkpoints.
 bool SavesTensor(int tensor_index_in_model, int data_index, int data);
 
-// Bytes a CPU rank needs per buffer for a stage; the same for all its ranks. `threads` enters through
-// per-thread scratch.
-// REQUIRES: a layout that CheckLayout accepts; model.vocab_size > 0.
-v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads);
+// Bytes a CPU rank needs per buffer for a stage; the same for all its ranks. `threads` enters
+// through per-thread scratch. REQUIRES: a layout that CheckLayout accepts; model.vocab_size > 0.
+v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
+                              int threads);
 
 // The buffer of that name. REQUIRES: it exists.
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name);

@@ -1,6 +1,6 @@
-// The one table of a model's logical tensors: canonical names, global shapes, how each is cut over tensor
-// ranks, which get weight decay, how they are initialised; and where a stage keeps its slices. Pure.
-// Plans, checkpoints, randomness keys and gradient tests all use these names.
+// The one table of a model's logical tensors: canonical names, global shapes, how each is cut over
+// tensor ranks, which get weight decay, how they are initialised; and where a stage keeps its
+// slices. Pure. Plans, checkpoints, randomness keys and gradient tests all use these names.
 //
 //   embedding.token.weight [V, C]          embedding.position.weight [T, C]
 //   layers.N.attention_norm.weight|bias [C]
@@ -28,7 +28,7 @@ enum class Initialization { kZeros, kOnes, kNormal, kResidualNormal };
 // The matrix view of a vector of n elements is n rows x 1 column, so that kRows cuts it.
 struct LogicalTensor {
   std::string name;
-  int64_t rows = 0;     // logical, never padded
+  int64_t rows = 0;  // logical, never padded
   int64_t columns = 1;
   bool is_vector = false;
   Shard shard = Shard::kWhole;
@@ -43,8 +43,8 @@ std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model);
 // Vocabulary rounded up to a multiple of 16 * tensor.
 int64_t PaddedVocabulary(int64_t vocab_size, int tensor);
 
-// What a tensor rank holds of a tensor, in logical coordinates; rows/columns may be empty for a rank
-// whose vocabulary rows are all padding.
+// What a tensor rank holds of a tensor, in logical coordinates; rows/columns may be empty for a
+// rank whose vocabulary rows are all padding.
 struct TensorShard {
   int64_t row_begin = 0;
   int64_t row_end = 0;
@@ -56,12 +56,13 @@ struct TensorShard {
 TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tensor_index,
                         int64_t padded_vocabulary);
 
-// kHead: the head's use of the tied token embedding. It has a gradient of its own, and its own copy of
-// the parameter only where the stage does not also hold the lookup.
+// kHead: the head's use of the tied token embedding. It has a gradient of its own, and its own copy
+// of the parameter only where the stage does not also hold the lookup.
 enum class TensorRole { kPlain, kLookup, kHead };
 
-// One entry of a stage's flat buffers. Offsets count elements; every tensor starts at a multiple of 16,
-// except that query, key, value (weights, and biases) follow each other without a gap, as one matrix.
+// One entry of a stage's flat buffers. Offsets count elements; every tensor starts at a multiple of
+// 16, except that query, key, value (weights, and biases) follow each other without a gap, as one
+// matrix.
 struct StageTensor {
   LogicalTensor tensor;
   TensorRole role = TensorRole::kPlain;
@@ -89,8 +90,9 @@ LayerRange LayersOfStage(int layers, int pipeline, int stage);
 
 int64_t ParameterCount(const v1::ModelSpec& model);
 
-// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention. `causal` counts
-// half of the attention products (6 l h s instead of 12 l h s; planner formulas, Megatron convention).
+// Model FLOPs of one token, forward and backward: 6 * (weights in products) + attention. `causal`
+// counts half of the attention products (6 l h s instead of 12 l h s; planner formulas, Megatron
+// convention).
 double FlopsPerToken(const v1::ModelSpec& model, bool causal);
 
 }  // namespace tercio::plan

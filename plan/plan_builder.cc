@@ -152,11 +152,12 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());
   layout.set_data(wanted.data() > 0 ? wanted.data() : std::max(1, ranks / model_ranks));
-  layout.set_micro_batch(job.training().micro_batch() > 0
-                             ? static_cast<int32_t>(job.training().micro_batch())
-                             : static_cast<int32_t>(ChooseMicroBatch(job, layout.pipeline(), layout.data())));
-  layout.set_micro_batches(static_cast<int32_t>(
-      job.training().global_batch() / (int64_t{layout.data()} * layout.micro_batch())));
+  layout.set_micro_batch(
+      job.training().micro_batch() > 0
+          ? static_cast<int32_t>(job.training().micro_batch())
+          : static_cast<int32_t>(ChooseMicroBatch(job, layout.pipeline(), layout.data())));
+  layout.set_micro_batches(static_cast<int32_t>(job.training().global_batch() /
+                                                (int64_t{layout.data()} * layout.micro_batch())));
   const absl::Status status = CheckLayout(job, layout, ranks);
   if (!status.ok()) {
     return absl::InvalidArgumentError(

@@ -16,21 +16,22 @@ struct DeviceSlot {
   int device = 0;
 };
 
-// REQUIRES: job.model.vocab_size > 0 and slots.size() == world size (rank r goes to slots[r]; callers
-// order slots so that tensor groups share a node). INVALID_ARGUMENT when the layout is impossible.
+// REQUIRES: job.model.vocab_size > 0 and slots.size() == world size (rank r goes to slots[r];
+// callers order slots so that tensor groups share a node). INVALID_ARGUMENT when the layout is
+// impossible.
 absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
                                    const std::vector<DeviceSlot>& slots, int threads_per_rank);
 
 // What is sent to one rank.
 v1::RankPlan SliceForRank(const v1::Plan& plan, int rank);
 
-// The micro-batch for `auto`: the largest divisor of a rank's share of the global batch that has at most
-// 2,048 tokens and, with a pipeline, leaves at least two micro-batches per stage. At least 1.
+// The micro-batch for `auto`: the largest divisor of a rank's share of the global batch that has at
+// most 2,048 tokens and, with a pipeline, leaves at least two micro-batches per stage. At least 1.
 int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data);
 
-// The layout that the job file names, when it names one (parallelism not automatic): data degree filled
-// in, micro-batch chosen when automatic. INVALID_ARGUMENT with the rule, the numbers and the nearest layouts
-// that work.
+// The layout that the job file names, when it names one (parallelism not automatic): data degree
+// filled in, micro-batch chosen when automatic. INVALID_ARGUMENT with the rule, the numbers and the
+// nearest layouts that work.
 absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job);
 
 }  // namespace tercio::plan

@@ -78,8 +78,8 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
   const int pipeline = layout.pipeline();
   const int data = layout.data();
   if (tensor < 1 || pipeline < 1 || data < 1 || layout.context_parallel() < 1) {
-    return Impossible(absl::StrCat("every degree must be at least 1 (tensor ", tensor, ", pipeline ",
-                                   pipeline, ", data ", data, ")"));
+    return Impossible(absl::StrCat("every degree must be at least 1 (tensor ", tensor,
+                                   ", pipeline ", pipeline, ", data ", data, ")"));
   }
   if (WorldSize(layout) != ranks) {
     return Impossible(absl::StrCat("tensor ", tensor, " x pipeline ", pipeline, " x data ", data,
@@ -87,11 +87,12 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
                                    ranks));
   }
   if (model.heads() % tensor != 0) {
-    return Impossible(absl::StrCat("tensor ", tensor, " does not divide model.heads ", model.heads()));
+    return Impossible(
+        absl::StrCat("tensor ", tensor, " does not divide model.heads ", model.heads()));
   }
   if (model.ffn_hidden() % tensor != 0) {
-    return Impossible(absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ",
-                                   model.ffn_hidden()));
+    return Impossible(
+        absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));
   }
   if (model.layers() % pipeline != 0) {
     return Impossible(

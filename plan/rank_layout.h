@@ -1,10 +1,10 @@
-// Where a rank stands: the bijection between ranks and (pipeline, data, tensor) coordinates, and the
-// process groups that follow from it. Pure.
+// Where a rank stands: the bijection between ranks and (pipeline, data, tensor) coordinates, and
+// the process groups that follow from it. Pure.
 //
 //   rank = (pipeline_index * data + data_index) * tensor + tensor_index        (tensor fastest)
 //
-// Worked example, tensor 2 x pipeline 2 x data 2: rank 5 = (1*2 + 0)*2 + 1, so it is tensor rank 1 of
-// data rank 0 in pipeline stage 1. Its groups: tensor {4,5}, data {5,7}, pipeline {1,5}.
+// Worked example, tensor 2 x pipeline 2 x data 2: rank 5 = (1*2 + 0)*2 + 1, so it is tensor rank 1
+// of data rank 0 in pipeline stage 1. Its groups: tensor {4,5}, data {5,7}, pipeline {1,5}.
 #pragma once
 
 #include <vector>
@@ -29,13 +29,14 @@ int WorldSize(const v1::Layout& layout);
 Coordinates CoordinatesOfRank(const v1::Layout& layout, int rank);
 int RankOfCoordinates(const v1::Layout& layout, const Coordinates& coordinates);
 
-// Every group of the layout: "world", then "tensor.<i>", "data.<i>", "pipeline.<i>" in ascending order of
-// their first rank. Every rank is in exactly one group of each kind. Groups of one rank are included.
+// Every group of the layout: "world", then "tensor.<i>", "data.<i>", "pipeline.<i>" in ascending
+// order of their first rank. Every rank is in exactly one group of each kind. Groups of one rank
+// are included.
 std::vector<v1::ProcessGroup> ProcessGroups(const v1::Layout& layout);
 
-// Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the rule:
-// heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data * micro_batch,
-// degrees positive, product equal to `ranks`.
+// Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the
+// rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *
+// micro_batch, degrees positive, product equal to `ranks`.
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks);
 
 }  // namespace tercio::plan

@@ -5,8 +5,8 @@
 
 namespace tercio::plan {
 
-// Elements that the owner of a slice needs to receive it from all others: `size` slices, each a multiple
-// of 16.
+// Elements that the owner of a slice needs to receive it from all others: `size` slices, each a
+// multiple of 16.
 inline int64_t AllReduceSlice(int64_t count, int size) {
   return ((count + size - 1) / size + 15) / 16 * 16;
 }

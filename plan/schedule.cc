@@ -23,8 +23,8 @@ struct Work {
 
 std::vector<Work> WorkOfStage(ScheduleKind kind, int stages, int stage, int micro_batches) {
   std::vector<Work> work;
-  const int warm_up = kind == ScheduleKind::kGpipe ? micro_batches
-                                                   : std::min(stages - stage - 1, micro_batches);
+  const int warm_up =
+      kind == ScheduleKind::kGpipe ? micro_batches : std::min(stages - stage - 1, micro_batches);
   for (int m = 0; m < warm_up; ++m) work.push_back({true, m});
   for (int m = warm_up; m < micro_batches; ++m) {
     work.push_back({true, m});
@@ -34,7 +34,8 @@ std::vector<Work> WorkOfStage(ScheduleKind kind, int stages, int stage, int micr
   return work;
 }
 
-// Builds one stage's list: the work in its order, and before it the receives that have become possible.
+// Builds one stage's list: the work in its order, and before it the receives that have become
+// possible.
 class StageList {
  public:
   StageList(ScheduleKind kind, int stages, int stage, int micro_batches)
@@ -96,8 +97,8 @@ class StageList {
   std::vector<v1::Action> actions_;
 };
 
-// Plays all lists against each other. A message arrives when its send has been executed and its receive
-// posted; sends and receives cost nothing.
+// Plays all lists against each other. A message arrives when its send has been executed and its
+// receive posted; sends and receives cost nothing.
 class Simulation {
  public:
   Simulation(const std::vector<std::vector<v1::Action>>& stages, int micro_batches)
@@ -217,8 +218,8 @@ class Simulation {
       const v1::Action& action = stages_[stage][at_[stage]];
       where = absl::StrCat(v1::ActionKind_Name(action.kind()), " ", action.micro_batch());
     }
-    return absl::InternalError(
-        absl::StrCat("schedule: ", what, " in stage ", stage, " at action ", at_[stage], " (", where, ")"));
+    return absl::InternalError(absl::StrCat("schedule: ", what, " in stage ", stage, " at action ",
+                                            at_[stage], " (", where, ")"));
   }
 
   const std::vector<std::vector<v1::Action>>& stages_;

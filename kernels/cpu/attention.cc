@@ -1,8 +1,9 @@
-// Causal attention in blocks of queries. Only the log-sum-exp of each row is kept for the backward pass,
-// which computes the probabilities again (Dao et al., "FlashAttention", section 3.1).
+// Causal attention in blocks of queries. Only the log-sum-exp of each row is kept for the backward
+// pass, which computes the probabilities again (Dao et al., "FlashAttention", section 3.1).
 //
-// A work item is one head of one sequence; it uses its thread's part of the scratch and nothing of any other
-// item, and its blocks start at fixed positions of the sequence: so its bits depend on its own inputs only.
+// A work item is one head of one sequence; it uses its thread's part of the scratch and nothing of
+// any other item, and its blocks start at fixed positions of the sequence: so its bits depend on
+// its own inputs only.
 #include <algorithm>
 #include <cmath>
 
@@ -30,7 +31,8 @@ void PackDeep(const MatrixView& b, int64_t depth, int64_t columns, float* out) {
   }
 }
 
-// c = a (rows x depth) times the first `depth` rows of a matrix packed by PackDeep with `packed_depth` rows.
+// c = a (rows x depth) times the first `depth` rows of a matrix packed by PackDeep with
+// `packed_depth` rows.
 void MultiplyDeep(const MatrixView& a, const float* packed, int64_t packed_depth, int64_t rows,
                   int64_t columns, int64_t depth, float* c, int64_t c_stride) {
   const int64_t width = PanelColumns();
@@ -64,7 +66,8 @@ void ScoreBlock(const MatrixView& q, const float* packed_keys, int64_t rows, int
   const Vector factor = hn::Set(d, scale);
   for (int64_t i = 0; i < rows; ++i) {
     float* row = scores + i * stride;
-    ForVectors(keys, [&](auto load, auto store) HWY_ATTR { store(hn::Mul(load(row), factor), row); });
+    ForVectors(keys,
+               [&](auto load, auto store) HWY_ATTR { store(hn::Mul(load(row), factor), row); });
   }
 }
 
@@ -112,7 +115,8 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   }
 }
 
-// One row of the block: scores become dropped-out probabilities, gradients the gradient of the scores.
+// One row of the block: scores become dropped-out probabilities, gradients the gradient of the
+// scores.
 void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head, int64_t query,
                  int64_t keys, float delta, float scale, const AttentionPieces& s, int64_t i) {
   const Tag d;
@@ -144,8 +148,8 @@ void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
 }
 
 // d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]: keys before `first` have had earlier blocks.
-void AddKeyGradients(const float* weights, int64_t weights_stride, const float* packed, int64_t rows,
-                     int64_t first, int64_t head_dim, float* out, int64_t stride) {
+void AddKeyGradients(const float* weights, int64_t weights_stride, const float* packed,
+                     int64_t rows, int64_t first, int64_t head_dim, float* out, int64_t stride) {
   MultiplyPacked({weights, 1, weights_stride}, packed, first, head_dim, rows, out, stride,
                  Store::kAdd);
   MultiplyPacked({weights + first, 1, weights_stride}, packed, rows, head_dim, rows,
@@ -182,7 +186,8 @@ void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* 
     MultiplyDeep({s.gradients, s.stride, 1}, s.rows, a.tokens, rows, a.head_dim, keys,
                  a.dq + start + first * a.stride, a.stride);
     PackB({q, a.stride, 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.gradients, s.stride, s.block, rows, first, a.head_dim, a.dk + start, a.stride);
+    AddKeyGradients(s.gradients, s.stride, s.block, rows, first, a.head_dim, a.dk + start,
+                    a.stride);
     PackB({dout, out_stride, 1}, rows, a.head_dim, s.block);
     AddKeyGradients(s.scores, s.stride, s.block, rows, first, a.head_dim, a.dv + start, a.stride);
   }

@@ -1,4 +1,5 @@
-// The scratch of blocked attention on the CPU: sizes for the memory table, and how a thread cuts its part.
+// The scratch of blocked attention on the CPU: sizes for the memory table, and how a thread cuts
+// its part.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +15,14 @@ inline int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) 
 
 // One thread's part of the scratch, cut into pieces. The forward pass uses the first three.
 struct AttentionPieces {
-  float* keys;      // k transposed, packed: D x T
-  float* values;    // forward: v packed T x D; backward: v transposed, packed D x T
-  float* scores;    // kQueryBlock x T
-  float* gradients; // kQueryBlock x T
-  float* rows;      // k packed T x D
-  float* block;     // a block of q or dout packed, kQueryBlock x D
-  float* drop;      // T
-  int64_t stride;   // of scores
+  float* keys;       // k transposed, packed: D x T
+  float* values;     // forward: v packed T x D; backward: v transposed, packed D x T
+  float* scores;     // kQueryBlock x T
+  float* gradients;  // kQueryBlock x T
+  float* rows;       // k packed T x D
+  float* block;      // a block of q or dout packed, kQueryBlock x D
+  float* drop;       // T
+  int64_t stride;    // of scores
 };
 
 inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, AttentionPieces* pieces) {
@@ -46,7 +47,8 @@ inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, Attenti
   return at - base;
 }
 
-// Elements of scratch that AttentionForward and AttentionBackward need with up to `threads` threads.
+// Elements of scratch that AttentionForward and AttentionBackward need with up to `threads`
+// threads.
 inline int64_t AttentionScratch(int64_t tokens, int64_t head_dim, int threads) {
   AttentionPieces pieces;
   return threads * CutScratch(nullptr, tokens, head_dim, &pieces);

@@ -22,13 +22,16 @@ class CpuOps : public Ops {
     Multiply({a.dy, a.n, 1, a.w, a.k, 1, a.dx, nullptr, a.m, a.k, a.n, a.n, a.accumulate});
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
-    Multiply({a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf, a.accumulate});
+    Multiply(
+        {a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf, a.accumulate});
     if (a.dbias == nullptr) return;
     if (!a.accumulate) Zero(a.dbias, a.n);
     ColumnLeafSums(a.dy, a.m, a.n, a.rows_per_leaf, a.dbias, pool_);
   }
   void LayerNorm(const LayerNormArgs& a) override { LayerNormCpu(a, pool_); }
-  void LayerNormBackward(const LayerNormBackwardArgs& a) override { LayerNormBackwardCpu(a, pool_); }
+  void LayerNormBackward(const LayerNormBackwardArgs& a) override {
+    LayerNormBackwardCpu(a, pool_);
+  }
   void Residual(const ResidualArgs& a) override { ResidualCpu(a, nullptr, pool_); }
   void ResidualLayerNorm(const ResidualArgs& a, const LayerNormArgs& norm) override {
     ResidualCpu(a, &norm, pool_);
@@ -37,14 +40,22 @@ class CpuOps : public Ops {
   void BiasGelu(const BiasGeluArgs& a) override { BiasGeluCpu(a, pool_); }
   void BiasGeluBackward(const BiasGeluBackwardArgs& a) override { BiasGeluBackwardCpu(a, pool_); }
   void Attention(const AttentionArgs& a) override { AttentionCpu(a, pool_); }
-  void AttentionBackward(const AttentionBackwardArgs& a) override { AttentionBackwardCpu(a, pool_); }
+  void AttentionBackward(const AttentionBackwardArgs& a) override {
+    AttentionBackwardCpu(a, pool_);
+  }
   void Embedding(const EmbeddingArgs& a) override { EmbeddingCpu(a, pool_); }
-  void EmbeddingBackward(const EmbeddingBackwardArgs& a) override { EmbeddingBackwardCpu(a, pool_); }
-  void PositionEmbedding(const PositionEmbeddingArgs& a) override { PositionEmbeddingCpu(a, pool_); }
+  void EmbeddingBackward(const EmbeddingBackwardArgs& a) override {
+    EmbeddingBackwardCpu(a, pool_);
+  }
+  void PositionEmbedding(const PositionEmbeddingArgs& a) override {
+    PositionEmbeddingCpu(a, pool_);
+  }
   void PositionEmbeddingBackward(const PositionEmbeddingBackwardArgs& a) override {
     PositionEmbeddingBackwardCpu(a, pool_);
   }
-  void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override { CrossEntropyLocalCpu(a, pool_); }
+  void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
+    CrossEntropyLocalCpu(a, pool_);
+  }
   void CrossEntropyCombine(const CrossEntropyCombineArgs& a) override { CrossEntropyCombineCpu(a); }
   void CrossEntropyBackward(const CrossEntropyBackwardArgs& a) override {
     CrossEntropyBackwardCpu(a, pool_);

@@ -1,5 +1,5 @@
-// Token and position embedding. Copies and additions only: nothing here depends on the vector width, so
-// the compiler's own vectorisation is enough.
+// Token and position embedding. Copies and additions only: nothing here depends on the vector
+// width, so the compiler's own vectorisation is enough.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -80,7 +80,7 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
     }
     return;
   }
-  HWY_ALIGN float part[32];
+  HWY_ALIGN float part[32] = {};
 #pragma GCC unroll 16
   for (int r = 0; r < Rows; ++r) {
     hn::Store(acc0[r], d, part);

@@ -25,8 +25,7 @@ void CrossEntropyLocalRows(const CrossEntropyLocalArgs& a, int64_t begin, int64_
     if (a.valid == 0) continue;
     stats[0] = MaxRow(logits, a.valid);
     const Vector max = hn::Set(d, stats[0]);
-    stats[1] =
-        SumRow(a.valid, [&](auto load) HWY_ATTR { return Exp(hn::Sub(load(logits), max)); });
+    stats[1] = SumRow(a.valid, [&](auto load) HWY_ATTR { return Exp(hn::Sub(load(logits), max)); });
     const int64_t target = a.targets[r] - a.vocabulary_begin;
     if (target >= 0 && target < a.valid) stats[2] = logits[target];
   }

@@ -14,8 +14,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
 
-// Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2, in the order of operations
-// of torch.optim.AdamW.
+// Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2, in the order of
+// operations of torch.optim.AdamW.
 void AdamWRange(const AdamWArgs& a, int64_t begin, int64_t end) {
   const Tag d;
   const Vector keep = hn::Set(d, 1.0f - a.learning_rate * a.weight_decay);
@@ -67,8 +67,8 @@ void OverBlocks(int64_t count, ThreadPool& pool, const Body& body) {
   });
 }
 
-// Squares of floats are exact in double, so only the order of the additions matters: 16 interleaved sums,
-// added in ascending order.
+// Squares of floats are exact in double, so only the order of the additions matters: 16 interleaved
+// sums, added in ascending order.
 double SumOfSquaresOfBlock(const float* a, int64_t count) {
   double sums[16] = {};
   int64_t i = 0;

@@ -64,7 +64,8 @@ class RealCommunicator : public Communicator {
 
   void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
     if (size() == 1) return;
-    stream.RunOnHost([=, this] { return Named("broadcast", bytes, BroadcastNow(data, bytes, root)); });
+    stream.RunOnHost(
+        [=, this] { return Named("broadcast", bytes, BroadcastNow(data, bytes, root)); });
   }
 
   void Barrier(Stream& stream) override {
@@ -112,10 +113,10 @@ class RealCommunicator : public Communicator {
   absl::Status Named(const char* operation, int64_t count, absl::Status status) {
     const int64_t sequence = sequence_++;
     if (status.ok()) return status;
-    return absl::Status(status.code(),
-                        absl::StrCat("group ", group_, ", rank ", rank(), " of ", size(), ", call ",
-                                     sequence, ", ", operation, " of ", count, ": ",
-                                     std::string(status.message())));
+    return absl::Status(
+        status.code(),
+        absl::StrCat("group ", group_, ", rank ", rank(), " of ", size(), ", call ", sequence, ", ",
+                     operation, " of ", count, ": ", std::string(status.message())));
   }
 
   // Rank r owns slice r: it receives that slice from all, adds, and sends the sum to all.
@@ -131,8 +132,7 @@ class RealCommunicator : public Communicator {
       slices.push_back(scratch + r * slice);
       if (r == rank()) continue;
       transfers.push_back(transport_->Receive(slices.back(), FloatBytes(mine), r, kScatterTag));
-      transfers.push_back(
-          transport_->Send(data + begin(r), FloatBytes(length(r)), r, kScatterTag));
+      transfers.push_back(transport_->Send(data + begin(r), FloatBytes(length(r)), r, kScatterTag));
     }
     ops.Copy(slices[static_cast<size_t>(rank())], data + begin(rank()), mine);
     TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
@@ -144,9 +144,9 @@ class RealCommunicator : public Communicator {
     ops.Copy(data + begin(rank()), slices[0], mine);
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      transfers.push_back(transport_->Receive(data + begin(r), FloatBytes(length(r)), r, kGatherTag));
       transfers.push_back(
-          transport_->Send(data + begin(rank()), FloatBytes(mine), r, kGatherTag));
+          transport_->Receive(data + begin(r), FloatBytes(length(r)), r, kGatherTag));
+      transfers.push_back(transport_->Send(data + begin(rank()), FloatBytes(mine), r, kGatherTag));
     }
     return WaitAll(transfers);
   }
@@ -169,8 +169,8 @@ class RealCommunicator : public Communicator {
     if (rank() == 0) {
       double_scratch_.resize(static_cast<size_t>(count * (size() - 1)));
       for (int r = 1; r < size(); ++r) {
-        transfers.push_back(transport_->Receive(double_scratch_.data() + (r - 1) * count, bytes, r,
-                                                kDoubleTag));
+        transfers.push_back(
+            transport_->Receive(double_scratch_.data() + (r - 1) * count, bytes, r, kDoubleTag));
       }
       TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
       for (int r = 1; r < size(); ++r) {

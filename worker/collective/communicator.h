@@ -1,10 +1,10 @@
-// Collectives of one process group, in stream order and in a fixed order of summation: for given inputs
-// and group size the result's bits are always the same, on every rank the same.
+// Collectives of one process group, in stream order and in a fixed order of summation: for given
+// inputs and group size the result's bits are always the same, on every rank the same.
 //
-// Counts are elements, never bytes. Every rank of the group issues the same sequence of calls. Each call
-// carries (group, sequence number, operation, count); when one does not finish within the timeout the
-// stream's error names them and the peer that was waited for (idea 6).
-// Threads: one communicator is used through one stream at a time; Abort from any thread.
+// Counts are elements, never bytes. Every rank of the group issues the same sequence of calls. Each
+// call carries (group, sequence number, operation, count); when one does not finish within the
+// timeout the stream's error names them and the peer that was waited for (idea 6). Threads: one
+// communicator is used through one stream at a time; Abort from any thread.
 #pragma once
 
 #include <cstdint>
@@ -31,8 +31,9 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Every rank ends with the sum over ranks, added in `order`. `scratch` holds ScratchElements(count) floats
-  // of the device; it must not overlap `data` nor be used by another stream meanwhile.
+  // Every rank ends with the sum over ranks, added in `order`. `scratch` holds
+  // ScratchElements(count) floats of the device; it must not overlap `data` nor be used by another
+  // stream meanwhile.
   virtual void AllReduceSum(Stream& stream, float* data, int64_t count, SumOrder order,
                             float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
@@ -43,9 +44,10 @@ class Communicator {
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
   virtual void Barrier(Stream& stream) = 0;
 
-  // Non-blocking messages between neighbours (pipeline). The returned transfer is waited for by the caller
-  // in a stream function.
-  virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) = 0;
+  // Non-blocking messages between neighbours (pipeline). The returned transfer is waited for by the
+  // caller in a stream function.
+  virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer,
+                                         uint32_t tag) = 0;
   virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) = 0;
 
   // Waits with the communicator's timeout, and counts the time. In a stream function.

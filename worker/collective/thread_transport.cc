@@ -18,7 +18,7 @@ namespace {
 using Route = std::tuple<int, int, uint32_t>;
 
 struct Post {
-  std::byte* destination = nullptr;  // of a receive
+  std::byte* destination = nullptr;   // of a receive
   const std::byte* source = nullptr;  // of a send
   int64_t bytes = 0;
   bool done = false;
@@ -44,9 +44,8 @@ class ThreadTransfer : public Transfer {
 
   absl::Status Wait(absl::Duration timeout) override {
     std::unique_lock<std::mutex> lock(hub_->mutex);
-    const bool in_time = hub_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout), [this] {
-      return post_->done || hub_->aborted;
-    });
+    const bool in_time = hub_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout),
+                                                [this] { return post_->done || hub_->aborted; });
     if (post_->done) return absl::OkStatus();
     if (!in_time) return absl::DeadlineExceededError(story_ + ": no answer in time");
     return absl::AbortedError(story_ + ": aborted");
@@ -99,12 +98,11 @@ class ThreadTransport : public Transport {
   }
 
  private:
-  void CheckPeer(int peer) const {
-    TERCIO_CHECK(peer >= 0 && peer < size_ && peer != rank_);
-  }
+  void CheckPeer(int peer) const { TERCIO_CHECK(peer >= 0 && peer < size_ && peer != rank_); }
 
-  // REQUIRES: the lock is held. Buffers of posted messages are valid until Wait returns, and nobody has
-  // been told of an unmatched post being done: so both sides' buffers are alive here, unless aborted.
+  // REQUIRES: the lock is held. Buffers of posted messages are valid until Wait returns, and nobody
+  // has been told of an unmatched post being done: so both sides' buffers are alive here, unless
+  // aborted.
   void Match(Mailbox& mailbox) {
     if (hub_->aborted) return;
     while (!mailbox.sends.empty() && !mailbox.receives.empty()) {

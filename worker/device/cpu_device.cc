@@ -77,8 +77,8 @@ class InlineStream : public Stream {
   absl::Status status_;
 };
 
-// Runs everything in order in a thread of its own. Its operations run when called, not in stream order:
-// only the functions given to RunOnHost may use them.
+// Runs everything in order in a thread of its own. Its operations run when called, not in stream
+// order: only the functions given to RunOnHost may use them.
 class ThreadStream : public Stream {
  public:
   ThreadStream() : ops_(kernels::CreateCpuOps(1)), thread_([this] { Work(); }) {}
@@ -185,7 +185,8 @@ class CpuDevice : public Device {
       return absl::ResourceExhaustedError(
           absl::StrCat("cannot allocate ", bytes, " bytes of memory: ", std::strerror(errno)));
     }
-    // Large pages save address translation in the big products; without them everything still works.
+    // Large pages save address translation in the big products; without them everything still
+    // works.
     madvise(data, static_cast<size_t>(bytes), MADV_HUGEPAGE);
     return std::unique_ptr<DeviceMemory>(new CpuMemory(data, bytes));
   }

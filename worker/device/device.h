@@ -1,9 +1,10 @@
-// What the model and the parallel code know of a device: memory, streams, events, and operations bound to
-// a stream. A backend implements these four classes; nothing above this header names a backend.
+// What the model and the parallel code know of a device: memory, streams, events, and operations
+// bound to a stream. A backend implements these four classes; nothing above this header names a
+// backend.
 //
 // Threads: a Device may be used from any thread; one Stream is fed by one thread at a time.
-// Ownership: DeviceMemory, Stream and Event are owned by whoever asked for them and must not outlive the
-// Device. Errors of asynchronous work surface at Stream::Synchronize.
+// Ownership: DeviceMemory, Stream and Event are owned by whoever asked for them and must not
+// outlive the Device. Errors of asynchronous work surface at Stream::Synchronize.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +37,8 @@ class Stream {
   // Operations that run in this stream.
   virtual kernels::Ops& ops() = 0;
 
-  // Runs `function` on the host in stream order. Its error becomes the stream's error (the first one is
-  // kept) and later work is skipped.
+  // Runs `function` on the host in stream order. Its error becomes the stream's error (the first
+  // one is kept) and later work is skipped.
   virtual void RunOnHost(std::function<absl::Status()> function) = 0;
 
   virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;

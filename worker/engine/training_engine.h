@@ -1,11 +1,11 @@
 // One rank of a training job: its slice of the model, and the step that its plan describes.
 //
 // The engine owns one arena of device memory (plan/memory_map.h), walks the plan's action list, and
-// talks to other ranks only through the communicators it is given. It knows no processes, files or clocks
-// but a monotonic one for its timings.
+// talks to other ranks only through the communicators it is given. It knows no processes, files or
+// clocks but a monotonic one for its timings.
 //
-// Threads: one thread drives an engine. Abort of the communicators (from any thread) ends a running call
-// with an error; the engine is then good for nothing but destruction.
+// Threads: one thread drives an engine. Abort of the communicators (from any thread) ends a running
+// call with an error; the engine is then good for nothing but destruction.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,13 @@
 
 namespace tercio {
 
-// Where token ids come from. Implementations decide the order of samples (worker/data/sample_order.h).
+// Where token ids come from. Implementations decide the order of samples
+// (worker/data/sample_order.h).
 class SampleSource {
  public:
   virtual ~SampleSource() = default;
-  // Writes context + 1 ids: sequence `sequence` (0-based) of the global batch of step `step` (1-based).
+  // Writes context + 1 ids: sequence `sequence` (0-based) of the global batch of step `step`
+  // (1-based).
   virtual void ReadTraining(int64_t step, int64_t sequence, int32_t* out) = 0;
   virtual int64_t validation_samples() const = 0;
   // Writes context + 1 ids of validation sample `index`.
@@ -43,13 +45,14 @@ struct Communicators {
 };
 
 struct StepResult {
-  double loss = 0;           // mean over all tokens of the global batch, before the update
-  double grad_norm = 0;      // before clipping
+  double loss = 0;       // mean over all tokens of the global batch, before the update
+  double grad_norm = 0;  // before clipping
   double learning_rate = 0;
   double communication_seconds = 0;  // this rank, waiting for other ranks
 };
 
-// Learning rate of step k >= 1: linear warm-up, then cosine to the minimum at decay_steps, or constant.
+// Learning rate of step k >= 1: linear warm-up, then cosine to the minimum at decay_steps, or
+// constant.
 double LearningRate(const v1::TrainingSpec& training, int64_t step);
 
 class TrainingEngine {
@@ -57,31 +60,33 @@ class TrainingEngine {
   virtual ~TrainingEngine() = default;
 
   // Allocates the arena and initialises the weights from the seed; optimizer moments are zero.
-  // `device`, communicators and `source` must outlive the engine. RESOURCE_EXHAUSTED names the bytes.
+  // `device`, communicators and `source` must outlive the engine. RESOURCE_EXHAUSTED names the
+  // bytes.
   static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(const v1::JobSpec& spec,
                                                                 const v1::RankPlan& plan,
                                                                 Device& device,
                                                                 const Communicators& communicators,
                                                                 SampleSource& source);
 
-  // One optimizer step. Steps are given in ascending order. FAILED_PRECONDITION "loss is nan at step ..."
-  // when loss or gradient norm is not finite; the weights are then unchanged.
+  // One optimizer step. Steps are given in ascending order. FAILED_PRECONDITION "loss is nan at
+  // step ..." when loss or gradient norm is not finite; the weights are then unchanged.
   virtual absl::StatusOr<StepResult> Step(int64_t step) = 0;
 
-  // Mean loss over the first evaluate.batches global batches of validation samples (all when fewer, or when
-  // batches is 0), dropout off. REQUIRES: the source has validation samples. Collective: every rank calls it.
+  // Mean loss over the first evaluate.batches global batches of validation samples (all when fewer,
+  // or when batches is 0), dropout off. REQUIRES: the source has validation samples. Collective:
+  // every rank calls it.
   virtual absl::StatusOr<double> Evaluate() = 0;
 
-  // What this rank contributes to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>", "adamw.v.<tensor>".
-  // All ranks together give every element of every tensor exactly once.
+  // What this rank contributes to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>",
+  // "adamw.v.<tensor>". All ranks together give every element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
-  // Copies those slices to the snapshot buffer and returns it: row-major each, in the order of SavedSlices.
-  // The bytes stay unchanged until the next Snapshot, while training goes on.
+  // Copies those slices to the snapshot buffer and returns it: row-major each, in the order of
+  // SavedSlices. The bytes stay unchanged until the next Snapshot, while training goes on.
   virtual absl::StatusOr<absl::Span<const float>> Snapshot() = 0;
 
-  // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice (values
-  // row-major, as many as the slice has elements).
+  // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice
+  // (values row-major, as many as the slice has elements).
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
   virtual absl::Status Load(int64_t slice_index, absl::Span<const float> values) = 0;
 

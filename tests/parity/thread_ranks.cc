@@ -1,0 +1,196 @@
+#include "tests/parity/thread_ranks.h"
+
+#include <mutex>
+#include <thread>
+
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "kernels/random.h"
+#include "plan/lanes.h"
+#include "plan/plan_builder.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/device/cpu_device.h"
+
+namespace tercio::testing {
+namespace {
+
+using State = std::map<std::string, std::vector<float>>;
+
+int64_t ColumnsOf(const v1::TensorSlice& slice) {
+  return slice.shape_size() == 2 ? slice.shape(1) : 1;
+}
+
+// Copies between a slice's own row-major values and the whole tensor.
+template <typename Copy>
+void ForRows(const v1::TensorSlice& slice, const Copy& copy) {
+  const int64_t width = slice.column_end() - slice.column_begin();
+  for (int64_t row = slice.row_begin(); row < slice.row_end(); ++row) {
+    copy(row * ColumnsOf(slice) + slice.column_begin(), (row - slice.row_begin()) * width, width);
+  }
+}
+
+// All groups of a job: one transport per (group, member).
+struct Groups {
+  explicit Groups(const v1::Plan& plan) {
+    for (const v1::ProcessGroup& group : plan.groups()) {
+      transports[group.name()] = CreateThreadTransports(group.ranks_size());
+    }
+  }
+  std::map<std::string, std::vector<std::unique_ptr<Transport>>> transports;
+};
+
+struct Shared {
+  const v1::JobSpec& spec;
+  const RunOptions& options;
+  const v1::Plan& plan;
+  Groups& groups;
+  std::mutex mutex;
+  RunResult result;
+  absl::Status status;
+};
+
+absl::Status LoadState(const State& state, TrainingEngine& engine) {
+  for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
+    const v1::TensorSlice& slice = engine.NeededSlices()[i];
+    const std::vector<float>& whole = state.at(slice.tensor());
+    std::vector<float> values;
+    ForRows(slice, [&](int64_t at, int64_t, int64_t width) {
+      values.insert(values.end(), whole.begin() + at, whole.begin() + at + width);
+    });
+    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), values));
+  }
+  return absl::OkStatus();
+}
+
+void SaveState(const TrainingEngine& engine, absl::Span<const float> values, State* state) {
+  int64_t at = 0;
+  for (const v1::TensorSlice& slice : engine.SavedSlices()) {
+    int64_t elements = 1;
+    for (const int64_t size : slice.shape()) elements *= size;
+    std::vector<float>& whole = (*state)[slice.tensor()];
+    whole.resize(static_cast<size_t>(elements));
+    ForRows(slice, [&](int64_t to, int64_t from, int64_t width) {
+      std::copy_n(values.begin() + at + from, width, whole.begin() + to);
+    });
+    at += (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
+  }
+  TERCIO_CHECK_EQ(at, static_cast<int64_t>(values.size()));
+}
+
+absl::Status RunRank(int rank, Shared& shared) {
+  const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
+  std::vector<std::unique_ptr<Communicator>> owned;
+  Communicators communicators;
+  for (const v1::ProcessGroup& group : plan.groups()) {
+    int index = 0;
+    while (group.ranks(index) != rank) ++index;
+    std::unique_ptr<Transport> transport;
+    {
+      std::lock_guard<std::mutex> lock(shared.mutex);
+      transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
+    }
+    owned.push_back(CreateCommunicator(group.name(), std::move(transport), absl::Seconds(60)));
+    Communicator* made = owned.back().get();
+    if (group.kind() == v1::GROUP_KIND_WORLD) communicators.world = made;
+    if (group.kind() == v1::GROUP_KIND_TENSOR) communicators.tensor = made;
+    if (group.kind() == v1::GROUP_KIND_DATA) communicators.data = made;
+    if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators.pipeline = made;
+  }
+  const std::unique_ptr<Device> device = CreateCpuDevice(shared.options.threads_per_rank);
+  SyntheticSource source(shared.spec.model().vocab_size(), shared.spec.model().context());
+  TERCIO_ASSIGN_OR_RETURN(
+      auto engine, TrainingEngine::Create(shared.spec, plan, *device, communicators, source));
+  TERCIO_CHECK_EQ(engine->planned_bytes(), engine->peak_bytes());
+  if (shared.options.state != nullptr) {
+    TERCIO_RETURN_IF_ERROR(LoadState(*shared.options.state, *engine));
+  }
+  std::vector<StepResult> steps;
+  for (int64_t i = 0; i < shared.options.steps; ++i) {
+    TERCIO_ASSIGN_OR_RETURN(const StepResult step, engine->Step(shared.options.first_step + i));
+    steps.push_back(step);
+  }
+  double validation_loss = 0;
+  if (shared.options.evaluate) {
+    TERCIO_ASSIGN_OR_RETURN(validation_loss, engine->Evaluate());
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto values, engine->Snapshot());
+  std::lock_guard<std::mutex> lock(shared.mutex);
+  SaveState(*engine, values, &shared.result.state);
+  if (rank == 0) {
+    shared.result.steps = steps;
+    shared.result.validation_loss = validation_loss;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::JobSpec SmallJob() {
+  v1::JobSpec spec;
+  v1::ModelSpec* model = spec.mutable_model();
+  model->set_architecture("gpt2");
+  model->set_layers(4);
+  model->set_hidden(32);
+  model->set_heads(4);
+  model->set_ffn_hidden(128);
+  model->set_context(24);
+  model->set_bias(true);
+  model->set_dropout(0.1);
+  model->set_vocab_size(61);
+  v1::TrainingSpec* training = spec.mutable_training();
+  training->set_steps(10);
+  training->set_global_batch(8);
+  training->set_clip_grad_norm(0.5);
+  training->set_seed(1337);
+  training->mutable_evaluate()->set_batches(1);
+  v1::OptimizerSpec* optimizer = training->mutable_optimizer();
+  optimizer->set_learning_rate(1e-2);
+  optimizer->set_beta1(0.9);
+  optimizer->set_beta2(0.95);
+  optimizer->set_eps(1e-8);
+  optimizer->set_weight_decay(0.1);
+  training->mutable_schedule()->set_kind("cosine");
+  training->mutable_schedule()->set_warmup_steps(2);
+  training->mutable_schedule()->set_min_learning_rate(1e-3);
+  training->mutable_schedule()->set_decay_steps(10);
+  return spec;
+}
+
+void SyntheticSource::ReadTraining(int64_t step, int64_t sequence, int32_t* out) {
+  for (int i = 0; i <= context_; ++i) {
+    const uint64_t word =
+        kernels::SplitMix64(static_cast<uint64_t>((step * 4096 + sequence) * 4096 + i));
+    // Half of the tokens follow from the one before, so that there is something to learn.
+    out[i] = i > 0 && word % 2 == 0
+                 ? (out[i - 1] + 1) % vocab_size_
+                 : static_cast<int32_t>(word / 2 % static_cast<uint64_t>(vocab_size_));
+  }
+}
+
+void SyntheticSource::ReadValidation(int64_t index, int32_t* out) {
+  ReadTraining(1 << 20, index, out);
+}
+
+absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
+  const int world = layout.tensor() * layout.pipeline() * layout.data();
+  std::vector<plan::DeviceSlot> slots;
+  for (int rank = 0; rank < world; ++rank) slots.push_back({"here", rank});
+  TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
+                          plan::BuildPlan(spec, layout, slots, options.threads_per_rank));
+  Groups groups(plan);
+  Shared shared{spec, options, plan, groups, {}, {}, {}};
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < world; ++rank) {
+    threads.emplace_back([rank, &shared] {
+      const absl::Status status = RunRank(rank, shared);
+      std::lock_guard<std::mutex> lock(shared.mutex);
+      if (shared.status.ok()) shared.status = status;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  TERCIO_RETURN_IF_ERROR(shared.status);
+  return std::move(shared.result);
+}
+
+}  // namespace tercio::testing

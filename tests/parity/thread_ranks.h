@@ -1,0 +1,49 @@
+// Trains a job with all its ranks as threads of this process: any layout, no sockets.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "worker/engine/training_engine.h"
+
+namespace tercio::testing {
+
+struct RunOptions {
+  int64_t steps = 3;
+  int threads_per_rank = 1;
+  bool evaluate = false;
+  // Start from this state instead of the initial weights, at step first_step.
+  const std::map<std::string, std::vector<float>>* state = nullptr;
+  int64_t first_step = 1;
+};
+
+struct RunResult {
+  std::vector<StepResult> steps;
+  double validation_loss = 0;
+  // Every logical tensor and its moments, whole, by the names of checkpoints.
+  std::map<std::string, std::vector<float>> state;
+};
+
+// A small model and batch; tests change what they are about.
+v1::JobSpec SmallJob();
+
+// INVALID_ARGUMENT when the layout in spec.parallelism is impossible, else what the engine said.
+absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
+
+// Tokens that look random, but are a function of (step, sequence, position).
+class SyntheticSource : public SampleSource {
+ public:
+  SyntheticSource(int vocab_size, int context) : vocab_size_(vocab_size), context_(context) {}
+  void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override;
+  int64_t validation_samples() const override { return 7; }
+  void ReadValidation(int64_t index, int32_t* out) override;
+
+ private:
+  int vocab_size_;
+  int context_;
+};
+
+}  // namespace tercio::testing

@@ -1,0 +1,34 @@
+#include "worker/engine/initialization.h"
+
+#include <cmath>
+
+#include "kernels/random.h"
+
+namespace tercio {
+
+std::vector<float> InitialValues(const plan::LogicalTensor& tensor, const v1::RankPlan& plan,
+                                 uint64_t seed) {
+  const plan::TensorShard shard = plan::ShardOfRank(
+      tensor, plan.layout().tensor(), plan.placement().tensor_index(), plan.padded_vocabulary());
+  const float constant = tensor.initialization == plan::Initialization::kOnes ? 1.0f : 0.0f;
+  std::vector<float> values(static_cast<size_t>(shard.local_rows * shard.local_columns), constant);
+  double deviation = 0.02;
+  switch (tensor.initialization) {
+    case plan::Initialization::kZeros:
+    case plan::Initialization::kOnes:
+      return values;
+    case plan::Initialization::kResidualNormal:
+      deviation /= std::sqrt(2.0 * plan.model().layers());
+      break;
+    case plan::Initialization::kNormal:
+      break;
+  }
+  for (int64_t row = shard.row_begin; row < shard.row_end; ++row) {
+    kernels::NormalRow(seed, static_cast<uint32_t>(tensor.index), row, shard.column_begin,
+                       shard.local_columns, static_cast<float>(deviation),
+                       values.data() + (row - shard.row_begin) * shard.local_columns);
+  }
+  return values;
+}
+
+}  // namespace tercio

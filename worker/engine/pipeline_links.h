@@ -1,0 +1,41 @@
+// The messages between neighbouring pipeline stages: non-blocking, one outstanding per buffer.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <utility>
+
+#include "worker/collective/communicator.h"
+#include "worker/device/device.h"
+
+namespace tercio {
+
+class PipelineLinks {
+ public:
+  PipelineLinks(Communicator& group, Stream& stream) : group_(group), stream_(stream) {}
+  ~PipelineLinks();
+
+  enum Tag : uint32_t { kActivation = 0, kGradient = 1, kTied = 2 };
+
+  // Start a message of `bytes`; `buffer` is free again after WaitSend, or holds the message after
+  // WaitReceive.
+  void Send(Tag tag, int buffer_index, const void* data, int64_t bytes, int peer);
+  void Receive(Tag tag, int buffer_index, void* data, int64_t bytes, int peer);
+
+  // In stream order; no-ops when nothing is outstanding for that buffer.
+  void WaitSend(Tag tag, int buffer_index);
+  void WaitReceive(Tag tag, int buffer_index);
+  void WaitAll();
+
+ private:
+  using Outstanding = std::map<std::pair<uint32_t, int>, std::unique_ptr<Transfer>>;
+  void WaitFor(Outstanding& transfers, Tag tag, int buffer_index);
+
+  Communicator& group_;
+  Stream& stream_;
+  Outstanding sends_;
+  Outstanding receives_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,404 @@
+#include "worker/engine/stage_model.h"
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "kernels/random.h"
+
+namespace tercio {
+
+StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                       const plan::StageTensors& tensors, Arena& arena, Stream& stream,
+                       Communicator& tensor_group)
+    : shape_(plan::ShapeOfStage(spec, plan.layout(), plan.placement().pipeline_index())),
+      layout_(plan::ActivationsOfLayer(shape_)),
+      slot_layout_(plan::ActivationsOfSlot(shape_)),
+      weights_(FindWeights(tensors, plan.stage().first_layer(), plan.stage().layers())),
+      first_layer_(plan.stage().first_layer()),
+      model_layers_(spec.model().layers()),
+      tensor_index_(plan.placement().tensor_index()),
+      dropout_(static_cast<float>(spec.model().dropout())),
+      seed_(spec.training().seed()),
+      loss_scale_(static_cast<float>(
+          1.0 / (static_cast<double>(spec.training().global_batch()) * spec.model().context()))),
+      stream_(stream),
+      ops_(stream.ops()),
+      tensor_group_(tensor_group) {
+  const int64_t begin = tensor_index_ * shape_.vocabulary;
+  vocabulary_begin_ = begin;
+  vocabulary_valid_ = std::clamp<int64_t>(spec.model().vocab_size() - begin, 0, shape_.vocabulary);
+  for (int slot = 0; slot < plan.stage().activation_slots(); ++slot) {
+    slots_.push_back(arena.Floats(absl::StrCat("activations.", slot)));
+  }
+  parameters_ = arena.Floats("parameters");
+  branch_ = arena.Floats("workspace.branch");
+  branch_gradient_ = arena.Floats("workspace.branch_gradient");
+  norm_gradient_ = arena.Floats("workspace.norm_gradient");
+  wide_gradient_ = arena.Floats("workspace.wide_gradient");
+  attention_gradient_ = arena.Floats("workspace.attention_gradient");
+  attention_scratch_ = arena.Floats("workspace.attention");
+  tensor_scratch_ = arena.Floats("tensor_scratch");
+  if (shape_.last) {
+    logits_ = arena.Floats("head.logits");
+    stats_ = arena.Floats("head.stats");
+    all_stats_ = arena.Floats("head.all_stats");
+    lse_ = arena.Floats("head.lse");
+    loss_ = arena.Floats("head.loss");
+  }
+}
+
+kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
+                                       int64_t sequence_offset) const {
+  kernels::Dropout dropout;
+  dropout.probability = batch.training ? dropout_ : 0.0f;
+  dropout.seed = seed_;
+  dropout.step = static_cast<uint64_t>(batch.step);
+  dropout.layer = static_cast<uint32_t>(layer);
+  dropout.site = site;
+  dropout.first_sequence = batch.first_sequence + sequence_offset;
+  dropout.tokens = shape_.tokens;
+  return dropout;
+}
+
+kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
+                                        float* mean, float* rstd) const {
+  kernels::LayerNormArgs args{};
+  args.x = x;
+  args.weight = weight.In(parameters_);
+  args.bias = bias.In(parameters_);
+  args.y = y;
+  args.mean = mean;
+  args.rstd = rstd;
+  args.rows = shape_.rows;
+  args.columns = shape_.hidden;
+  args.eps = 1e-5f;
+  return args;
+}
+
+// The norm of what `layer` hands on: the next layer's first one, or the final one.
+kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer) const {
+  if (layer + 1 < shape_.layers) {
+    float* next = Layer(batch.slot, layer + 1);
+    const LayerWeights& w = weights_.layers[static_cast<size_t>(layer + 1)];
+    return Norm(next + layout_.input, w.norm1, w.norm1_bias, next + layout_.norm1,
+                next + layout_.mean1, next + layout_.rstd1);
+  }
+  float* slot = slots_[static_cast<size_t>(batch.slot)];
+  return Norm(Output(batch.slot), weights_.final_norm, weights_.final_norm_bias,
+              slot + slot_layout_.final_norm, slot + slot_layout_.final_mean,
+              slot + slot_layout_.final_rstd);
+}
+
+void StageModel::SumOverTensorRanks(float* data, int64_t count) {
+  tensor_group_.AllReduceSum(stream_, data, count, SumOrder::kRanks, tensor_scratch_);
+}
+
+void StageModel::Forward(const MicroBatch& batch) {
+  if (shape_.first) Embed(batch);
+  float* first = Layer(batch.slot, 0);
+  const LayerWeights& w = weights_.layers.front();
+  ops_.LayerNorm(Norm(first + layout_.input, w.norm1, w.norm1_bias, first + layout_.norm1,
+                      first + layout_.mean1, first + layout_.rstd1));
+  for (int layer = 0; layer < shape_.layers; ++layer) ForwardLayer(batch, layer);
+}
+
+void StageModel::Embed(const MicroBatch& batch) {
+  kernels::EmbeddingArgs lookup{};
+  lookup.tokens = batch.inputs;
+  lookup.weight = weights_.token.In(parameters_);
+  lookup.out = Input(batch.slot);
+  lookup.count = shape_.rows;
+  lookup.columns = shape_.hidden;
+  lookup.vocabulary_begin = vocabulary_begin_;
+  lookup.vocabulary_rows = shape_.vocabulary;
+  ops_.Embedding(lookup);
+  SumOverTensorRanks(lookup.out, shape_.rows * shape_.hidden);
+  kernels::PositionEmbeddingArgs position{};
+  position.x = lookup.out;
+  position.weight = weights_.position.In(parameters_);
+  position.rows = shape_.rows;
+  position.columns = shape_.hidden;
+  position.tokens = shape_.tokens;
+  position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, 0);
+  ops_.PositionEmbedding(position);
+}
+
+void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
+  float* at = Layer(batch.slot, layer);
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t width = 3 * shape_.attention;
+  ops_.Matmul({at + layout_.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
+               at + layout_.qkv, shape_.rows, width, shape_.hidden, false});
+  kernels::AttentionArgs attention{};
+  attention.q = at + layout_.qkv;
+  attention.k = attention.q + shape_.attention;
+  attention.v = attention.k + shape_.attention;
+  attention.stride = width;
+  attention.out = at + layout_.attention;
+  attention.lse = at + layout_.lse;
+  attention.sequences = shape_.sequences;
+  attention.tokens = shape_.tokens;
+  attention.heads = shape_.heads;
+  attention.head_dim = shape_.head_dim;
+  attention.first_head = tensor_index_ * shape_.heads;
+  attention.dropout = DropoutAt(batch, first_layer_ + layer, kernels::kSiteAttention, 0);
+  attention.scratch = attention_scratch_;
+  ops_.Attention(attention);
+  ops_.Matmul({at + layout_.attention, w.output.In(parameters_), nullptr, branch_, shape_.rows,
+               shape_.hidden, shape_.attention, false});
+  SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
+}
+
+void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
+  float* at = Layer(batch.slot, layer);
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int model_layer = first_layer_ + layer;
+  ForwardAttention(batch, layer);
+  kernels::ResidualArgs add{};
+  add.residual = at + layout_.input;
+  add.branch = branch_;
+  add.bias = w.output_bias.In(parameters_);
+  add.out = at + layout_.middle;
+  add.rows = shape_.rows;
+  add.columns = shape_.hidden;
+  add.dropout = DropoutAt(batch, model_layer, kernels::kSiteAttentionOutput, 0);
+  ops_.ResidualLayerNorm(add, Norm(add.out, w.norm2, w.norm2_bias, at + layout_.norm2,
+                                   at + layout_.mean2, at + layout_.rstd2));
+  ops_.Matmul({at + layout_.norm2, w.up.In(parameters_), nullptr, at + layout_.up, shape_.rows,
+               shape_.ffn, shape_.hidden, false});
+  ops_.BiasGelu(
+      {at + layout_.up, w.up_bias.In(parameters_), at + layout_.gelu, shape_.rows, shape_.ffn});
+  ops_.Matmul({at + layout_.gelu, w.down.In(parameters_), nullptr, branch_, shape_.rows,
+               shape_.hidden, shape_.ffn, false});
+  SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
+  add.residual = at + layout_.middle;
+  add.bias = w.down_bias.In(parameters_);
+  add.out =
+      layer + 1 < shape_.layers ? Layer(batch.slot, layer + 1) + layout_.input : Output(batch.slot);
+  add.dropout = DropoutAt(batch, model_layer, kernels::kSiteMlpOutput, 0);
+  if (layer + 1 < shape_.layers || shape_.last) {
+    ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
+  } else {
+    ops_.Residual(add);
+  }
+}
+
+// Whole sequences together where they are short, pieces of one sequence where they are long. The
+// pieces of the sum over rows are the same either way (kernels/ops.h).
+std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
+                                                    int64_t sequences) const {
+  std::vector<Chunk> chunks;
+  const int64_t begin = first_sequence * shape_.tokens;
+  const int64_t end = begin + sequences * shape_.tokens;
+  for (int64_t row = begin; row < end;) {
+    const int64_t limit =
+        shape_.tokens > shape_.chunk_rows ? (row / shape_.tokens + 1) * shape_.tokens : end;
+    const int64_t rows = std::min(shape_.chunk_rows, limit - row);
+    chunks.push_back({row, rows, std::min(rows, shape_.tokens)});
+    row += rows;
+  }
+  return chunks;
+}
+
+// Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
+void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses) {
+  const float* normed = slots_[static_cast<size_t>(batch.slot)] + slot_layout_.final_norm;
+  ops_.Matmul({normed + chunk.row * shape_.hidden, weights_.head.In(parameters_), nullptr, logits_,
+               chunk.rows, shape_.vocabulary, shape_.hidden, false});
+  const int32_t* targets = batch.targets + chunk.row;
+  ops_.CrossEntropyLocal({logits_, targets, stats_, chunk.rows, vocabulary_valid_,
+                          shape_.vocabulary, vocabulary_begin_});
+  tensor_group_.AllGather(stream_, stats_, all_stats_, chunk.rows * 3);
+  ops_.CrossEntropyCombine({all_stats_, lse_, loss_, chunk.rows, tensor_group_.size()});
+  stream_.RunOnHost([=, this] {
+    for (int64_t i = 0; i < chunk.rows; ++i) losses[(chunk.row + i) / shape_.tokens] += loss_[i];
+    return absl::OkStatus();
+  });
+}
+
+void StageModel::Loss(const MicroBatch& batch, double* losses) {
+  for (const Chunk& chunk : ChunksOf(0, shape_.sequences)) ForwardChunk(batch, chunk, losses);
+}
+
+void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* losses,
+                              GradientLanes& lanes) {
+  float* slot = slots_[static_cast<size_t>(batch.slot)];
+  const float* normed = slot + slot_layout_.final_norm;
+  lanes.Assign(batch.index, {weights_.head}, ops_,
+               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+                 for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
+                   ForwardChunk(batch, chunk, losses);
+                   ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
+                                              vocabulary_valid_, shape_.vocabulary,
+                                              vocabulary_begin_, loss_scale_});
+                   ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
+                                              weights_.head.GradientIn(gradients), nullptr,
+                                              chunk.rows, shape_.vocabulary, shape_.hidden,
+                                              chunk.rows_per_leaf, accumulate});
+                   accumulate = true;
+                   ops_.MatmulBackwardInput({logits_, weights_.head.In(parameters_),
+                                             norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
+                                             shape_.vocabulary, shape_.hidden, false});
+                 }
+               });
+  SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
+  BackwardNorm(batch, weights_.final_norm, weights_.final_norm_bias, Output(batch.slot),
+               slot + slot_layout_.final_mean, slot + slot_layout_.final_rstd, flow, false, lanes);
+}
+
+// From norm_gradient_ into flow.
+void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                              const float* x, const float* mean, const float* rstd, float* flow,
+                              bool accumulate, GradientLanes& lanes) {
+  lanes.Accumulate(batch.index, {weight, bias}, ops_,
+                   [&](const plan::LaneSegment& segment, float* gradients) {
+                     const int64_t row = segment.first_sequence * shape_.tokens;
+                     const int64_t at = row * shape_.hidden;
+                     kernels::LayerNormBackwardArgs args{};
+                     args.dy = norm_gradient_ + at;
+                     args.x = x + at;
+                     args.weight = weight.In(parameters_);
+                     args.mean = mean + row;
+                     args.rstd = rstd + row;
+                     args.dx = flow + at;
+                     args.dweight = weight.GradientIn(gradients);
+                     args.dbias = bias.GradientIn(gradients);
+                     args.rows = segment.sequences * shape_.tokens;
+                     args.columns = shape_.hidden;
+                     args.rows_per_leaf = shape_.tokens;
+                     args.accumulate = accumulate;
+                     ops_.LayerNormBackward(args);
+                   });
+}
+
+const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
+                                          WeightRef bias, const float* flow, GradientLanes& lanes) {
+  const bool dropped = batch.training && dropout_ > 0;
+  lanes.Accumulate(batch.index, {bias}, ops_,
+                   [&](const plan::LaneSegment& segment, float* gradients) {
+                     const int64_t at = segment.first_sequence * shape_.tokens * shape_.hidden;
+                     kernels::ResidualBackwardArgs args{};
+                     args.dout = flow + at;
+                     args.dbranch = dropped ? branch_gradient_ + at : nullptr;
+                     args.dbias = bias.GradientIn(gradients);
+                     args.rows = segment.sequences * shape_.tokens;
+                     args.columns = shape_.hidden;
+                     args.rows_per_leaf = shape_.tokens;
+                     args.dropout = DropoutAt(batch, layer, site, segment.first_sequence);
+                     ops_.ResidualBackward(args);
+                   });
+  return dropped ? branch_gradient_ : flow;
+}
+
+void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                                const float* dy, const float* x, int64_t n, int64_t k,
+                                GradientLanes& lanes) {
+  lanes.Assign(
+      batch.index, {weight, bias}, ops_,
+      [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+        const int64_t row = segment.first_sequence * shape_.tokens;
+        ops_.MatmulBackwardWeight({dy + row * n, x + row * k, weight.GradientIn(gradients),
+                                   bias.GradientIn(gradients), segment.sequences * shape_.tokens, n,
+                                   k, shape_.tokens, accumulate});
+      });
+}
+
+void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
+                             GradientLanes& lanes) {
+  float* at = Layer(batch.slot, layer);
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const float* branch = BackwardResidual(batch, first_layer_ + layer, kernels::kSiteMlpOutput,
+                                         w.down_bias, flow, lanes);
+  BackwardWeight(batch, w.down, {}, branch, at + layout_.gelu, shape_.hidden, shape_.ffn, lanes);
+  ops_.MatmulBackwardInput({branch, w.down.In(parameters_), wide_gradient_, shape_.rows,
+                            shape_.hidden, shape_.ffn, false});
+  lanes.Accumulate(
+      batch.index, {w.up_bias}, ops_, [&](const plan::LaneSegment& segment, float* gradients) {
+        const int64_t start = segment.first_sequence * shape_.tokens * shape_.ffn;
+        ops_.BiasGeluBackward({wide_gradient_ + start, at + layout_.up + start,
+                               wide_gradient_ + start, w.up_bias.GradientIn(gradients),
+                               segment.sequences * shape_.tokens, shape_.ffn, shape_.tokens});
+      });
+  BackwardWeight(batch, w.up, {}, wide_gradient_, at + layout_.norm2, shape_.ffn, shape_.hidden,
+                 lanes);
+  ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
+                            shape_.ffn, shape_.hidden, false});
+  SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
+  BackwardNorm(batch, w.norm2, w.norm2_bias, at + layout_.middle, at + layout_.mean2,
+               at + layout_.rstd2, flow, true, lanes);
+}
+
+void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* flow,
+                                   GradientLanes& lanes) {
+  float* at = Layer(batch.slot, layer);
+  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
+  const int64_t width = 3 * shape_.attention;
+  const float* branch = BackwardResidual(batch, first_layer_ + layer, kernels::kSiteAttentionOutput,
+                                         w.output_bias, flow, lanes);
+  BackwardWeight(batch, w.output, {}, branch, at + layout_.attention, shape_.hidden,
+                 shape_.attention, lanes);
+  ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
+                            shape_.hidden, shape_.attention, false});
+  kernels::AttentionBackwardArgs args{};
+  args.dout = attention_gradient_;
+  args.out = at + layout_.attention;
+  args.lse = at + layout_.lse;
+  args.q = at + layout_.qkv;
+  args.k = args.q + shape_.attention;
+  args.v = args.k + shape_.attention;
+  args.dq = wide_gradient_;
+  args.dk = args.dq + shape_.attention;
+  args.dv = args.dk + shape_.attention;
+  args.stride = width;
+  args.sequences = shape_.sequences;
+  args.tokens = shape_.tokens;
+  args.heads = shape_.heads;
+  args.head_dim = shape_.head_dim;
+  args.first_head = tensor_index_ * shape_.heads;
+  args.dropout = DropoutAt(batch, first_layer_ + layer, kernels::kSiteAttention, 0);
+  args.scratch = attention_scratch_;
+  ops_.AttentionBackward(args);
+  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at + layout_.norm1, width, shape_.hidden,
+                 lanes);
+  ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
+                            width, shape_.hidden, false});
+  SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
+  BackwardNorm(batch, w.norm1, w.norm1_bias, at + layout_.input, at + layout_.mean1,
+               at + layout_.rstd1, flow, true, lanes);
+}
+
+void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes) {
+  lanes.Accumulate(
+      batch.index, {weights_.position, weights_.token}, ops_,
+      [&](const plan::LaneSegment& segment, float* gradients) {
+        const int64_t row = segment.first_sequence * shape_.tokens;
+        const int64_t rows = segment.sequences * shape_.tokens;
+        float* dx = flow + row * shape_.hidden;
+        ops_.PositionEmbeddingBackward(
+            {dx, weights_.position.GradientIn(gradients), rows, shape_.hidden, shape_.tokens,
+             DropoutAt(batch, 0, kernels::kSiteEmbedding, segment.first_sequence)});
+        ops_.EmbeddingBackward({batch.inputs + row, dx, weights_.token.GradientIn(gradients), rows,
+                                shape_.hidden, vocabulary_begin_, shape_.vocabulary});
+      });
+}
+
+void StageModel::Backward(const MicroBatch& batch, float* flow, double* losses,
+                          GradientLanes& lanes, const std::function<void(int layer)>& layer_done) {
+  if (shape_.last) {
+    BackwardHead(batch, flow, losses, lanes);
+    layer_done(model_layers_);
+  }
+  for (int layer = shape_.layers - 1; layer >= 0; --layer) {
+    BackwardMlp(batch, layer, flow, lanes);
+    BackwardAttention(batch, layer, flow, lanes);
+    layer_done(first_layer_ + layer);
+  }
+  if (shape_.first) {
+    BackwardEmbedding(batch, flow, lanes);
+    layer_done(-1);
+  }
+}
+
+}  // namespace tercio

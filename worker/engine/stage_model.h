@@ -1,0 +1,124 @@
+// One pipeline stage of a GPT-2 style transformer (pre-LayerNorm, learned positions, tied head), as
+// one tensor rank computes it: forward and backward of a micro-batch. Radford et al. 2019; the
+// partition is that of Shoeybi et al., "Megatron-LM", section 3.
+//
+// Works in the buffers of the arena only; all operations go to the given stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "plan/memory_map.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+#include "worker/collective/communicator.h"
+#include "worker/device/device.h"
+#include "worker/engine/arena.h"
+#include "worker/engine/gradient_lanes.h"
+#include "worker/engine/stage_weights.h"
+
+namespace tercio {
+
+struct MicroBatch {
+  int index = 0;  // within the step
+  int slot = 0;
+  int64_t step = 0;
+  int64_t first_sequence = 0;        // in the global batch
+  bool training = true;              // dropout applies
+  const int32_t* inputs = nullptr;   // rows ids; first stage
+  const int32_t* targets = nullptr;  // rows ids; last stage
+};
+
+class StageModel {
+ public:
+  StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageTensors& tensors,
+             Arena& arena, Stream& stream, Communicator& tensor_group);
+
+  // Where the stage before puts the activation of a slot, and where the stage after finds it.
+  float* Input(int slot) const { return Layer(slot, 0) + layout_.input; }
+  float* Output(int slot) const { return slots_[static_cast<size_t>(slot)] + slot_layout_.output; }
+
+  // Input (or tokens) -> Output, and on the last stage the final norm.
+  void Forward(const MicroBatch& batch);
+
+  // Last stage, after Forward: adds the loss of each sequence of the micro-batch to
+  // losses[0..sequences). No gradients.
+  void Loss(const MicroBatch& batch, double* losses);
+
+  // After Forward. `flow` holds the gradient of Output (on the last stage: nothing; losses are
+  // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
+  // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
+  // for the head, descending, -1 for the embedding.
+  void Backward(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes,
+                const std::function<void(int layer)>& layer_done);
+
+ private:
+  struct Chunk {
+    int64_t row;
+    int64_t rows;
+    int64_t rows_per_leaf;
+  };
+
+  float* Layer(int slot, int layer) const {
+    return slots_[static_cast<size_t>(slot)] + layer * slot_layout_.layer_stride;
+  }
+  kernels::Dropout DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
+                             int64_t sequence_offset) const;
+  kernels::LayerNormArgs Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
+                              float* mean, float* rstd) const;
+  kernels::LayerNormArgs NormAfter(const MicroBatch& batch, int layer) const;
+  void SumOverTensorRanks(float* data, int64_t count);
+
+  void Embed(const MicroBatch& batch);
+  void ForwardLayer(const MicroBatch& batch, int layer);
+  void ForwardAttention(const MicroBatch& batch, int layer);
+  std::vector<Chunk> ChunksOf(int64_t first_sequence, int64_t sequences) const;
+  void ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses);
+  void BackwardHead(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes);
+  void BackwardMlp(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
+  void BackwardAttention(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
+  void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* x,
+                    const float* mean, const float* rstd, float* flow, bool accumulate,
+                    GradientLanes& lanes);
+  // The gradient of a branch that was added to the residual stream.
+  const float* BackwardResidual(const MicroBatch& batch, int layer, uint32_t site, WeightRef bias,
+                                const float* flow, GradientLanes& lanes);
+  // dw = dy^T x, per lane.
+  void BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* dy,
+                      const float* x, int64_t n, int64_t k, GradientLanes& lanes);
+  void BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes);
+
+  plan::StageShape shape_;
+  plan::LayerActivations layout_;
+  plan::SlotActivations slot_layout_;
+  StageWeights weights_;
+  int first_layer_;
+  int model_layers_;
+  int tensor_index_;
+  int64_t vocabulary_begin_ = 0;
+  int64_t vocabulary_valid_ = 0;  // rows of the vocabulary here that are not padding
+  float dropout_;
+  uint64_t seed_;
+  float loss_scale_;
+
+  Stream& stream_;
+  kernels::Ops& ops_;
+  Communicator& tensor_group_;
+  std::vector<float*> slots_;
+  const float* parameters_;
+  float* branch_;
+  float* branch_gradient_;
+  float* norm_gradient_;
+  float* wide_gradient_;
+  float* attention_gradient_;
+  float* attention_scratch_;
+  float* tensor_scratch_;
+  float* logits_ = nullptr;
+  float* stats_ = nullptr;
+  float* all_stats_ = nullptr;
+  float* lse_ = nullptr;
+  float* loss_ = nullptr;
+};
+
+}  // namespace tercio

@@ -1,0 +1,43 @@
+// Where a stage's tensors lie in its flat buffers, by their use in the model.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/model_tensors.h"
+
+namespace tercio {
+
+// A run of elements in the parameter and gradient buffers. Absent (a bias of a model without
+// biases): no elements.
+struct WeightRef {
+  int64_t parameter = 0;
+  int64_t gradient = 0;
+  int64_t elements = 0;
+
+  const float* In(const float* parameters) const {
+    return elements == 0 ? nullptr : parameters + parameter;
+  }
+  float* GradientIn(float* gradients) const {
+    return elements == 0 ? nullptr : gradients + gradient;
+  }
+};
+
+struct LayerWeights {
+  WeightRef norm1, norm1_bias;
+  WeightRef qkv, qkv_bias;  // query, key and value as one matrix
+  WeightRef output, output_bias;
+  WeightRef norm2, norm2_bias;
+  WeightRef up, up_bias;
+  WeightRef down, down_bias;
+};
+
+struct StageWeights {
+  WeightRef token, position;                    // first stage
+  std::vector<LayerWeights> layers;             // of this stage
+  WeightRef final_norm, final_norm_bias, head;  // last stage
+};
+
+StageWeights FindWeights(const plan::StageTensors& tensors, int first_layer, int layers);
+
+}  // namespace tercio

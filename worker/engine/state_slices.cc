@@ -1,0 +1,62 @@
+#include "worker/engine/state_slices.h"
+
+#include "absl/strings/str_cat.h"
+#include "plan/memory_map.h"
+
+namespace tercio {
+namespace {
+
+void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
+               std::vector<StateSlice>* slices) {
+  const plan::TensorShard shard =
+      plan::ShardOfRank(entry.tensor, plan.layout().tensor(), plan.placement().tensor_index(),
+                        plan.padded_vocabulary());
+  const int64_t rows = shard.row_end - shard.row_begin;
+  if (rows <= 0) return;  // nothing but rows that pad the vocabulary
+  const std::pair<StateKind, const char*> kinds[] = {{StateKind::kParameter, ""},
+                                                     {StateKind::kFirstMoment, "adamw.m."},
+                                                     {StateKind::kSecondMoment, "adamw.v."}};
+  for (const auto& [kind, prefix] : kinds) {
+    StateSlice state;
+    state.kind = kind;
+    state.offset = entry.parameter_offset;
+    state.elements = rows * shard.local_columns;
+    state.slice.set_tensor(absl::StrCat(prefix, entry.tensor.name));
+    state.slice.add_shape(entry.tensor.rows);
+    if (!entry.tensor.is_vector) state.slice.add_shape(entry.tensor.columns);
+    state.slice.set_row_begin(shard.row_begin);
+    state.slice.set_row_end(shard.row_end);
+    state.slice.set_column_begin(shard.column_begin);
+    state.slice.set_column_end(shard.column_end);
+    state.slice.set_dtype("F32");
+    slices->push_back(state);
+  }
+}
+
+}  // namespace
+
+std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
+  std::vector<StateSlice> slices;
+  for (const plan::StageTensor& entry : tensors.tensors) {
+    if (entry.role == plan::TensorRole::kHead) continue;
+    const bool whole = entry.tensor.shard == plan::Shard::kWhole;
+    if (whole && plan.placement().tensor_index() != 0) continue;
+    if (!plan::SavesTensor(entry.tensor.index, plan.placement().data_index(),
+                           plan.layout().data())) {
+      continue;
+    }
+    AddTensor(entry, plan, &slices);
+  }
+  return slices;
+}
+
+std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
+  std::vector<StateSlice> slices;
+  for (const plan::StageTensor& entry : tensors.tensors) {
+    const bool shared = entry.role == plan::TensorRole::kHead && plan.layout().pipeline() == 1;
+    if (!shared) AddTensor(entry, plan, &slices);
+  }
+  return slices;
+}
+
+}  // namespace tercio

@@ -1,0 +1,30 @@
+// What of the training state a rank holds, as slices of logical tensors: the link between flat
+// buffers and checkpoints that know no layout.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/model_tensors.h"
+#include "proto/tercio/v1/checkpoint_service.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio {
+
+enum class StateKind { kParameter, kFirstMoment, kSecondMoment };
+
+struct StateSlice {
+  v1::TensorSlice slice;
+  StateKind kind = StateKind::kParameter;
+  int64_t offset = 0;    // elements, in the parameter or moment buffer
+  int64_t elements = 0;  // of the slice: whole local rows
+};
+
+// Slices that this rank contributes to a checkpoint; over all ranks every element comes exactly
+// once.
+std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan);
+
+// Slices that this rank needs to go on.
+std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan);
+
+}  // namespace tercio

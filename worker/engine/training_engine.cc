@@ -1,0 +1,451 @@
+#include "worker/engine/training_engine.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "plan/lanes.h"
+#include "plan/model_tensors.h"
+#include "worker/engine/arena.h"
+#include "worker/engine/gradient_lanes.h"
+#include "worker/engine/initialization.h"
+#include "worker/engine/pipeline_links.h"
+#include "worker/engine/stage_model.h"
+#include "worker/engine/state_slices.h"
+
+namespace tercio {
+namespace {
+
+constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
+
+std::vector<float*> GradientBuffers(Arena& arena, int lanes_per_rank) {
+  std::vector<float*> buffers;
+  for (int i = 0; i < plan::GradientBuffers(lanes_per_rank); ++i) {
+    buffers.push_back(arena.Floats(absl::StrCat("gradients.", i)));
+  }
+  return buffers;
+}
+
+class Engine : public TrainingEngine {
+ public:
+  Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
+         const Communicators& communicators, SampleSource& source, Arena arena)
+      : spec_(spec),
+        plan_(plan),
+        communicators_(communicators),
+        source_(source),
+        arena_(std::move(arena)),
+        compute_(device.CreateStream(Device::StreamKind::kCompute)),
+        communication_(device.CreateStream(Device::StreamKind::kCommunication)),
+        bucket_ready_(device.CreateEvent()),
+        shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
+        tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
+        tensor_count_(static_cast<int>(plan::ModelTensors(spec.model()).size())),
+        model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor),
+        lanes_(GradientBuffers(arena_, LanesPerRank()), plan.layout().micro_batch(),
+               shape_.sequences_per_rank, LanesPerRank()),
+        links_(*communicators.pipeline, *compute_),
+        to_save_(SlicesToSave(tensors_, plan)),
+        to_load_(SlicesToLoad(tensors_, plan)) {
+    parameters_ = arena_.Floats("parameters");
+    first_moments_ = arena_.Floats("adamw.m");
+    second_moments_ = arena_.Floats("adamw.v");
+    for (int i = 0; i < kGradientFlows; ++i) {
+      flows_[i] = arena_.Floats(absl::StrCat("gradient_flow.", i));
+    }
+    data_scratch_ = arena_.Floats("data_scratch");
+    tied_gradient_ = arena_.Floats("tied_gradient");
+    exchange_ = arena_.Get<double>("exchange");
+    inputs_ = arena_.Get<int32_t>("tokens.inputs");
+    targets_ = arena_.Get<int32_t>("tokens.targets");
+    snapshot_ = arena_.Floats("snapshot");
+    sample_.resize(static_cast<size_t>(shape_.tokens + 1));
+    for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
+    for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
+    Initialize();
+  }
+
+  absl::StatusOr<StepResult> Step(int64_t step) override;
+  absl::StatusOr<double> Evaluate() override;
+  absl::StatusOr<absl::Span<const float>> Snapshot() override;
+  absl::Status Load(int64_t slice_index, absl::Span<const float> values) override;
+
+  const std::vector<v1::TensorSlice>& SavedSlices() const override { return saved_slices_; }
+  const std::vector<v1::TensorSlice>& NeededSlices() const override { return needed_slices_; }
+  int64_t planned_bytes() const override { return plan_.stage().memory().total_bytes(); }
+  int64_t peak_bytes() const override { return arena_.total_bytes(); }
+
+ private:
+  int stage() const { return plan_.placement().pipeline_index(); }
+  int stages() const { return plan_.layout().pipeline(); }
+  int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
+  int64_t FirstSequenceOfRank() const {
+    return plan_.placement().data_index() * shape_.sequences_per_rank;
+  }
+  int64_t FlowBytes() const {
+    return shape_.rows * shape_.hidden * static_cast<int64_t>(sizeof(float));
+  }
+  // Losses of this rank's sequences, inside the exchange vector.
+  double* RankLosses() { return exchange_ + FirstSequenceOfRank(); }
+  double* NormSlot(int tensor, int tensor_index) {
+    return exchange_ + spec_.training().global_batch() + tensor * plan_.layout().tensor() +
+           tensor_index;
+  }
+  int64_t ExchangeCount() const {
+    return spec_.training().global_batch() + int64_t{tensor_count_} * plan_.layout().tensor();
+  }
+
+  void Initialize();
+  void StoreSample(int64_t sequence);
+  MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
+  void Run(const v1::Action& action, int64_t step);
+  void Forward(const MicroBatch& batch);
+  void Backward(const MicroBatch& batch);
+  void ReduceBucket(int layer);
+  void FinishReduction();
+  void JoinTiedGradients();
+  void MeasureGradients();
+  void ClearForeignLosses(bool keep_own);
+  void UpdateWeights(int64_t step, const StepResult& result);
+  absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, double* sum);
+  float* Buffer(StateKind kind) const;
+  const plan::StageTensor* FindRole(plan::TensorRole role) const;
+
+  const v1::JobSpec spec_;
+  const v1::RankPlan plan_;
+  const Communicators communicators_;
+  SampleSource& source_;
+  Arena arena_;
+  std::unique_ptr<Stream> compute_;
+  std::unique_ptr<Stream> communication_;
+  std::unique_ptr<Event> bucket_ready_;
+  plan::StageShape shape_;
+  plan::StageTensors tensors_;
+  int tensor_count_;
+  StageModel model_;
+  GradientLanes lanes_;
+  PipelineLinks links_;
+  std::vector<StateSlice> to_save_;
+  std::vector<StateSlice> to_load_;
+  std::vector<v1::TensorSlice> saved_slices_;
+  std::vector<v1::TensorSlice> needed_slices_;
+  std::vector<int32_t> sample_;
+  float* parameters_;
+  float* first_moments_;
+  float* second_moments_;
+  float* flows_[kGradientFlows];
+  float* data_scratch_;
+  float* tied_gradient_;
+  double* exchange_;
+  int32_t* inputs_;
+  int32_t* targets_;
+  float* snapshot_;
+};
+
+void Engine::Initialize() {
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    const std::vector<float> values = InitialValues(entry.tensor, plan_, spec_.training().seed());
+    TERCIO_CHECK_EQ(static_cast<int64_t>(values.size()), entry.elements);
+    compute_->CopyFromHost(parameters_ + entry.parameter_offset, values.data(),
+                           entry.elements * static_cast<int64_t>(sizeof(float)));
+  }
+}
+
+// The sample in sample_ becomes sequence `sequence` of this rank's token buffers.
+void Engine::StoreSample(int64_t sequence) {
+  const int64_t bytes = shape_.tokens * static_cast<int64_t>(sizeof(int32_t));
+  compute_->CopyFromHost(inputs_ + sequence * shape_.tokens, sample_.data(), bytes);
+  compute_->CopyFromHost(targets_ + sequence * shape_.tokens, sample_.data() + 1, bytes);
+}
+
+MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
+  MicroBatch batch;
+  batch.index = action.micro_batch();
+  batch.slot = action.slot();
+  batch.step = step;
+  batch.first_sequence = FirstSequenceOfRank() + int64_t{batch.index} * shape_.sequences;
+  batch.inputs = inputs_ + batch.index * shape_.rows;
+  batch.targets = targets_ + batch.index * shape_.rows;
+  return batch;
+}
+
+void Engine::Run(const v1::Action& action, int64_t step) {
+  const MicroBatch batch = BatchAt(step, action);
+  const int flow = action.micro_batch() % kGradientFlows;
+  switch (action.kind()) {
+    case v1::ACTION_KIND_RECEIVE_ACTIVATION:
+      links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot), FlowBytes(),
+                     stage() - 1);
+      return;
+    case v1::ACTION_KIND_FORWARD:
+      links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
+      links_.WaitSend(PipelineLinks::kActivation, batch.slot);
+      model_.Forward(batch);
+      return;
+    case v1::ACTION_KIND_SEND_ACTIVATION:
+      links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot), FlowBytes(),
+                  stage() + 1);
+      return;
+    case v1::ACTION_KIND_RECEIVE_GRADIENT:
+      links_.WaitSend(PipelineLinks::kGradient, flow);
+      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), stage() + 1);
+      return;
+    case v1::ACTION_KIND_BACKWARD:
+      links_.WaitReceive(PipelineLinks::kGradient, flow);
+      // The last stage receives no gradient that would have waited for this buffer.
+      links_.WaitSend(PipelineLinks::kGradient, flow);
+      Backward(batch);
+      return;
+    case v1::ACTION_KIND_SEND_GRADIENT:
+      links_.Send(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), stage() - 1);
+      return;
+    case v1::ACTION_KIND_REDUCE_GRADIENTS:
+      FinishReduction();
+      return;
+    default:
+      return;  // OPTIMIZER_STEP needs the gradient norm: see Step
+  }
+}
+
+void Engine::Backward(const MicroBatch& batch) {
+  const bool last = batch.index + 1 == plan_.layout().micro_batches();
+  // With one stage only the first flow buffer exists.
+  float* flow = stages() == 1 ? flows_[0] : flows_[batch.index % kGradientFlows];
+  double* losses = RankLosses() + int64_t{batch.index} * shape_.sequences;
+  model_.Backward(batch, flow, losses, lanes_, [&](int layer) {
+    if (last) ReduceBucket(layer);
+  });
+}
+
+// Starts the sum over data ranks of the bucket that a layer completes, while the backward pass goes
+// on.
+void Engine::ReduceBucket(int layer) {
+  if (plan_.layout().data() == 1) return;
+  for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
+    if (bucket.ready_after_layer() != layer) continue;
+    compute_->Record(*bucket_ready_);
+    communication_->Wait(*bucket_ready_);
+    communicators_.data->AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
+                                      bucket.end() - bucket.begin(), SumOrder::kTree,
+                                      data_scratch_);
+  }
+}
+
+void Engine::FinishReduction() {
+  compute_->RunOnHost([this] { return communication_->Synchronize(); });
+  JoinTiedGradients();
+  links_.WaitAll();
+  MeasureGradients();
+}
+
+const plan::StageTensor* Engine::FindRole(plan::TensorRole role) const {
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    if (entry.role == role) return &entry;
+  }
+  return nullptr;
+}
+
+// The tied embedding's gradient is lookup + head, added once, on both stages that hold it.
+void Engine::JoinTiedGradients() {
+  const plan::StageTensor* lookup = FindRole(plan::TensorRole::kLookup);
+  const plan::StageTensor* head = FindRole(plan::TensorRole::kHead);
+  float* gradients = lanes_.result();
+  if (lookup != nullptr && head != nullptr) {
+    compute_->ops().Add(gradients + lookup->gradient_offset, gradients + head->gradient_offset,
+                        lookup->elements);
+    return;
+  }
+  const plan::StageTensor* mine = lookup != nullptr ? lookup : head;
+  if (mine == nullptr) return;
+  const int peer = lookup != nullptr ? stages() - 1 : 0;
+  const int64_t bytes = mine->elements * static_cast<int64_t>(sizeof(float));
+  links_.Receive(PipelineLinks::kTied, 0, tied_gradient_, bytes, peer);
+  links_.Send(PipelineLinks::kTied, 0, gradients + mine->gradient_offset, bytes, peer);
+  links_.WaitReceive(PipelineLinks::kTied, 0);
+  links_.WaitSend(PipelineLinks::kTied, 0);
+  compute_->ops().Add(gradients + mine->gradient_offset, tied_gradient_, mine->elements);
+}
+
+// Every entry of the exchange vector has one contributor over all ranks: losses come from the last
+// stage's first tensor rank, a tensor's sum of squares from the ranks of data rank 0 that hold it.
+void Engine::MeasureGradients() {
+  const int tensor_index = plan_.placement().tensor_index();
+  std::fill(exchange_ + spec_.training().global_batch(), exchange_ + ExchangeCount(), 0.0);
+  ClearForeignLosses(shape_.last && tensor_index == 0);
+  if (plan_.placement().data_index() == 0) {
+    for (const plan::StageTensor& entry : tensors_.tensors) {
+      if (entry.role == plan::TensorRole::kHead) continue;
+      if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
+      compute_->ops().SumOfSquares(lanes_.result() + entry.gradient_offset, entry.elements,
+                                   NormSlot(entry.tensor.index, tensor_index));
+    }
+  }
+  communicators_.world->AllReduceSum(*compute_, exchange_, ExchangeCount());
+}
+
+void Engine::ClearForeignLosses(bool keep_own) {
+  double* end = exchange_ + spec_.training().global_batch();
+  double* own = RankLosses();
+  std::fill(exchange_, own, 0.0);
+  if (!keep_own) std::fill(own, own + shape_.sequences_per_rank, 0.0);
+  std::fill(own + shape_.sequences_per_rank, end, 0.0);
+}
+
+absl::StatusOr<StepResult> Engine::Step(int64_t step) {
+  const double waited = communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
+                        communicators_.pipeline->WaitSeconds();
+  if (shape_.first || shape_.last) {
+    for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
+      source_.ReadTraining(step, FirstSequenceOfRank() + i, sample_.data());
+      StoreSample(i);
+    }
+  }
+  std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);
+  for (const v1::Action& action : plan_.stage().actions()) Run(action, step);
+  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+
+  StepResult result;
+  double loss = 0;
+  for (int64_t i = 0; i < spec_.training().global_batch(); ++i) loss += exchange_[i];
+  double squares = 0;
+  for (int64_t i = spec_.training().global_batch(); i < ExchangeCount(); ++i) {
+    squares += exchange_[i];
+  }
+  result.loss = loss / (static_cast<double>(spec_.training().global_batch()) *
+                        static_cast<double>(shape_.tokens));
+  result.grad_norm = std::sqrt(squares);
+  result.learning_rate = LearningRate(spec_.training(), step);
+  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("loss is ", result.loss, " and the gradient norm ", result.grad_norm,
+                     " at step ", step, "; lower optimizer.learning_rate or clip_grad_norm"));
+  }
+  UpdateWeights(step, result);
+  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  result.communication_seconds = communicators_.world->WaitSeconds() +
+                                 communicators_.tensor->WaitSeconds() +
+                                 communicators_.pipeline->WaitSeconds() - waited;
+  return result;
+}
+
+void Engine::UpdateWeights(int64_t step, const StepResult& result) {
+  const v1::OptimizerSpec& optimizer = spec_.training().optimizer();
+  const double limit = spec_.training().clip_grad_norm();
+  const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;
+    kernels::AdamWArgs args{};
+    args.parameter = parameters_ + entry.parameter_offset;
+    args.gradient = lanes_.result() + entry.gradient_offset;
+    args.m = first_moments_ + entry.parameter_offset;
+    args.v = second_moments_ + entry.parameter_offset;
+    args.count = entry.elements;
+    args.learning_rate = static_cast<float>(result.learning_rate);
+    args.beta1 = static_cast<float>(optimizer.beta1());
+    args.beta2 = static_cast<float>(optimizer.beta2());
+    args.eps = static_cast<float>(optimizer.eps());
+    args.weight_decay =
+        entry.tensor.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
+    args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(step));
+    args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(step));
+    args.clip = static_cast<float>(clip);
+    compute_->ops().AdamW(args);
+  }
+}
+
+// One global batch of validation samples, micro-batch after micro-batch through activation slot 0.
+// Sequences beyond `samples` are computed (all ranks take part) and not counted.
+absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, double* sum) {
+  for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
+    const int64_t index = FirstSequenceOfRank() + i;
+    source_.ReadValidation(first_sample + (index < samples ? index : 0), sample_.data());
+    StoreSample(i);
+  }
+  std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);
+  for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    v1::Action action;
+    action.set_micro_batch(m);
+    MicroBatch batch = BatchAt(0, action);
+    batch.training = false;
+    if (!shape_.first) {
+      links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0), FlowBytes(), stage() - 1);
+      links_.WaitReceive(PipelineLinks::kActivation, 0);
+    }
+    links_.WaitSend(PipelineLinks::kActivation, 0);
+    model_.Forward(batch);
+    if (shape_.last) {
+      model_.Loss(batch, RankLosses() + int64_t{m} * shape_.sequences);
+    } else {
+      links_.Send(PipelineLinks::kActivation, 0, model_.Output(0), FlowBytes(), stage() + 1);
+    }
+  }
+  links_.WaitAll();
+  ClearForeignLosses(shape_.last && plan_.placement().tensor_index() == 0);
+  communicators_.world->AllReduceSum(*compute_, exchange_, spec_.training().global_batch());
+  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  for (int64_t i = 0; i < samples; ++i) *sum += exchange_[i];
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> Engine::Evaluate() {
+  const int64_t batch = spec_.training().global_batch();
+  const int64_t wanted = spec_.training().evaluate().batches() * batch;
+  const int64_t available = source_.validation_samples();
+  TERCIO_CHECK_GE(available, 1);
+  const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
+  double sum = 0;
+  for (int64_t first = 0; first < samples; first += batch) {
+    TERCIO_RETURN_IF_ERROR(EvaluateBatch(first, std::min(batch, samples - first), &sum));
+  }
+  return sum / (static_cast<double>(samples) * static_cast<double>(shape_.tokens));
+}
+
+float* Engine::Buffer(StateKind kind) const {
+  switch (kind) {
+    case StateKind::kFirstMoment:
+      return first_moments_;
+    case StateKind::kSecondMoment:
+      return second_moments_;
+    default:
+      return parameters_;
+  }
+}
+
+absl::StatusOr<absl::Span<const float>> Engine::Snapshot() {
+  int64_t at = 0;
+  for (const StateSlice& state : to_save_) {
+    compute_->CopyToHost(snapshot_ + at, Buffer(state.kind) + state.offset,
+                         state.elements * static_cast<int64_t>(sizeof(float)));
+    at += state.elements;
+  }
+  TERCIO_CHECK_LE(at * static_cast<int64_t>(sizeof(float)), arena_.Bytes("snapshot"));
+  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  return absl::MakeConstSpan(snapshot_, static_cast<size_t>(at));
+}
+
+absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
+  const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
+  if (static_cast<int64_t>(values.size()) != state.elements) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ",
+                                                   values.size(), " values, need ",
+                                                   state.elements));
+  }
+  compute_->CopyFromHost(Buffer(state.kind) + state.offset, values.data(),
+                         state.elements * static_cast<int64_t>(sizeof(float)));
+  return compute_->Synchronize();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
+    const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
+    const Communicators& communicators, SampleSource& source) {
+  TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
+  return std::unique_ptr<TrainingEngine>(
+      std::make_unique<Engine>(spec, plan, device, communicators, source, std::move(arena)));
+}
+
+}  // namespace tercio
