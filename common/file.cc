@@ -1,0 +1,175 @@
+#include "common/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+class Descriptor {
+ public:
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int get() const { return value_; }
+  int Release() { return std::exchange(value_, -1); }
+
+ private:
+  int value_;
+};
+
+absl::Status WriteAll(int descriptor, std::string_view content, const std::string& path) {
+  while (!content.empty()) {
+    const ssize_t written = write(descriptor, content.data(), content.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError(errno, "cannot write", path);
+    content.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status FileError(int error, std::string_view what, std::string_view path) {
+  const std::string message = absl::StrCat(std::string(what), " ", std::string(path), ": ",
+                                           std::generic_category().message(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(message);
+    case ENOSPC:
+    case EDQUOT:
+      return absl::ResourceExhaustedError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return FileError(errno, "cannot open", path);
+  std::string content;
+  char buffer[65536];
+  while (true) {
+    const ssize_t count = read(file.get(), buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return FileError(errno, "cannot read", path);
+    if (count == 0) return content;
+    content.append(buffer, static_cast<size_t>(count));
+  }
+}
+
+absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
+  const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
+  {
+    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (file.get() < 0) return FileError(errno, "cannot create", temporary);
+    absl::Status status = WriteAll(file.get(), content, temporary);
+    if (status.ok() && fsync(file.get()) != 0) status = FileError(errno, "cannot sync", temporary);
+    if (!status.ok()) {
+      unlink(temporary.c_str());
+      return status;
+    }
+  }
+  TERCIO_RETURN_IF_ERROR(RenamePath(temporary, path));
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  return SyncPath(parent.empty() ? "." : parent);
+}
+
+absl::Status SyncPath(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return FileError(errno, "cannot open", path);
+  if (fsync(file.get()) != 0) return FileError(errno, "cannot sync", path);
+  return absl::OkStatus();
+}
+
+absl::Status MakeDirectories(const std::string& path) {
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) return FileError(error.value(), "cannot create directory", path);
+  if (!std::filesystem::is_directory(path, error)) {
+    return absl::FailedPreconditionError(absl::StrCat(path, " is not a directory"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  return error ? FileError(error.value(), "cannot remove", path) : absl::OkStatus();
+}
+
+absl::Status RenamePath(const std::string& from, const std::string& to) {
+  if (rename(from.c_str(), to.c_str()) != 0) return FileError(errno, "cannot rename to", to);
+  return absl::OkStatus();
+}
+
+bool PathExists(const std::string& path) {
+  struct stat info;
+  return stat(path.c_str(), &info) == 0;
+}
+
+std::vector<std::string> ListDirectory(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, bool wait) {
+  Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (file.get() < 0) return FileError(errno, "cannot open lock", path);
+  if (flock(file.get(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      return absl::FailedPreconditionError(absl::StrCat(path, " is locked by another process"));
+    }
+    return FileError(errno, "cannot lock", path);
+  }
+  return std::unique_ptr<FileLock>(new FileLock(file.Release()));
+}
+
+FileLock::~FileLock() { close(descriptor_); }
+
+absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Open(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) return FileError(errno, "cannot open", path);
+  struct stat info;
+  if (fstat(file.get(), &info) != 0) return FileError(errno, "cannot read", path);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file"));
+  }
+  const size_t size = static_cast<size_t>(info.st_size);
+  if (size == 0) return std::shared_ptr<const MappedFile>(new MappedFile(nullptr, 0));
+  void* data = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
+  if (data == MAP_FAILED) return FileError(errno, "cannot map", path);
+  return std::shared_ptr<const MappedFile>(new MappedFile(static_cast<const char*>(data), size));
+}
+
+MappedFile::~MappedFile() {
+  if (data_ != nullptr) munmap(const_cast<char*>(data_), size_);
+}
+
+}  // namespace tercio

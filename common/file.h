@@ -1,0 +1,65 @@
+// Files, with errors that name the path: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (disk
+// full), FAILED_PRECONDITION (locked), else INTERNAL.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tercio {
+
+// The status for errno `error` of doing `what` to `path`.
+absl::Status FileError(int error, std::string_view what, std::string_view path);
+
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+// Writes, syncs, and replaces `path` in one rename; the directory is synced too.
+absl::Status WriteFileDurably(const std::string& path, std::string_view content);
+
+// fsync of a file or directory.
+absl::Status SyncPath(const std::string& path);
+
+// With parents; an existing directory is fine.
+absl::Status MakeDirectories(const std::string& path);
+absl::Status RemoveTree(const std::string& path);
+absl::Status RenamePath(const std::string& from, const std::string& to);
+bool PathExists(const std::string& path);
+// Names, ascending, without "." and "..". A missing directory has none.
+std::vector<std::string> ListDirectory(const std::string& path);
+
+// An exclusive lock on a file (made if missing), held until destruction.
+class FileLock {
+ public:
+  // FAILED_PRECONDITION when somebody else holds it and `wait` is false.
+  static absl::StatusOr<std::unique_ptr<FileLock>> Acquire(const std::string& path, bool wait);
+  ~FileLock();
+  FileLock(const FileLock&) = delete;
+  FileLock& operator=(const FileLock&) = delete;
+
+ private:
+  explicit FileLock(int descriptor) : descriptor_(descriptor) {}
+  int descriptor_;
+};
+
+// A whole file, read-only in memory.
+class MappedFile {
+ public:
+  static absl::StatusOr<std::shared_ptr<const MappedFile>> Open(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::string_view content() const { return {data_, size_}; }
+
+ private:
+  MappedFile(const char* data, size_t size) : data_(data), size_(size) {}
+  const char* data_;
+  size_t size_;
+};
+
+}  // namespace tercio

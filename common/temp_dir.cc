@@ -1,0 +1,24 @@
+#include "common/temp_dir.h"
+
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include "common/check.h"
+
+namespace tercio {
+
+TempDir::TempDir(const std::string& parent) {
+  std::string base = parent;
+  const char* test_directory = std::getenv("TEST_TMPDIR");
+  if (base.empty()) base = test_directory != nullptr ? test_directory : "/tmp";
+  path_ = base + "/tercio.XXXXXX";
+  TERCIO_CHECK(mkdtemp(path_.data()) != nullptr);
+}
+
+TempDir::~TempDir() {
+  std::error_code error;
+  std::filesystem::remove_all(path_, error);
+}
+
+}  // namespace tercio
