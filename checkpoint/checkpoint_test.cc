@@ -1,0 +1,186 @@
+#include <numeric>
+
+#include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/store.h"
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::checkpoint {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 12;
+constexpr int64_t kColumns = 10;
+
+v1::TensorSlice Slice(int64_t row_begin, int64_t row_end, int64_t column_begin,
+                      int64_t column_end) {
+  v1::TensorSlice slice;
+  slice.set_tensor("w");
+  slice.add_shape(kRows);
+  slice.add_shape(kColumns);
+  slice.set_row_begin(row_begin);
+  slice.set_row_end(row_end);
+  slice.set_column_begin(column_begin);
+  slice.set_column_end(column_end);
+  slice.set_dtype("F32");
+  return slice;
+}
+
+// The value of element (r, c) says where it belongs.
+std::string BytesOf(const v1::TensorSlice& slice, float add = 0) {
+  std::vector<float> values;
+  for (int64_t r = slice.row_begin(); r < slice.row_end(); ++r) {
+    for (int64_t c = slice.column_begin(); c < slice.column_end(); ++c) {
+      values.push_back(static_cast<float>(r * kColumns + c) + add);
+    }
+  }
+  return std::string(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
+}
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Manifest> Upload(int rank, const v1::TensorSlice& slice, int64_t step) {
+    v1::UploadBegin begin;
+    begin.mutable_run()->set_job_id("job");
+    begin.mutable_run()->set_attempt(1);
+    begin.set_rank(rank);
+    begin.set_step(step);
+    *begin.add_slices() = slice;
+    auto upload = store_.Begin(begin);
+    if (!upload.ok()) return upload.status();
+    const std::string bytes = BytesOf(slice);
+    for (size_t at = 0; at < bytes.size(); at += 7) {
+      if (auto status = (*upload)->Write(bytes.substr(at, 7)); !status.ok()) return status;
+    }
+    if (auto status = (*upload)->Finish(Sha256Hex(bytes), static_cast<int64_t>(bytes.size()));
+        !status.ok()) {
+      return status;
+    }
+    return (*upload)->part();
+  }
+
+  absl::StatusOr<Committed> Save(int64_t step, const std::vector<v1::TensorSlice>& slices) {
+    std::vector<Manifest> parts;
+    for (const v1::TensorSlice& slice : slices) {
+      auto part = Upload(static_cast<int>(parts.size()), slice, step);
+      if (!part.ok()) return part.status();
+      parts.push_back(*part);
+    }
+    return store_.Commit("job", step, 1, "{\"hidden\":10}", "{\"step\":1}", "{\"kind\":\"bytes\"}",
+                         parts);
+  }
+
+  TempDir dir_;
+  Store store_{dir_.path()};
+};
+
+TEST_F(CheckpointTest, AnyLayoutReadsWhatAnyLayoutWrote) {
+  const std::vector<std::vector<v1::TensorSlice>> layouts = {
+      {Slice(0, 12, 0, 10)},
+      {Slice(0, 6, 0, 10), Slice(6, 12, 0, 10)},
+      {Slice(0, 12, 0, 5), Slice(0, 12, 5, 10)},
+      {Slice(0, 5, 0, 3), Slice(0, 5, 3, 10), Slice(5, 12, 0, 9), Slice(5, 12, 9, 10)}};
+  int64_t step = 0;
+  for (const auto& written : layouts) {
+    const auto committed = Save(++step, written);
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    const auto reader = Reader::Open(committed->path, true);
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    EXPECT_EQ((*reader)->model().hidden(), 10);
+    for (const auto& wanted : layouts) {
+      for (const v1::TensorSlice& slice : wanted) {
+        const std::string expected = BytesOf(slice);
+        std::string actual(expected.size(), '\0');
+        ASSERT_TRUE((*reader)->ReadSlice(slice, reinterpret_cast<float*>(actual.data())).ok());
+        EXPECT_EQ(actual, expected);
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointTest, GapsAndOverlapsAreRefused) {
+  EXPECT_THAT(std::string(Save(1, {Slice(0, 6, 0, 10)}).status().message()),
+              HasSubstr("exactly once"));
+  EXPECT_THAT(std::string(Save(2, {Slice(0, 7, 0, 10), Slice(6, 12, 0, 10)}).status().message()),
+              HasSubstr("exactly once"));
+  EXPECT_TRUE(store_.List("job").empty());
+}
+
+TEST_F(CheckpointTest, EveryDamageIsFoundAndTheOneBeforeIsUsed) {
+  ASSERT_TRUE(Save(10, {Slice(0, 12, 0, 10)}).ok());
+  const auto newest = Save(20, {Slice(0, 6, 0, 10), Slice(6, 12, 0, 10)});
+  ASSERT_TRUE(newest.ok());
+  EXPECT_EQ(store_.LatestGood("job", nullptr).step, 20);
+  for (const std::string& name : ListDirectory(newest->path)) {
+    const std::string path = newest->path + "/" + name;
+    const std::string good = *ReadFile(path);
+    std::string flipped = good;
+    flipped[good.size() / 2] = static_cast<char>(flipped[good.size() / 2] ^ 1);
+    for (const std::string& damage : {good.substr(0, good.size() - 1), flipped, std::string()}) {
+      ASSERT_TRUE(WriteFileDurably(path, damage).ok());
+      std::vector<std::string> damaged;
+      // A flipped bit in the manifest may fall where nothing reads it: the step in it, say. All
+      // else is found.
+      if (name != "manifest.json" || damage != flipped) {
+        EXPECT_EQ(store_.LatestGood("job", &damaged).step, 10) << name;
+        EXPECT_EQ(damaged.size(), 1u);
+        int problems = 0;
+        for (const Finding& finding : VerifyCheckpoint(newest->path))
+          problems += !finding.problem.empty();
+        EXPECT_EQ(problems, 1) << name;
+      }
+    }
+    ASSERT_TRUE(WriteFileDurably(path, good).ok());
+  }
+  EXPECT_EQ(store_.LatestGood("job", nullptr).step, 20);
+}
+
+TEST_F(CheckpointTest, AStreamWithAnotherDigestIsRefused) {
+  v1::UploadBegin begin;
+  begin.mutable_run()->set_job_id("job");
+  begin.set_step(1);
+  *begin.add_slices() = Slice(0, 12, 0, 10);
+  auto upload = store_.Begin(begin);
+  ASSERT_TRUE(upload.ok());
+  const std::string bytes = BytesOf(begin.slices(0), 1);
+  ASSERT_TRUE((*upload)->Write(bytes).ok());
+  EXPECT_EQ((*upload)->Write("x").code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(CheckpointTest, PruneKeepsTheNewest) {
+  for (int64_t step = 1; step <= 4; ++step) ASSERT_TRUE(Save(step, {Slice(0, 12, 0, 10)}).ok());
+  ASSERT_TRUE(store_.Prune("job", 2).ok());
+  const auto left = store_.List("job");
+  ASSERT_EQ(left.size(), 2u);
+  EXPECT_EQ(left.front().step, 3);
+}
+
+TEST_F(CheckpointTest, PartialSavesAreInvisibleAndRemoved) {
+  ASSERT_TRUE(Upload(0, Slice(0, 12, 0, 10), 5).ok());
+  EXPECT_TRUE(store_.List("job").empty());
+  ASSERT_TRUE(store_.RemovePartials().ok());
+  EXPECT_TRUE(ListDirectory(dir_.path() + "/job").empty());
+}
+
+TEST(Safetensors, HeaderRoundTrip) {
+  std::vector<TensorEntry> entries(2);
+  entries[0].name = "a";
+  entries[0].shape = {2, 3};
+  entries[1].name = "b";
+  entries[1].shape = {4};
+  const std::string header = SafetensorsHeader(&entries);
+  EXPECT_EQ(header.size() % 8, 0u);
+  const auto layout = ParseSafetensors(header, static_cast<int64_t>(header.size()) + 40);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->tensors[1].begin, 24);
+  EXPECT_EQ(layout->tensors[1].end, 40);
+  EXPECT_FALSE(ParseSafetensors(header, static_cast<int64_t>(header.size()) + 39).ok());
+  EXPECT_FALSE(ParseSafetensors("\xff\xff\xff\xff\xff\xff\xff\x7f{}", 100).ok());
+}
+
+}  // namespace
+}  // namespace tercio::checkpoint

@@ -1,0 +1,147 @@
+#include "checkpoint/manifest.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr char kFormat[] = "tercio-checkpoint";
+constexpr int kVersion = 1;
+
+// Rows and columns of the matrix view: a vector is one column.
+int64_t Rows(const ManifestTensor& tensor) { return tensor.shape[0]; }
+int64_t Columns(const ManifestTensor& tensor) {
+  return tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+}
+
+bool Overlap(const Piece& a, const Piece& b) {
+  return a.row_begin < b.row_end && b.row_begin < a.row_end && a.column_begin < b.column_end &&
+         b.column_begin < a.column_end;
+}
+
+bool Tiles(const ManifestTensor& tensor) {
+  int64_t covered = 0;
+  for (size_t i = 0; i < tensor.pieces.size(); ++i) {
+    const Piece& piece = tensor.pieces[i];
+    if (piece.row_begin < 0 || piece.row_begin >= piece.row_end || piece.row_end > Rows(tensor) ||
+        piece.column_begin < 0 || piece.column_begin >= piece.column_end ||
+        piece.column_end > Columns(tensor)) {
+      return false;
+    }
+    for (size_t k = 0; k < i; ++k) {
+      if (Overlap(piece, tensor.pieces[k])) return false;
+    }
+    covered += (piece.row_end - piece.row_begin) * (piece.column_end - piece.column_begin);
+  }
+  return covered == Rows(tensor) * Columns(tensor);
+}
+
+ManifestTensor TensorFromJson(const Json& json) {
+  ManifestTensor tensor;
+  tensor.shape = json.at("shape").get<std::vector<int64_t>>();
+  tensor.dtype = json.at("dtype");
+  for (const Json& item : json.at("pieces")) {
+    Piece piece;
+    piece.file = item.at("file");
+    piece.offset = item.at("offset");
+    piece.row_begin = item.at("rows").at(0);
+    piece.row_end = item.at("rows").at(1);
+    piece.column_begin = item.at("columns").at(0);
+    piece.column_end = item.at("columns").at(1);
+    tensor.pieces.push_back(piece);
+  }
+  return tensor;
+}
+
+Manifest Parse(const Json& json) {
+  Manifest manifest;
+  manifest.job = json.at("job");
+  manifest.step = json.at("step");
+  manifest.attempt = json.at("attempt");
+  manifest.model_json = json.at("model").dump();
+  manifest.training_state_json = json.at("training_state").dump();
+  for (const auto& [name, tensor] : json.at("tensors").items()) {
+    manifest.tensors[name] = TensorFromJson(tensor);
+  }
+  for (const auto& [name, file] : json.at("files").items()) {
+    manifest.files[name] = {file.at("bytes"), file.at("sha256")};
+  }
+  return manifest;
+}
+
+}  // namespace
+
+std::string ManifestToJson(const Manifest& manifest) {
+  Json tensors = Json::object();
+  for (const auto& [name, tensor] : manifest.tensors) {
+    Json pieces = Json::array();
+    for (const Piece& piece : tensor.pieces) {
+      pieces.push_back({{"file", piece.file},
+                        {"offset", piece.offset},
+                        {"rows", {piece.row_begin, piece.row_end}},
+                        {"columns", {piece.column_begin, piece.column_end}}});
+    }
+    tensors[name] = {{"shape", tensor.shape}, {"dtype", tensor.dtype}, {"pieces", pieces}};
+  }
+  Json files = Json::object();
+  for (const auto& [name, file] : manifest.files) {
+    files[name] = {{"bytes", file.bytes}, {"sha256", file.sha256}};
+  }
+  const Json json = {{"format", kFormat},
+                     {"version", kVersion},
+                     {"job", manifest.job},
+                     {"step", manifest.step},
+                     {"attempt", manifest.attempt},
+                     {"model", Json::parse(manifest.model_json)},
+                     {"training_state", Json::parse(manifest.training_state_json)},
+                     {"tensors", tensors},
+                     {"files", files}};
+  return json.dump(1);
+}
+
+absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || json.value("format", "") != kFormat) {
+    return absl::DataLossError("not the manifest of a Tercio checkpoint");
+  }
+  if (json.value("version", 0) != kVersion) {
+    return absl::DataLossError(absl::StrCat("manifest version ", json.value("version", 0),
+                                            ", this program reads ", kVersion));
+  }
+  try {
+    Manifest manifest = Parse(json);
+    TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
+    return manifest;
+  } catch (const Json::exception& error) {
+    return absl::DataLossError(absl::StrCat("damaged manifest: ", error.what()));
+  }
+}
+
+absl::Status CheckCoverage(const Manifest& manifest) {
+  for (const auto& [name, tensor] : manifest.tensors) {
+    if (tensor.shape.empty() || tensor.shape.size() > 2 || !Tiles(tensor)) {
+      return absl::DataLossError(
+          absl::StrCat("the pieces of tensor ", name, " do not cover it exactly once"));
+    }
+    for (const Piece& piece : tensor.pieces) {
+      const auto file = manifest.files.find(piece.file);
+      const int64_t bytes = (piece.row_end - piece.row_begin) *
+                            (piece.column_end - piece.column_begin) *
+                            static_cast<int64_t>(sizeof(float));
+      if (file == manifest.files.end() || piece.offset < 0 ||
+          piece.offset + bytes > file->second.bytes) {
+        return absl::DataLossError(
+            absl::StrCat("a piece of tensor ", name, " lies outside of file ", piece.file));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tercio::checkpoint

@@ -1,0 +1,225 @@
+#include "checkpoint/store.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio::checkpoint {
+namespace {
+
+constexpr char kPrefix[] = "step-";
+
+// -1 when the name is not that of a committed checkpoint.
+int64_t StepOfName(const std::string& name) {
+  int64_t step = -1;
+  if (!absl::StartsWith(name, kPrefix) || !absl::SimpleAtoi(name.substr(5), &step)) return -1;
+  return step;
+}
+
+int64_t DirectoryBytes(const std::string& path) {
+  int64_t bytes = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    bytes += static_cast<int64_t>(entry.file_size(error));
+  }
+  return bytes;
+}
+
+absl::Status Join(const Manifest& part, Manifest* whole) {
+  for (const auto& [name, file] : part.files) whole->files[name] = file;
+  for (const auto& [name, tensor] : part.tensors) {
+    ManifestTensor& joined = whole->tensors[name];
+    if (joined.pieces.empty()) {
+      joined.shape = tensor.shape;
+      joined.dtype = tensor.dtype;
+    } else if (joined.shape != tensor.shape) {
+      return absl::InvalidArgumentError(absl::StrCat("ranks disagree on the shape of ", name));
+    }
+    joined.pieces.insert(joined.pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSlice(const v1::TensorSlice& slice) {
+  const int64_t columns = slice.shape_size() == 2 ? slice.shape(1) : 1;
+  if (slice.shape_size() < 1 || slice.shape_size() > 2 || slice.dtype() != "F32" ||
+      slice.row_begin() < 0 || slice.row_begin() >= slice.row_end() ||
+      slice.row_end() > slice.shape(0) || slice.column_begin() < 0 ||
+      slice.column_begin() >= slice.column_end() || slice.column_end() > columns) {
+    return absl::InvalidArgumentError(absl::StrCat("impossible slice of tensor ", slice.tensor()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+RankUpload::~RankUpload() {
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+absl::Status RankUpload::Append(std::string_view bytes) {
+  file_digest_.Update(bytes);
+  while (!bytes.empty()) {
+    const ssize_t written = write(descriptor_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return FileError(errno, "cannot write", path_);
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RankUpload::Write(std::string_view bytes) {
+  received_bytes_ += static_cast<int64_t>(bytes.size());
+  if (received_bytes_ > expected_bytes_) {
+    return absl::InvalidArgumentError(absl::StrCat(name_, ": more bytes than its slices have"));
+  }
+  stream_digest_.Update(bytes);
+  return Append(bytes);
+}
+
+absl::Status RankUpload::Finish(const std::string& sha256, int64_t bytes) {
+  if (bytes != received_bytes_ || received_bytes_ != expected_bytes_) {
+    return absl::DataLossError(absl::StrCat(name_, ": got ", received_bytes_,
+                                            " bytes, the sender says ", bytes, ", its slices need ",
+                                            expected_bytes_));
+  }
+  if (stream_digest_.HexDigest() != sha256) {
+    return absl::DataLossError(
+        absl::StrCat(name_, ": the SHA-256 of the stream differs from the sender's"));
+  }
+  if (fsync(descriptor_) != 0) return FileError(errno, "cannot sync", path_);
+  part_.files[name_] = {header_bytes_ + received_bytes_, file_digest_.HexDigest()};
+  return absl::OkStatus();
+}
+
+std::string Store::PathOf(const std::string& job, int64_t step) const {
+  return absl::StrFormat("%s/%s/step-%08d", root_, job, step);
+}
+
+std::string Store::PartialPath(const std::string& job, int64_t step, int32_t attempt) const {
+  return absl::StrCat(PathOf(job, step), ".partial-", attempt);
+}
+
+absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
+  const std::string directory =
+      PartialPath(begin.run().job_id(), begin.step(), begin.run().attempt());
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
+  std::unique_ptr<RankUpload> upload(new RankUpload);
+  upload->name_ = absl::StrFormat("rank-%05d.safetensors", begin.rank());
+  upload->path_ = absl::StrCat(directory, "/", upload->name_);
+  std::vector<TensorEntry> entries;
+  for (const v1::TensorSlice& slice : begin.slices()) {
+    TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
+    TensorEntry entry;
+    entry.name = slice.tensor();
+    entry.shape.push_back(slice.row_end() - slice.row_begin());
+    if (slice.shape_size() == 2) entry.shape.push_back(slice.column_end() - slice.column_begin());
+    entries.push_back(entry);
+  }
+  const std::string header = SafetensorsHeader(&entries);
+  upload->header_bytes_ = static_cast<int64_t>(header.size());
+  upload->expected_bytes_ = entries.empty() ? 0 : entries.back().end;
+  for (int i = 0; i < begin.slices_size(); ++i) {
+    const v1::TensorSlice& slice = begin.slices(i);
+    ManifestTensor& tensor = upload->part_.tensors[slice.tensor()];
+    tensor.shape.assign(slice.shape().begin(), slice.shape().end());
+    tensor.pieces.push_back(
+        {upload->name_, upload->header_bytes_ + entries[static_cast<size_t>(i)].begin,
+         slice.row_begin(), slice.row_end(), slice.column_begin(), slice.column_end()});
+  }
+  upload->descriptor_ = open(upload->path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (upload->descriptor_ < 0) return FileError(errno, "cannot create", upload->path_);
+  TERCIO_RETURN_IF_ERROR(upload->Append(header));
+  return upload;
+}
+
+absl::StatusOr<Committed> Store::Commit(const std::string& job, int64_t step, int32_t attempt,
+                                        const std::string& model_json,
+                                        const std::string& training_state_json,
+                                        const std::string& tokenizer_json,
+                                        const std::vector<Manifest>& parts) {
+  const std::string partial = PartialPath(job, step, attempt);
+  Manifest manifest;
+  manifest.job = job;
+  manifest.step = step;
+  manifest.attempt = attempt;
+  manifest.model_json = model_json;
+  manifest.training_state_json = training_state_json;
+  for (const Manifest& part : parts) TERCIO_RETURN_IF_ERROR(Join(part, &manifest));
+  if (!tokenizer_json.empty()) {
+    TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/tokenizer.json", tokenizer_json));
+    manifest.files["tokenizer.json"] = {static_cast<int64_t>(tokenizer_json.size()),
+                                        Sha256Hex(tokenizer_json)};
+  }
+  TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/manifest.json", ManifestToJson(manifest)));
+  // The same step of an attempt before: the newer one takes its place.
+  const std::string path = PathOf(job, step);
+  TERCIO_RETURN_IF_ERROR(RemoveTree(path));
+  TERCIO_RETURN_IF_ERROR(RenamePath(partial, path));
+  TERCIO_RETURN_IF_ERROR(SyncPath(absl::StrCat(root_, "/", job)));
+  return Committed{step, path, DirectoryBytes(path)};
+}
+
+absl::Status Store::Abandon(const std::string& job, int64_t step, int32_t attempt) {
+  return RemoveTree(PartialPath(job, step, attempt));
+}
+
+std::vector<Committed> Store::List(const std::string& job) const {
+  std::vector<Committed> result;
+  for (const std::string& name : ListDirectory(absl::StrCat(root_, "/", job))) {
+    const int64_t step = StepOfName(name);
+    if (step < 0) continue;
+    const std::string path = PathOf(job, step);
+    result.push_back({step, path, DirectoryBytes(path)});
+  }
+  std::sort(result.begin(), result.end(),
+            [](const Committed& a, const Committed& b) { return a.step < b.step; });
+  return result;
+}
+
+Committed Store::LatestGood(const std::string& job, std::vector<std::string>* damaged) const {
+  const std::vector<Committed> all = List(job);
+  for (auto candidate = all.rbegin(); candidate != all.rend(); ++candidate) {
+    const auto reader = Reader::Open(candidate->path, /*digests=*/true);
+    if (reader.ok()) return *candidate;
+    if (damaged != nullptr) damaged->push_back(std::string(reader.status().message()));
+  }
+  return {};
+}
+
+absl::StatusOr<std::vector<int64_t>> Store::Prune(const std::string& job, int keep_last) {
+  std::vector<Committed> all = List(job);
+  std::vector<int64_t> removed;
+  for (size_t i = 0; i + static_cast<size_t>(std::max(1, keep_last)) < all.size(); ++i) {
+    TERCIO_RETURN_IF_ERROR(RemoveTree(all[i].path));
+    removed.push_back(all[i].step);
+  }
+  return removed;
+}
+
+absl::Status Store::RemovePartials() {
+  for (const std::string& job : ListDirectory(root_)) {
+    const std::string directory = absl::StrCat(root_, "/", job);
+    for (const std::string& name : ListDirectory(directory)) {
+      if (!absl::StrContains(name, ".partial-")) continue;
+      TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(directory, "/", name)));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tercio::checkpoint
