@@ -110,7 +110,7 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
   const int64_t tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
   table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
-             (job.training().global_batch() + tensors * layout.tensor()) *
+             (job.training().global_batch() + tensors * layout.tensor() + 1) *
                  static_cast<int64_t>(sizeof(double)));
 }
 

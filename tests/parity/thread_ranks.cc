@@ -106,7 +106,8 @@ absl::Status RunRank(int rank, Shared& shared) {
   }
   std::vector<StepResult> steps;
   for (int64_t i = 0; i < shared.options.steps; ++i) {
-    TERCIO_ASSIGN_OR_RETURN(const StepResult step, engine->Step(shared.options.first_step + i));
+    TERCIO_ASSIGN_OR_RETURN(const StepResult step, engine->Step(shared.options.first_step + i, rank == 0 ? 5.0 : 0.0));
+    TERCIO_CHECK_EQ(step.signal, 5.0);
     steps.push_back(step);
   }
   double validation_loss = 0;

@@ -68,7 +68,7 @@ class Engine : public TrainingEngine {
     Initialize();
   }
 
-  absl::StatusOr<StepResult> Step(int64_t step) override;
+  absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<double> Evaluate() override;
   absl::StatusOr<absl::Span<const float>> Snapshot() override;
   absl::Status Load(int64_t slice_index, absl::Span<const float> values) override;
@@ -95,7 +95,7 @@ class Engine : public TrainingEngine {
            tensor_index;
   }
   int64_t ExchangeCount() const {
-    return spec_.training().global_batch() + int64_t{tensor_count_} * plan_.layout().tensor();
+    return spec_.training().global_batch() + int64_t{tensor_count_} * plan_.layout().tensor() + 1;
   }
 
   void Initialize();
@@ -140,6 +140,7 @@ class Engine : public TrainingEngine {
   float* data_scratch_;
   float* tied_gradient_;
   double* exchange_;
+  double signal_ = 0;
   int32_t* inputs_;
   int32_t* targets_;
   float* snapshot_;
@@ -274,6 +275,7 @@ void Engine::JoinTiedGradients() {
 void Engine::MeasureGradients() {
   const int tensor_index = plan_.placement().tensor_index();
   std::fill(exchange_ + spec_.training().global_batch(), exchange_ + ExchangeCount(), 0.0);
+  exchange_[ExchangeCount() - 1] = signal_;
   ClearForeignLosses(shape_.last && tensor_index == 0);
   if (plan_.placement().data_index() == 0) {
     for (const plan::StageTensor& entry : tensors_.tensors) {
@@ -294,7 +296,7 @@ void Engine::ClearForeignLosses(bool keep_own) {
   std::fill(own + shape_.sequences_per_rank, end, 0.0);
 }
 
-absl::StatusOr<StepResult> Engine::Step(int64_t step) {
+absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double waited = communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
                         communicators_.pipeline->WaitSeconds();
   if (shape_.first || shape_.last) {
@@ -304,6 +306,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step) {
     }
   }
   std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);
+  signal_ = signal;
   for (const v1::Action& action : plan_.stage().actions()) Run(action, step);
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
 
@@ -311,11 +314,12 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step) {
   double loss = 0;
   for (int64_t i = 0; i < spec_.training().global_batch(); ++i) loss += exchange_[i];
   double squares = 0;
-  for (int64_t i = spec_.training().global_batch(); i < ExchangeCount(); ++i) {
+  for (int64_t i = spec_.training().global_batch(); i + 1 < ExchangeCount(); ++i) {
     squares += exchange_[i];
   }
   result.loss = loss / (static_cast<double>(spec_.training().global_batch()) *
                         static_cast<double>(shape_.tokens));
+  result.signal = exchange_[ExchangeCount() - 1];
   result.grad_norm = std::sqrt(squares);
   result.learning_rate = LearningRate(spec_.training(), step);
   if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {

@@ -49,6 +49,7 @@ struct StepResult {
   double grad_norm = 0;  // before clipping
   double learning_rate = 0;
   double communication_seconds = 0;  // this rank, waiting for other ranks
+  double signal = 0;                 // what rank 0 gave to Step; the same on every rank
 };
 
 // Learning rate of step k >= 1: linear warm-up, then cosine to the minimum at decay_steps, or
@@ -68,9 +69,11 @@ class TrainingEngine {
                                                                 const Communicators& communicators,
                                                                 SampleSource& source);
 
-  // One optimizer step. Steps are given in ascending order. FAILED_PRECONDITION "loss is nan at
-  // step ..." when loss or gradient norm is not finite; the weights are then unchanged.
-  virtual absl::StatusOr<StepResult> Step(int64_t step) = 0;
+  // One optimizer step. Steps are given in ascending order. `signal` is what rank 0 wants all ranks
+  // to know after this step (other ranks give 0): it travels with the losses, so it costs nothing.
+  // FAILED_PRECONDITION "loss is nan at step ..." when loss or gradient norm is not finite; the
+  // weights are then unchanged.
+  virtual absl::StatusOr<StepResult> Step(int64_t step, double signal) = 0;
 
   // Mean loss over the first evaluate.batches global batches of validation samples (all when fewer,
   // or when batches is 0), dropout off. REQUIRES: the source has validation samples. Collective:

@@ -1,0 +1,164 @@
+// Both transports, and the collectives on top of them.
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/collective/communicator.h"
+#include "worker/collective/gloo_transport.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/device/cpu_device.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::HasSubstr;
+
+class MemoryStore : public RendezvousStore {
+ public:
+  absl::Status Put(const std::string& key, const std::string& value) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    values_[key] = value;
+    changed_.notify_all();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<std::string>> Get(const std::vector<std::string>& keys,
+                                               absl::Duration timeout) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    std::vector<std::string> result;
+    for (const std::string& key : keys) {
+      if (!changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
+                             [&] { return values_.contains(key); })) {
+        return absl::DeadlineExceededError("missing " + key);
+      }
+      result.push_back(values_[key]);
+    }
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> values_;
+};
+
+enum class Kind { kThreads, kGloo };
+
+class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
+ protected:
+  // Runs body(communicator, stream) in one thread per rank.
+  void OnRanks(absl::Duration timeout, const std::function<void(Communicator&, Stream&)>& body) {
+    const auto [kind, size] = GetParam();
+    MemoryStore store;
+    auto transports = CreateThreadTransports(size);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank, k = kind, n = size] {
+        std::unique_ptr<Transport> transport = std::move(transports[static_cast<size_t>(rank)]);
+        if (k == Kind::kGloo) {
+          auto made = CreateGlooTransport(rank, n, "g", store, "127.0.0.1", absl::Seconds(20));
+          ASSERT_TRUE(made.ok()) << made.status();
+          transport = *std::move(made);
+        }
+        auto device = CreateCpuDevice(1);
+        auto stream = device->CreateStream(Device::StreamKind::kCompute);
+        auto communicator = CreateCommunicator("g", std::move(transport), timeout);
+        body(*communicator, *stream);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  int size() const { return std::get<1>(GetParam()); }
+};
+
+TEST_P(CollectiveTest, SumsInTheirOrder) {
+  for (const int64_t count : {1, 15, 16, 17, 1000}) {
+    for (const SumOrder order : {SumOrder::kRanks, SumOrder::kTree}) {
+      OnRanks(absl::Seconds(20), [&](Communicator& group, Stream& stream) {
+        // 1e8 + 1 - 1e8 tells orders apart.
+        const auto value = [&](int r, int64_t i) {
+          return r % 2 == 0 ? 1e8f * static_cast<float>(r + 1) : static_cast<float>(i) + 1.0f;
+        };
+        std::vector<float> data(static_cast<size_t>(count));
+        for (int64_t i = 0; i < count; ++i) data[static_cast<size_t>(i)] = value(group.rank(), i);
+        std::vector<float> scratch(static_cast<size_t>(group.ScratchElements(count)));
+        group.AllReduceSum(stream, data.data(), count, order, scratch.data());
+        ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+        const std::function<float(int, int, int64_t)> tree = [&](int begin, int end, int64_t i) {
+          if (end - begin == 1) return value(begin, i);
+          const int middle = begin + (end - begin + 1) / 2;
+          return tree(begin, middle, i) + tree(middle, end, i);
+        };
+        for (int64_t i = 0; i < count; ++i) {
+          float expected = value(0, i);
+          for (int r = 1; r < group.size(); ++r) expected += value(r, i);
+          if (order == SumOrder::kTree) expected = tree(0, group.size(), i);
+          ASSERT_EQ(data[static_cast<size_t>(i)], expected) << i;
+        }
+      });
+    }
+  }
+}
+
+TEST_P(CollectiveTest, GathersBroadcastsAndSumsDoubles) {
+  OnRanks(absl::Seconds(20), [&](Communicator& group, Stream& stream) {
+    const std::vector<float> mine = {static_cast<float>(group.rank()), 7};
+    std::vector<float> all(static_cast<size_t>(2 * group.size()));
+    group.AllGather(stream, mine.data(), all.data(), 2);
+    std::vector<double> sums(static_cast<size_t>(group.size()));
+    sums[static_cast<size_t>(group.rank())] = 0.1 * group.rank();
+    group.AllReduceSum(stream, sums.data(), group.size());
+    int32_t word = group.rank() == 1 ? 42 : 0;
+    group.Broadcast(stream, &word, sizeof(word), group.size() - 1 == 0 ? 0 : 1);
+    group.Barrier(stream);
+    ASSERT_TRUE(stream.Synchronize().ok()) << stream.Synchronize();
+    for (int r = 0; r < group.size(); ++r) {
+      EXPECT_EQ(all[static_cast<size_t>(2 * r)], static_cast<float>(r));
+      EXPECT_EQ(sums[static_cast<size_t>(r)], 0.1 * r);
+    }
+    EXPECT_EQ(word, 42);
+  });
+}
+
+TEST_P(CollectiveTest, ARankThatNeverComesIsNamed) {
+  OnRanks(absl::Milliseconds(200), [&](Communicator& group, Stream& stream) {
+    if (group.rank() == 1) {  // absent, but alive until the others have given up
+      absl::SleepFor(absl::Milliseconds(600));
+      return;
+    }
+    double value = 1;
+    group.AllReduceSum(stream, &value, 1);
+    const absl::Status status = stream.Synchronize();
+    EXPECT_FALSE(status.ok());
+    if (group.rank() == 0) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("group g, rank 0"));
+      EXPECT_THAT(std::string(status.message()), HasSubstr("from rank 1"));
+    }
+  });
+}
+
+TEST_P(CollectiveTest, AbortWakesWaiters) {
+  OnRanks(absl::Seconds(60), [&](Communicator& group, Stream& stream) {
+    if (group.rank() == 1) {
+      absl::SleepFor(absl::Milliseconds(300));
+      return;
+    }
+    std::thread aborter([&group] {
+      absl::SleepFor(absl::Milliseconds(100));
+      group.Abort();
+    });
+    double value = 1;
+    group.AllReduceSum(stream, &value, 1);
+    EXPECT_FALSE(stream.Synchronize().ok());
+    aborter.join();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, CollectiveTest,
+                         ::testing::Combine(::testing::Values(Kind::kThreads, Kind::kGloo),
+                                            ::testing::Values(2, 3, 4)));
+
+}  // namespace
+}  // namespace tercio

@@ -1,0 +1,189 @@
+#include "worker/collective/gloo_transport.h"
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <chrono>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace tercio {
+namespace {
+
+std::chrono::milliseconds Milliseconds(absl::Duration duration) {
+  return std::chrono::milliseconds(absl::ToInt64Milliseconds(duration));
+}
+
+// Gloo's store interface on ours. Gloo reports errors by exceptions.
+class StoreAdapter : public gloo::rendezvous::Store {
+ public:
+  StoreAdapter(RendezvousStore& store, std::string prefix, absl::Duration timeout)
+      : store_(store), prefix_(std::move(prefix)), timeout_(timeout) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    const absl::Status status = store_.Put(prefix_ + key, std::string(data.begin(), data.end()));
+    if (!status.ok()) throw std::runtime_error(std::string(status.message()));
+  }
+  std::vector<char> get(const std::string& key) override {
+    const std::string value = Fetch({prefix_ + key}).front();
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    std::vector<std::string> full;
+    for (const std::string& key : keys) full.push_back(prefix_ + key);
+    Fetch(full);
+  }
+  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+    wait(keys);
+  }
+
+ private:
+  std::vector<std::string> Fetch(const std::vector<std::string>& keys) {
+    absl::StatusOr<std::vector<std::string>> values = store_.Get(keys, timeout_);
+    if (!values.ok()) throw std::runtime_error(std::string(values.status().message()));
+    return *std::move(values);
+  }
+
+  RendezvousStore& store_;
+  std::string prefix_;
+  absl::Duration timeout_;
+};
+
+class GlooTransfer;
+
+// What transfers and their transport share; outlives both.
+struct Shared {
+  std::shared_ptr<gloo::rendezvous::Context> context;
+  std::mutex mutex;
+  bool aborted = false;
+  std::set<gloo::transport::UnboundBuffer*> waiting;
+};
+
+class GlooTransfer : public Transfer {
+ public:
+  GlooTransfer(std::shared_ptr<Shared> shared, void* data, int64_t bytes, bool is_send,
+               std::string story)
+      : shared_(std::move(shared)), is_send_(is_send), story_(std::move(story)) {
+    if (bytes > 0) {
+      buffer_ = shared_->context->createUnboundBuffer(data, static_cast<size_t>(bytes));
+    }
+  }
+
+  // REQUIRES: called once, before Wait.
+  void Start(int peer, uint32_t tag) {
+    if (buffer_ == nullptr) return;  // nothing to say, and both sides know it
+    try {
+      if (is_send_) {
+        buffer_->send(peer, tag);
+      } else {
+        buffer_->recv(peer, tag);
+      }
+    } catch (const std::exception& error) {
+      start_ = absl::UnavailableError(absl::StrCat(story_, ": ", error.what()));
+    }
+  }
+
+  absl::Status Wait(absl::Duration timeout) override {
+    if (!start_.ok() || buffer_ == nullptr) return start_;
+    {
+      std::lock_guard<std::mutex> lock(shared_->mutex);
+      if (shared_->aborted) return absl::AbortedError(story_ + ": aborted");
+      shared_->waiting.insert(buffer_.get());
+    }
+    const absl::Status status = WaitRegistered(timeout);
+    std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->waiting.erase(buffer_.get());
+    return status;
+  }
+
+ private:
+  absl::Status WaitRegistered(absl::Duration timeout) {
+    const absl::Time start = absl::Now();
+    try {
+      int rank = 0;
+      const bool done = is_send_ ? buffer_->waitSend(&rank, Milliseconds(timeout))
+                                 : buffer_->waitRecv(&rank, Milliseconds(timeout));
+      return done ? absl::OkStatus() : absl::AbortedError(story_ + ": aborted");
+    } catch (const std::exception& error) {
+      if (absl::Now() - start >= timeout) {
+        return absl::DeadlineExceededError(story_ + ": no answer in time");
+      }
+      return absl::UnavailableError(
+          absl::StrCat(story_, ": the connection broke (", error.what(), ")"));
+    }
+  }
+
+  std::shared_ptr<Shared> shared_;
+  bool is_send_;
+  std::string story_;
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
+  absl::Status start_;
+};
+
+class GlooTransport : public Transport {
+ public:
+  explicit GlooTransport(std::shared_ptr<Shared> shared) : shared_(std::move(shared)) {}
+
+  int rank() const override { return shared_->context->rank; }
+  int size() const override { return shared_->context->size; }
+
+  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) override {
+    return Begin(const_cast<void*>(data), bytes, peer, tag, /*is_send=*/true);
+  }
+  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) override {
+    return Begin(data, bytes, peer, tag, /*is_send=*/false);
+  }
+
+  void Abort() override {
+    std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->aborted = true;
+    for (gloo::transport::UnboundBuffer* buffer : shared_->waiting) {
+      buffer->abortWaitRecv();
+      buffer->abortWaitSend();
+    }
+  }
+
+ private:
+  std::unique_ptr<Transfer> Begin(void* data, int64_t bytes, int peer, uint32_t tag, bool is_send) {
+    TERCIO_CHECK(peer >= 0 && peer < size() && peer != rank());
+    auto transfer = std::make_unique<GlooTransfer>(
+        shared_, data, bytes, is_send,
+        absl::StrCat(is_send ? "send of " : "receive of ", bytes, " bytes ",
+                     is_send ? "to" : "from", " rank ", peer, ", tag ", tag));
+    transfer->Start(peer, tag);
+    return transfer;
+  }
+
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Transport>> CreateGlooTransport(int rank, int size,
+                                                               const std::string& group,
+                                                               RendezvousStore& store,
+                                                               const std::string& data_address,
+                                                               absl::Duration timeout) {
+  try {
+    gloo::transport::tcp::attr attributes;
+    attributes.hostname = data_address;
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    auto shared = std::make_shared<Shared>();
+    shared->context = std::make_shared<gloo::rendezvous::Context>(rank, size);
+    shared->context->setTimeout(Milliseconds(timeout));
+    StoreAdapter adapter(store, group + "/", timeout);
+    shared->context->connectFullMesh(adapter, device);
+    return std::unique_ptr<Transport>(std::make_unique<GlooTransport>(std::move(shared)));
+  } catch (const std::exception& error) {
+    return absl::UnavailableError(absl::StrCat("group ", group, ", rank ", rank, " of ", size,
+                                               ": cannot connect: ", error.what()));
+  }
+}
+
+}  // namespace tercio
