@@ -1,13 +1,15 @@
 #!/bin/bash
-# Builds the programs and links them into ./bin.
+# Builds the programs and links them into ./bin (links into Bazel's output; git ignores them).
+#   deploy/build.sh [options of bazel build]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export HOME="${HOME:-/root}"
-bazel build --noshow_progress //cli:tercio //coordinator:tercio-coordinator \
-  //worker/agent:tercio-agent //worker/trainer:tercio-trainer
-output="$(bazel info bazel-bin 2>/dev/null)"
+source deploy/environment.sh
+
+programs=(cli/tercio coordinator/tercio-coordinator worker/agent/tercio-agent worker/trainer/tercio-trainer)
+targets=()
+for program in "${programs[@]}"; do targets+=("//${program%/*}:${program##*/}"); done
+
+bazel build --noshow_progress "$@" "${targets[@]}"
+output="$(bazel info "$@" bazel-bin 2>/dev/null)"
 mkdir -p bin
-ln -sfn "$output/cli/tercio" bin/tercio
-ln -sfn "$output/coordinator/tercio-coordinator" bin/tercio-coordinator
-ln -sfn "$output/worker/agent/tercio-agent" bin/tercio-agent
-ln -sfn "$output/worker/trainer/tercio-trainer" bin/tercio-trainer
+for program in "${programs[@]}"; do ln -sfn "$output/$program" "bin/${program##*/}"; done

@@ -1,17 +1,30 @@
 #!/bin/bash
-# Installs the Debian packages that Tercio needs, only those that are missing. With --tests also those that
-# only the tests use. Needs root (or sudo) when something is missing.
+# Installs the Debian 12 packages that Tercio needs, and only those that are missing: quick, and without
+# root, when there is nothing to do.
+#   deploy/install_dependencies.sh [--tests] [--long]
+# --tests adds what only ./tests/run.sh needs, --long what only its --long needs.
 set -euo pipefail
 
 packages=(
+  # Bazel and the compilers
   bazel-bootstrap bazel-rules-java bazel-rules-proto g++ pkg-config
-  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev
-  prometheus-cpp-dev libsqlite3-dev libgloo-dev libhwy-dev libyaml-cpp-dev libcli11-dev libspdlog-dev
-  libre2-dev libgtest-dev libgmock-dev libbenchmark-dev nlohmann-json3-dev libssl-dev ca-certificates
+  # RPC and messages
+  protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev libre2-dev libssl-dev
+  # state, metrics, collectives, vector code, configuration, logs
+  libsqlite3-dev prometheus-cpp-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
+  libspdlog-dev
+  # targets of bazel build //...
+  libgtest-dev libgmock-dev libbenchmark-dev
+  # apt over https, and ps for the scripts
+  ca-certificates procps
 )
-if [[ "${1:-}" == "--tests" ]]; then
-  packages+=(prometheus clang-format python3 procps)
-fi
+for option in "$@"; do
+  case "$option" in
+    --tests) packages+=(prometheus clang-format curl git python3) ;;
+    --long) packages+=(clang-tidy) ;;
+    *) echo "usage: deploy/install_dependencies.sh [--tests] [--long]" >&2; exit 2 ;;
+  esac
+done
 
 missing=()
 for package in "${packages[@]}"; do
@@ -20,22 +33,37 @@ for package in "${packages[@]}"; do
 done
 [[ ${#missing[@]} -eq 0 ]] && exit 0
 
+if ! command -v apt-get >/dev/null; then
+  echo "error: apt-get is not here; Tercio is built on Debian 12, which has: ${missing[*]}" >&2
+  exit 1
+fi
 as_root=()
 if [[ "$(id -u)" -ne 0 ]]; then
   if ! command -v sudo >/dev/null; then
-    echo "error: these packages are missing, and installing them needs root: ${missing[*]}" >&2
+    echo "error: installing packages needs root, and sudo is not here. As root:" >&2
+    echo "  apt-get install --no-install-recommends ${missing[*]}" >&2
     exit 1
   fi
   as_root=(sudo)
 fi
-echo "installing: ${missing[*]}" >&2
-export DEBIAN_FRONTEND=noninteractive
+
 # A service that a package brings (prometheus) must not start on the machine of somebody who builds.
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e "$policy" ]]; then
-  "${as_root[@]}" sh -c "printf '#!/bin/sh\nexit 101\n' > $policy && chmod +x $policy"
   trap '"${as_root[@]}" rm -f "$policy"' EXIT
+  "${as_root[@]}" sh -c "printf '#!/bin/sh\nexit 101\n' > $policy && chmod 755 $policy"
 fi
-"${as_root[@]}" apt-get update -qq
-"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-  "${missing[@]}" >/dev/null
+
+echo "installing: ${missing[*]}" >&2
+log="$(mktemp)"
+apt_get() {
+  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
+      apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >"$log" 2>&1; then
+    cat "$log" >&2
+    echo "error: apt-get $1 failed (above); Tercio needs: ${missing[*]}" >&2
+    return 1
+  fi
+}
+apt_get update
+apt_get install -y --no-install-recommends "${missing[@]}"
+rm -f "$log"

@@ -1,26 +1,40 @@
 #!/bin/bash
-# Everything that a change must pass: installs what is missing, builds, checks the sources, runs every test.
-#   tests/run.sh [--long]      --long adds the tests tagged `long`
-# The closing line counts GoogleTest cases and source checks: "N passed, N failed, N skipped".
+# Everything that a change must pass: installs what is missing, checks the sources, builds everything, runs
+# every test.
+#   tests/run.sh [--long]      --long adds the tests tagged `long`, and clang-tidy
+# Prints each test with its outcome, every failed or skipped case with its reason, and at the end
+#   N passed, N failed, N skipped
+# counted over GoogleTest cases, source checks, and the targets that are not GoogleTests. Ends with 0 when
+# nothing failed.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-export HOME="${HOME:-/root}"
+source deploy/environment.sh
 
-./deploy/install_dependencies.sh --tests || exit 1
+long=no
+case "${1:-}" in
+  --long) long=yes ;;
+  "") ;;
+  *) echo "usage: tests/run.sh [--long]" >&2; exit 2 ;;
+esac
+give_up() { echo "error: $1" >&2; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 
-filters="-long"
-[[ "${1:-}" == "--long" ]] && filters=""
+install=(--tests)
+filter=(--test_tag_filters=-long)
+if [[ "$long" == yes ]]; then install+=(--long); filter=(); fi
+./deploy/install_dependencies.sh "${install[@]}" || give_up "packages are missing"
 
 results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
 
-./tests/tidy/check_sources.sh > "$results/sources.txt" 2>&1
-sources=$?
-cat "$results/sources.txt"
+python3 tests/summary_test.py --results "$results/checks.jsonl"
+python3 tests/tidy/check_sources_test.py --results "$results/checks.jsonl"
+python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
+if [[ "$long" == yes ]]; then ./tests/tidy/clang_tidy.sh --results "$results/checks.jsonl"; fi
 
-bazel build --noshow_progress //... || { echo "0 passed, 1 failed, 0 skipped (the build)"; exit 1; }
-if [[ -d cli ]]; then ./deploy/build.sh || exit 1; fi
-bazel test --noshow_progress --jobs=2 --test_tag_filters="$filters" //...
-tests=$?
+bazel build --noshow_progress //... || give_up "the build failed"
+./deploy/build.sh || give_up "the programs could not be linked into ./bin"
 
-python3 tests/summary.py "$(bazel info bazel-testlogs 2>/dev/null)" "$sources" "$tests"
+# Tests of several processes share the cores with nobody: two at a time, and those tagged cpu:2 alone.
+bazel test --noshow_progress --test_summary=none --jobs=2 --local_test_jobs=2 "${filter[@]}" \
+  --build_event_json_file="$results/events.json" //...
+python3 tests/summary.py --events "$results/events.json" --checks "$results/checks.jsonl" --bazel_code $?

@@ -1,0 +1,8 @@
+# Sourced by the scripts: what Bazel and the programs expect of their environment, also where a bare
+# container sets nothing.
+if [[ -z "${HOME:-}" ]]; then
+  HOME="$(getent passwd "$(id -u)" | cut -d: -f6)"
+  export HOME="${HOME:-/tmp}"
+fi
+export LC_ALL="${LC_ALL:-C.UTF-8}"
+export USER="${USER:-$(id -un 2>/dev/null || echo tercio)}"

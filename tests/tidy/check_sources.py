@@ -1,0 +1,279 @@
+"""Checks of the sources that no compiler makes: formatting, lengths, and who may include whom.
+
+    python3 tests/tidy/check_sources.py [--root DIR] [--results FILE]
+
+Every fault is printed with file and line. With --results, one JSON line per check is appended to FILE
+for tests/summary.py. Ends with 1 when there is a fault.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+
+FILE_LINES = 800
+FUNCTION_LINES = 70
+
+# Folder -> the first parts of project paths that its files may include (tests beside the code may
+# include anything). The longest matching folder counts. Arrows only point downwards.
+INCLUDES = {
+    "common/": ["common/"],
+    "kernels/": ["kernels/", "common/check.h"],
+    # The memory map asks the kernels' contract how much scratch an operation needs.
+    "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
+              "kernels/cpu/attention_scratch.h"],
+    "checkpoint/": ["checkpoint/", "common/", "plan/", "proto/"],
+    "config/": ["config/", "common/", "plan/", "proto/"],
+    "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
+                          "proto/"],
+    "coordinator/planner/": ["coordinator/planner/", "plan/", "common/check.h",
+                             "common/status_macros.h", "proto/"],
+    "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],
+    "worker/agent/": ["worker/agent/", "worker/data/", "common/", "plan/", "proto/", "config/"],
+    "worker/agent/core/": ["worker/agent/core/", "plan/", "common/check.h",
+                           "common/status_macros.h", "proto/"],
+    "worker/data/": ["worker/data/", "common/", "plan/", "proto/", "worker/engine/",
+                     "kernels/random.h"],
+    "worker/device/": ["worker/device/", "kernels/", "common/"],
+    "worker/collective/": ["worker/collective/", "worker/device/", "common/",
+                           "plan/reduction_scratch.h"],
+    "worker/engine/": ["worker/engine/", "worker/collective/", "worker/device/", "kernels/", "plan/",
+                       "common/", "proto/"],
+    "worker/inference/": ["worker/", "checkpoint/", "kernels/", "plan/", "common/", "proto/"],
+    "worker/trainer/": ["worker/", "checkpoint/", "kernels/", "plan/", "common/", "proto/"],
+    "cli/": ["cli/", "config/", "checkpoint/", "common/", "coordinator/planner/", "plan/", "proto/",
+             "worker/data/", "worker/inference/"],
+    "tests/": [""],
+}
+
+PROJECT_FOLDERS = {folder.split("/")[0] for folder in INCLUDES} | {"proto"}
+
+# The deciding parts: values in, values out.
+PURE = ["plan/", "coordinator/core/", "coordinator/planner/", "worker/agent/core/"]
+OUTSIDE_WORLD = re.compile(
+    r'^#include [<"](thread|mutex|shared_mutex|condition_variable|future|fstream|filesystem|chrono|ctime|'
+    r"time\.h|unistd\.h|pthread\.h|fcntl\.h|signal\.h|random|sys/.*|grpcpp/.*|grpc/.*|sqlite3\.h|gloo/.*|"
+    r"absl/time/clock\.h|absl/synchronization/.*|spdlog/.*|"
+    r'common/(clock|file|log|mutex|temp_dir)\.h|.*\.grpc\.pb\.h)[>"]')
+
+# Messages of the services stop at the edges: only these folders see generated RPC code.
+RPC_EDGES = ["coordinator/service/", "coordinator/", "worker/agent/", "worker/trainer/", "cli/", "common/",
+             "tests/"]
+
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+PRIVATE_PATH = re.compile(r"(?<![\w.$])/(home|root|Users)/\w")
+
+
+def tracked_files(root):
+    """Files of the project: as git sees them, else (no git, or not a clone) by walking the tree."""
+    try:
+        listed = subprocess.run(
+            ["git", "-C", root, "-c", f"safe.directory={root}", "ls-files", "-z", "--cached", "--others",
+             "--exclude-standard"],
+            capture_output=True, check=True).stdout.decode()
+        return sorted({f for f in listed.split("\0") if f and os.path.isfile(os.path.join(root, f))})
+    except (OSError, subprocess.CalledProcessError):
+        found = []
+        for folder, folders, files in os.walk(root):
+            folders[:] = [d for d in folders if not d.startswith((".git", "bazel-", "bin", "__pycache__"))]
+            found += [os.path.relpath(os.path.join(folder, f), root) for f in files]
+        return sorted(found)
+
+
+def is_cpp(path):
+    return path.endswith((".h", ".cc"))
+
+
+def is_test(path):
+    return path.startswith("tests/") or path.endswith(("_test.cc", "_bench.cc"))
+
+
+def check_format(root, sources):
+    paths = [p for p in sources if is_cpp(p)]
+    faults = []
+    for begin in range(0, len(paths), 50):
+        result = subprocess.run(["clang-format", "--dry-run", *paths[begin:begin + 50]], cwd=root,
+                                capture_output=True, text=True)
+        if result.returncode != 0 and not result.stderr:
+            faults.append(f"clang-format ended with code {result.returncode}")
+        seen = set()
+        for line in result.stderr.splitlines():
+            match = re.match(r"(\S+?):(\d+):\d+: (?:warning|error)", line)
+            if match and match.group(1) not in seen:
+                seen.add(match.group(1))
+                faults.append(f"{match.group(1)}:{match.group(2)}: run clang-format -i {match.group(1)}")
+    return faults
+
+
+def check_lengths(sources):
+    faults = []
+    for path, lines in sources.items():
+        if not is_cpp(path) and not path.endswith((".py", ".sh", ".bzl")):
+            continue
+        if len(lines) > FILE_LINES:
+            faults.append(f"{path}: {len(lines)} lines, at most {FILE_LINES}")
+        if is_cpp(path):
+            faults += [f"{path}:{n}: a function of {length} lines, at most {FUNCTION_LINES}"
+                       for n, length in functions_of(lines) if length > FUNCTION_LINES]
+    return faults
+
+
+def functions_of(lines):
+    """(first line number, length) of each function. Relies on clang-format: a function's closing brace
+    stands alone, at the indentation of the signature's first line, which is 0, or 2 inside a class."""
+    no_function = re.compile(r"^\s*(namespace|class|struct|enum|union|extern|if|for|while|switch|do|else|"
+                             r"return|case|default|public|private|protected|template|using|HWY_)\b|^\s*[/#}*]")
+    in_class = False
+    i = 0
+    while i < len(lines):
+        line = lines[i]
+        if re.match(r"(class|struct)\b[^;]*$", line):
+            in_class = True
+        if line.startswith("}"):
+            in_class = False
+        indent = len(line) - len(line.lstrip())
+        starts = indent == 0 or (indent == 2 and in_class)
+        if not starts or "(" not in line or no_function.match(line):
+            i += 1
+            continue
+        # The signature goes on over lines that are indented further, until one ends it.
+        head = i
+        while head < len(lines) - 1 and head - i < 15 and not lines[head].rstrip().endswith(("{", ";", "}")):
+            head += 1
+        if not lines[head].rstrip().endswith("{"):
+            i = max(head, i) + 1
+            continue
+        close = " " * indent + "}"
+        end = next((j for j in range(head + 1, len(lines)) if lines[j].rstrip() in (close, close + ";")), head)
+        yield i + 1, end - i + 1
+        i = end + 1
+
+
+def rule_for(path):
+    folders = [f for f in INCLUDES if path.startswith(f)]
+    return max(folders, key=len) if folders else None
+
+
+def check_includes(sources):
+    faults = []
+    for path, lines in sources.items():
+        if not is_cpp(path):
+            continue
+        folder = rule_for(path)
+        if folder is None:
+            faults.append(f"{path}: this folder has no rule in tests/tidy/check_sources.py")
+            continue
+        for number, line in enumerate(lines, 1):
+            faults += include_faults(path, folder, number, line)
+    return faults
+
+
+def include_faults(path, folder, number, line):
+    where = f"{path}:{number}: "
+    faults = []
+    match = re.match(r'#include "([^"]+)"', line)
+    if match and not is_test(path):
+        target = match.group(1)
+        ours = target.split("/")[0] in PROJECT_FOLDERS
+        if ours and not any(target.startswith(allowed) for allowed in INCLUDES[folder]):
+            faults.append(f"{where}{folder} may not include {target}")
+        if target.endswith(".grpc.pb.h") and not any(path.startswith(e) for e in RPC_EDGES):
+            faults.append(f"{where}RPC code stops at the services, agents and programs")
+        if target.startswith("tests/"):
+            faults.append(f"{where}only tests include tests")
+    if any(path.startswith(p) for p in PURE) and not is_test(path) and OUTSIDE_WORLD.match(line):
+        faults.append(f"{where}a pure folder includes clocks, threads, files or RPC")
+    if re.match(r'#include "\.\.?/', line):
+        faults.append(f"{where}include by the path from the root")
+    return faults
+
+
+def check_headers(sources):
+    """Each header is included once, and says what it is before anything else."""
+    faults = []
+    for path, lines in sources.items():
+        if not path.endswith(".h"):
+            continue
+        if not lines or not lines[0].startswith("//"):
+            faults.append(f"{path}:1: a header begins with a comment that says what it is")
+        if "#pragma once" not in lines and not path.endswith("-inl.h"):
+            faults.append(f"{path}: #pragma once is missing")
+    return faults
+
+
+def check_words(sources):
+    faults = []
+    for path, lines in sources.items():
+        if path.startswith("tests/tidy/"):
+            continue
+        for number, line in enumerate(lines, 1):
+            if UNFINISHED.search(line):
+                faults.append(f"{path}:{number}: unfinished work is not committed: {line.strip()}")
+            if is_cpp(path) and PRIVATE_PATH.search(line):
+                faults.append(f"{path}:{number}: a path of one machine: {line.strip()}")
+    return faults
+
+
+def check_documents(root, sources):
+    """Every file that a document names (a link, or a path in backticks) exists."""
+    folders = {p.split("/")[0] for p in sources if "/" in p}
+    files = set(sources)
+    faults = []
+    for path, lines in sources.items():
+        if not path.endswith(".md"):
+            continue
+        for number, line in enumerate(lines, 1):
+            for target in re.findall(r"`([\w][\w./-]*/[\w./-]*)`", line):
+                target = target.rstrip("/")
+                if target.split("/")[0] in folders and not os.path.exists(os.path.join(root, target)) \
+                        and not any(f.startswith(target + ".") for f in files):
+                    faults.append(f"{path}:{number}: {target} does not exist")
+            for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", line):
+                if not os.path.exists(os.path.join(root, os.path.dirname(path), target)):
+                    faults.append(f"{path}:{number}: {target} does not exist")
+    return faults
+
+
+def read_sources(root):
+    sources = {}
+    for path in tracked_files(root):
+        name = os.path.basename(path)
+        if path.endswith((".h", ".cc", ".py", ".sh", ".md", ".proto", ".bzl", ".yaml")) or \
+                name in ("BUILD.bazel", "WORKSPACE", ".bazelrc", "run"):
+            with open(os.path.join(root, path), encoding="utf-8") as file:
+                sources[path] = file.read().splitlines()
+    return sources
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--root", default=os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+    parser.add_argument("--results")
+    options = parser.parse_args()
+    root = os.path.realpath(options.root)
+    sources = read_sources(root)
+    checks = {
+        "formatting": check_format(root, sources),
+        "lengths of files and functions": check_lengths(sources),
+        "includes": check_includes(sources),
+        "headers": check_headers(sources),
+        "words": check_words(sources),
+        "documents": check_documents(root, sources),
+    }
+    for name, faults in checks.items():
+        for fault in faults:
+            print(f"sources: {fault}", file=sys.stderr)
+        if options.results:
+            with open(options.results, "a", encoding="utf-8") as file:
+                outcome = "failed" if faults else "passed"
+                file.write(json.dumps({"name": f"sources: {name}", "outcome": outcome,
+                                       "reason": f"{len(faults)} faults" if faults else ""}) + "\n")
+    count = sum(len(faults) for faults in checks.values())
+    print(f"sources: {len(sources)} files, {len(checks)} checks, {count} faults")
+    return 1 if count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Each check finds the fault that it is for, and leaves good sources alone."""
+
+import os
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(1, os.path.join(sys.path[0], ".."))
+import check_sources  # noqa: E402
+import python_cases  # noqa: E402
+
+
+def function_of(lines):
+    return ["int Sum() {"] + ["  Add();"] * (lines - 2) + ["}"]
+
+
+class CheckSourcesTest(unittest.TestCase):
+
+    def test_a_function_of_70_lines_is_good_and_one_of_71_is_not(self):
+        self.assertEqual(check_sources.check_lengths({"plan/a.cc": function_of(70)}), [])
+        self.assertEqual(len(check_sources.check_lengths({"plan/a.cc": function_of(71)})), 1)
+
+    def test_a_long_method_is_found_behind_a_signature_of_two_lines(self):
+        lines = ["class A {", "  int Sum(int a,", "          int b) {"] + ["    Add();"] * 70 + ["  }", "};"]
+        self.assertEqual(check_sources.check_lengths({"plan/a.h": lines}),
+                         ["plan/a.h:2: a function of 73 lines, at most 70"])
+
+    def test_a_file_of_801_lines_is_found(self):
+        self.assertEqual(check_sources.check_lengths({"plan/a.cc": ["int a;"] * 800}), [])
+        self.assertEqual(len(check_sources.check_lengths({"plan/a.cc": ["int a;"] * 801})), 1)
+
+    def test_a_pure_folder_includes_no_clock_thread_file_or_rpc(self):
+        for header in ("<thread>", "<chrono>", "<fstream>", '"grpcpp/grpcpp.h"', '"common/clock.h"',
+                       '"absl/time/clock.h"', '"sqlite3.h"', '"proto/tercio/v1/job_service.grpc.pb.h"'):
+            for folder in check_sources.PURE:
+                faults = check_sources.check_includes({folder + "a.cc": [f"#include {header}"]})
+                self.assertTrue(faults, f"{folder} {header}")
+
+    def test_a_pure_folder_includes_plain_values(self):
+        self.assertEqual(check_sources.check_includes({"coordinator/core/step.cc": [
+            '#include "coordinator/core/step.h"', "#include <vector>", '#include "absl/time/time.h"',
+            '#include "proto/tercio/v1/plan.pb.h"']}), [])
+
+    def test_arrows_point_downwards(self):
+        bad = {"kernels/a.cc": "plan/lanes.h", "common/a.cc": "worker/data/tokenizer.h",
+               "worker/engine/a.cc": "worker/trainer/trainer.h", "cli/a.cc": "coordinator/core/step.h",
+               "coordinator/a.cc": "kernels/ops.h", "plan/a.cc": "tests/parity/thread_ranks.h"}
+        for path, target in bad.items():
+            self.assertTrue(check_sources.check_includes({path: [f'#include "{target}"']}), path)
+
+    def test_a_new_folder_needs_a_rule(self):
+        self.assertEqual(len(check_sources.check_includes({"elsewhere/a.cc": []})), 1)
+
+    def test_a_header_says_what_it_is_and_is_included_once(self):
+        self.assertEqual(check_sources.check_headers({"plan/a.h": ["// Lanes.", "#pragma once"]}), [])
+        self.assertEqual(len(check_sources.check_headers({"plan/a.h": ["int a;"]})), 2)
+
+    def test_unfinished_work_is_found(self):
+        self.assertEqual(len(check_sources.check_words({"plan/a.cc": ["// TO" + "DO: more"]})), 1)
+        self.assertEqual(len(check_sources.check_words({"plan/a.cc": ['Open("/ho' + 'me/me/a")']})), 1)
+        self.assertEqual(check_sources.check_words({"plan/a.cc": ["// To do more is easy."]}), [])
+
+    def test_a_document_names_only_what_exists(self):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+        sources = {"tests/tidy/check_sources.py": [], "a.md": ["see `tests/tidy/check_sources.py`"]}
+        self.assertEqual(check_sources.check_documents(root, sources), [])
+        sources["a.md"] = ["see `tests/tidy/absent.py` and [it](tests/absent.md)"]
+        self.assertEqual(len(check_sources.check_documents(root, sources)), 2)
+
+
+if __name__ == "__main__":
+    python_cases.main()
