@@ -1,0 +1,34 @@
+// Channels and server credentials, with or without mutual TLS.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/security/server_credentials.h"
+
+namespace tercio {
+
+// PEM files; all empty: no TLS.
+struct TlsFiles {
+  std::string certificate;
+  std::string key;
+  std::string authority;
+  bool given() const { return !certificate.empty() || !key.empty() || !authority.empty(); }
+};
+
+// What TERCIO_TLS_CERT, TERCIO_TLS_KEY and TERCIO_TLS_CA say.
+TlsFiles TlsFromEnvironment();
+
+// `address` is HOST:PORT or unix:PATH. Errors: INVALID_ARGUMENT (only some of the three files),
+// NOT_FOUND.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
+                                                           const TlsFiles& tls);
+absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& tls);
+
+// 127.0.0.0/8, ::1, localhost, unix sockets.
+bool IsLoopback(const std::string& address);
+
+}  // namespace tercio

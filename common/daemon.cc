@@ -1,0 +1,112 @@
+#include "common/daemon.h"
+
+#include <pthread.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <climits>
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+#include "yaml-cpp/yaml.h"
+
+namespace tercio {
+namespace {
+
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+}  // namespace
+
+int ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      return kExitUsage;
+    case absl::StatusCode::kNotFound:
+      return kExitNotFound;
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return kExitForbidden;
+    case absl::StatusCode::kUnavailable:
+      return kExitUnreachable;
+    case absl::StatusCode::kDeadlineExceeded:
+      return kExitTimeout;
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kResourceExhausted:
+    case absl::StatusCode::kDataLoss:
+      return kExitConflict;
+    default:
+      return kExitInternal;
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
+  std::vector<std::string> given(argv + 1, argv + argc);
+  std::string path;
+  std::vector<std::string> rest;
+  for (size_t i = 0; i < given.size(); ++i) {
+    if (given[i] == "--config" && i + 1 < given.size()) {
+      path = given[++i];
+    } else {
+      rest.push_back(given[i]);
+    }
+  }
+  std::vector<std::string> arguments;
+  if (!path.empty()) {
+    try {
+      const YAML::Node root = YAML::LoadFile(path);
+      if (!root.IsMap()) return absl::InvalidArgumentError(path + ": expected a map of settings");
+      for (const auto& entry : root) {
+        std::string name = entry.first.as<std::string>();
+        for (char& c : name) c = c == '_' ? '-' : c;
+        arguments.push_back("--" + name);
+        arguments.push_back(entry.second.as<std::string>());
+      }
+    } catch (const YAML::Exception& error) {
+      return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.what()));
+    }
+  }
+  arguments.insert(arguments.end(), rest.begin(), rest.end());
+  return arguments;
+}
+
+void BlockStopSignals() {
+  const sigset_t set = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  // A client that has gone must not end the process.
+  std::signal(SIGPIPE, SIG_IGN);
+}
+
+int WaitForStopSignal() {
+  const sigset_t set = StopSignals();
+  int signal = 0;
+  while (sigwait(&set, &signal) != 0) {
+  }
+  return signal;
+}
+
+void DieWithParent() {
+  const pid_t parent = getppid();
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  // The parent may have ended before the request.
+  if (getppid() != parent) raise(SIGTERM);
+}
+
+std::string ProgramDirectory() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof(path));
+  const std::string file(path, length > 0 ? static_cast<size_t>(length) : 0);
+  return file.substr(0, file.rfind('/'));
+}
+
+}  // namespace tercio

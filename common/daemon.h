@@ -1,0 +1,44 @@
+// What both daemons do alike: settings from flags, environment and a YAML file, signals, parent
+// death.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tercio {
+
+// Exit codes of all programs (design, section 4).
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitJobFailed = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitNotFound = 3;
+inline constexpr int kExitForbidden = 4;
+inline constexpr int kExitUnreachable = 5;
+inline constexpr int kExitTimeout = 6;
+inline constexpr int kExitConflict = 7;
+inline constexpr int kExitCancelled = 8;
+inline constexpr int kExitInternal = 9;
+inline constexpr int kExitInterrupted = 130;
+inline constexpr int kExitTerminated = 143;
+
+int ExitCodeOf(const absl::Status& status);
+
+// The command line with the settings of the file that --config names put before it, so that flags
+// win: `listen: x` in the file is `--listen x`. INVALID_ARGUMENT when the file is not a flat map.
+absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv);
+
+// Blocks SIGINT and SIGTERM in this and all later threads. Called first.
+void BlockStopSignals();
+// Waits for one of them and returns it.
+int WaitForStopSignal();
+
+// SIGTERM comes when the process that started this one ends.
+void DieWithParent();
+
+// The directory of this program's file.
+std::string ProgramDirectory();
+
+}  // namespace tercio

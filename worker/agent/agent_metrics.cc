@@ -1,0 +1,139 @@
+#include "worker/agent/agent_metrics.h"
+
+#include <mutex>
+
+#include "common/metrics_server.h"
+#include "common/status_macros.h"
+#include "prometheus/counter.h"
+#include "prometheus/gauge.h"
+
+namespace tercio {
+namespace {
+
+using prometheus::BuildCounter;
+using prometheus::BuildGauge;
+using prometheus::Counter;
+using prometheus::Family;
+using prometheus::Gauge;
+using prometheus::Labels;
+
+Labels ToLabels(const RankLabels& labels) {
+  return {{"job_id", labels.job_id},
+          {"job_name", labels.job_name},
+          {"rank", std::to_string(labels.rank)}};
+}
+
+Labels With(Labels labels, const std::string& name, const std::string& value) {
+  labels[name] = value;
+  return labels;
+}
+
+Family<Gauge>& NewGauge(prometheus::Registry& registry, const char* name, const char* help) {
+  return BuildGauge().Name(name).Help(help).Register(registry);
+}
+
+Family<Counter>& NewCounter(prometheus::Registry& registry, const char* name, const char* help) {
+  return BuildCounter().Name(name).Help(help).Register(registry);
+}
+
+}  // namespace
+
+struct AgentMetrics::Families {
+  explicit Families(std::unique_ptr<MetricsServer> made)
+      : server(std::move(made)), registry(server->registry()) {}
+
+  std::unique_ptr<MetricsServer> server;
+  prometheus::Registry& registry;
+  Family<Counter>& tokens = NewCounter(registry, "tercio_tokens_total",
+                                       "Tokens trained on by the job, counted by each rank.");
+  Family<Counter>& steps =
+      NewCounter(registry, "tercio_steps_total", "Optimizer steps reported by a rank.");
+  Family<Gauge>& tokens_per_second =
+      NewGauge(registry, "tercio_tokens_per_second", "Tokens a second of the whole job.");
+  Family<Gauge>& step = NewGauge(registry, "tercio_step", "Last completed step.");
+  Family<Gauge>& step_seconds =
+      NewGauge(registry, "tercio_step_seconds", "Duration of the last step.");
+  Family<Gauge>& communication_seconds =
+      NewGauge(registry, "tercio_communication_seconds",
+               "Time of the last step spent waiting for other ranks.");
+  Family<Gauge>& loss = NewGauge(registry, "tercio_loss", "Loss of the last step.");
+  Family<Gauge>& grad_norm =
+      NewGauge(registry, "tercio_grad_norm", "Gradient norm of the last step, before clipping.");
+  Family<Gauge>& memory =
+      NewGauge(registry, "tercio_memory_bytes", "Memory of a rank: planned, used, peak, resident.");
+  Family<Counter>& checkpoint_bytes = NewCounter(registry, "tercio_checkpoint_sent_bytes_total",
+                                                 "Checkpoint bytes a rank has sent.");
+  Family<Gauge>& checkpoint_seconds = NewGauge(registry, "tercio_checkpoint_send_seconds",
+                                               "Duration of a rank's last checkpoint stream.");
+  Family<Counter>& checkpoint_failures = NewCounter(registry, "tercio_checkpoint_failures_total",
+                                                    "Checkpoint streams of a rank that failed.");
+  Family<Counter>& exits =
+      NewCounter(registry, "tercio_trainer_exits_total", "Trainers that have ended, by kind.");
+  Gauge& running = NewGauge(registry, "tercio_trainers", "Trainers that run on this node.").Add({});
+};
+
+AgentMetrics::AgentMetrics() = default;
+AgentMetrics::~AgentMetrics() = default;
+
+absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::string& address) {
+  TERCIO_ASSIGN_OR_RETURN(auto server, MetricsServer::Listen(address));
+  std::unique_ptr<AgentMetrics> metrics(new AgentMetrics);
+  metrics->address_ = server->address();
+  metrics->families_ = std::make_unique<Families>(std::move(server));
+  return metrics;
+}
+
+void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, double tokens) {
+  const Labels labels = ToLabels(rank);
+  families_->tokens.Add(labels).Increment(tokens);
+  families_->steps.Add(labels).Increment();
+  families_->tokens_per_second.Add(labels).Set(step.tokens_per_second());
+  families_->step.Add(labels).Set(static_cast<double>(step.step()));
+  families_->step_seconds.Add(labels).Set(step.step_seconds());
+  families_->communication_seconds.Add(labels).Set(step.communication_seconds());
+  families_->loss.Add(labels).Set(step.loss());
+  families_->grad_norm.Add(labels).Set(step.grad_norm());
+}
+
+void AgentMetrics::Memory(const RankLabels& rank, const v1::TrainerMemory& memory) {
+  const Labels labels = ToLabels(rank);
+  const auto set = [&](const char* kind, int64_t bytes) {
+    families_->memory.Add(With(labels, "kind", kind)).Set(static_cast<double>(bytes));
+  };
+  set("planned", memory.planned_bytes());
+  set("used", memory.used_bytes());
+  set("peak", memory.peak_bytes());
+  set("resident", memory.resident_bytes());
+}
+
+void AgentMetrics::Checkpoint(const RankLabels& rank, const v1::CheckpointProgress& progress) {
+  const Labels labels = ToLabels(rank);
+  families_->checkpoint_bytes.Add(labels).Increment(static_cast<double>(progress.bytes()));
+  families_->checkpoint_seconds.Add(labels).Set(progress.seconds());
+  if (!progress.error().empty()) families_->checkpoint_failures.Add(labels).Increment();
+}
+
+void AgentMetrics::Exited(const RankLabels& rank, bool fault) {
+  families_->exits
+      .Add({{"job_id", rank.job_id},
+            {"job_name", rank.job_name},
+            {"kind", fault ? "fault" : "normal"}})
+      .Increment();
+}
+
+void AgentMetrics::SetRunning(int trainers) { families_->running.Set(trainers); }
+
+void AgentMetrics::Forget(const RankLabels& rank) {
+  const Labels labels = ToLabels(rank);
+  for (Family<Gauge>* family :
+       {&families_->tokens_per_second, &families_->step, &families_->step_seconds,
+        &families_->communication_seconds, &families_->loss, &families_->grad_norm,
+        &families_->checkpoint_seconds}) {
+    family->Remove(&family->Add(labels));
+  }
+  for (const char* kind : {"planned", "used", "peak", "resident"}) {
+    families_->memory.Remove(&families_->memory.Add(With(labels, "kind", kind)));
+  }
+}
+
+}  // namespace tercio

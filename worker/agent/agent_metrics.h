@@ -1,0 +1,46 @@
+// What the agent exports to Prometheus about its trainers: one page for all ranks of the node.
+//
+// Thread-safe.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/trainer.pb.h"
+
+namespace tercio {
+
+struct RankLabels {
+  std::string job_id;
+  std::string job_name;
+  int rank = 0;
+};
+
+class AgentMetrics {
+ public:
+  // Serves /metrics on `address` (HOST:PORT, port 0 picks one). FAILED_PRECONDITION when it is in
+  // use.
+  static absl::StatusOr<std::unique_ptr<AgentMetrics>> Serve(const std::string& address);
+  ~AgentMetrics();
+
+  // HOST:PORT that really listens.
+  const std::string& address() const { return address_; }
+
+  void Step(const RankLabels& labels, const v1::TrainerStep& step, double tokens);
+  void Memory(const RankLabels& labels, const v1::TrainerMemory& memory);
+  void Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress);
+  void Exited(const RankLabels& labels, bool fault);
+  void SetRunning(int trainers);
+  // Gauges of a rank go when it ends, so that nothing stale is shown.
+  void Forget(const RankLabels& labels);
+
+ private:
+  struct Families;
+  AgentMetrics();
+
+  std::unique_ptr<Families> families_;
+  std::string address_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,188 @@
+// tercio-agent: one per node. Starts, watches and stops trainers; exports their figures.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+
+#include "CLI/CLI.hpp"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "common/channel.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/temp_dir.h"
+#include "common/version.h"
+#include "worker/agent/agent_metrics.h"
+#include "worker/agent/node_link.h"
+#include "worker/agent/run_manager.h"
+#include "worker/agent/trainer_server.h"
+
+namespace tercio {
+namespace {
+
+constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
+
+struct Flags {
+  std::string coordinator = "127.0.0.1:7077";
+  std::string metrics_listen = "127.0.0.1:9465";
+  AgentOptions agent;
+  TlsFiles tls = TlsFromEnvironment();
+  bool parent_death = false;
+};
+
+std::string HostName() {
+  char name[256] = "node";
+  gethostname(name, sizeof(name) - 1);
+  return name;
+}
+
+// The exit code; *done when there is nothing more to do (--help).
+int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
+  CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  flags->agent.cores = cores;
+  flags->agent.slots = std::max(2, cores);
+  flags->agent.node = HostName();
+  const auto add = [&](const char* name, std::string* value, const char* variable,
+                       const char* help) {
+    app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
+  };
+  add("--coordinator", &flags->coordinator, "TERCIO_COORDINATOR", "HOST:PORT of the coordinator");
+  add("--state-dir", &flags->agent.state_dir, "TERCIO_AGENT_STATE_DIR", "logs and token cache");
+  add("--name", &flags->agent.node, "TERCIO_NODE_NAME", "name of this node");
+  add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
+      "IP address for traffic between ranks (not encrypted)");
+  add("--trainer", &flags->agent.trainer, "TERCIO_TRAINER", "the trainer program");
+  add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
+  add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
+  add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of the coordinator");
+  app.add_option("--slots", flags->agent.slots, "CPU ranks offered")
+      ->envname("TERCIO_SLOTS")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
+                 "seconds that trainers go on after the agent has died")
+      ->envname("TERCIO_AGENT_GRACE")
+      ->capture_default_str()
+      ->take_last();
+  app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
+  app.set_version_flag("--version", kVersion);
+  const absl::StatusOr<std::vector<std::string>> arguments = WithConfigFile(argc, argv);
+  if (!arguments.ok()) {
+    std::fprintf(stderr, "error: %s\n", std::string(arguments.status().message()).c_str());
+    return kExitUsage;
+  }
+  try {
+    std::vector<std::string> reversed(arguments->rbegin(), arguments->rend());
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    *done = true;
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  return kExitOk;
+}
+
+// Sockets live where paths are short: $RUNTIME_DIRECTORY, else under /tmp.
+std::string SocketParent() {
+  const char* runtime = std::getenv("RUNTIME_DIRECTORY");
+  return runtime != nullptr ? runtime : "/tmp";
+}
+
+// The address by which this node reaches the coordinator is the one that other nodes can reach.
+std::string DefaultDataAddress(const std::string& coordinator) {
+  return IsLoopback(coordinator) ? "127.0.0.1" : HostName();
+}
+
+v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics_address,
+                         const RunManager& runs) {
+  v1::AgentHello hello;
+  hello.set_node(options.node);
+  hello.set_version(kVersion);
+  hello.set_data_address(options.data_address);
+  hello.set_metrics_address(metrics_address);
+  hello.set_device_kind("cpu");
+  hello.set_devices(options.slots);
+  for (const v1::RunId& run : runs.Running()) *hello.add_running() = run;
+  hello.set_highest_attempt_seen(runs.highest_attempt());
+  return hello;
+}
+
+absl::Status RunAgent(Flags flags) {
+  if (!IsLoopback(flags.metrics_listen) && !flags.tls.given()) {
+    return absl::InvalidArgumentError(absl::StrCat("--metrics-listen ", flags.metrics_listen,
+                                                   " is not loopback: TLS files are required"));
+  }
+  if (flags.agent.state_dir.empty()) {
+    return absl::InvalidArgumentError("--state-dir DIR is required");
+  }
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(flags.agent.state_dir));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock,
+                          FileLock::Acquire(flags.agent.state_dir + "/lock", /*wait=*/false));
+  if (flags.agent.trainer.empty()) {
+    // Beside the agent, or (in Bazel's tree) in the trainer's own folder.
+    flags.agent.trainer = ProgramDirectory() + "/tercio-trainer";
+    if (!PathExists(flags.agent.trainer)) {
+      flags.agent.trainer = ProgramDirectory() + "/../trainer/tercio-trainer";
+    }
+  }
+  if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
+                                            " is missing; name it with --trainer"));
+  }
+  if (flags.agent.data_address.empty()) {
+    flags.agent.data_address = DefaultDataAddress(flags.coordinator);
+  }
+  const TempDir socket_directory(SocketParent());
+  flags.agent.socket = socket_directory.path() + "/agent.sock";
+  TERCIO_ASSIGN_OR_RETURN(const auto metrics, AgentMetrics::Serve(flags.metrics_listen));
+  TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
+
+  // The link outlives the runs, which send through it; its callbacks, which use the runs, end
+  // first.
+  std::unique_ptr<NodeLink> link;
+  RunManager runs(flags.agent, *metrics,
+                  [&link](v1::AgentMessage message) { link->Send(std::move(message)); });
+  link = std::make_unique<NodeLink>(
+      channel, [&] { return MakeHello(flags.agent, metrics->address(), runs); },
+      [&] {
+        v1::AgentHeartbeat heartbeat;
+        for (const v1::RunId& run : runs.Running()) *heartbeat.add_running() = run;
+        return heartbeat;
+      },
+      [&](const v1::CoordinatorMessage& message) { runs.Handle(message); });
+  const absl::Cleanup stop_link = [&link] { link->Stop(); };
+  TERCIO_ASSIGN_OR_RETURN(const auto server,
+                          TrainerServer::Listen(flags.agent.socket, runs, link->stub()));
+  std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
+              flags.coordinator.c_str(), metrics->address().c_str());
+  std::fflush(stdout);
+  const int signal = WaitForStopSignal();
+  LogInfo(absl::StrCat("signal ", signal, ": stopping"));
+  runs.StopAll(kShutdownGrace);
+  link->Drain(1);
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tercio
+
+int main(int argc, char** argv) {
+  tercio::BlockStopSignals();
+  tercio::Flags flags;
+  bool done = false;
+  const int code = tercio::ParseFlags(argc, argv, &flags, &done);
+  if (done || code != tercio::kExitOk) return code;
+  if (flags.parent_death) tercio::DieWithParent();
+  tercio::InitLogging("agent");
+  const absl::Status status = tercio::RunAgent(flags);
+  if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return tercio::ExitCodeOf(status);
+}

@@ -1,0 +1,106 @@
+#include "worker/trainer/checkpoint_client.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/grpc_status.h"
+#include "common/sha256.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+constexpr size_t kChunkBytes = 1 << 20;
+
+}  // namespace
+
+absl::Status CheckpointClient::ReadSlice(int64_t step, const v1::TensorSlice& slice,
+                                         std::vector<float>* values) {
+  const int64_t elements =
+      (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
+  std::string bytes;
+  bytes.reserve(static_cast<size_t>(elements) * sizeof(float));
+  grpc::ClientContext context;
+  v1::ReadTensorRequest request;
+  request.set_job_id(identity_.run.job_id());
+  request.set_step(step);
+  *request.mutable_slice() = slice;
+  *request.mutable_run() = identity_.run;
+  request.set_token(identity_.token);
+  const auto reader = stub_->ReadTensor(&context, request);
+  v1::TensorChunk chunk;
+  while (reader->Read(&chunk)) bytes += chunk.data();
+  TERCIO_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
+  if (bytes.size() != static_cast<size_t>(elements) * sizeof(float)) {
+    return absl::DataLossError(absl::StrCat("tensor ", slice.tensor(), " came with ", bytes.size(),
+                                            " bytes instead of ", elements * 4));
+  }
+  values->resize(static_cast<size_t>(elements));
+  std::memcpy(values->data(), bytes.data(), bytes.size());
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointClient::Load(int64_t step, TrainingEngine& engine) {
+  std::vector<float> values;
+  for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
+    TERCIO_RETURN_IF_ERROR(ReadSlice(step, engine.NeededSlices()[i], &values));
+    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), values));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
+                                      absl::Span<const float> values) {
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  const auto writer = stub_->Upload(&context, &response);
+  v1::UploadMessage message;
+  *message.mutable_begin() = begin;
+  bool open = writer->Write(message);
+  const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
+                               values.size() * sizeof(float));
+  Sha256 digest;
+  for (size_t at = 0; open && at < bytes.size(); at += kChunkBytes) {
+    const std::string_view part = bytes.substr(at, kChunkBytes);
+    digest.Update(part);
+    message.mutable_chunk()->set_data(part.data(), part.size());
+    open = writer->Write(message);
+  }
+  if (open) {
+    message.mutable_end()->set_sha256(digest.HexDigest());
+    message.mutable_end()->set_bytes(static_cast<int64_t>(bytes.size()));
+    writer->Write(message);
+  }
+  writer->WritesDone();
+  return FromGrpc(writer->Finish());
+}
+
+void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
+                                   absl::Span<const float> values,
+                                   const std::string& training_state, const std::string& tokenizer,
+                                   Done done) {
+  WaitForUpload();
+  v1::UploadBegin begin;
+  *begin.mutable_run() = identity_.run;
+  begin.set_token(identity_.token);
+  begin.set_rank(identity_.rank);
+  begin.set_world_size(identity_.world_size);
+  begin.set_step(step);
+  begin.mutable_slices()->Add(slices.begin(), slices.end());
+  begin.set_training_state(training_state);
+  begin.set_tokenizer(tokenizer);
+  uploader_ = std::thread([this, begin, values, done = std::move(done)] {
+    const absl::Time start = absl::Now();
+    const absl::Status status = Upload(begin, values);
+    done(status, static_cast<int64_t>(values.size() * sizeof(float)),
+         absl::ToDoubleSeconds(absl::Now() - start));
+  });
+}
+
+void CheckpointClient::WaitForUpload() {
+  if (uploader_.joinable()) uploader_.join();
+}
+
+}  // namespace tercio

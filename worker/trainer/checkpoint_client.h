@@ -1,0 +1,51 @@
+// A rank's part of saving and loading checkpoints, as a client of the coordinator's
+// CheckpointService.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
+#include "worker/engine/training_engine.h"
+
+namespace tercio {
+
+struct CheckpointIdentity {
+  v1::RunId run;
+  std::string token;
+  int rank = 0;
+  int world_size = 1;
+};
+
+class CheckpointClient {
+ public:
+  CheckpointClient(std::unique_ptr<v1::CheckpointService::Stub> stub, CheckpointIdentity identity)
+      : stub_(std::move(stub)), identity_(std::move(identity)) {}
+  ~CheckpointClient() { WaitForUpload(); }
+
+  // Reads every slice the engine needs from the checkpoint of `step`.
+  absl::Status Load(int64_t step, TrainingEngine& engine);
+
+  // Streams the values in the background; they must stay unchanged until WaitForUpload returns.
+  // `done(status, bytes, seconds)` is called from the uploading thread.
+  using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
+  void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
+                   absl::Span<const float> values, const std::string& training_state,
+                   const std::string& tokenizer, Done done);
+  void WaitForUpload();
+
+ private:
+  absl::Status ReadSlice(int64_t step, const v1::TensorSlice& slice, std::vector<float>* values);
+  absl::Status Upload(const v1::UploadBegin& begin, absl::Span<const float> values);
+
+  std::unique_ptr<v1::CheckpointService::Stub> stub_;
+  CheckpointIdentity identity_;
+  std::thread uploader_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,94 @@
+// tercio-trainer: one rank of one attempt. Started by the agent, never by hand.
+//
+// Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot mend, 4 stopped after a save.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "worker/trainer/training_loop.h"
+
+namespace tercio {
+namespace {
+
+constexpr int kFinished = 0;
+constexpr int kFault = 1;
+constexpr int kUsage = 2;
+constexpr int kPermanentFault = 3;
+constexpr int kStopped = 4;
+
+struct Arguments {
+  std::string socket;
+  std::string job;
+  int attempt = 0;
+  int rank = -1;
+};
+
+bool ParseArguments(int argc, char** argv, Arguments* arguments) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i];
+    const std::string value = argv[i + 1];
+    bool good = true;
+    if (name == "--socket") {
+      arguments->socket = value;
+    } else if (name == "--job") {
+      arguments->job = value;
+    } else if (name == "--attempt") {
+      good = absl::SimpleAtoi(value, &arguments->attempt);
+    } else if (name == "--rank") {
+      good = absl::SimpleAtoi(value, &arguments->rank);
+    } else {
+      good = false;
+    }
+    if (!good) return false;
+  }
+  return argc % 2 == 1 && !arguments->socket.empty() && arguments->rank >= 0;
+}
+
+int Run(const Arguments& arguments) {
+  const char* token = std::getenv("TERCIO_TRAINER_TOKEN");
+  v1::TrainerHello hello;
+  hello.mutable_run()->set_job_id(arguments.job);
+  hello.mutable_run()->set_attempt(arguments.attempt);
+  hello.set_rank(arguments.rank);
+  hello.set_token(token == nullptr ? "" : token);
+  hello.set_pid(getpid());
+  auto link = AgentLink::Connect(arguments.socket, hello);
+  if (!link.ok()) {
+    LogError(std::string(link.status().message()));
+    return kFault;
+  }
+  CheckpointIdentity identity;
+  identity.run = hello.run();
+  identity.token = hello.token();
+  identity.rank = arguments.rank;
+  identity.world_size = (*link)->assignment().world_size();
+  bool permanent = false;
+  const absl::StatusOr<TrainingOutcome> outcome = RunTraining(**link, identity, &permanent);
+  if (!outcome.ok()) {
+    LogError(std::string(outcome.status().message()));
+    v1::TrainerMessage message;
+    message.mutable_failure()->set_message(std::string(outcome.status().message()));
+    message.mutable_failure()->set_permanent(permanent);
+    (*link)->Send(message);
+    return permanent ? kPermanentFault : kFault;
+  }
+  (*link)->SendPhase(v1::TRAINER_PHASE_FINISHED);
+  return *outcome == TrainingOutcome::kFinished ? kFinished : kStopped;
+}
+
+}  // namespace
+}  // namespace tercio
+
+int main(int argc, char** argv) {
+  tercio::InitLogging("trainer");
+  tercio::Arguments arguments;
+  if (!tercio::ParseArguments(argc, argv, &arguments)) {
+    tercio::LogError("usage: tercio-trainer --socket PATH --job ID --attempt N --rank N");
+    return tercio::kUsage;
+  }
+  return tercio::Run(arguments);
+}

@@ -1,0 +1,244 @@
+#include "worker/trainer/training_loop.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/channel.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "worker/collective/gloo_transport.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/data/batch_source.h"
+#include "worker/device/cpu_device.h"
+#include "worker/engine/training_engine.h"
+
+namespace tercio {
+namespace {
+
+constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
+constexpr absl::Duration kCollectiveTimeout = absl::Minutes(10);
+// Ranks other than 0 report at most this often.
+constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
+
+// Resident bytes of this process (proc(5): the second number of statm, in pages).
+int64_t ResidentBytes() {
+  const absl::StatusOr<std::string> text = ReadFile("/proc/self/statm");
+  if (!text.ok()) return 0;
+  const size_t space = text->find(' ');
+  return space == std::string::npos
+             ? 0
+             : std::strtoll(text->c_str() + space, nullptr, 10) * sysconf(_SC_PAGESIZE);
+}
+
+class TrainingLoop {
+ public:
+  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity)
+      : link_(link), assignment_(link.assignment()), identity_(identity) {}
+
+  absl::StatusOr<TrainingOutcome> Run(bool* permanent) {
+    const absl::StatusOr<TrainingOutcome> outcome = RunAll(permanent);
+    // The others must not wait for a rank that has given up.
+    if (!outcome.ok()) {
+      for (const auto& communicator : owned_) communicator->Abort();
+    }
+    return outcome;
+  }
+
+ private:
+  const v1::TrainingSpec& training() const { return assignment_.spec().training(); }
+  bool IsRankZero() const { return identity_.rank == 0; }
+
+  absl::StatusOr<TrainingOutcome> RunAll(bool* permanent);
+  absl::Status Connect();
+  absl::StatusOr<TrainingOutcome> TrainSteps();
+  absl::Status Save(int64_t step);
+  bool EvaluatesAfter(int64_t step) const;
+  void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
+              bool evaluated);
+  void ReportMemory();
+  double Signal();
+
+  AgentLink& link_;
+  const v1::TrainerAssignment& assignment_;
+  const CheckpointIdentity& identity_;
+  std::string tokenizer_json_;
+  std::unique_ptr<data::BatchSource> source_;
+  std::vector<std::unique_ptr<Communicator>> owned_;
+  Communicators communicators_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<TrainingEngine> engine_;
+  std::unique_ptr<CheckpointClient> checkpoints_;
+  absl::Time last_report_ = absl::InfinitePast();
+};
+
+absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
+  *permanent = true;
+  TERCIO_ASSIGN_OR_RETURN(
+      data::PreparedData prepared,
+      data::PrepareData(assignment_.spec().data(), assignment_.spec().model().context(),
+                        assignment_.data_cache_dir(), assignment_.spec().model().vocab_size()));
+  tokenizer_json_ = prepared.tokenizer_json;
+  source_ = std::make_unique<data::BatchSource>(std::move(prepared), training().seed(),
+                                                training().global_batch(),
+                                                assignment_.spec().model().context());
+  *permanent = false;
+  link_.SendPhase(v1::TRAINER_PHASE_CONNECTING);
+  TERCIO_RETURN_IF_ERROR(Connect());
+  device_ = CreateCpuDevice(std::max(1, assignment_.threads()));
+  TERCIO_ASSIGN_OR_RETURN(engine_, TrainingEngine::Create(assignment_.spec(), assignment_.plan(),
+                                                          *device_, communicators_, *source_));
+  TERCIO_ASSIGN_OR_RETURN(const auto channel,
+                          OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
+  checkpoints_ =
+      std::make_unique<CheckpointClient>(v1::CheckpointService::NewStub(channel), identity_);
+  if (assignment_.resume_step() > 0) {
+    link_.SendPhase(v1::TRAINER_PHASE_LOADING);
+    TERCIO_RETURN_IF_ERROR(checkpoints_->Load(assignment_.resume_step(), *engine_));
+  }
+  ReportMemory();
+  link_.SendPhase(v1::TRAINER_PHASE_RUNNING);
+  const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
+  checkpoints_->WaitForUpload();
+  // A loss that is not finite comes again at the same step: the job itself is at fault.
+  *permanent = absl::IsFailedPrecondition(outcome.status());
+  return outcome;
+}
+
+absl::Status TrainingLoop::Connect() {
+  for (const v1::ProcessGroup& group : assignment_.plan().groups()) {
+    int index = 0;
+    while (group.ranks(index) != identity_.rank) ++index;
+    std::unique_ptr<Transport> transport;
+    if (group.ranks_size() == 1) {
+      transport = std::move(CreateThreadTransports(1).front());
+    } else {
+      TERCIO_ASSIGN_OR_RETURN(transport,
+                              CreateGlooTransport(index, group.ranks_size(), group.name(), link_,
+                                                  assignment_.data_address(), kConnectTimeout));
+    }
+    owned_.push_back(CreateCommunicator(group.name(), std::move(transport), kCollectiveTimeout));
+    Communicator* made = owned_.back().get();
+    if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
+    if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
+    if (group.kind() == v1::GROUP_KIND_DATA) communicators_.data = made;
+    if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
+  }
+  return absl::OkStatus();
+}
+
+double TrainingLoop::Signal() {
+  return IsRankZero() ? static_cast<double>(link_.TakeRequest()) : 0.0;
+}
+
+bool TrainingLoop::EvaluatesAfter(int64_t step) const {
+  if (source_->validation_samples() == 0) return false;
+  const int64_t every = training().evaluate().every_steps();
+  return step == training().steps() || (every > 0 && step % every == 0);
+}
+
+absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
+  const int64_t every = assignment_.spec().checkpoint().every_steps();
+  for (int64_t step = assignment_.resume_step() + 1; step <= training().steps(); ++step) {
+    const absl::Time start = absl::Now();
+    TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
+    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    double validation_loss = 0;
+    const bool evaluated = EvaluatesAfter(step);
+    if (evaluated) {
+      TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
+    }
+    Report(step, result, seconds, validation_loss, evaluated);
+    const auto request = static_cast<AgentLink::Request>(static_cast<int>(result.signal));
+    if (request != AgentLink::Request::kNone || step == training().steps() ||
+        (every > 0 && step % every == 0)) {
+      TERCIO_RETURN_IF_ERROR(Save(step));
+    }
+    if (request == AgentLink::Request::kSaveAndStop && step < training().steps()) {
+      return TrainingOutcome::kStoppedAfterSave;
+    }
+  }
+  return TrainingOutcome::kFinished;
+}
+
+absl::Status TrainingLoop::Save(int64_t step) {
+  checkpoints_->WaitForUpload();  // the snapshot is in use until then
+  TERCIO_ASSIGN_OR_RETURN(const auto values, engine_->Snapshot());
+  const nlohmann::json state = {
+      {"step", step},
+      {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
+      {"seed", training().seed()},
+      {"lanes", assignment_.plan().lanes()},
+      {"next_sample", step * training().global_batch()}};
+  checkpoints_->StartUpload(
+      step, engine_->SavedSlices(), values, state.dump(), IsRankZero() ? tokenizer_json_ : "",
+      [this, step](const absl::Status& status, int64_t bytes, double seconds) {
+        v1::TrainerMessage message;
+        v1::CheckpointProgress* progress = message.mutable_checkpoint();
+        progress->set_step(step);
+        progress->set_bytes(bytes);
+        progress->set_seconds(seconds);
+        progress->set_done(true);
+        if (!status.ok()) {
+          // Training goes on: the checkpoint before is still there.
+          progress->set_error(std::string(status.message()));
+          LogWarning(absl::StrCat("checkpoint of step ", step,
+                                  " failed: ", std::string(status.message())));
+        }
+        link_.Send(message);
+      });
+  return absl::OkStatus();
+}
+
+void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds,
+                          double validation_loss, bool evaluated) {
+  const absl::Time now = absl::Now();
+  if (!IsRankZero() && now - last_report_ < kReportInterval && step != training().steps()) return;
+  last_report_ = now;
+  const int64_t tokens_per_step = training().global_batch() * assignment_.spec().model().context();
+  v1::TrainerMessage message;
+  v1::TrainerStep* report = message.mutable_step();
+  report->set_step(step);
+  report->set_step_seconds(seconds);
+  report->set_communication_seconds(result.communication_seconds);
+  report->set_compute_seconds(std::max(0.0, seconds - result.communication_seconds));
+  report->set_tokens_per_second(static_cast<double>(tokens_per_step) / seconds);
+  report->set_loss(result.loss);
+  report->set_grad_norm(result.grad_norm);
+  if (IsRankZero()) {
+    v1::StepRecord* record = report->mutable_record();
+    record->set_step(step);
+    record->set_attempt(identity_.run.attempt());
+    record->set_loss(result.loss);
+    record->set_grad_norm(result.grad_norm);
+    record->set_learning_rate(result.learning_rate);
+    record->set_tokens(step * tokens_per_step);
+    record->set_step_seconds(seconds);
+    if (evaluated) record->set_validation_loss(validation_loss);
+  }
+  link_.Send(message);
+}
+
+void TrainingLoop::ReportMemory() {
+  v1::TrainerMessage message;
+  v1::TrainerMemory* memory = message.mutable_memory();
+  memory->set_planned_bytes(engine_->planned_bytes());
+  memory->set_used_bytes(engine_->peak_bytes());
+  memory->set_peak_bytes(engine_->peak_bytes());
+  memory->set_resident_bytes(ResidentBytes());
+  link_.Send(message);
+}
+
+}  // namespace
+
+absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
+                                            bool* permanent) {
+  return TrainingLoop(link, identity).Run(permanent);
+}
+
+}  // namespace tercio
