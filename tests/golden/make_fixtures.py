@@ -1,0 +1,239 @@
+"""Writes the fixtures of golden_test.cc: what PyTorch says about a tiny GPT-2. Run by hand, once:
+
+    python3 -m venv ~/golden-venv && ~/golden-venv/bin/pip install torch numpy
+    ~/golden-venv/bin/python tests/golden/make_fixtures.py
+
+The initial weights are not in a fixture: they are Tercio's own (kernels/random.h), computed here a second
+time with numpy. So the test also fails when the initialisation changes.
+
+fixtures/tokens.json            {"tokens": [step][sequence][context + 1]}: a text-like Markov chain
+fixtures/<model>.json           the job, and per step: loss, grad_norm, learning_rate (as PyTorch computes them in
+                                double precision from the same fp32 weights), and the largest relative
+                                difference of the loss when PyTorch computes in fp32
+fixtures/<model>.safetensors    the gradient of the first step, before clipping, by canonical name
+for <model> in: bias, no_bias.
+"""
+
+import json
+import math
+import os
+import struct
+
+import numpy
+import torch
+from torch.nn import functional
+
+LAYERS, HEADS, HIDDEN, CONTEXT, VOCABULARY = 2, 2, 32, 16, 61
+STEPS, BATCH, SEED = 100, 4, 1337
+TRAINING = {
+    "learning_rate": 3e-3, "min_learning_rate": 3e-4, "warmup_steps": 10, "decay_steps": STEPS,
+    "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "clip_grad_norm": 1.8,  # some steps are clipped, some not
+}
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+
+
+# --- Tercio's initialisation, from the description in kernels/random.h ---------------------------------
+
+
+def split_mix(x):
+    mask = (1 << 64) - 1
+    x = (x + 0x9E3779B97F4A7C15) & mask
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+def philox(key, counters):
+    """Philox4x32-10 of an array of counters [n, 4]."""
+    k0, k1 = key
+    c = [counters[:, i].astype(numpy.uint64) for i in range(4)]
+    low = numpy.uint64(0xFFFFFFFF)
+    shift = numpy.uint64(32)
+    for _ in range(10):
+        p0 = numpy.uint64(0xD2511F53) * c[0]
+        p1 = numpy.uint64(0xCD9E8D57) * c[2]
+        c = [(p1 >> shift) ^ c[1] ^ numpy.uint64(k0), p1 & low, (p0 >> shift) ^ c[3] ^ numpy.uint64(k1), p0 & low]
+        k0 = (k0 + 0x9E3779B9) & 0xFFFFFFFF
+        k1 = (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return numpy.stack(c, 1)
+
+
+def normal_matrix(seed, tensor_index, rows, columns, deviation):
+    assert columns % 4 == 0
+    mixed = split_mix(split_mix(seed) ^ ((1 << 64) - 1))
+    counters = numpy.zeros((rows, columns // 4, 4), numpy.uint64)
+    counters[:, :, 0] = numpy.arange(rows)[:, None]
+    counters[:, :, 1] = numpy.arange(columns // 4)[None, :]
+    counters[:, :, 2] = tensor_index
+    bits = philox((mixed & 0xFFFFFFFF, mixed >> 32), counters.reshape(-1, 4)).astype(numpy.float64)
+    values = numpy.empty_like(bits)
+    for pair in (0, 2):
+        radius = numpy.sqrt(-2 * numpy.log((bits[:, pair] + 1) / 4294967296.0))
+        angle = 2 * math.pi * bits[:, pair + 1] / 4294967296.0
+        values[:, pair] = radius * numpy.cos(angle)
+        values[:, pair + 1] = radius * numpy.sin(angle)
+    return (values.reshape(rows, columns) * float(numpy.float32(deviation))).astype(numpy.float32)
+
+
+def tensor_table(bias):
+    """(name, shape, kind) in canonical order: plan/model_tensors.h."""
+    table = [("embedding.token.weight", (VOCABULARY, HIDDEN), "normal"),
+             ("embedding.position.weight", (CONTEXT, HIDDEN), "normal")]
+
+    def norm(name):
+        table.append((name + ".weight", (HIDDEN,), "ones"))
+        if bias:
+            table.append((name + ".bias", (HIDDEN,), "zeros"))
+
+    def linear(name, out_features, in_features, kind):
+        table.append((name + ".weight", (out_features, in_features), kind))
+        if bias:
+            table.append((name + ".bias", (out_features,), "zeros"))
+
+    for layer in range(LAYERS):
+        at = f"layers.{layer}."
+        norm(at + "attention_norm")
+        for part in ("query", "key", "value"):
+            table.append((at + f"attention.{part}.weight", (HIDDEN, HIDDEN), "normal"))
+        if bias:
+            for part in ("query", "key", "value"):
+                table.append((at + f"attention.{part}.bias", (HIDDEN,), "zeros"))
+        linear(at + "attention.output", HIDDEN, HIDDEN, "residual")
+        norm(at + "mlp_norm")
+        linear(at + "mlp.up", 4 * HIDDEN, HIDDEN, "normal")
+        linear(at + "mlp.down", HIDDEN, 4 * HIDDEN, "residual")
+    norm("final_norm")
+    return table
+
+
+def initial_weights(bias):
+    weights = {}
+    for index, (name, shape, kind) in enumerate(tensor_table(bias)):
+        if kind == "ones":
+            weights[name] = numpy.ones(shape, numpy.float32)
+        elif kind == "zeros":
+            weights[name] = numpy.zeros(shape, numpy.float32)
+        else:
+            deviation = 0.02 / math.sqrt(2 * LAYERS) if kind == "residual" else 0.02
+            weights[name] = normal_matrix(SEED, index, *shape, deviation)
+    return weights
+
+
+# --- the model in PyTorch ------------------------------------------------------------------------------
+
+
+def loss_of(w, tokens):
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def norm(x, name):
+        return functional.layer_norm(x, (HIDDEN,), w[name + ".weight"], w.get(name + ".bias"), 1e-5)
+
+    def linear(x, name):
+        return functional.linear(x, w[name + ".weight"], w.get(name + ".bias"))
+
+    x = w["embedding.token.weight"][inputs] + w["embedding.position.weight"]
+    for layer in range(LAYERS):
+        at = f"layers.{layer}."
+        y = norm(x, at + "attention_norm")
+        query, key, value = (linear(y, at + f"attention.{part}").unflatten(2, (HEADS, -1)).transpose(1, 2)
+                             for part in ("query", "key", "value"))
+        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + linear(y.transpose(1, 2).flatten(2), at + "attention.output")
+        y = linear(norm(x, at + "mlp_norm"), at + "mlp.up")
+        x = x + linear(functional.gelu(y, approximate="tanh"), at + "mlp.down")
+    logits = functional.linear(norm(x, "final_norm"), w["embedding.token.weight"])
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def learning_rate(step):
+    t = TRAINING
+    if step <= t["warmup_steps"]:
+        return t["learning_rate"] * step / t["warmup_steps"]
+    part = (step - t["warmup_steps"]) / (t["decay_steps"] - t["warmup_steps"])
+    low = t["min_learning_rate"]
+    return low + (t["learning_rate"] - low) / 2 * (1 + math.cos(math.pi * min(part, 1)))
+
+
+def train(bias, tokens, dtype):
+    """(loss, gradient norm) of each step, and the gradient of the first."""
+    weights = {name: torch.tensor(value, dtype=dtype, requires_grad=True)
+               for name, value in initial_weights(bias).items()}
+    optimizer = torch.optim.AdamW(
+        [{"params": [v for v in weights.values() if v.dim() >= 2], "weight_decay": TRAINING["weight_decay"]},
+         {"params": [v for v in weights.values() if v.dim() < 2], "weight_decay": 0.0}],
+        betas=(TRAINING["beta1"], TRAINING["beta2"]), eps=TRAINING["eps"])
+    curve, first = [], None
+    for step in range(1, STEPS + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step)
+        optimizer.zero_grad()
+        loss = loss_of(weights, tokens[step - 1])
+        loss.backward()
+        if first is None:
+            first = {name: value.grad.to(torch.float32).numpy().copy() for name, value in weights.items()}
+        norm = torch.nn.utils.clip_grad_norm_(list(weights.values()), TRAINING["clip_grad_norm"])
+        optimizer.step()
+        curve.append((loss.item(), norm.item()))
+    return curve, first
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def markov_tokens():
+    """Each token has four likely followers, so that there is something to learn."""
+    generator = numpy.random.default_rng(7)
+    followers = generator.integers(0, VOCABULARY, (VOCABULARY, 4))
+    tokens = numpy.zeros((STEPS, BATCH, CONTEXT + 1), numpy.int64)
+    for sequence in tokens.reshape(-1, CONTEXT + 1):
+        sequence[0] = generator.integers(VOCABULARY)
+        for i in range(1, CONTEXT + 1):
+            sequence[i] = followers[sequence[i - 1], generator.integers(4)]
+    return tokens
+
+
+def write_safetensors(path, tensors):
+    header, at = {}, 0
+    for name, value in tensors.items():
+        header[name] = {"dtype": "F32", "shape": list(value.shape), "data_offsets": [at, at + value.nbytes]}
+        at += value.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for value in tensors.values():
+            file.write(numpy.ascontiguousarray(value, "<f4").tobytes())
+
+
+def main():
+    torch.set_num_threads(1)
+    os.makedirs(FOLDER, exist_ok=True)
+    tokens = markov_tokens()
+    with open(os.path.join(FOLDER, "tokens.json"), "w", encoding="utf-8") as file:
+        json.dump({"tokens": tokens.tolist()}, file, separators=(",", ":"))
+        file.write("\n")
+    tokens = torch.tensor(tokens)
+    for name, bias in (("bias", True), ("no_bias", False)):
+        curve, gradient = train(bias, tokens, torch.float64)
+        single, _ = train(bias, tokens, torch.float32)
+        difference = max(abs(a[0] - b[0]) / a[0] for a, b in zip(curve, single))
+        write_safetensors(os.path.join(FOLDER, name + ".safetensors"), gradient)
+        fixture = {
+            "model": {"layers": LAYERS, "heads": HEADS, "hidden": HIDDEN, "ffn_hidden": 4 * HIDDEN,
+                      "context": CONTEXT, "vocab_size": VOCABULARY, "bias": bias, "dropout": 0},
+            "training": {**TRAINING, "steps": STEPS, "global_batch": BATCH, "seed": SEED},
+            "pytorch": torch.__version__.split("+")[0],
+            "fp32_loss_difference": difference,
+            "steps": [{"loss": loss, "grad_norm": norm, "learning_rate": learning_rate(i + 1)}
+                      for i, (loss, norm) in enumerate(curve)],
+        }
+        with open(os.path.join(FOLDER, name + ".json"), "w", encoding="utf-8") as file:
+            json.dump(fixture, file, indent=1)
+            file.write("\n")
+        clipped = sum(norm > TRAINING["clip_grad_norm"] for _, norm in curve)
+        print(f"{name}: loss {curve[0][0]:.6f} to {curve[-1][0]:.6f}, gradient norm {curve[0][1]:.4f} to "
+              f"{curve[-1][1]:.4f}, {clipped} steps clipped, fp32 differs by {difference:.1e}")
+
+
+if __name__ == "__main__":
+    main()
