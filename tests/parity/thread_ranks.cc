@@ -97,7 +97,8 @@ absl::Status RunRank(int rank, Shared& shared) {
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators.pipeline = made;
   }
   const std::unique_ptr<Device> device = CreateCpuDevice(shared.options.threads_per_rank);
-  SyntheticSource source(shared.spec.model().vocab_size(), shared.spec.model().context());
+  SyntheticSource synthetic(shared.spec.model().vocab_size(), shared.spec.model().context());
+  SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
   TERCIO_ASSIGN_OR_RETURN(
       auto engine, TrainingEngine::Create(shared.spec, plan, *device, communicators, source));
   TERCIO_CHECK_EQ(engine->planned_bytes(), engine->peak_bytes());
@@ -106,7 +107,8 @@ absl::Status RunRank(int rank, Shared& shared) {
   }
   std::vector<StepResult> steps;
   for (int64_t i = 0; i < shared.options.steps; ++i) {
-    TERCIO_ASSIGN_OR_RETURN(const StepResult step, engine->Step(shared.options.first_step + i, rank == 0 ? 5.0 : 0.0));
+    TERCIO_ASSIGN_OR_RETURN(const StepResult step,
+                            engine->Step(shared.options.first_step + i, rank == 0 ? 5.0 : 0.0));
     TERCIO_CHECK_EQ(step.signal, 5.0);
     steps.push_back(step);
   }

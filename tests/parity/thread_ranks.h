@@ -18,6 +18,9 @@ struct RunOptions {
   // Start from this state instead of the initial weights, at step first_step.
   const std::map<std::string, std::vector<float>>* state = nullptr;
   int64_t first_step = 1;
+  // Where the tokens come from; null: SyntheticSource. Ranks share it: ReadTraining must be safe
+  // to call from several threads.
+  SampleSource* source = nullptr;
 };
 
 struct RunResult {

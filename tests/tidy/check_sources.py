@@ -7,6 +7,7 @@ for tests/summary.py. Ends with 1 when there is a fault.
 """
 
 import argparse
+import ast
 import json
 import os
 import re
@@ -216,6 +217,21 @@ def check_words(sources):
     return faults
 
 
+def check_build_files(sources):
+    """BUILD files parse (as Python, whose subset they are), and nothing is visible to everyone by default."""
+    faults = []
+    for path, lines in sources.items():
+        if os.path.basename(path) != "BUILD.bazel":
+            continue
+        try:
+            ast.parse("\n".join(lines))
+        except SyntaxError as error:
+            faults.append(f"{path}:{error.lineno}: {error.msg} (never run clang-format on BUILD files)")
+        if "/" in path and any("default_visibility" in line and "public" in line for line in lines):
+            faults.append(f"{path}: name who may depend on this folder")
+    return faults
+
+
 def check_documents(root, sources):
     """Every file that a document names (a link, or a path in backticks) exists."""
     folders = {p.split("/")[0] for p in sources if "/" in p}
@@ -258,6 +274,7 @@ def main():
         "formatting": check_format(root, sources),
         "lengths of files and functions": check_lengths(sources),
         "includes": check_includes(sources),
+        "BUILD files": check_build_files(sources),
         "headers": check_headers(sources),
         "words": check_words(sources),
         "documents": check_documents(root, sources),

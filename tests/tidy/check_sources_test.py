@@ -51,6 +51,14 @@ class CheckSourcesTest(unittest.TestCase):
     def test_a_new_folder_needs_a_rule(self):
         self.assertEqual(len(check_sources.check_includes({"elsewhere/a.cc": []})), 1)
 
+    def test_a_build_file_parses_and_is_not_public(self):
+        good = ["package(default_visibility = [", '    "//cli:__subpackages__",', "])"]
+        self.assertEqual(check_sources.check_build_files({"plan/BUILD.bazel": good}), [])
+        indented = ["a = 1", "    b = 2"]
+        self.assertEqual(len(check_sources.check_build_files({"plan/BUILD.bazel": indented})), 1)
+        public = ['package(default_visibility = ["//visibility:public"])']
+        self.assertEqual(len(check_sources.check_build_files({"plan/BUILD.bazel": public})), 1)
+
     def test_a_header_says_what_it_is_and_is_included_once(self):
         self.assertEqual(check_sources.check_headers({"plan/a.h": ["// Lanes.", "#pragma once"]}), [])
         self.assertEqual(len(check_sources.check_headers({"plan/a.h": ["int a;"]})), 2)

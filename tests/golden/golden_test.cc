@@ -1,0 +1,168 @@
+// Training agrees with PyTorch: the gradients of one step, and 100 losses and gradient norms, of a
+// tiny GPT-2 with and without bias. Fixtures and their meaning: tests/golden/make_fixtures.py.
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "tests/parity/thread_ranks.h"
+
+namespace tercio::testing {
+namespace {
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+std::string ReadFixture(const std::string& name) {
+  std::ifstream file("tests/golden/fixtures/" + name, std::ios::binary);
+  EXPECT_TRUE(file.good()) << name;
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+Tensors ReadTensors(const std::string& name) {
+  const std::string bytes = ReadFixture(name);
+  const auto layout = checkpoint::ParseSafetensors(bytes, static_cast<int64_t>(bytes.size()));
+  EXPECT_TRUE(layout.ok()) << layout.status();
+  Tensors tensors;
+  if (!layout.ok()) return tensors;
+  for (const checkpoint::TensorEntry& entry : layout->tensors) {
+    std::vector<float>& values = tensors[entry.name];
+    values.resize(static_cast<size_t>(entry.end - entry.begin) / sizeof(float));
+    std::memcpy(values.data(), bytes.data() + layout->data_begin + entry.begin,
+                values.size() * sizeof(float));
+  }
+  return tensors;
+}
+
+class FixtureSource : public SampleSource {
+ public:
+  FixtureSource() : tokens_(nlohmann::json::parse(ReadFixture("tokens.json"))["tokens"]) {}
+  void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
+    for (const auto& id :
+         tokens_.at(static_cast<size_t>(step - 1)).at(static_cast<size_t>(sequence))) {
+      *out++ = id.get<int32_t>();
+    }
+  }
+  int64_t validation_samples() const override { return 0; }
+  void ReadValidation(int64_t, int32_t*) override {}
+
+ private:
+  const nlohmann::json tokens_;
+};
+
+v1::JobSpec JobOf(const nlohmann::json& fixture) {
+  v1::JobSpec spec;
+  const nlohmann::json& model = fixture["model"];
+  spec.mutable_model()->set_architecture("gpt2");
+  spec.mutable_model()->set_layers(model["layers"]);
+  spec.mutable_model()->set_hidden(model["hidden"]);
+  spec.mutable_model()->set_heads(model["heads"]);
+  spec.mutable_model()->set_ffn_hidden(model["ffn_hidden"]);
+  spec.mutable_model()->set_context(model["context"]);
+  spec.mutable_model()->set_vocab_size(model["vocab_size"]);
+  spec.mutable_model()->set_bias(model["bias"]);
+  const nlohmann::json& training = fixture["training"];
+  spec.mutable_training()->set_steps(training["steps"]);
+  spec.mutable_training()->set_global_batch(training["global_batch"]);
+  spec.mutable_training()->set_seed(training["seed"]);
+  spec.mutable_training()->set_clip_grad_norm(training["clip_grad_norm"]);
+  v1::OptimizerSpec* optimizer = spec.mutable_training()->mutable_optimizer();
+  optimizer->set_name("adamw");
+  optimizer->set_learning_rate(training["learning_rate"]);
+  optimizer->set_beta1(training["beta1"]);
+  optimizer->set_beta2(training["beta2"]);
+  optimizer->set_eps(training["eps"]);
+  optimizer->set_weight_decay(training["weight_decay"]);
+  v1::ScheduleSpec* schedule = spec.mutable_training()->mutable_schedule();
+  schedule->set_kind("cosine");
+  schedule->set_warmup_steps(training["warmup_steps"]);
+  schedule->set_min_learning_rate(training["min_learning_rate"]);
+  schedule->set_decay_steps(training["decay_steps"]);
+  return spec;
+}
+
+struct Layout {
+  int tensor, pipeline, data;
+};
+
+RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps) {
+  spec.mutable_parallelism()->set_tensor(layout.tensor);
+  spec.mutable_parallelism()->set_pipeline(layout.pipeline);
+  spec.mutable_parallelism()->set_data(layout.data);
+  spec.mutable_parallelism()->set_schedule("1f1b");
+  spec.mutable_resources()->set_ranks(layout.tensor * layout.pipeline * layout.data);
+  spec.mutable_training()->set_micro_batch(2);
+  FixtureSource source;
+  RunOptions options;
+  options.steps = steps;
+  options.source = &source;
+  absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : RunResult{};
+}
+
+// Query, key and value biases of a layer count as one tensor: the key's gradient is rounding noise.
+std::string ScaleGroup(const std::string& name) {
+  for (const char* part : {"query.bias", "key.bias", "value.bias"}) {
+    const size_t at = name.find(std::string("attention.") + part);
+    if (at != std::string::npos) return name.substr(0, at) + "attention biases";
+  }
+  return name;
+}
+
+class Golden : public ::testing::TestWithParam<std::string> {
+ protected:
+  const nlohmann::json fixture_ = nlohmann::json::parse(ReadFixture(GetParam() + ".json"));
+};
+
+TEST_P(Golden, GradientsOfTheFirstStepAgreeWithPyTorch) {
+  v1::JobSpec spec = JobOf(fixture_);
+  spec.mutable_training()->set_clip_grad_norm(0);
+  const RunResult result = Train(spec, {1, 1, 1}, 1);
+  const Tensors expected = ReadTensors(GetParam() + ".safetensors");
+  std::map<std::string, double> scale;
+  for (const auto& [name, values] : expected) {
+    double& largest = scale[ScaleGroup(name)];
+    for (const float value : values) largest = std::max(largest, std::abs(double{value}));
+  }
+  // After one step the first moment is (1 - beta1) times the gradient.
+  const double factor = 1 - spec.training().optimizer().beta1();
+  for (const auto& [name, values] : expected) {
+    ASSERT_TRUE(result.state.count("adamw.m." + name)) << name;
+    const std::vector<float>& moment = result.state.at("adamw.m." + name);
+    ASSERT_EQ(moment.size(), values.size()) << name;
+    double worst = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      worst = std::max(worst, std::abs(moment[i] / factor - values[i]));
+    }
+    EXPECT_LE(worst, 1e-5 * scale[ScaleGroup(name)]) << name;
+  }
+  EXPECT_EQ(result.state.size(), 3 * expected.size());
+}
+
+TEST_P(Golden, OneHundredStepsAgreeWithPyTorchInEveryLayout) {
+  for (const Layout& layout : {Layout{1, 1, 1}, Layout{2, 2, 2}}) {
+    SCOPED_TRACE(layout.tensor == 1 ? "1 x 1 x 1" : "2 x 2 x 2");
+    const RunResult result = Train(JobOf(fixture_), layout, fixture_["training"]["steps"]);
+    ASSERT_EQ(result.steps.size(), fixture_["steps"].size());
+    for (size_t i = 0; i < result.steps.size(); ++i) {
+      const nlohmann::json& expected = fixture_["steps"][i];
+      const double loss = expected["loss"];
+      const double norm = expected["grad_norm"];
+      EXPECT_NEAR(result.steps[i].loss, loss, 1e-4 * loss) << "step " << i + 1;
+      EXPECT_NEAR(result.steps[i].grad_norm, norm, 1e-4 * norm) << "step " << i + 1;
+      EXPECT_NEAR(result.steps[i].learning_rate, expected["learning_rate"], 1e-9)
+          << "step " << i + 1;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Golden, ::testing::Values("bias", "no_bias"));
+
+}  // namespace
+}  // namespace tercio::testing
