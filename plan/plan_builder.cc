@@ -115,6 +115,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
     placement->set_data_index(at.data);
     placement->set_pipeline_index(at.pipeline);
   }
+  plan.set_threads_per_rank(threads_per_rank);
   for (const v1::ProcessGroup& group : ProcessGroups(layout)) *plan.add_groups() = group;
   for (int stage = 0; stage < layout.pipeline(); ++stage) {
     *plan.add_stages() = BuildStage(job, layout, stage, threads_per_rank);
@@ -130,6 +131,7 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
   slice.set_lanes(plan.lanes());
   slice.set_padded_vocabulary(plan.padded_vocabulary());
   *slice.mutable_placement() = plan.ranks(rank);
+  slice.set_threads(plan.threads_per_rank());
   for (const v1::ProcessGroup& group : plan.groups()) {
     if (std::count(group.ranks().begin(), group.ranks().end(), rank) > 0) {
       *slice.add_groups() = group;

@@ -110,6 +110,7 @@ v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics
   hello.set_metrics_address(metrics_address);
   hello.set_device_kind("cpu");
   hello.set_devices(options.slots);
+  hello.set_cores(options.cores);
   for (const v1::RunId& run : runs.Running()) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());
   return hello;

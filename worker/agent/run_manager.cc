@@ -253,9 +253,7 @@ absl::StatusOr<v1::TrainerAssignment> RunManager::Attach(const v1::TrainerHello&
   assignment.set_data_address(options_.data_address);
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
-  const int wanted = run->start.spec().resources().threads_per_rank();
-  assignment.set_threads(
-      wanted > 0 ? wanted : std::max(1, options_.cores / static_cast<int>(run->ranks.size())));
+  assignment.set_threads(rank.plan.threads());
   return assignment;
 }
 

@@ -31,7 +31,7 @@ struct AgentOptions {
   std::string trainer;       // program
   std::string data_address;  // for collectives
   int slots = 1;
-  int cores = 1;
+  int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
 };
 
