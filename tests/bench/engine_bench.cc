@@ -1,0 +1,142 @@
+// Times the training engine and the matrix product without the service around them; prints one JSON
+// line.
+//   engine_bench gemm THREADS
+//   engine_bench nanogpt|gpt2-124m STEPS THREADS TENSOR PIPELINE DATA      ranks are threads
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "kernels/random.h"
+#include "tests/parity/thread_ranks.h"
+#include "worker/device/cpu_device.h"
+
+namespace tercio::testing {
+namespace {
+
+double Now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Remembers when the first sequence of each step was asked for.
+class TimedSource : public SampleSource {
+ public:
+  explicit TimedSource(const v1::ModelSpec& model) : model_(model) {}
+  void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (static_cast<size_t>(step) > begin_.size()) begin_.push_back(Now());
+    }
+    for (int i = 0; i <= model_.context(); ++i) {
+      const auto word =
+          kernels::SplitMix64(static_cast<uint64_t>((step * 64 + sequence) * 4096 + i));
+      out[i] = static_cast<int32_t>(word % static_cast<uint64_t>(model_.vocab_size()));
+    }
+  }
+  int64_t validation_samples() const override { return 0; }
+  void ReadValidation(int64_t, int32_t*) override {}
+
+  // The first fifth warms up.
+  double MedianStepSeconds() const {
+    std::vector<double> seconds;
+    for (size_t i = std::max<size_t>(1, begin_.size() / 5); i + 1 < begin_.size(); ++i) {
+      seconds.push_back(begin_[i + 1] - begin_[i]);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  }
+
+ private:
+  const v1::ModelSpec model_;
+  std::mutex mutex_;
+  std::vector<double> begin_;
+};
+
+v1::JobSpec JobOf(const std::string& name) {
+  v1::JobSpec spec = SmallJob();
+  const bool small = name == "nanogpt";
+  v1::ModelSpec* model = spec.mutable_model();
+  model->set_layers(small ? 4 : 12);
+  model->set_hidden(small ? 128 : 768);
+  model->set_heads(small ? 4 : 12);
+  model->set_ffn_hidden(4 * model->hidden());
+  model->set_context(small ? 64 : 256);
+  model->set_vocab_size(small ? 65 : 50257);
+  model->set_bias(!small);
+  model->set_dropout(0);
+  spec.mutable_training()->set_global_batch(small ? 12 : 4);
+  spec.mutable_training()->set_clip_grad_norm(1.0);
+  spec.mutable_training()->mutable_optimizer()->set_learning_rate(1e-3);
+  return spec;
+}
+
+int BenchTraining(const std::string& name, int64_t steps, int threads, int tensor, int pipeline,
+                  int data) {
+  v1::JobSpec spec = JobOf(name);
+  spec.mutable_training()->set_steps(steps);
+  spec.mutable_parallelism()->set_tensor(tensor);
+  spec.mutable_parallelism()->set_pipeline(pipeline);
+  spec.mutable_parallelism()->set_data(data);
+  spec.mutable_parallelism()->set_schedule("1f1b");
+  spec.mutable_resources()->set_ranks(tensor * pipeline * data);
+  TimedSource source(spec.model());
+  RunOptions options;
+  options.steps = steps;
+  options.threads_per_rank = threads;
+  options.source = &source;
+  const absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
+  if (!result.ok()) {
+    std::fprintf(stderr, "error: %s\n", result.status().ToString().c_str());
+    return 1;
+  }
+  const double seconds = source.MedianStepSeconds();
+  const double tokens =
+      static_cast<double>(spec.training().global_batch()) * spec.model().context();
+  std::printf("%s\n", absl::StrFormat(
+                          "{\"step_seconds\": %.6g, \"tokens_per_second\": %.6g, \"loss\": %.6f}",
+                          seconds, tokens / seconds, result->steps.back().loss)
+                          .c_str());
+  return 0;
+}
+
+int BenchGemm(int threads) {
+  constexpr int64_t kSize = 2048;
+  const std::unique_ptr<Device> device = CreateCpuDevice(threads);
+  const std::unique_ptr<Stream> stream = device->CreateStream(Device::StreamKind::kCompute);
+  std::vector<float> a(kSize * kSize, 0.5f);
+  std::vector<float> b(kSize * kSize, 0.25f);
+  std::vector<float> c(kSize * kSize);
+  double best = 1e30;
+  for (int i = 0; i < 6; ++i) {
+    const double begin = Now();
+    stream->ops().Matmul({a.data(), b.data(), nullptr, c.data(), kSize, kSize, kSize, false});
+    if (!stream->Synchronize().ok()) return 1;
+    best = std::min(best, Now() - begin);
+  }
+  std::printf("{\"gemm_gflops\": %.1f}\n", 2.0 * kSize * kSize * kSize / best / 1e9);
+  return 0;
+}
+
+}  // namespace
+}  // namespace tercio::testing
+
+int main(int argc, char** argv) {
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  const auto number = [&](size_t i) { return std::atoi(arguments[i].c_str()); };
+  if (arguments.size() == 2 && arguments[0] == "gemm") {
+    return tercio::testing::BenchGemm(number(1));
+  }
+  if (arguments.size() == 6) {
+    return tercio::testing::BenchTraining(arguments[0], number(1), number(2), number(3), number(4),
+                                          number(5));
+  }
+  std::fprintf(stderr,
+               "usage: engine_bench gemm THREADS\n"
+               "       engine_bench MODEL STEPS THREADS TENSOR PIPELINE DATA\n");
+  return 2;
+}
