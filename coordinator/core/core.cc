@@ -161,6 +161,7 @@ class Stepper {
     switch (job.record.phase()) {
       case v1::JOB_PHASE_PREPARING:
         if (!job.prepared_nodes.contains(name)) SendPrepare(job, name);
+        if (!job.checkpoint_known) effects_.searches.push_back({wanted});
         return;
       case v1::JOB_PHASE_STARTING:
         if (!runs) SendStart(job, name);

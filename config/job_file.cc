@@ -1,0 +1,403 @@
+#include "config/job_file.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "config/reader.h"
+#include "nlohmann/json.hpp"
+#include "plan/lanes.h"
+#include "yaml-cpp/yaml.h"
+
+namespace tercio::config {
+namespace {
+
+constexpr double kLargest = 1e30;
+
+std::string NotYet(const std::string& what) {
+  return absl::StrCat(what, " is not supported by this version");
+}
+
+class JobParser {
+ public:
+  JobParser(const YAML::Node& root, const std::string& name, std::string directory)
+      : faults_(name), root_(root, "", &faults_), directory_(std::move(directory)) {}
+
+  absl::StatusOr<v1::JobSpec> Parse() {
+    spec_.set_name(root_.Text("name", "job"));
+    ParseModel(root_.Child("model"));
+    ParseData(root_.Child("data"));
+    ParseTraining(root_.Child("training"));
+    ParseParallelism();
+    ParseResources(root_.Child("resources"));
+    ParseCheckpoint(root_.Child("checkpoint"));
+    ParseFaultTolerance(root_.Child("fault_tolerance"));
+    root_.Finish();
+    TERCIO_RETURN_IF_ERROR(faults_.ToStatus());
+    return std::move(spec_);
+  }
+
+ private:
+  void ParseModel(Section model) {
+    v1::ModelSpec* out = spec_.mutable_model();
+    if (model.Has("from")) model.Fault("from", NotYet("starting from a Hugging Face directory"));
+    const bool preset = model.Has("preset");
+    if (preset && model.Text("preset", "") != "gpt2-124m") {
+      model.Fault("preset", "unknown preset; there is gpt2-124m");
+    }
+    const std::string architecture = model.OneOf("architecture", "gpt2", {"gpt2", "llama", "bert"});
+    if (architecture != "gpt2") model.Fault("architecture", NotYet(architecture));
+    out->set_architecture("gpt2");
+    const auto size = [&](const char* key, int64_t of_preset) {
+      if (!preset && !model.Has(key)) model.Fault(key, "missing; a model needs it");
+      return static_cast<int32_t>(model.Integer(key, of_preset, 1, 1 << 24));
+    };
+    out->set_layers(size("layers", 12));
+    out->set_hidden(size("hidden", 768));
+    out->set_heads(size("heads", 12));
+    out->set_context(size("context", 1024));
+    out->set_ffn_hidden(
+        static_cast<int32_t>(model.Integer("ffn_hidden", 4 * int64_t{out->hidden()}, 1)));
+    out->set_bias(model.Flag("bias", true));
+    out->set_dropout(model.Number("dropout", 0, 0, 0.999));
+    out->set_vocab_size(static_cast<int32_t>(model.Integer("vocab_size", 0, 0, 1 << 30)));
+    if (model.Has("kv_heads") && model.Integer("kv_heads", 0, 1) != out->heads()) {
+      model.Fault("kv_heads", NotYet("grouped-query attention"));
+    }
+    if (model.Has("rope_theta")) model.Fault("rope_theta", NotYet("rotary position embedding"));
+    if (out->hidden() % out->heads() != 0) {
+      model.Fault("hidden",
+                  absl::StrCat(out->hidden(), " is not a multiple of heads ", out->heads()));
+    } else if (out->hidden() / out->heads() > 256) {
+      model.Fault("heads", "hidden / heads is above 256, the largest head dimension");
+    }
+    model.Finish();
+  }
+
+  std::string Resolve(const std::string& path) const {
+    if (path.empty() || path[0] == '/') return path;
+    return (std::filesystem::path(directory_) / path).lexically_normal().string();
+  }
+
+  void CheckDataPath(Section& data, const char* key, const std::string& path) {
+    if (absl::EndsWith(path, ".jsonl")) data.Fault(key, NotYet("a .jsonl data set"));
+  }
+
+  void ParseData(Section data) {
+    v1::DataSpec* out = spec_.mutable_data();
+    const YAML::Node train = data.Get("train");
+    if (!train.IsDefined()) {
+      data.Fault("train", "missing; name a .txt file or a Megatron PREFIX");
+    } else if (train.IsSequence()) {
+      data.Fault("train", NotYet("a list of data sets"));
+    } else {
+      out->set_train(Resolve(data.Text("train", "")));
+      CheckDataPath(data, "train", out->train());
+    }
+    const YAML::Node validation = data.Get("validation");
+    double fraction = 0;
+    if (validation.IsDefined() && validation.IsScalar() &&
+        YAML::convert<double>::decode(validation, fraction)) {
+      out->set_validation_fraction(data.Number("validation", 0, 0, 0.999));
+    } else if (validation.IsDefined()) {
+      out->set_validation_path(Resolve(data.Text("validation", "")));
+      CheckDataPath(data, "validation", out->validation_path());
+    }
+    const bool text = absl::EndsWith(out->train(), ".txt");
+    const std::string tokenizer = data.Text("tokenizer", text ? "bytes" : "");
+    if (!tokenizer.empty() && tokenizer != "bytes" && tokenizer != "chars") {
+      data.Fault("tokenizer",
+                 NotYet(absl::StrCat("the tokenizer '", tokenizer, "'")) + "; use bytes or chars");
+    }
+    out->set_tokenizer(tokenizer);
+    data.Finish();
+  }
+
+  void ParseTraining(Section training) {
+    v1::TrainingSpec* out = spec_.mutable_training();
+    for (const char* key : {"steps", "global_batch"}) {
+      if (!training.Has(key)) training.Fault(key, "missing; a job needs it");
+    }
+    out->set_steps(training.Integer("steps", 1, 1));
+    out->set_global_batch(training.Integer("global_batch", 1, 1, 1 << 24));
+    if (training.Text("micro_batch", "auto") != "auto") {
+      out->set_micro_batch(training.Integer("micro_batch", 1, 1, 1 << 24));
+    }
+    ParseOptimizer(training.Child("optimizer"));
+    ParseSchedule(training.Child("schedule"));
+    out->set_clip_grad_norm(training.Number("clip_grad_norm", 1.0, 0, kLargest));
+    const std::string precision =
+        training.OneOf("precision", "auto", {"auto", "fp32", "bf16", "fp16"});
+    if (precision == "bf16" || precision == "fp16") training.Fault("precision", NotYet(precision));
+    out->set_precision("fp32");
+    out->set_seed(static_cast<uint64_t>(training.Integer("seed", 1337, 0)));
+    Section evaluate = training.Child("evaluate");
+    out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
+    out->mutable_evaluate()->set_batches(evaluate.Integer("batches", 0, 0));
+    evaluate.Finish();
+    out->set_lanes(plan::LaneCount(out->global_batch()));
+    training.Finish();
+  }
+
+  void ParseOptimizer(Section optimizer) {
+    v1::OptimizerSpec* out = spec_.mutable_training()->mutable_optimizer();
+    out->set_name(optimizer.OneOf("name", "adamw", {"adamw"}));
+    if (!optimizer.Has("learning_rate")) {
+      optimizer.Fault("learning_rate", "missing; a job needs it (3e-4 is a usual start)");
+    }
+    out->set_learning_rate(optimizer.Number("learning_rate", 3e-4, 0, kLargest));
+    out->set_beta1(0.9);
+    out->set_beta2(0.95);
+    const YAML::Node betas = optimizer.Get("betas");
+    if (betas.IsDefined()) {
+      double first = 0;
+      double second = 0;
+      if (betas.IsSequence() && betas.size() == 2 &&
+          YAML::convert<double>::decode(betas[0], first) &&
+          YAML::convert<double>::decode(betas[1], second) && first >= 0 && first < 1 &&
+          second >= 0 && second < 1) {
+        out->set_beta1(first);
+        out->set_beta2(second);
+      } else {
+        optimizer.Fault("betas", "expected two numbers from 0 to below 1, like [0.9, 0.95]");
+      }
+    }
+    out->set_eps(optimizer.Number("eps", 1e-8, 0, kLargest));
+    out->set_weight_decay(optimizer.Number("weight_decay", 0.1, 0, kLargest));
+    optimizer.Finish();
+  }
+
+  void ParseSchedule(Section schedule) {
+    v1::TrainingSpec* training = spec_.mutable_training();
+    v1::ScheduleSpec* out = training->mutable_schedule();
+    const std::string kind = schedule.OneOf(
+        "kind", "cosine", {"cosine", "constant", "linear", "wsd", "inverse_square_root"});
+    if (kind != "cosine" && kind != "constant") schedule.Fault("kind", NotYet(kind));
+    out->set_kind(kind);
+    out->set_warmup_steps(schedule.Integer("warmup_steps", 0, 0));
+    out->set_min_learning_rate(schedule.Number("min_learning_rate", 0, 0, kLargest));
+    out->set_decay_steps(schedule.Integer("decay_steps", training->steps(), 0));
+    schedule.Finish();
+  }
+
+  void ParseParallelism() {
+    v1::ParallelismSpec* out = spec_.mutable_parallelism();
+    const YAML::Node node = root_.Get("parallelism");
+    if (!node.IsDefined() || (node.IsScalar() && node.Scalar() == "auto")) {
+      out->set_automatic(true);
+      out->set_schedule("1f1b");
+      out->set_recompute("none");
+      return;
+    }
+    Section section = root_.Child("parallelism");
+    const auto degree = [&](const char* key, int fallback) {
+      return static_cast<int32_t>(section.Integer(key, fallback, 1, 1 << 16));
+    };
+    out->set_tensor(degree("tensor", 1));
+    out->set_pipeline(degree("pipeline", 1));
+    out->set_data(section.Has("data") ? degree("data", 1) : 0);
+    out->set_virtual_pipeline(degree("virtual_pipeline", 1));
+    out->set_context_parallel(degree("context_parallel", 1));
+    const std::string schedule =
+        section.OneOf("schedule", "1f1b", {"gpipe", "1f1b", "interleaved"});
+    out->set_schedule(schedule == "interleaved" ? "1f1b" : schedule);
+    if (schedule == "interleaved") section.Fault("schedule", NotYet("interleaved"));
+    out->set_sequence_parallel(section.Flag("sequence_parallel", false));
+    out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
+    out->set_recompute(section.OneOf("recompute", "none", {"none", "selective", "full"}));
+    if (out->virtual_pipeline() > 1) section.Fault("virtual_pipeline", NotYet("a value above 1"));
+    if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
+    if (out->sequence_parallel()) section.Fault("sequence_parallel", NotYet("true"));
+    if (out->zero_stage() > 0) section.Fault("zero_stage", NotYet("a stage above 0"));
+    if (out->recompute() != "none") section.Fault("recompute", NotYet(out->recompute()));
+    section.Finish();
+  }
+
+  void ParseResources(Section resources) {
+    v1::ResourcesSpec* out = spec_.mutable_resources();
+    const std::string device = resources.OneOf("device", "cpu", {"cpu", "cuda", "auto"});
+    if (device == "cuda") resources.Fault("device", NotYet("cuda"));
+    out->set_device("cpu");
+    const v1::ParallelismSpec& parallelism = spec_.parallelism();
+    const int named = parallelism.automatic() ? 1
+                                              : parallelism.tensor() * parallelism.pipeline() *
+                                                    std::max(1, parallelism.data());
+    const bool given = resources.Has("ranks");
+    out->set_ranks(static_cast<int32_t>(resources.Integer("ranks", named, 1, 1 << 20)));
+    if (given && !parallelism.automatic() && parallelism.data() > 0 && out->ranks() != named) {
+      resources.Fault("ranks",
+                      absl::StrCat(out->ranks(), ", but parallelism names tensor ",
+                                   parallelism.tensor(), " x pipeline ", parallelism.pipeline(),
+                                   " x data ", parallelism.data(), " = ", named, " ranks"));
+    }
+    if (resources.Text("threads_per_rank", "auto") != "auto") {
+      out->set_threads_per_rank(
+          static_cast<int32_t>(resources.Integer("threads_per_rank", 1, 1, 1024)));
+    }
+    resources.Finish();
+  }
+
+  void ParseCheckpoint(Section checkpoint) {
+    v1::CheckpointSpec* out = spec_.mutable_checkpoint();
+    out->set_every_steps(checkpoint.Integer("every_steps", 500, 0));
+    out->set_keep_last(static_cast<int32_t>(checkpoint.Integer("keep_last", 3, 1, 1 << 20)));
+    if (checkpoint.Has("path"))
+      checkpoint.Fault("path", NotYet("a checkpoint path of the job's own"));
+    checkpoint.Finish();
+  }
+
+  void ParseFaultTolerance(Section fault_tolerance) {
+    v1::FaultToleranceSpec* out = spec_.mutable_fault_tolerance();
+    out->set_max_restarts(
+        static_cast<int32_t>(fault_tolerance.Integer("max_restarts", 3, 0, 1 << 20)));
+    out->set_elastic_min_ranks(
+        static_cast<int32_t>(fault_tolerance.Integer("elastic_min_ranks", 0, 0, 1 << 20)));
+    out->set_elastic_wait_seconds(fault_tolerance.Seconds("elastic_wait", 300));
+    if (fault_tolerance.Text("hang_timeout", "auto") != "auto") {
+      out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 0));
+    }
+    out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop"}));
+    out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report"}));
+    fault_tolerance.Finish();
+  }
+
+  Faults faults_;
+  Section root_;
+  std::string directory_;
+  v1::JobSpec spec_;
+};
+
+// Sets a dotted key in the tree, making the maps on the way.
+absl::Status Override(YAML::Node root, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--set ", text, ": expected KEY=VALUE"));
+  }
+  const std::vector<std::string> keys = absl::StrSplit(text.substr(0, equals), '.');
+  try {
+    const YAML::Node value = YAML::Load(text.substr(equals + 1));
+    YAML::Node node = root;
+    for (size_t i = 0; i + 1 < keys.size(); ++i) {
+      YAML::Node child = node[keys[i]];
+      // `parallelism: auto` gives way to a map when one of its keys is set.
+      if (!child.IsDefined() || !child.IsMap()) node[keys[i]] = YAML::Node(YAML::NodeType::Map);
+      node.reset(node[keys[i]]);
+    }
+    node[keys.back()] = value;
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(absl::StrCat("--set ", text, ": ", error.what()));
+  }
+  return absl::OkStatus();
+}
+
+// The shortest text that reads back as the same number.
+std::string Number(double value) { return nlohmann::json(value).dump(); }
+
+}  // namespace
+
+absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::string& name,
+                                         const std::string& directory,
+                                         const std::vector<std::string>& overrides) {
+  try {
+    YAML::Node root = YAML::Load(text);
+    if (!root.IsMap()) {
+      return absl::InvalidArgumentError(absl::StrCat(name, ": expected a job (a map of keys)"));
+    }
+    for (const std::string& change : overrides) TERCIO_RETURN_IF_ERROR(Override(root, change));
+    return JobParser(root, name, directory).Parse();
+  } catch (const YAML::Exception& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ":", error.mark.line + 1, ": not YAML: ", error.msg));
+  }
+}
+
+absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
+                                         const std::vector<std::string>& overrides) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const std::string directory =
+      std::filesystem::absolute(std::filesystem::path(path)).parent_path().string();
+  return ParseJobText(text, path, directory, overrides);
+}
+
+std::string EffectiveYaml(const v1::JobSpec& spec) {
+  const v1::ModelSpec& model = spec.model();
+  const v1::TrainingSpec& training = spec.training();
+  const v1::OptimizerSpec& optimizer = training.optimizer();
+  const v1::ParallelismSpec& parallelism = spec.parallelism();
+  const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
+  const auto or_auto = [](int64_t value) {
+    return value > 0 ? absl::StrCat(value) : std::string("auto");
+  };
+  const auto flag = [](bool value) { return value ? "true" : "false"; };
+  std::string yaml = absl::StrCat(
+      "name: ", quoted(spec.name()), "\nmodel:\n  architecture: ", model.architecture(),
+      "\n  layers: ", model.layers(), "\n  hidden: ", model.hidden(), "\n  heads: ", model.heads());
+  absl::StrAppend(&yaml, "\n  ffn_hidden: ", model.ffn_hidden(), "\n  context: ", model.context(),
+                  "\n  bias: ", flag(model.bias()), "\n  dropout: ", Number(model.dropout()),
+                  "\n  vocab_size: ", model.vocab_size(), "\n");
+  absl::StrAppend(&yaml, "data:\n  train: ", quoted(spec.data().train()));
+  if (!spec.data().validation_path().empty()) {
+    absl::StrAppend(&yaml, "\n  validation: ", quoted(spec.data().validation_path()));
+  } else if (spec.data().validation_fraction() > 0) {
+    absl::StrAppend(&yaml, "\n  validation: ", Number(spec.data().validation_fraction()));
+  }
+  if (!spec.data().tokenizer().empty()) {
+    absl::StrAppend(&yaml, "\n  tokenizer: ", spec.data().tokenizer());
+  }
+  absl::StrAppend(&yaml, "\ntraining:\n  steps: ", training.steps(),
+                  "\n  global_batch: ", training.global_batch(),
+                  "\n  micro_batch: ", or_auto(training.micro_batch()),
+                  "\n  optimizer: {name: ", optimizer.name(),
+                  ", learning_rate: ", Number(optimizer.learning_rate()));
+  absl::StrAppend(&yaml, ", betas: [", Number(optimizer.beta1()), ", ", Number(optimizer.beta2()),
+                  "], eps: ", Number(optimizer.eps()),
+                  ", weight_decay: ", Number(optimizer.weight_decay()), "}\n");
+  absl::StrAppend(&yaml, "  schedule: {kind: ", training.schedule().kind(),
+                  ", warmup_steps: ", training.schedule().warmup_steps(),
+                  ", min_learning_rate: ", Number(training.schedule().min_learning_rate()),
+                  ", decay_steps: ", training.schedule().decay_steps(), "}\n");
+  absl::StrAppend(&yaml, "  clip_grad_norm: ", Number(training.clip_grad_norm()),
+                  "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
+                  "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
+                  ", batches: ", training.evaluate().batches(), "}\n");
+  if (parallelism.automatic()) {
+    absl::StrAppend(&yaml, "parallelism: auto\n");
+  } else {
+    absl::StrAppend(&yaml, "parallelism: {tensor: ", parallelism.tensor(),
+                    ", pipeline: ", parallelism.pipeline(),
+                    parallelism.data() > 0 ? absl::StrCat(", data: ", parallelism.data()) : "");
+    absl::StrAppend(&yaml, ", virtual_pipeline: ", parallelism.virtual_pipeline(),
+                    ", context_parallel: ", parallelism.context_parallel(),
+                    ", schedule: ", parallelism.schedule(),
+                    ", sequence_parallel: ", flag(parallelism.sequence_parallel()),
+                    ", zero_stage: ", parallelism.zero_stage(),
+                    ", recompute: ", parallelism.recompute(), "}\n");
+  }
+  absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(),
+                  ", ranks: ", spec.resources().ranks(),
+                  ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");
+  absl::StrAppend(&yaml, "checkpoint: {every_steps: ", spec.checkpoint().every_steps(),
+                  ", keep_last: ", spec.checkpoint().keep_last(), "}\n");
+  const v1::FaultToleranceSpec& fault = spec.fault_tolerance();
+  absl::StrAppend(&yaml, "fault_tolerance: {max_restarts: ", fault.max_restarts(),
+                  ", elastic_min_ranks: ",
+                  fault.elastic_min_ranks() > 0 ? absl::StrCat(fault.elastic_min_ranks()) : "null",
+                  ", elastic_wait: ", Number(fault.elastic_wait_seconds()), "s, hang_timeout: ");
+  absl::StrAppend(&yaml,
+                  fault.hang_timeout_seconds() > 0
+                      ? absl::StrCat(Number(fault.hang_timeout_seconds()), "s")
+                      : "auto",
+                  ", on_nan: ", fault.on_nan(), ", stragglers: ", fault.stragglers(), "}\n");
+  return yaml;
+}
+
+absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,
+                                      const std::vector<std::string>& changes) {
+  return ParseJobText(EffectiveYaml(spec), "job " + spec.name(), "/", changes);
+}
+
+}  // namespace tercio::config

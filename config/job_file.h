@@ -1,0 +1,32 @@
+// The job file: strict YAML in, a complete JobSpec out, and back (docs/configuration.md).
+//
+// Every fault of a file is reported in one message, one line each: FILE:LINE: KEY: what; how to
+// mend it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::config {
+
+// `overrides` are KEY=VALUE with dotted keys, as given to --set; VALUE is YAML. NOT_FOUND when
+// there is no such file, INVALID_ARGUMENT with all faults.
+absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
+                                         const std::vector<std::string>& overrides);
+
+// The same for text; data paths are resolved against `directory`, messages name `name`.
+absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::string& name,
+                                         const std::string& directory,
+                                         const std::vector<std::string>& overrides);
+
+// The complete job as YAML: every key with its value. Parsing it gives the same spec.
+std::string EffectiveYaml(const v1::JobSpec& spec);
+
+// `changes` (as --set) made to an existing job, for resume.
+absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,
+                                      const std::vector<std::string>& changes);
+
+}  // namespace tercio::config

@@ -1,0 +1,125 @@
+#include "config/job_file.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::config {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr char kGood[] = R"(name: small
+model:
+  layers: 2
+  hidden: 32
+  heads: 4
+  context: 16
+data:
+  train: corpus.txt
+training:
+  steps: 10
+  global_batch: 8
+  optimizer: {learning_rate: 1e-3}
+)";
+
+absl::StatusOr<v1::JobSpec> Parse(const std::string& text,
+                                  const std::vector<std::string>& overrides = {}) {
+  return ParseJobText(text, "job.yaml", "/where", overrides);
+}
+
+std::string FaultOf(const std::string& text, const std::vector<std::string>& overrides = {}) {
+  const auto spec = Parse(text, overrides);
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(spec.status().message());
+}
+
+TEST(JobFile, DefaultsAreThoseThatAreDocumented) {
+  const auto spec = Parse(kGood);
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().train(), "/where/corpus.txt");
+  EXPECT_EQ(spec->data().tokenizer(), "bytes");
+  EXPECT_EQ(spec->model().ffn_hidden(), 128);
+  EXPECT_TRUE(spec->model().bias());
+  EXPECT_EQ(spec->training().optimizer().beta2(), 0.95);
+  EXPECT_EQ(spec->training().optimizer().weight_decay(), 0.1);
+  EXPECT_EQ(spec->training().clip_grad_norm(), 1.0);
+  EXPECT_EQ(spec->training().seed(), 1337u);
+  EXPECT_EQ(spec->training().schedule().decay_steps(), 10);
+  EXPECT_EQ(spec->checkpoint().every_steps(), 500);
+  EXPECT_EQ(spec->checkpoint().keep_last(), 3);
+  EXPECT_EQ(spec->fault_tolerance().max_restarts(), 3);
+  EXPECT_TRUE(spec->parallelism().automatic());
+  EXPECT_EQ(spec->resources().ranks(), 1);
+}
+
+TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
+  for (const std::vector<std::string>& overrides : std::vector<std::vector<std::string>>{
+           {},
+           {"parallelism={tensor: 2, pipeline: 2, data: 2, schedule: gpipe}"},
+           {"data.validation=0.1", "training.optimizer.learning_rate=0.1234567890123",
+            "fault_tolerance.elastic_wait=90s", "resources.threads_per_rank=3"},
+           {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4"}}) {
+    const auto spec = Parse(kGood, overrides);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto again = Parse(EffectiveYaml(*spec));
+    ASSERT_TRUE(again.ok()) << again.status() << EffectiveYaml(*spec);
+    EXPECT_EQ(spec->SerializeAsString(), again->SerializeAsString());
+  }
+}
+
+TEST(JobFile, OverridesWin) {
+  const auto spec =
+      Parse(kGood, {"training.steps=77", "parallelism.tensor=2", "resources.ranks=4"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->training().steps(), 77);
+  EXPECT_EQ(spec->parallelism().tensor(), 2);
+  EXPECT_EQ(spec->parallelism().data(), 0);
+  EXPECT_THAT(FaultOf(kGood, {"steps"}), HasSubstr("KEY=VALUE"));
+}
+
+TEST(JobFile, AllFaultsTogetherWithTheirPlaces) {
+  const std::string text = R"(name: small
+model:
+  layers: two
+  hiden: 32
+  heads: 5
+  context: 16
+data: {tokenizer: chars}
+training:
+  steps: 0
+  global_batch: 8
+  optimizer: {learning_rate: 1e-3, betas: [0.9]}
+  steps: 4
+)";
+  EXPECT_THAT(FaultOf(text),
+              AllOf(HasSubstr("job.yaml:3: model.layers: expected a whole number"),
+                    HasSubstr("job.yaml:4: model.hiden: unknown key; did you mean 'hidden'?"),
+                    HasSubstr("model.hidden: missing"), HasSubstr("data.train: missing"),
+                    HasSubstr("training.steps"), HasSubstr("given twice"),
+                    HasSubstr("training.optimizer.betas")));
+}
+
+TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
+  for (const char* change :
+       {"model.architecture=llama", "training.precision=bf16", "resources.device=cuda",
+        "data.tokenizer=tokenizer.json", "data.train=text.jsonl", "model.from=dir",
+        "parallelism.zero_stage=1", "parallelism.schedule=interleaved",
+        "parallelism.recompute=full", "parallelism.sequence_parallel=true",
+        "training.schedule.kind=wsd", "data.train=[{path: a.txt, weight: 1}]"}) {
+    EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
+  }
+}
+
+TEST(JobFile, NotYaml) {
+  EXPECT_THAT(FaultOf("a: [1"), HasSubstr("job.yaml:"));
+  EXPECT_THAT(FaultOf("just text"), HasSubstr("expected a job"));
+}
+
+TEST(JobFile, RanksMustAgreeWithTheLayout) {
+  EXPECT_THAT(FaultOf(kGood, {"parallelism={tensor: 2, data: 2}", "resources.ranks=8"}),
+              HasSubstr("tensor 2 x pipeline 1 x data 2 = 4 ranks"));
+}
+
+}  // namespace
+}  // namespace tercio::config

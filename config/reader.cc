@@ -1,0 +1,173 @@
+#include "config/reader.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tercio::config {
+
+void Faults::Add(int line, const std::string& key, const std::string& what) {
+  const std::string place = line > 0 ? absl::StrCat(file_, ":", line) : file_;
+  lines_.emplace_back(line, absl::StrCat(place, ": ", key.empty() ? "" : key + ": ", what));
+}
+
+absl::Status Faults::ToStatus() const {
+  if (lines_.empty()) return absl::OkStatus();
+  auto sorted = lines_;
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> texts;
+  for (const auto& [line, text] : sorted) texts.push_back(text);
+  return absl::InvalidArgumentError(absl::StrJoin(texts, "\n"));
+}
+
+int EditDistance(const std::string& a, const std::string& b) {
+  std::vector<int> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
+  for (size_t i = 1; i <= a.size(); ++i) {
+    int diagonal = row[0];
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+Section::Section(YAML::Node node, std::string path, Faults* faults)
+    : node_(node), path_(std::move(path)), faults_(faults) {
+  if (node_.IsDefined() && !node_.IsNull() && !node_.IsMap()) {
+    faults_->Add(node_.Mark().line + 1, path_, "expected a map of keys");
+    node_.reset(YAML::Node());
+    return;
+  }
+  if (!node_.IsDefined() || !node_.IsMap()) return;
+  std::set<std::string> seen;
+  for (const auto& entry : node_) {
+    const std::string key = entry.first.Scalar();
+    if (!seen.insert(key).second) {
+      faults_->Add(entry.first.Mark().line + 1, Full(key), "the key is given twice; keep one");
+    }
+  }
+}
+
+int Section::LineOf(const std::string& key) const {
+  if (!node_.IsDefined() || !node_.IsMap()) return 0;
+  for (const auto& entry : node_) {
+    if (entry.first.Scalar() == key) return entry.first.Mark().line + 1;
+  }
+  return node_.Mark().line + 1;
+}
+
+YAML::Node Section::Get(const std::string& key) {
+  known_.insert(key);
+  if (!node_.IsDefined() || !node_.IsMap()) return YAML::Node(YAML::NodeType::Undefined);
+  for (const auto& entry : node_) {
+    if (entry.first.Scalar() == key && !entry.second.IsNull()) return entry.second;
+  }
+  return YAML::Node(YAML::NodeType::Undefined);
+}
+
+bool Section::Has(const std::string& key) { return Get(key).IsDefined(); }
+
+Section Section::Child(const std::string& key) { return Section(Get(key), Full(key), faults_); }
+
+void Section::Fault(const std::string& key, const std::string& what) {
+  faults_->Add(LineOf(key), Full(key), what);
+}
+
+template <typename T>
+std::optional<T> Section::Scalar(const std::string& key, const char* expected) {
+  const YAML::Node node = Get(key);
+  if (!node.IsDefined()) return std::nullopt;
+  T value;
+  if (node.IsScalar() && YAML::convert<T>::decode(node, value)) return value;
+  Fault(key, absl::StrCat("expected ", expected));
+  return std::nullopt;
+}
+
+std::string Section::Text(const std::string& key, const std::string& fallback) {
+  return Scalar<std::string>(key, "text").value_or(fallback);
+}
+
+std::string Section::OneOf(const std::string& key, const std::string& fallback,
+                           const std::vector<std::string>& values) {
+  const std::string value = Text(key, fallback);
+  if (std::find(values.begin(), values.end(), value) != values.end()) return value;
+  Fault(key, absl::StrCat("'", value, "' is not one of ", absl::StrJoin(values, ", ")));
+  return fallback;
+}
+
+bool Section::Flag(const std::string& key, bool fallback) {
+  return Scalar<bool>(key, "true or false").value_or(fallback);
+}
+
+int64_t Section::Integer(const std::string& key, int64_t fallback, int64_t least, int64_t most) {
+  const std::optional<double> value = Scalar<double>(key, "a whole number");
+  if (!value.has_value()) return fallback;
+  if (*value != std::floor(*value) || *value < static_cast<double>(least) ||
+      *value > static_cast<double>(most)) {
+    Fault(key, absl::StrCat("expected a whole number of at least ", least,
+                            most < (int64_t{1} << 40) ? absl::StrCat(" and at most ", most) : ""));
+    return fallback;
+  }
+  return static_cast<int64_t>(*value);
+}
+
+double Section::Number(const std::string& key, double fallback, double least, double most) {
+  const std::optional<double> value = Scalar<double>(key, "a number");
+  if (!value.has_value()) return fallback;
+  if (!(*value >= least && *value <= most)) {
+    Fault(key, absl::StrCat("expected a number from ", least, " to ", most));
+    return fallback;
+  }
+  return *value;
+}
+
+double Section::Seconds(const std::string& key, double fallback) {
+  const std::string text = Text(key, "");
+  if (text.empty()) return fallback;
+  static constexpr std::pair<char, double> kUnits[] = {
+      {'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
+  std::string digits = text;
+  double unit = 1;
+  for (const auto& [letter, seconds] : kUnits) {
+    if (digits.back() != letter) continue;
+    unit = seconds;
+    digits.pop_back();
+    break;
+  }
+  double value = 0;
+  if (!absl::SimpleAtod(digits, &value) || value < 0) {
+    Fault(key, absl::StrCat("'", text, "' is not a duration; write 30s, 5m or 2h"));
+    return fallback;
+  }
+  return value * unit;
+}
+
+void Section::Finish() {
+  if (!node_.IsDefined() || !node_.IsMap()) return;
+  for (const auto& entry : node_) {
+    const std::string key = entry.first.Scalar();
+    if (known_.contains(key)) continue;
+    std::string nearest;
+    int distance = 1 << 20;
+    for (const std::string& candidate : known_) {
+      const int d = EditDistance(key, candidate);
+      if (d < distance) {
+        distance = d;
+        nearest = candidate;
+      }
+    }
+    faults_->Add(entry.first.Mark().line + 1, Full(key),
+                 absl::StrCat("unknown key", nearest.empty() ? "" : "; did you mean '", nearest,
+                              nearest.empty() ? "" : "'?"));
+  }
+}
+
+}  // namespace tercio::config

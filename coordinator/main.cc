@@ -1,0 +1,205 @@
+// tercio-coordinator: one per cluster. Plans jobs, assigns ranks, takes in checkpoints, restarts
+// what breaks.
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "checkpoint/store.h"
+#include "common/channel.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+#include "coordinator/planner/planner.h"
+#include "coordinator/service/checkpoint_service.h"
+#include "coordinator/service/coordinator.h"
+#include "coordinator/service/coordinator_metrics.h"
+#include "coordinator/service/job_service.h"
+#include "coordinator/service/node_service.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/server_builder.h"
+
+namespace tercio::coordinator {
+namespace {
+
+struct Flags {
+  std::string state_dir;
+  std::string listen = "127.0.0.1:7077";
+  std::string metrics_listen = "127.0.0.1:9464";
+  double heartbeat_interval = 5;
+  double first_backoff = 1;
+  TlsFiles tls = TlsFromEnvironment();
+  bool read_only = false;
+  bool parent_death = false;
+};
+
+// The exit code; *done when there is nothing more to do (--help).
+int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
+  CLI::App app("Tercio coordinator: plans, places and watches training jobs.",
+               "tercio-coordinator");
+  const auto add = [&](const char* name, auto* value, const char* variable, const char* help) {
+    app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
+  };
+  add("--state-dir", &flags->state_dir, "TERCIO_STATE_DIR", "jobs, history and checkpoints");
+  add("--listen", &flags->listen, "TERCIO_LISTEN",
+      "HOST:PORT of the gRPC services; port 0 picks one");
+  add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  add("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL",
+      "seconds between signs of life of an agent; one is lost after three");
+  add("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF",
+      "seconds before the first restart; doubles with each");
+  add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
+  add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
+  add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");
+  app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");
+  app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
+  app.set_version_flag("--version", kVersion);
+  const absl::StatusOr<std::vector<std::string>> arguments = WithConfigFile(argc, argv);
+  if (!arguments.ok()) {
+    std::fprintf(stderr, "error: %s\n", std::string(arguments.status().message()).c_str());
+    return kExitUsage;
+  }
+  try {
+    std::vector<std::string> reversed(arguments->rbegin(), arguments->rend());
+    app.parse(reversed);
+  } catch (const CLI::ParseError& error) {
+    *done = true;
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  return kExitOk;
+}
+
+absl::Status CheckFlags(const Flags& flags) {
+  if (flags.state_dir.empty()) return absl::InvalidArgumentError("--state-dir DIR is required");
+  for (const std::string& address : {flags.listen, flags.metrics_listen}) {
+    if (IsLoopback(address) || flags.tls.given()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(address, " is not loopback: --tls-cert, --tls-key and --tls-ca are required"));
+  }
+  return absl::OkStatus();
+}
+
+// A full, unwritable or taken directory is found before anything starts.
+absl::StatusOr<std::unique_ptr<FileLock>> TakeStateDirectory(const Flags& flags) {
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(flags.state_dir));
+  auto lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);
+  if (!lock.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot use the state directory ",
+                                                      flags.state_dir, ": ",
+                                                      std::string(lock.status().message())));
+  }
+  return lock;
+}
+
+Settings MakeSettings(const Flags& flags) {
+  Settings settings;
+  settings.heartbeat_interval = flags.heartbeat_interval;
+  settings.node_lease = 3 * flags.heartbeat_interval;
+  settings.first_backoff = flags.first_backoff;
+  settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
+                          int threads) { return MakePlan(spec, slots, threads); };
+  return settings;
+}
+
+class Server {
+ public:
+  Server(Coordinator& coordinator, const Flags& flags, std::string metrics_address)
+      : jobs_(
+            coordinator, [](const v1::JobSpec& spec) { return AdmitJob(spec); }, flags.state_dir,
+            std::move(metrics_address)),
+        nodes_(coordinator, flags.heartbeat_interval),
+        checkpoints_(coordinator) {}
+
+  absl::Status Listen(const Flags& flags, std::string* address) {
+    TERCIO_ASSIGN_OR_RETURN(const auto credentials, MakeServerCredentials(flags.tls));
+    grpc::EnableDefaultHealthCheckService(true);
+    grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+    grpc::ServerBuilder builder;
+    builder.SetMaxReceiveMessageSize(-1);
+    builder.SetMaxSendMessageSize(-1);
+    // Two coordinators on one port would share its clients.
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    int port = 0;
+    builder.AddListeningPort(flags.listen, credentials, &port);
+    builder.RegisterService(&jobs_);
+    if (!flags.read_only) {
+      builder.RegisterService(&nodes_);
+      builder.RegisterService(&checkpoints_);
+    }
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr || port == 0) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("cannot listen on ", flags.listen,
+                       "; is the port in use? --listen HOST:0 picks a free one"));
+    }
+    *address = absl::StrCat(flags.listen.substr(0, flags.listen.rfind(':')), ":", port);
+    return absl::OkStatus();
+  }
+
+  void Shutdown() {
+    server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+  }
+
+ private:
+  JobServiceImpl jobs_;
+  NodeServiceImpl nodes_;
+  CheckpointServiceImpl checkpoints_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// The address of the services is part of what agents are told, but known only once they listen.
+absl::Status RunCoordinator(const Flags& flags) {
+  TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
+  std::unique_ptr<FileLock> lock;
+  if (!flags.read_only) {
+    TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
+  }
+  checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
+  if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
+  TERCIO_ASSIGN_OR_RETURN(auto store,
+                          Store::Open(flags.state_dir + "/state.sqlite", flags.read_only));
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto coordinator,
+      Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
+  std::unique_ptr<CoordinatorMetrics> metrics;
+  if (!flags.read_only) {
+    TERCIO_ASSIGN_OR_RETURN(metrics, CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator));
+  }
+  const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
+  Server server(*coordinator, flags, metrics_address);
+  std::string address;
+  TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
+  coordinator->SetCheckpointAddress(address);
+  const std::string address_file = flags.state_dir + "/coordinator.address";
+  if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
+  std::printf("ready coordinator=%s metrics=%s state_dir=%s\n", address.c_str(),
+              metrics_address.c_str(), flags.state_dir.c_str());
+  std::fflush(stdout);
+  const int signal = WaitForStopSignal();
+  LogInfo(absl::StrCat("signal ", signal, ": stopping"));
+  server.Shutdown();
+  if (!flags.read_only) unlink(address_file.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace tercio::coordinator
+
+int main(int argc, char** argv) {
+  using namespace tercio;  // NOLINT: main
+  BlockStopSignals();
+  coordinator::Flags flags;
+  bool done = false;
+  const int code = coordinator::ParseFlags(argc, argv, &flags, &done);
+  if (done || code != kExitOk) return code;
+  if (flags.parent_death) DieWithParent();
+  InitLogging("coordinator");
+  const absl::Status status = coordinator::RunCoordinator(flags);
+  if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return ExitCodeOf(status) == kExitForbidden ? kExitConflict : ExitCodeOf(status);
+}

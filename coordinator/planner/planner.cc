@@ -1,0 +1,237 @@
+#include "coordinator/planner/planner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "plan/memory_map.h"
+#include "plan/model_tensors.h"
+#include "plan/rank_layout.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int kUnknownVocabulary = 256;
+constexpr double kFloatBytes = 4;
+
+v1::JobSpec WithVocabulary(v1::JobSpec job) {
+  if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
+  return job;
+}
+
+v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
+  v1::Prediction prediction;
+  int64_t memory = 0;
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    memory = std::max(
+        memory, plan::MemoryOfStage(job, layout, stage, cluster.threads_per_rank).total_bytes());
+  }
+  const double t = layout.tensor();
+  const double p = layout.pipeline();
+  const double d = layout.data();
+  const double m = layout.micro_batches();
+  const double context = job.model().context();
+  const double tokens = static_cast<double>(job.training().global_batch()) * context;
+  const double flops = plan::FlopsPerToken(job.model(), /*causal=*/false) * tokens;
+  const double ranks = t * p * d;
+  const double compute = flops / ranks / cluster.flops_per_second;
+  const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
+  const double layers_per_stage = job.model().layers() / p;
+  const double tensor_time = t == 1 ? 0
+                                    : m * layers_per_stage * 4 *
+                                          (2 * (t - 1) / t * activation / cluster.bytes_per_second +
+                                           2 * cluster.seconds_per_message);
+  const double pipeline_time =
+      p == 1 ? 0 : m * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
+  const double gradient =
+      static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
+  const double data_time = d == 1 ? 0
+                                  : 2 * (d - 1) / d * gradient / cluster.bytes_per_second +
+                                        2 * cluster.seconds_per_message;
+  const double bubble = (p - 1) / m;
+  const double busy = compute + tensor_time + pipeline_time;
+  // Two thirds of the work are the backward pass; the reduction hides behind half of it.
+  const double seconds = busy * (1 + bubble) + std::max(0.0, data_time - compute / 3);
+  prediction.set_step_seconds(seconds);
+  prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
+  prediction.set_mfu(flops / seconds / ranks / cluster.flops_per_second);
+  prediction.set_tokens_per_second(tokens / seconds);
+  prediction.set_memory_bytes_peak(memory);
+  prediction.set_bubble_ratio(bubble);
+  return prediction;
+}
+
+v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
+                          const Cluster& cluster) {
+  v1::LayoutCandidate candidate;
+  *candidate.mutable_layout() = layout;
+  const absl::Status legal = plan::CheckLayout(job, layout, cluster.ranks);
+  if (!legal.ok()) {
+    candidate.set_rejected(std::string(legal.message()));
+    return candidate;
+  }
+  candidate.set_predicted_valid(true);
+  *candidate.mutable_predicted() = Predict(job, layout, cluster);
+  if (candidate.predicted().memory_bytes_peak() > cluster.memory_bytes) {
+    candidate.set_rejected(absl::StrCat("does not fit in memory: needs ",
+                                        candidate.predicted().memory_bytes_peak(),
+                                        " bytes a rank, there are ", cluster.memory_bytes));
+  }
+  return candidate;
+}
+
+std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
+  std::vector<v1::Layout> layouts;
+  for (int tensor = 1; tensor <= ranks; ++tensor) {
+    if (ranks % tensor != 0) continue;
+    for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
+      if (ranks / tensor % pipeline != 0) continue;
+      const int data = ranks / tensor / pipeline;
+      v1::Layout layout;
+      layout.set_tensor(tensor);
+      layout.set_pipeline(pipeline);
+      layout.set_virtual_pipeline(1);
+      layout.set_context_parallel(1);
+      layout.set_data(data);
+      layout.set_schedule("1f1b");
+      layout.set_recompute("none");
+      const int64_t micro_batch = job.training().micro_batch() > 0
+                                      ? job.training().micro_batch()
+                                      : plan::ChooseMicroBatch(job, pipeline, data);
+      layout.set_micro_batch(static_cast<int32_t>(micro_batch));
+      layout.set_micro_batches(
+          static_cast<int32_t>(job.training().global_batch() / (micro_batch * data)));
+      layouts.push_back(layout);
+    }
+  }
+  return layouts;
+}
+
+// Values of later versions are refused by name, never ignored.
+absl::Status CheckSupported(const v1::JobSpec& job) {
+  const auto unsupported = [](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is not supported by this version"));
+  };
+  const v1::ParallelismSpec& parallelism = job.parallelism();
+  if (job.model().architecture() != "gpt2") {
+    return unsupported("model.architecture " + job.model().architecture());
+  }
+  if (job.training().precision() != "fp32") {
+    return unsupported("training.precision " + job.training().precision());
+  }
+  if (job.resources().device() != "cpu")
+    return unsupported("resources.device " + job.resources().device());
+  if (parallelism.sequence_parallel()) return unsupported("parallelism.sequence_parallel");
+  if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
+  if (parallelism.context_parallel() > 1)
+    return unsupported("parallelism.context_parallel above 1");
+  if (parallelism.virtual_pipeline() > 1)
+    return unsupported("parallelism.virtual_pipeline above 1");
+  if (!parallelism.recompute().empty() && parallelism.recompute() != "none") {
+    return unsupported("parallelism.recompute " + parallelism.recompute());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const v1::JobSpec& job) {
+  const v1::ModelSpec& model = job.model();
+  if (model.layers() < 1 || model.hidden() < 1 || model.heads() < 1 || model.context() < 1 ||
+      model.ffn_hidden() < 1 || model.hidden() % model.heads() != 0 ||
+      model.hidden() / model.heads() > 256) {
+    return absl::InvalidArgumentError(
+        "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, hidden "
+        "a "
+        "multiple of heads, and hidden / heads at most 256");
+  }
+  if (job.training().steps() < 1 || job.training().global_batch() < 1 ||
+      job.resources().ranks() < 0 || job.checkpoint().keep_last() < 1) {
+    return absl::InvalidArgumentError(
+        "training.steps, training.global_batch and checkpoint.keep_last must be at least 1");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
+  const v1::JobSpec job = WithVocabulary(given);
+  v1::PlanReport report;
+  report.set_chosen(-1);
+  std::vector<v1::Layout> layouts;
+  if (job.parallelism().automatic()) {
+    layouts = AllLayouts(job, cluster.ranks);
+  } else if (const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(job); layout.ok()) {
+    layouts.push_back(*layout);
+  }
+  for (const v1::Layout& layout : layouts) {
+    *report.add_layouts() = Judge(job, layout, cluster);
+    const v1::LayoutCandidate& candidate = report.layouts(report.layouts_size() - 1);
+    if (!candidate.rejected().empty()) continue;
+    const bool better =
+        report.chosen() < 0 || candidate.predicted().step_seconds() <
+                                   report.layouts(report.chosen()).predicted().step_seconds();
+    if (better) report.set_chosen(report.layouts_size() - 1);
+  }
+  return report;
+}
+
+absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster& cluster) {
+  const v1::JobSpec job = WithVocabulary(given);
+  if (!job.parallelism().automatic()) TERCIO_RETURN_IF_ERROR(plan::LayoutOfJob(job).status());
+  const v1::PlanReport report = PlanLayouts(job, cluster);
+  if (report.chosen() >= 0) return report.layouts(report.chosen()).layout();
+  const v1::LayoutCandidate* smallest = nullptr;
+  for (const v1::LayoutCandidate& candidate : report.layouts()) {
+    if (!candidate.predicted_valid()) continue;
+    if (smallest == nullptr ||
+        candidate.predicted().memory_bytes_peak() < smallest->predicted().memory_bytes_peak()) {
+      smallest = &candidate;
+    }
+  }
+  if (smallest == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no layout of ", cluster.ranks, " ranks works for this model: ",
+                     report.layouts_size() > 0 ? report.layouts(0).rejected() : ""));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      smallest->rejected(), "; memory of the smallest layout (tensor ", smallest->layout().tensor(),
+      ", pipeline ", smallest->layout().pipeline(), ", data ", smallest->layout().data(), "):\n",
+      plan::MemoryTableText(
+          plan::MemoryOfStage(job, smallest->layout(), 0, cluster.threads_per_rank))));
+}
+
+absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
+                                  const std::vector<plan::DeviceSlot>& slots,
+                                  int threads_per_rank) {
+  Cluster cluster;
+  cluster.ranks = static_cast<int>(slots.size());
+  cluster.threads_per_rank = threads_per_rank;
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
+  return plan::BuildPlan(job, layout, slots, threads_per_rank);
+}
+
+absl::Status AdmitJob(const v1::JobSpec& job) {
+  TERCIO_RETURN_IF_ERROR(CheckSupported(job));
+  TERCIO_RETURN_IF_ERROR(CheckNumbers(job));
+  Cluster cluster;
+  cluster.ranks = std::max(1, job.resources().ranks());
+  if (!job.parallelism().automatic()) {
+    TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(WithVocabulary(job)));
+    cluster.ranks = plan::WorldSize(layout);
+  }
+  return ChooseLayout(job, cluster).status();
+}
+
+Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank) {
+  Cluster cluster;
+  cluster.ranks = ranks;
+  cluster.threads_per_rank = threads_per_rank > 0 ? threads_per_rank : std::max(1, cores / ranks);
+  // More ranks than cores share them.
+  const double cores_per_rank =
+      std::min<double>(cluster.threads_per_rank, static_cast<double>(cores) / ranks);
+  cluster.flops_per_second = 60e9 * cores_per_rank;
+  cluster.memory_bytes = memory_bytes / ranks;
+  return cluster;
+}
+
+}  // namespace tercio::coordinator

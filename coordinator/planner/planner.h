@@ -1,0 +1,50 @@
+// Which layout a job gets, and why: enumerates the legal layouts, predicts memory (from the
+// trainer's own table) and time (a roofline), and chooses. Pure.
+//
+// Time of a step (reference machine figures in Cluster):
+//   compute  = 6 * weights * tokens / (flop rate * ranks)        Narayanan et al. 2021, equation 3,
+//   without recompute bubble   = compute * (p - 1) / m                              same paper,
+//   section 2.2 tensor   = 4 all-reduces a layer and micro-batch of 2 (t-1)/t * b s h * 4 bytes
+//   section 3.2 data     = 2 (d-1)/d * 4 bytes of gradients of a rank, overlapped with half of the
+//   backward pass pipeline = 2 messages a micro-batch of b s h * 4 bytes
+#pragma once
+
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "plan/plan_builder.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::coordinator {
+
+// Devices that are alike.
+struct Cluster {
+  int ranks = 1;
+  int threads_per_rank = 1;
+  double flops_per_second = 100e9;  // of one rank, in large products
+  double bytes_per_second = 1e9;    // of one rank's link
+  double seconds_per_message = 1e-3;
+  int64_t memory_bytes = int64_t{1} << 62;  // of one rank
+};
+
+// Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that
+// fits. Where the job names its layout that is the only candidate. vocab_size 0 counts as 256.
+v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
+
+// The layout that the job gets. INVALID_ARGUMENT: impossible; RESOURCE_EXHAUSTED: fits in no layout
+// (the message holds the memory table).
+absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& job, const Cluster& cluster);
+
+// What the coordinator uses: the chosen layout on these slots.
+absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
+                                  const std::vector<plan::DeviceSlot>& slots, int threads_per_rank);
+
+// Whether the job can ever run: values that this version has, a possible layout.
+absl::Status AdmitJob(const v1::JobSpec& job);
+
+// This machine, shared by `ranks` ranks.
+Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);
+
+}  // namespace tercio::coordinator

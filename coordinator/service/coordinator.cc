@@ -1,0 +1,305 @@
+#include "coordinator/service/coordinator.h"
+
+#include <sys/random.h>
+
+#include <algorithm>
+#include <chrono>
+#include <future>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/check.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr auto kTickInterval = std::chrono::milliseconds(100);
+
+double Now() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
+}  // namespace
+
+std::string RandomHex(int bytes) {
+  std::vector<unsigned char> raw(static_cast<size_t>(bytes));
+  TERCIO_CHECK_EQ(getrandom(raw.data(), raw.size(), 0), static_cast<ssize_t>(raw.size()));
+  std::string text;
+  for (const unsigned char byte : raw) absl::StrAppend(&text, absl::Hex(byte, absl::kZeroPad2));
+  return text;
+}
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settings,
+                                                                 std::unique_ptr<Store> store,
+                                                                 checkpoint::Store* checkpoints,
+                                                                 bool read_only) {
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::JobRecord> jobs, store->LoadJobs());
+  std::unique_ptr<Coordinator> made(
+      new Coordinator(std::move(settings), std::move(store), checkpoints, read_only));
+  for (const v1::JobRecord& record : jobs) {
+    made->state_.jobs[record.id()].record = record;
+    made->state_.next_number = std::max(made->state_.next_number, record.number() + 1);
+    // Nodes that should be running something have one lease to come back.
+    for (const v1::RankSlot& slot : record.slots()) {
+      NodeState& node = made->state_.nodes[slot.node()];
+      node.hello.set_node(slot.node());
+      node.last_heard = Now();
+    }
+  }
+  if (!read_only) made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
+  return made;
+}
+
+Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
+                         checkpoint::Store* checkpoints, bool read_only)
+    : settings_(std::move(settings)),
+      store_(std::move(store)),
+      checkpoints_(checkpoints),
+      read_only_(read_only) {}
+
+Coordinator::~Coordinator() {
+  {
+    std::lock_guard<std::mutex> lock(queue_mutex_);
+    stopping_ = true;
+    queue_changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void Coordinator::Enqueue(Pending pending) {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  if (read_only_ || stopping_) {
+    if (pending.done) pending.done(absl::UnavailableError("the coordinator takes no requests"));
+    return;
+  }
+  queue_.push_back(std::move(pending));
+  queue_changed_.notify_all();
+}
+
+absl::Status Coordinator::AskEvent(decltype(Event::body) body,
+                                   std::vector<std::pair<std::string, std::string>> requests) {
+  std::promise<absl::Status> promise;
+  Enqueue({std::move(body), std::move(requests),
+           [&promise](const absl::Status& status) { promise.set_value(status); }});
+  return promise.get_future().get();
+}
+
+absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
+                                                const std::string& request_id) {
+  if (!request_id.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string known, store_->JobOfRequest(request_id));
+    if (!known.empty()) return known;
+  }
+  const std::string id = absl::StrCat("job-", RandomHex(4));
+  std::vector<std::pair<std::string, std::string>> requests;
+  if (!request_id.empty()) requests.emplace_back(request_id, id);
+  TERCIO_RETURN_IF_ERROR(AskEvent(Submitted{id, spec}, std::move(requests)));
+  return id;
+}
+
+// Takes what has come since the last time as one batch: one commit for all of it.
+void Coordinator::Run() {
+  while (true) {
+    std::vector<Pending> batch;
+    {
+      std::unique_lock<std::mutex> lock(queue_mutex_);
+      queue_changed_.wait_for(lock, kTickInterval, [this] { return stopping_ || !queue_.empty(); });
+      if (stopping_ && queue_.empty()) return;
+      while (!queue_.empty()) {
+        batch.push_back(std::move(queue_.front()));
+        queue_.pop_front();
+      }
+    }
+    if (batch.empty()) batch.push_back({Tick{}, {}, nullptr});
+    Apply(std::move(batch));
+  }
+}
+
+void Coordinator::Apply(std::vector<Pending> batch) {
+  std::vector<Effects> effects;
+  Changes changes;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const double now = Now();
+    for (Pending& pending : batch) {
+      Event event;
+      event.now = now;
+      event.token = RandomHex(16);
+      event.body = std::move(pending.body);
+      effects.push_back(Step(state_, event, settings_));
+    }
+    changes = ChangesOf(effects, now);
+  }
+  for (const Pending& pending : batch) {
+    changes.requests.insert(changes.requests.end(), pending.requests.begin(),
+                            pending.requests.end());
+  }
+  // Nothing leaves before it is durable. A full disk may be emptied by somebody: try again until
+  // then.
+  while (true) {
+    const absl::Status status = store_->Commit(changes);
+    if (status.ok()) break;
+    LogError(std::string(status.message()));
+    std::unique_lock<std::mutex> lock(queue_mutex_);
+    if (queue_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return stopping_; }))
+      return;
+  }
+  Deliver(effects);
+  for (size_t i = 0; i < batch.size(); ++i) {
+    if (batch[i].done) batch[i].done(effects[i].answer);
+  }
+}
+
+Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) const {
+  Changes changes;
+  std::set<std::string> jobs;
+  for (const Effects& effect : effects) {
+    jobs.insert(effect.changed_jobs.begin(), effect.changed_jobs.end());
+    changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
+    changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
+    for (v1::JobEvent event : effect.events) {
+      event.mutable_time()->set_seconds(static_cast<int64_t>(now));
+      event.mutable_time()->set_nanos(
+          static_cast<int32_t>((now - static_cast<double>(static_cast<int64_t>(now))) * 1e9));
+      changes.events.push_back(event);
+    }
+  }
+  for (const std::string& id : jobs) changes.jobs.push_back(state_.jobs.at(id).record);
+  return changes;
+}
+
+void Coordinator::Deliver(const std::vector<Effects>& effects) {
+  std::vector<v1::RunId> searches;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const Effects& effect : effects) {
+      for (const SendToNode& send : effect.messages) {
+        const auto stream = streams_.find(send.node);
+        // A node that is away is told again when it comes back.
+        if (stream != streams_.end()) stream->second.second(send.message);
+      }
+      for (const FindCheckpoint& search : effect.searches) searches.push_back(search.run);
+    }
+    const bool changed = std::any_of(effects.begin(), effects.end(), [](const Effects& effect) {
+      return !effect.changed_jobs.empty() || !effect.logs.empty();
+    });
+    if (changed) {
+      ++version_;
+      changed_.notify_all();
+    }
+  }
+  for (const v1::RunId& run : searches) Search(run);
+  for (const Effects& effect : effects) Prune(effect);
+}
+
+// The newest checkpoint of a job whose every byte is right.
+void Coordinator::Search(const v1::RunId& run) {
+  CheckpointFound answer;
+  answer.run = run;
+  const checkpoint::Committed found = checkpoints_->LatestGood(run.job_id(), &answer.damaged);
+  answer.step = found.step;
+  answer.path = found.path;
+  answer.bytes = found.bytes;
+  Post(answer);
+}
+
+void Coordinator::Prune(const Effects& effects) {
+  for (const v1::JobEvent& event : effects.events) {
+    if (event.kind() != "checkpoint_committed") continue;
+    const absl::StatusOr<v1::JobRecord> job = Find(event.job_id());
+    if (!job.ok()) continue;
+    const auto removed = checkpoints_->Prune(event.job_id(), job->spec().checkpoint().keep_last());
+    if (!removed.ok()) LogWarning(std::string(removed.status().message()));
+  }
+}
+
+void Coordinator::SetCheckpointAddress(const std::string& address) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  settings_.checkpoint_address = address;
+}
+
+int64_t Coordinator::Attach(const v1::AgentHello& hello, Send send) {
+  int64_t stream;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stream = next_stream_++;
+    streams_[hello.node()] = {stream, std::move(send)};
+  }
+  Post(NodeAttached{hello});
+  return stream;
+}
+
+void Coordinator::Detach(const std::string& node, int64_t stream) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = streams_.find(node);
+    if (found == streams_.end() || found->second.first != stream) return;  // replaced
+    streams_.erase(found);
+  }
+  Post(NodeDetached{node});
+}
+
+std::vector<v1::JobRecord> Coordinator::Jobs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<v1::JobRecord> jobs;
+  for (const auto& [id, job] : state_.jobs) jobs.push_back(job.record);
+  std::sort(jobs.begin(), jobs.end(),
+            [](const v1::JobRecord& a, const v1::JobRecord& b) { return a.number() > b.number(); });
+  return jobs;
+}
+
+absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = state_.jobs.find(job);
+  if (found != state_.jobs.end()) return found->second.record;
+  const JobState* named = nullptr;
+  for (const auto& [id, state] : state_.jobs) {
+    if (state.record.spec().name() != job) continue;
+    if (named != nullptr) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("several jobs are named ", job, "; give the id that `tercio list` shows"));
+    }
+    named = &state;
+  }
+  if (named == nullptr) return absl::NotFoundError(absl::StrCat("no job ", job));
+  return named->record;
+}
+
+absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {
+  for (const v1::JobRecord& job : Jobs()) {
+    if (job.phase() == v1::JOB_PHASE_FAILED || job.phase() == v1::JOB_PHASE_CANCELLED) return job;
+  }
+  return absl::NotFoundError("there is no failed or cancelled job to resume");
+}
+
+std::vector<Coordinator::NodeView> Coordinator::Nodes() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<NodeView> nodes;
+  for (const auto& [name, node] : state_.nodes) nodes.push_back({node, FreeSlots(state_, name)});
+  return nodes;
+}
+
+bool Coordinator::IsPresent(const v1::RunId& run, const std::string& token) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = state_.jobs.find(run.job_id());
+  if (found == state_.jobs.end()) return false;
+  const v1::JobRecord& record = found->second.record;
+  return record.attempt() == run.attempt() && record.token() == token &&
+         !IsTerminal(record.phase()) && record.phase() != v1::JOB_PHASE_BACKING_OFF &&
+         record.phase() != v1::JOB_PHASE_QUEUED;
+}
+
+uint64_t Coordinator::WaitForChange(uint64_t version, double seconds) const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                    [&] { return version_ != version; });
+  return version_;
+}
+
+uint64_t Coordinator::version() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return version_;
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,119 @@
+// The coordinator around its pure core: one thread takes events in order, lets the core decide,
+// makes the changes durable, and only then lets messages out. Services post events and read.
+//
+// Threads: public methods from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/store.h"
+#include "coordinator/core/core.h"
+#include "coordinator/store/store.h"
+
+namespace tercio::coordinator {
+
+class Coordinator {
+ public:
+  // Loads the state from `store`. `read_only`: no events are taken.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(Settings settings,
+                                                             std::unique_ptr<Store> store,
+                                                             checkpoint::Store* checkpoints,
+                                                             bool read_only);
+  ~Coordinator();
+
+  // Takes an event; returns at once.
+  template <typename Body>
+  void Post(Body body) {
+    Enqueue({std::move(body), {}, nullptr});
+  }
+  // Takes an event and waits until it is durable. Returns the core's answer, or why nothing was
+  // decided.
+  template <typename Body>
+  absl::Status Ask(Body body) {
+    return AskEvent(std::move(body), {});
+  }
+  // Submits with an id that makes a repeated request the same job.
+  absl::StatusOr<std::string> Submit(const v1::JobSpec& spec, const std::string& request_id);
+
+  // Where trainers find the checkpoint service; set once, before the first agent can come.
+  void SetCheckpointAddress(const std::string& address);
+
+  // A stream to a node; replaces the one before. Detach with the same token only.
+  using Send = std::function<void(const v1::CoordinatorMessage&)>;
+  int64_t Attach(const v1::AgentHello& hello, Send send);
+  void Detach(const std::string& node, int64_t stream);
+
+  // ---- reading ----
+  std::vector<v1::JobRecord> Jobs() const;  // newest first
+  // By id, or by name when exactly one job bears it. NOT_FOUND | FAILED_PRECONDITION (ambiguous).
+  absl::StatusOr<v1::JobRecord> Find(const std::string& job) const;
+  // NOT_FOUND when there is none: the newest job that failed or was cancelled.
+  absl::StatusOr<v1::JobRecord> NewestUnfinished() const;
+  struct NodeView {
+    NodeState state;
+    int free = 0;
+  };
+  std::vector<NodeView> Nodes() const;
+  Store& store() { return *store_; }
+  checkpoint::Store& checkpoints() { return *checkpoints_; }
+
+  // Whether (job, attempt, token) is the present attempt.
+  bool IsPresent(const v1::RunId& run, const std::string& token) const;
+
+  // Waits until something has changed since `version`, or the time is up. Returns the new version.
+  uint64_t WaitForChange(uint64_t version, double seconds) const;
+  uint64_t version() const;
+
+ private:
+  struct Pending {
+    decltype(Event::body) body;
+    std::vector<std::pair<std::string, std::string>> requests;
+    std::function<void(const absl::Status&)> done;
+  };
+
+  Coordinator(Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
+              bool read_only);
+  absl::Status AskEvent(decltype(Event::body) body,
+                        std::vector<std::pair<std::string, std::string>> requests);
+  void Enqueue(Pending pending);
+  void Run();
+  void Apply(std::vector<Pending> batch);
+  void Deliver(const std::vector<Effects>& effects);
+  void Search(const v1::RunId& run);
+  void Prune(const Effects& effects);
+  Changes ChangesOf(const std::vector<Effects>& effects, double now) const;
+
+  Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress
+  std::unique_ptr<Store> store_;
+  checkpoint::Store* checkpoints_;
+  const bool read_only_;
+
+  mutable std::mutex mutex_;  // state_, streams_, version_
+  mutable std::condition_variable changed_;
+  State state_;
+  std::map<std::string, std::pair<int64_t, Send>> streams_;
+  int64_t next_stream_ = 1;
+  uint64_t version_ = 1;
+
+  std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::deque<Pending> queue_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+// Hexadecimal text of `bytes` random bytes from the operating system.
+std::string RandomHex(int bytes);
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,28 @@
+// What the coordinator exports to Prometheus: jobs, checkpoints, nodes. Read from the state at
+// every scrape.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/metrics_server.h"
+#include "coordinator/service/coordinator.h"
+
+namespace tercio::coordinator {
+
+class CoordinatorMetrics {
+ public:
+  // `coordinator` must outlive the object.
+  static absl::StatusOr<std::unique_ptr<CoordinatorMetrics>> Serve(const std::string& address,
+                                                                   const Coordinator& coordinator);
+  const std::string& address() const { return address_; }
+
+ private:
+  CoordinatorMetrics() = default;
+  std::shared_ptr<prometheus::Collectable> collectable_;
+  std::unique_ptr<prometheus::Exposer> exposer_;
+  std::string address_;
+};
+
+}  // namespace tercio::coordinator

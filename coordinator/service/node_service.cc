@@ -1,0 +1,151 @@
+#include "coordinator/service/node_service.h"
+
+#include <chrono>
+#include <deque>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tercio::coordinator {
+
+// Deletes itself when the stream is over. The coordinator may still hold a Send then: it goes to
+// the outbox, which outlives the stream.
+class NodeServiceImpl::AgentStream
+    : public grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage> {
+ public:
+  AgentStream(Coordinator& coordinator, double heartbeat_interval)
+      : coordinator_(coordinator), heartbeat_interval_(heartbeat_interval), outbox_(new Outbox) {
+    outbox_->stream = this;
+    StartRead(&incoming_);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      FinishOnce(grpc::Status::OK);
+      return;
+    }
+    if (node_.empty()) {
+      if (!incoming_.has_hello() || incoming_.hello().node().empty()) {
+        FinishOnce(
+            grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello"));
+        return;
+      }
+      Accept();
+    } else {
+      coordinator_.Post(NodeSaid{node_, incoming_});
+    }
+    StartRead(&incoming_);
+  }
+
+  void OnWriteDone(bool ok) override {
+    std::lock_guard<std::mutex> lock(outbox_->mutex);
+    outbox_->messages.pop_front();
+    if (ok && !outbox_->messages.empty()) StartWrite(&outbox_->messages.front());
+  }
+
+  void OnCancel() override { FinishOnce(grpc::Status::CANCELLED); }
+
+  void OnDone() override {
+    {
+      std::lock_guard<std::mutex> lock(outbox_->mutex);
+      outbox_->stream = nullptr;
+    }
+    if (!node_.empty()) coordinator_.Detach(node_, token_);
+    delete this;
+  }
+
+ private:
+  struct Outbox {
+    std::mutex mutex;
+    AgentStream* stream = nullptr;                // null once the stream is over
+    std::deque<v1::CoordinatorMessage> messages;  // the first is being written
+  };
+
+  static void Send(const std::shared_ptr<Outbox>& outbox, const v1::CoordinatorMessage& message) {
+    std::lock_guard<std::mutex> lock(outbox->mutex);
+    if (outbox->stream == nullptr) return;
+    outbox->messages.push_back(message);
+    if (outbox->messages.size() == 1) outbox->stream->StartWrite(&outbox->messages.front());
+  }
+
+  void Accept() {
+    node_ = incoming_.hello().node();
+    v1::CoordinatorMessage answer;
+    answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
+    Send(outbox_, answer);
+    token_ = coordinator_.Attach(
+        incoming_.hello(),
+        [outbox = outbox_](const v1::CoordinatorMessage& message) { Send(outbox, message); });
+  }
+
+  void FinishOnce(const grpc::Status& status) {
+    if (finished_.exchange(true)) return;
+    {
+      std::lock_guard<std::mutex> lock(outbox_->mutex);
+      outbox_->stream = nullptr;
+    }
+    Finish(status);
+  }
+
+  Coordinator& coordinator_;
+  const double heartbeat_interval_;
+  std::shared_ptr<Outbox> outbox_;
+  v1::AgentMessage incoming_;
+  std::string node_;
+  int64_t token_ = 0;
+  std::atomic<bool> finished_{false};
+};
+
+grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage>* NodeServiceImpl::Attach(
+    grpc::CallbackServerContext*) {
+  return new AgentStream(coordinator_, heartbeat_interval_);
+}
+
+grpc::Status NodeServiceImpl::RendezvousPut(grpc::ServerContext*,
+                                            const v1::RendezvousPutRequest* request,
+                                            v1::RendezvousPutResponse*) {
+  if (!coordinator_.IsPresent(request->run(), request->token())) {
+    return grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  Rendezvous& rendezvous = rendezvous_[request->run().job_id()];
+  if (rendezvous.attempt != request->run().attempt()) {
+    rendezvous.attempt = request->run().attempt();
+    rendezvous.values.clear();
+  }
+  rendezvous.values[request->key()] = request->value();
+  changed_.notify_all();
+  return grpc::Status::OK;
+}
+
+grpc::Status NodeServiceImpl::RendezvousGet(grpc::ServerContext* context,
+                                            const v1::RendezvousGetRequest* request,
+                                            v1::RendezvousGetResponse* response) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    const Rendezvous& rendezvous = rendezvous_[request->run().job_id()];
+    std::vector<std::string> missing;
+    response->clear_values();
+    for (const std::string& key : request->keys()) {
+      const auto found = rendezvous.values.find(key);
+      if (rendezvous.attempt != request->run().attempt() || found == rendezvous.values.end()) {
+        missing.push_back(key);
+      } else {
+        response->add_values(found->second);
+      }
+    }
+    if (missing.empty()) return grpc::Status::OK;
+    if (context->IsCancelled() || std::chrono::system_clock::now() >= context->deadline()) {
+      return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
+                          absl::StrCat("these have not come: ", absl::StrJoin(missing, ", ")));
+    }
+    lock.unlock();
+    const bool present = coordinator_.IsPresent(request->run(), request->token());
+    lock.lock();
+    if (!present) return grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over");
+    changed_.wait_for(lock, std::chrono::milliseconds(200));
+  }
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,71 @@
+#include "coordinator/service/views.h"
+
+#include <cmath>
+
+namespace tercio::coordinator {
+namespace {
+
+void SetTime(double seconds, google::protobuf::Timestamp* time) {
+  time->set_seconds(static_cast<int64_t>(seconds));
+  time->set_nanos(static_cast<int32_t>((seconds - std::floor(seconds)) * 1e9));
+}
+
+}  // namespace
+
+v1::JobState PublishedState(const v1::JobRecord& record) {
+  switch (record.phase()) {
+    case v1::JOB_PHASE_QUEUED:
+      return record.attempt() == 0 ? v1::JOB_STATE_QUEUED : v1::JOB_STATE_RESTARTING;
+    case v1::JOB_PHASE_PREPARING:
+    case v1::JOB_PHASE_STARTING:
+      return record.attempt() <= 1 ? v1::JOB_STATE_STARTING : v1::JOB_STATE_RESTARTING;
+    case v1::JOB_PHASE_RUNNING:
+      return v1::JOB_STATE_RUNNING;
+    case v1::JOB_PHASE_STOPPING:
+      return record.stop_reason() == v1::STOP_REASON_RESTART ? v1::JOB_STATE_RESTARTING
+                                                             : v1::JOB_STATE_RUNNING;
+    case v1::JOB_PHASE_BACKING_OFF:
+      return v1::JOB_STATE_RESTARTING;
+    case v1::JOB_PHASE_SUCCEEDED:
+      return v1::JOB_STATE_SUCCEEDED;
+    case v1::JOB_PHASE_FAILED:
+      return v1::JOB_STATE_FAILED;
+    case v1::JOB_PHASE_CANCELLED:
+      return v1::JOB_STATE_CANCELLED;
+    default:
+      return v1::JOB_STATE_UNSPECIFIED;
+  }
+}
+
+v1::JobStatus StatusOf(const v1::JobRecord& record) {
+  v1::JobStatus status;
+  status.set_id(record.id());
+  status.set_name(record.spec().name());
+  status.set_state(PublishedState(record));
+  status.set_step(record.step());
+  status.set_steps(record.spec().training().steps());
+  if (record.has_loss()) status.set_loss(record.loss());
+  if (record.has_validation_loss()) status.set_validation_loss(record.validation_loss());
+  if (record.has_tokens_per_second()) status.set_tokens_per_second(record.tokens_per_second());
+  status.set_restarts(record.restarts());
+  status.set_attempt(record.attempt());
+  if (record.has_plan()) *status.mutable_plan() = record.plan();
+  if (record.checkpoint_step() > 0) {
+    v1::CheckpointInfo* checkpoint = status.mutable_checkpoint();
+    checkpoint->set_job_id(record.id());
+    checkpoint->set_step(record.checkpoint_step());
+    checkpoint->set_path(record.checkpoint_path());
+    checkpoint->set_bytes(record.checkpoint_bytes());
+    checkpoint->set_attempt(record.checkpoint_attempt());
+    SetTime(record.checkpoint_at(), checkpoint->mutable_committed_at());
+  }
+  status.set_error(record.error());
+  SetTime(record.submitted_at(), status.mutable_submitted_at());
+  if (record.started_at() > 0) SetTime(record.started_at(), status.mutable_started_at());
+  if (record.finished_at() > 0) SetTime(record.finished_at(), status.mutable_finished_at());
+  *status.mutable_spec() = record.spec();
+  status.set_tokens(record.tokens());
+  return status;
+}
+
+}  // namespace tercio::coordinator

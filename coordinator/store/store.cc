@@ -1,0 +1,244 @@
+#include "coordinator/store/store.h"
+
+#include <sqlite3.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+namespace {
+
+// Log lines kept per job.
+constexpr int64_t kLogLines = 20'000;
+
+constexpr char kSchema[] = R"(
+CREATE TABLE IF NOT EXISTS jobs(id TEXT PRIMARY KEY, number INTEGER, record BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS requests(request TEXT PRIMARY KEY, job TEXT) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS steps(job TEXT, step INTEGER, attempt INTEGER, record BLOB,
+  PRIMARY KEY(job, step, attempt)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS events(sequence INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, record BLOB);
+CREATE TABLE IF NOT EXISTS logs(sequence INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, record BLOB);
+CREATE INDEX IF NOT EXISTS events_of_job ON events(job, sequence);
+CREATE INDEX IF NOT EXISTS logs_of_job ON logs(job, sequence);
+)";
+
+absl::Status Fault(sqlite3* database, const std::string& what) {
+  const int code = sqlite3_errcode(database) & 0xff;
+  const std::string message = absl::StrCat("state store: ", what, ": ", sqlite3_errmsg(database));
+  switch (code) {
+    case SQLITE_FULL:
+      return absl::ResourceExhaustedError(message);
+    case SQLITE_CANTOPEN:
+    case SQLITE_NOTADB:
+    case SQLITE_CORRUPT:
+    case SQLITE_READONLY:
+      return absl::FailedPreconditionError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+// A prepared statement, finalised with the object.
+class Statement {
+ public:
+  Statement(sqlite3* database, const char* sql) : database_(database) {
+    sqlite3_prepare_v2(database, sql, -1, &statement_, nullptr);
+  }
+  ~Statement() { sqlite3_finalize(statement_); }
+  Statement(const Statement&) = delete;
+  Statement& operator=(const Statement&) = delete;
+
+  void Bind(int index, const std::string& text) {
+    sqlite3_bind_text(statement_, index, text.data(), static_cast<int>(text.size()),
+                      SQLITE_TRANSIENT);
+  }
+  void Bind(int index, int64_t value) { sqlite3_bind_int64(statement_, index, value); }
+  void BindBlob(int index, const std::string& bytes) {
+    sqlite3_bind_blob(statement_, index, bytes.data(), static_cast<int>(bytes.size()),
+                      SQLITE_TRANSIENT);
+  }
+  // True when there is a row.
+  absl::StatusOr<bool> Next() {
+    if (statement_ == nullptr) return Fault(database_, "statement");
+    const int code = sqlite3_step(statement_);
+    if (code == SQLITE_ROW) return true;
+    if (code == SQLITE_DONE) return false;
+    return Fault(database_, "step");
+  }
+  absl::Status Execute() {
+    const absl::StatusOr<bool> row = Next();
+    sqlite3_reset(statement_);
+    return row.status();
+  }
+  int64_t Integer(int column) { return sqlite3_column_int64(statement_, column); }
+  std::string Bytes(int column) {
+    const void* data = sqlite3_column_blob(statement_, column);
+    const int size = sqlite3_column_bytes(statement_, column);
+    return std::string(static_cast<const char*>(data), static_cast<size_t>(size));
+  }
+
+ private:
+  sqlite3* database_;
+  sqlite3_stmt* statement_ = nullptr;
+};
+
+template <typename Message>
+absl::StatusOr<Message> Parse(const std::string& bytes) {
+  Message message;
+  if (!message.ParseFromString(bytes)) {
+    return absl::FailedPreconditionError("state store: a damaged record");
+  }
+  return message;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only) {
+  sqlite3* database = nullptr;
+  const int flags = read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
+  const int code = sqlite3_open_v2(path.c_str(), &database, flags | SQLITE_OPEN_FULLMUTEX, nullptr);
+  std::unique_ptr<Store> store(new Store(database));
+  if (code != SQLITE_OK) return Fault(database, absl::StrCat("cannot open ", path));
+  sqlite3_busy_timeout(database, 5000);
+  if (read_only) return store;
+  TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
+  TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
+  TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
+  return store;
+}
+
+Store::~Store() { sqlite3_close(database_); }
+
+absl::Status Store::Run(const char* sql) {
+  if (sqlite3_exec(database_, sql, nullptr, nullptr, nullptr) == SQLITE_OK) {
+    return absl::OkStatus();
+  }
+  return Fault(database_, sql);
+}
+
+absl::Status Store::Commit(const Changes& changes) {
+  if (changes.empty()) return absl::OkStatus();
+  std::lock_guard<std::mutex> lock(mutex_);
+  TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
+  absl::Status status = WriteAll(changes);
+  if (status.ok()) status = Run("COMMIT");
+  if (!status.ok()) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+  return status;
+}
+
+absl::Status Store::WriteAll(const Changes& changes) {
+  Statement job(database_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?)");
+  for (const v1::JobRecord& record : changes.jobs) {
+    job.Bind(1, record.id());
+    job.Bind(2, record.number());
+    job.BindBlob(3, record.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(job.Execute());
+  }
+  Statement request(database_, "INSERT OR REPLACE INTO requests VALUES(?,?)");
+  for (const auto& [id, made] : changes.requests) {
+    request.Bind(1, id);
+    request.Bind(2, made);
+    TERCIO_RETURN_IF_ERROR(request.Execute());
+  }
+  Statement step(database_, "INSERT OR REPLACE INTO steps VALUES(?,?,?,?)");
+  for (const auto& [id, record] : changes.steps) {
+    step.Bind(1, id);
+    step.Bind(2, record.step());
+    step.Bind(3, int64_t{record.attempt()});
+    step.BindBlob(4, record.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(step.Execute());
+  }
+  Statement event(database_, "INSERT INTO events(job, record) VALUES(?,?)");
+  for (const v1::JobEvent& record : changes.events) {
+    event.Bind(1, record.job_id());
+    event.BindBlob(2, record.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(event.Execute());
+  }
+  Statement log(database_, "INSERT INTO logs(job, record) VALUES(?,?)");
+  Statement trim(database_,
+                 "DELETE FROM logs WHERE job=?1 AND sequence <= (SELECT sequence FROM logs WHERE "
+                 "job=?1 ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
+  for (const auto& [id, line] : changes.logs) {
+    log.Bind(1, id);
+    log.BindBlob(2, line.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(log.Execute());
+  }
+  if (!changes.logs.empty()) {
+    trim.Bind(1, changes.logs.front().first);
+    trim.Bind(2, kLogLines);
+    TERCIO_RETURN_IF_ERROR(trim.Execute());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_, "SELECT record FROM jobs ORDER BY number");
+  std::vector<v1::JobRecord> jobs;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return jobs;
+    TERCIO_ASSIGN_OR_RETURN(v1::JobRecord record, Parse<v1::JobRecord>(query.Bytes(0)));
+    jobs.push_back(std::move(record));
+  }
+}
+
+absl::StatusOr<std::string> Store::JobOfRequest(const std::string& request_id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_, "SELECT job FROM requests WHERE request=?");
+  query.Bind(1, request_id);
+  TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+  return row ? query.Bytes(0) : std::string();
+}
+
+absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(const std::string& job, int64_t after_step,
+                                                         bool all_attempts) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_,
+                  "SELECT record FROM steps WHERE job=? AND step>? ORDER BY step, attempt");
+  query.Bind(1, job);
+  query.Bind(2, after_step);
+  std::vector<v1::StepRecord> steps;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return steps;
+    TERCIO_ASSIGN_OR_RETURN(v1::StepRecord record, Parse<v1::StepRecord>(query.Bytes(0)));
+    // The newest attempt that has done a step is the one that counts.
+    if (!all_attempts && !steps.empty() && steps.back().step() == record.step()) steps.pop_back();
+    steps.push_back(std::move(record));
+  }
+}
+
+absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, int64_t after) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_,
+                  "SELECT sequence, record FROM events WHERE (?1='' OR job=?1) AND sequence>?2 "
+                  "ORDER BY sequence");
+  query.Bind(1, job);
+  query.Bind(2, after);
+  std::vector<v1::JobEvent> events;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return events;
+    TERCIO_ASSIGN_OR_RETURN(v1::JobEvent record, Parse<v1::JobEvent>(query.Bytes(1)));
+    record.set_sequence(query.Integer(0));
+    events.push_back(std::move(record));
+  }
+}
+
+absl::StatusOr<std::vector<Store::StoredLine>> Store::Logs(const std::string& job, int64_t after) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_,
+                  "SELECT sequence, record FROM logs WHERE job=? AND sequence>? ORDER BY sequence");
+  query.Bind(1, job);
+  query.Bind(2, after);
+  std::vector<StoredLine> lines;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return lines;
+    TERCIO_ASSIGN_OR_RETURN(v1::LogLine line, Parse<v1::LogLine>(query.Bytes(1)));
+    lines.push_back({query.Integer(0), std::move(line)});
+  }
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,71 @@
+// The coordinator's memory: SQLite in WAL mode with synchronous=FULL, one file in the state
+// directory.
+//
+// Threads: all methods from any thread.
+// Errors: RESOURCE_EXHAUSTED (disk full), FAILED_PRECONDITION (cannot be opened, damaged),
+// INTERNAL.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/events.pb.h"
+#include "proto/tercio/v1/state.pb.h"
+
+struct sqlite3;
+
+namespace tercio::coordinator {
+
+// What one or more steps of the core make durable: all of it or nothing.
+struct Changes {
+  std::vector<v1::JobRecord> jobs;
+  std::vector<std::pair<std::string, v1::StepRecord>> steps;
+  std::vector<v1::JobEvent> events;
+  std::vector<std::pair<std::string, v1::LogLine>> logs;
+  std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
+  bool empty() const {
+    return jobs.empty() && steps.empty() && events.empty() && logs.empty() && requests.empty();
+  }
+};
+
+class Store {
+ public:
+  static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  absl::Status Commit(const Changes& changes);
+
+  absl::StatusOr<std::vector<v1::JobRecord>> LoadJobs();
+  // The job that a request id has made, empty when none.
+  absl::StatusOr<std::string> JobOfRequest(const std::string& request_id);
+
+  // Steps after `after_step`, ascending. Without `all_attempts` one per step, from the attempt that
+  // counts.
+  absl::StatusOr<std::vector<v1::StepRecord>> Steps(const std::string& job, int64_t after_step,
+                                                    bool all_attempts);
+  // Events with a sequence above `after`; of all jobs when `job` is empty.
+  absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& job, int64_t after);
+  struct StoredLine {
+    int64_t sequence = 0;
+    v1::LogLine line;
+  };
+  absl::StatusOr<std::vector<StoredLine>> Logs(const std::string& job, int64_t after);
+
+ private:
+  explicit Store(sqlite3* database) : database_(database) {}
+  absl::Status Run(const char* sql);
+  absl::Status WriteAll(const Changes& changes);
+
+  std::mutex mutex_;
+  sqlite3* database_;
+};
+
+}  // namespace tercio::coordinator
