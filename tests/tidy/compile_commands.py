@@ -1,6 +1,8 @@
 """Writes compile_commands.json (ignored by git) for editors and clang-tidy, from what Bazel would run.
 
     python3 tests/tidy/compile_commands.py
+
+Generated headers (*.pb.h) are found after a `bazel build //...`.
 """
 
 import json
@@ -8,25 +10,29 @@ import os
 import subprocess
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../.."))
+# Clang does not know these, or warns of them.
+DROPPED = ("-D__", "-fno-canonical-system-headers", "-Wno-free-nonheap-object", "-Werror")
+
+
+def bazel(*arguments):
+    return subprocess.run(["bazel", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def main():
-    query = "mnemonic('CppCompile', //... - //bazel/...)"
-    out = subprocess.run(["bazel", "aquery", "--output=jsonproto", query], cwd=ROOT, check=True,
-                         capture_output=True, text=True).stdout
-    execution_root = subprocess.run(["bazel", "info", "execution_root"], cwd=ROOT, check=True,
-                                    capture_output=True, text=True).stdout.strip()
+    actions = json.loads(bazel("aquery", "--output=jsonproto", "mnemonic('CppCompile', //...)"))["actions"]
+    output = os.path.dirname(bazel("info", "output_path").strip())
     commands = {}
-    for action in json.loads(out)["actions"]:
+    for action in actions:
         arguments = action["arguments"]
         if "-c" not in arguments:
             continue
         source = arguments[arguments.index("-c") + 1]
-        if not os.path.exists(os.path.join(ROOT, source)):
+        absolute = os.path.join(ROOT, source)
+        if not os.path.exists(absolute):
             continue  # generated
-        kept = [a for a in arguments if not a.startswith("-fno-canonical-system-headers")]
-        commands[source] = {"directory": execution_root, "file": os.path.join(ROOT, source),
-                            "arguments": kept}
+        kept = [os.path.join(output, a) if a.startswith("bazel-out/") else absolute if a == source else a
+                for a in arguments if not a.startswith(DROPPED)]
+        commands[source] = {"directory": ROOT, "file": absolute, "arguments": kept}
     with open(os.path.join(ROOT, "compile_commands.json"), "w", encoding="utf-8") as file:
         json.dump(sorted(commands.values(), key=lambda c: c["file"]), file, indent=1)
     print(f"compile_commands.json: {len(commands)} files")
