@@ -202,11 +202,17 @@ std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
   return chunks;
 }
 
+const float* StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
+  TERCIO_CHECK_LE(rows, shape_.chunk_rows);
+  const float* normed = slots_[static_cast<size_t>(batch.slot)] + slot_layout_.final_norm;
+  ops_.Matmul({normed + row * shape_.hidden, weights_.head.In(parameters_), nullptr, logits_, rows,
+               shape_.vocabulary, shape_.hidden, false});
+  return logits_;
+}
+
 // Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
 void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses) {
-  const float* normed = slots_[static_cast<size_t>(batch.slot)] + slot_layout_.final_norm;
-  ops_.Matmul({normed + chunk.row * shape_.hidden, weights_.head.In(parameters_), nullptr, logits_,
-               chunk.rows, shape_.vocabulary, shape_.hidden, false});
+  Logits(batch, chunk.row, chunk.rows);
   const int32_t* targets = batch.targets + chunk.row;
   ops_.CrossEntropyLocal({logits_, targets, stats_, chunk.rows, vocabulary_valid_,
                           shape_.vocabulary, vocabulary_begin_});

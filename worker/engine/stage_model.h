@@ -46,6 +46,11 @@ class StageModel {
   // losses[0..sequences). No gradients.
   void Loss(const MicroBatch& batch, double* losses);
 
+  // Last stage, after Forward: logits of rows [row, row + rows) over this rank's vocabulary
+  // (padding included), rows x local vocabulary. REQUIRES: rows is at most the chunk of the stage's
+  // shape.
+  const float* Logits(const MicroBatch& batch, int64_t row, int64_t rows);
+
   // After Forward. `flow` holds the gradient of Output (on the last stage: nothing; losses are
   // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
   // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`

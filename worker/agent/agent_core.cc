@@ -1,0 +1,232 @@
+#include "worker/agent/agent_core.h"
+
+#include <algorithm>
+#include <csignal>
+
+namespace tercio {
+namespace {
+
+constexpr int kCannotStart = 127;  // what a shell says of a program that it cannot start
+
+class Stepper {
+ public:
+  Stepper(AgentState& state, double now) : state_(state), now_(now) {}
+
+  std::vector<AgentEffect> TakeEffects() { return std::move(effects_); }
+
+  void Handle(const CoordinatorSaid& event) {
+    const v1::CoordinatorMessage& message = event.message;
+    if (message.has_prepare_data()) effects_.push_back(ReadData{message.prepare_data()});
+    if (message.has_start_run()) Start(message.start_run());
+    if (message.has_stop_run()) Stop(message.stop_run());
+    if (message.has_save_checkpoint()) Save(message.save_checkpoint());
+  }
+
+  void Handle(const TrainerSaid& event) {
+    RankState* rank = FindRank(event.run, event.rank);
+    if (rank == nullptr) return;
+    v1::AgentMessage report;
+    if (event.message.has_phase()) {
+      *report.mutable_rank_phase()->mutable_run() = ToRunId(event.run);
+      report.mutable_rank_phase()->set_rank(event.rank);
+      report.mutable_rank_phase()->set_phase(event.message.phase().phase());
+      Tell(std::move(report));
+    } else if (event.message.has_step()) {
+      const v1::TrainerStep& step = event.message.step();
+      rank->last_step = std::max(rank->last_step, step.step());
+      if (!step.has_record()) return;
+      *report.mutable_step_report()->mutable_run() = ToRunId(event.run);
+      *report.mutable_step_report()->mutable_record() = step.record();
+      report.mutable_step_report()->set_tokens_per_second(step.tokens_per_second());
+      report.mutable_step_report()->set_mfu(step.mfu());
+      Tell(std::move(report));
+    } else if (event.message.has_failure()) {
+      rank->failure = event.message.failure().message();
+      rank->permanent = event.message.failure().permanent();
+    }
+  }
+
+  void Handle(const StartFailed& event) {
+    v1::ExitRecord exit;
+    exit.set_exit_code(kCannotStart);
+    exit.set_reason(event.error);
+    RankEnded(event.run, event.rank, std::move(exit));
+  }
+
+  void Handle(const TrainerEnded& event) {
+    const RankState* rank = FindRank(event.run, event.rank);
+    if (rank == nullptr) return;
+    v1::ExitRecord exit;
+    exit.set_exit_code(event.exit_code);
+    exit.set_signal(event.signal);
+    exit.set_reason(rank->failure);
+    exit.set_permanent(rank->permanent);
+    for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
+    RankEnded(event.run, event.rank, std::move(exit));
+  }
+
+  void Handle(const ShutDown& event) {
+    state_.shutting_down = true;
+    std::vector<RunKey> keys;
+    for (const auto& [key, run] : state_.runs) keys.push_back(key);
+    for (const RunKey& key : keys) End(key, event.grace_seconds);
+  }
+
+  void Handle(const TimePassed&) {
+    for (auto& [key, run] : state_.runs) {
+      if (now_ < run.kill_at) continue;
+      run.kill_at = std::numeric_limits<double>::infinity();
+      SignalLive(key, run, SIGKILL);
+    }
+  }
+
+ private:
+  RunState* FindRun(const RunKey& key) {
+    const auto found = state_.runs.find(key);
+    return found == state_.runs.end() ? nullptr : &found->second;
+  }
+
+  RankState* FindRank(const RunKey& key, int rank) {
+    RunState* run = FindRun(key);
+    if (run == nullptr) return nullptr;
+    const auto found = run->ranks.find(rank);
+    return found == run->ranks.end() ? nullptr : &found->second;
+  }
+
+  void Tell(v1::AgentMessage message) { effects_.push_back(TellCoordinator{std::move(message)}); }
+
+  void TellStopped(const RunKey& key) {
+    v1::AgentMessage message;
+    *message.mutable_run_stopped()->mutable_run() = ToRunId(key);
+    Tell(std::move(message));
+  }
+
+  void SignalLive(const RunKey& key, const RunState& run, int signal) {
+    for (const auto& [index, rank] : run.ranks) {
+      if (rank.life == RankState::Life::kLive) effects_.push_back(SignalTrainer{key, index, signal});
+    }
+  }
+
+  void Start(const v1::StartRun& request) {
+    const RunKey key = ToRunKey(request.run());
+    if (state_.shutting_down || state_.runs.contains(key)) return;  // (said twice)
+    std::vector<RunKey> older;
+    for (const auto& [other, run] : state_.runs) {
+      if (other.first != key.first) continue;
+      if (other.second > key.second) return;  // an order from the past
+      older.push_back(other);
+    }
+    state_.highest_attempt = std::max(state_.highest_attempt, key.second);
+    RunState& run = state_.runs[key];
+    run.start = request;
+    for (const v1::RankPlan& plan : request.ranks()) {
+      run.ranks[plan.placement().rank()].plan = plan;
+      run.ranks[plan.placement().rank()].last_step = request.resume_step();
+    }
+    for (const RunKey& other : older) End(other, 0);
+    LaunchWaiting(key.first);
+  }
+
+  // Starts the waiting ranks of the job's newest run, once nothing older lives.
+  void LaunchWaiting(const std::string& job) {
+    RunKey newest{job, -1};
+    for (const auto& [key, run] : state_.runs) {
+      if (key.first == job) newest.second = std::max(newest.second, key.second);
+    }
+    for (const auto& [key, run] : state_.runs) {
+      if (key.first == job && key.second < newest.second && !run.Ended()) return;
+    }
+    RunState* run = FindRun(newest);
+    if (run == nullptr) return;
+    for (auto& [index, rank] : run->ranks) {
+      if (rank.life != RankState::Life::kWaiting) continue;
+      rank.life = RankState::Life::kLive;
+      effects_.push_back(StartTrainer{newest, index});
+    }
+  }
+
+  void Stop(const v1::StopRun& request) {
+    const RunKey key = ToRunKey(request.run());
+    if (FindRun(key) == nullptr) {
+      TellStopped(key);  // nothing of it here (any more): the coordinator must not wait for it
+    } else {
+      End(key, request.grace_seconds());
+    }
+  }
+
+  // SIGTERM now and SIGKILL after the grace; ranks that wait never start.
+  void End(const RunKey& key, double grace_seconds) {
+    RunState& run = *FindRun(key);
+    const bool at_once = grace_seconds <= 0;
+    if (!run.stopping || at_once) SignalLive(key, run, at_once ? SIGKILL : SIGTERM);
+    run.stopping = true;
+    if (!at_once) run.kill_at = std::min(run.kill_at, now_ + grace_seconds);
+    for (auto& [index, rank] : run.ranks) {
+      if (rank.life == RankState::Life::kWaiting) rank.life = RankState::Life::kEnded;
+    }
+    ForgetIfEnded(key);
+  }
+
+  void Save(const v1::SaveCheckpoint& request) {
+    const RunKey key = ToRunKey(request.run());
+    const RunState* run = FindRun(key);
+    if (run == nullptr) return;
+    TellTrainer effect{key, 0, {}};
+    effect.command.mutable_save_now()->set_then_stop(request.then_stop());
+    for (const auto& [index, rank] : run->ranks) {
+      if (rank.life != RankState::Life::kLive) continue;
+      effect.rank = index;
+      effects_.push_back(effect);
+    }
+  }
+
+  void RankEnded(const RunKey& key, int index, v1::ExitRecord exit) {
+    RankState* rank = FindRank(key, index);
+    if (rank == nullptr || rank->life != RankState::Life::kLive) return;
+    rank->life = RankState::Life::kEnded;
+    v1::AgentMessage message;
+    *message.mutable_rank_exited()->mutable_run() = ToRunId(key);
+    exit.set_rank(index);
+    *message.mutable_rank_exited()->mutable_exit() = std::move(exit);
+    Tell(std::move(message));
+    ForgetIfEnded(key);
+  }
+
+  void ForgetIfEnded(const RunKey& key) {
+    if (!FindRun(key)->Ended()) return;
+    TellStopped(key);
+    const RunKey gone = key;  // `key` may be the map's own
+    state_.runs.erase(gone);
+    effects_.push_back(ForgetRun{gone});
+    if (!state_.shutting_down) LaunchWaiting(gone.first);
+  }
+
+  AgentState& state_;
+  const double now_;
+  std::vector<AgentEffect> effects_;
+};
+
+}  // namespace
+
+bool RunState::Ended() const {
+  return std::all_of(ranks.begin(), ranks.end(), [](const auto& entry) {
+    return entry.second.life == RankState::Life::kEnded;
+  });
+}
+
+v1::RunId ToRunId(const RunKey& key) {
+  v1::RunId id;
+  id.set_job_id(key.first);
+  id.set_attempt(key.second);
+  return id;
+}
+
+RunKey ToRunKey(const v1::RunId& id) { return {id.job_id(), id.attempt()}; }
+
+std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event) {
+  Stepper stepper(state, event.now);
+  std::visit([&](const auto& body) { stepper.Handle(body); }, event.body);
+  return stepper.TakeEffects();
+}
+
+}  // namespace tercio

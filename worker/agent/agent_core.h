@@ -1,0 +1,117 @@
+// The deciding part of the agent: pure. A step takes the state and one event, changes the state,
+// and says what must be done. No clock, threads, processes, files or network in here: events carry
+// the time.
+//
+// A run is this node's part of an attempt. Its ranks go waiting -> live -> ended. They wait while
+// trainers of an older attempt of the same job still live here: two attempts never run side by
+// side. A run is forgotten when its last rank has ended and the coordinator has been told.
+#pragma once
+
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "proto/tercio/v1/node_service.pb.h"
+#include "proto/tercio/v1/trainer.pb.h"
+
+namespace tercio {
+
+using RunKey = std::pair<std::string, int>;  // job, attempt
+
+struct RankState {
+  enum class Life { kWaiting, kLive, kEnded };
+  v1::RankPlan plan;
+  Life life = Life::kWaiting;
+  std::string failure;  // the trainer's own word
+  bool permanent = false;
+  int64_t last_step = 0;
+};
+
+struct RunState {
+  v1::StartRun start;
+  std::map<int, RankState> ranks;
+  // Seconds; what lives then is killed.
+  double kill_at = std::numeric_limits<double>::infinity();
+  bool stopping = false;
+
+  bool Ended() const;
+};
+
+struct AgentState {
+  std::map<RunKey, RunState> runs;
+  int highest_attempt = 0;
+  bool shutting_down = false;
+};
+
+// ---- events ----
+
+struct CoordinatorSaid {
+  v1::CoordinatorMessage message;
+};
+struct TrainerSaid {
+  RunKey run;
+  int rank = 0;
+  v1::TrainerMessage message;
+};
+struct StartFailed {
+  RunKey run;
+  int rank = 0;
+  std::string error;
+};
+struct TrainerEnded {
+  RunKey run;
+  int rank = 0;
+  int exit_code = 0;  // valid when signal == 0
+  int signal = 0;
+  std::vector<std::string> last_lines;
+};
+// The agent itself ends: no run starts any more.
+struct ShutDown {
+  double grace_seconds = 0;
+};
+struct TimePassed {};
+
+struct AgentEvent {
+  double now = 0;  // seconds of any steady clock
+  std::variant<CoordinatorSaid, TrainerSaid, StartFailed, TrainerEnded, ShutDown, TimePassed> body;
+};
+
+// ---- effects, to be done in this order ----
+
+struct StartTrainer {
+  RunKey run;
+  int rank = 0;
+};
+struct SignalTrainer {
+  RunKey run;
+  int rank = 0;
+  int signal = 0;
+};
+struct TellTrainer {
+  RunKey run;
+  int rank = 0;
+  v1::TrainerCommand command;
+};
+struct TellCoordinator {
+  v1::AgentMessage message;
+};
+struct ReadData {
+  v1::PrepareData request;
+};
+// Nothing of the run is left in the state.
+struct ForgetRun {
+  RunKey run;
+};
+
+using AgentEffect =
+    std::variant<StartTrainer, SignalTrainer, TellTrainer, TellCoordinator, ReadData, ForgetRun>;
+
+std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
+
+v1::RunId ToRunId(const RunKey& key);
+RunKey ToRunKey(const v1::RunId& id);
+
+}  // namespace tercio
