@@ -29,10 +29,11 @@ trap 'rm -rf "$results"' EXIT
 python3 tests/summary_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
-if [[ "$long" == yes ]]; then ./tests/tidy/clang_tidy.sh --results "$results/checks.jsonl"; fi
 
 bazel build --noshow_progress //... || give_up "the build failed"
 [[ ! -f cli/BUILD.bazel ]] || ./deploy/build.sh || give_up "the programs could not be linked into ./bin"
+
+if [[ "$long" == yes ]]; then ./tests/tidy/clang_tidy.sh --results "$results/checks.jsonl"; fi
 
 # Tests of several processes share the cores with nobody: two at a time, and those tagged cpu:2 alone.
 bazel test --noshow_progress --test_summary=none --jobs=2 --local_test_jobs=2 "${filter[@]}" \

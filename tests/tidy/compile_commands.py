@@ -15,7 +15,7 @@ DROPPED = ("-D__", "-fno-canonical-system-headers", "-Wno-free-nonheap-object", 
 
 
 def bazel(*arguments):
-    return subprocess.run(["bazel", *arguments], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(["bazel", arguments[0], "--noshow_progress", *arguments[1:]], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def main():
