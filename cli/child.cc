@@ -1,0 +1,148 @@
+#include "cli/child.h"
+
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/daemon.h"
+#include "common/file.h"
+
+extern char** environ;
+
+namespace tercio::cli {
+namespace {
+
+// Beside this program, or where Bazel puts it.
+std::string Locate(const std::string& program) {
+  const std::string here = ProgramDirectory();
+  const std::string folder = program == "tercio-agent" ? "worker/agent" : "coordinator";
+  for (const std::string& path :
+       {absl::StrCat(here, "/", program), absl::StrCat(here, "/../", folder, "/", program)}) {
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return program;
+}
+
+absl::Status StatusOfExit(int status, const std::string& program, const std::string& log_path) {
+  const absl::StatusOr<std::string> log = ReadFile(log_path);
+  std::string words = log.ok() ? *log : "";
+  const size_t error = words.rfind("error: ");
+  if (error != std::string::npos) words = words.substr(error + 7);
+  while (!words.empty() && words.back() == '\n') words.pop_back();
+  const std::string message =
+      words.empty() ? absl::StrCat(program, " ended at once; see ", log_path) : words;
+  switch (WIFEXITED(status) ? WEXITSTATUS(status) : kExitInternal) {
+    case kExitUsage:
+      return absl::InvalidArgumentError(message);
+    case kExitNotFound:
+      return absl::NotFoundError(message);
+    case kExitForbidden:
+      return absl::PermissionDeniedError(message);
+    case kExitConflict:
+      return absl::FailedPreconditionError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+absl::StatusOr<pid_t> Spawn(const std::string& program, std::vector<std::string> arguments,
+                            int output, const std::string& log_path) {
+  arguments.insert(arguments.begin(), program);
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log_path.c_str(),
+                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  // A group of its own: Ctrl-C on the terminal is for this program, which stops the others in
+  // order.
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = -1;
+  const int error =
+      posix_spawnp(&pid, Locate(program).c_str(), &actions, &attributes, pointers.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    return absl::InternalError(absl::StrCat("cannot start ", program, ": ", std::strerror(error)));
+  }
+  return pid;
+}
+
+std::string ReadLine(int descriptor) {
+  std::string line;
+  char c;
+  while (true) {
+    const ssize_t count = read(descriptor, &c, 1);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0 || c == '\n') return line;
+    line.push_back(c);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Child>> Child::Start(const std::string& program,
+                                                    const std::vector<std::string>& arguments,
+                                                    const std::string& log_path) {
+  int output[2];
+  if (pipe2(output, O_CLOEXEC) != 0) return FileError(errno, "cannot make a pipe for", program);
+  const absl::StatusOr<pid_t> pid = Spawn(program, arguments, output[1], log_path);
+  close(output[1]);
+  if (!pid.ok()) {
+    close(output[0]);
+    return pid.status();
+  }
+  std::unique_ptr<Child> child(new Child);
+  child->pid_ = *pid;
+  child->ready_ = ReadLine(output[0]);
+  close(output[0]);
+  if (child->ready_.rfind("ready ", 0) != 0) {
+    int status = 0;
+    waitpid(child->pid_, &status, 0);
+    child->pid_ = -1;
+    return StatusOfExit(status, program, log_path);
+  }
+  return child;
+}
+
+std::string Child::Ready(const std::string& name) const {
+  const std::string key = absl::StrCat(" ", name, "=");
+  const size_t at = ready_.find(key);
+  if (at == std::string::npos) return "";
+  const size_t begin = at + key.size();
+  return ready_.substr(begin, ready_.find(' ', begin) - begin);
+}
+
+void Child::Kill() {
+  if (pid_ > 0) kill(pid_, SIGKILL);
+}
+
+Child::~Child() {
+  if (pid_ <= 0) return;
+  kill(pid_, SIGTERM);
+  for (int i = 0; i < 1000; ++i) {
+    if (waitpid(pid_, nullptr, WNOHANG) == pid_) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  kill(pid_, SIGKILL);
+  waitpid(pid_, nullptr, 0);
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,91 @@
+#include "cli/client.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+constexpr char kDefaultAddress[] = "127.0.0.1:7077";
+
+}  // namespace
+
+std::string DefaultStateDir() {
+  if (const char* base = std::getenv("XDG_STATE_HOME"); base != nullptr && *base != '\0') {
+    return absl::StrCat(base, "/tercio");
+  }
+  const char* home = std::getenv("HOME");
+  return absl::StrCat(home == nullptr ? "/root" : home, "/.local/state/tercio");
+}
+
+absl::Status CallStatus(const grpc::Status& status, const std::string& address) {
+  if (status.ok()) return absl::OkStatus();
+  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return absl::UnavailableError(
+        absl::StrCat("cannot reach the coordinator at ", address, ": ", status.error_message(),
+                     "; is it running? --coordinator HOST:PORT names another"));
+  }
+  return FromGrpc(status);
+}
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return ExitCodeOf(status);
+}
+
+absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
+  TERCIO_ASSIGN_OR_RETURN(std::string address, ReadFile(state_dir + "/coordinator.address"));
+  while (!address.empty() && address.back() == '\n') address.pop_back();
+  // The file outlives a coordinator that was killed; its lock does not.
+  const auto lock = FileLock::Acquire(state_dir + "/lock", /*wait=*/false);
+  if (lock.ok()) return absl::NotFoundError("the coordinator has ended");
+  return address;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& address,
+                                                          const TlsFiles& tls) {
+  auto client = std::make_unique<Client>();
+  client->address_ = address;
+  TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(address, tls));
+  client->stub_ = v1::JobService::NewStub(channel);
+  return client;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
+  if (options.state_dir.empty()) {
+    return ConnectTo(options.coordinator.empty() ? kDefaultAddress : options.coordinator,
+                     options.tls);
+  }
+  if (const absl::StatusOr<std::string> live = LiveAddress(options.state_dir); live.ok()) {
+    return ConnectTo(*live, options.tls);
+  }
+  if (!PathExists(options.state_dir + "/state.sqlite")) {
+    return absl::NotFoundError(
+        absl::StrCat("the state directory ", options.state_dir, " holds no jobs"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(
+      auto reader, Child::Start("tercio-coordinator",
+                                {"--read-only", "--parent-death", "--state-dir", options.state_dir,
+                                 "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"},
+                                options.state_dir + "/reader.log"));
+  TERCIO_ASSIGN_OR_RETURN(auto client, ConnectTo(reader->Ready("coordinator"), {}));
+  client->reader_ = std::move(reader);
+  return client;
+}
+
+absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job) {
+  grpc::ClientContext context;
+  v1::GetRequest request;
+  request.set_job(job);
+  v1::JobStatus status;
+  TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), address_));
+  return status;
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,46 @@
+// How a verb reaches a coordinator: by address, or through a state directory (the coordinator that
+// lives there, else one started for the length of the call, which only reads).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cli/child.h"
+#include "cli/options.h"
+#include "grpcpp/client_context.h"
+#include "proto/tercio/v1/job_service.grpc.pb.h"
+
+namespace tercio::cli {
+
+class Client {
+ public:
+  static absl::StatusOr<std::unique_ptr<Client>> Connect(const Options& options);
+  static absl::StatusOr<std::unique_ptr<Client>> ConnectTo(const std::string& address,
+                                                           const TlsFiles& tls);
+
+  v1::JobService::Stub& stub() { return *stub_; }
+  const std::string& address() const { return address_; }
+
+  absl::StatusOr<v1::JobStatus> Get(const std::string& job);
+
+ private:
+  std::unique_ptr<Child> reader_;
+  std::string address_;
+  std::unique_ptr<v1::JobService::Stub> stub_;
+};
+
+// The address of the coordinator that lives in a state directory; NOT_FOUND when none does.
+absl::StatusOr<std::string> LiveAddress(const std::string& state_dir);
+
+// $XDG_STATE_HOME/tercio, else ~/.local/state/tercio.
+std::string DefaultStateDir();
+
+// The outcome of a call, with the coordinator's address where it could not be reached.
+absl::Status CallStatus(const grpc::Status& status, const std::string& address);
+
+// Prints the error and returns its exit code.
+int Fail(const absl::Status& status);
+
+}  // namespace tercio::cli

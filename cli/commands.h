@@ -1,0 +1,35 @@
+// The verbs. Each returns the exit code of the program and has printed what there is to say.
+#pragma once
+
+#include "cli/options.h"
+
+namespace tercio::cli {
+
+// Talking to a coordinator (job_commands.cc).
+int Submit(const Options& options);
+int Get(const Options& options);
+int List(const Options& options);
+int Watch(const Options& options);
+int Wait(const Options& options);
+int History(const Options& options);
+int Events(const Options& options);
+int Logs(const Options& options);
+int Cancel(const Options& options);
+int Nodes(const Options& options);
+int CheckpointList(const Options& options);
+int CheckpointVerify(const Options& options);
+
+// With a private coordinator and agent where needed (run_commands.cc).
+int Run(const Options& options);
+int Resume(const Options& options);
+
+// On this machine alone (local_commands.cc).
+int Plan(const Options& options);
+int DataTokenize(const Options& options);
+int DataInspect(const Options& options);
+int Generate(const Options& options);
+int Evaluate(const Options& options);
+int Completion(const Options& options);
+int Version(const Options& options);
+
+}  // namespace tercio::cli

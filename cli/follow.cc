@@ -1,0 +1,80 @@
+#include "cli/follow.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/format.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
+constexpr absl::Duration kPlainInterval = absl::Seconds(5);
+
+class ProgressPrinter {
+ public:
+  explicit ProgressPrinter(bool show) : show_(show), terminal_(isatty(STDERR_FILENO) != 0) {}
+
+  void Show(const v1::JobStatus& job) {
+    if (!show_) return;
+    const absl::Time now = absl::Now();
+    const bool ended = IsTerminal(job.state());
+    const bool changed = job.state() != state_ || job.error() != error_;
+    if (!ended && !changed && now - last_ < (terminal_ ? kTerminalInterval : kPlainInterval))
+      return;
+    last_ = now;
+    state_ = job.state();
+    error_ = job.error();
+    std::string line = ProgressLine(job, absl::ToDoubleSeconds(now - absl::UnixEpoch()));
+    if (!job.error().empty()) absl::StrAppend(&line, "  (", job.error(), ")");
+    std::fprintf(stderr, terminal_ ? "\r\x1b[K%s" : "%s\n", line.c_str());
+    if (ended && terminal_) std::fputc('\n', stderr);
+    std::fflush(stderr);
+  }
+
+ private:
+  bool show_;
+  bool terminal_;
+  absl::Time last_ = absl::InfinitePast();
+  v1::JobState state_ = v1::JOB_STATE_UNSPECIFIED;
+  std::string error_;
+};
+
+}  // namespace
+
+absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
+                                        const FollowOptions& options) {
+  ProgressPrinter printer(options.show_progress);
+  const absl::Time deadline = absl::Now() + options.timeout;
+  int failures = 0;
+  while (true) {
+    grpc::ClientContext context;
+    if (options.timeout != absl::InfiniteDuration()) {
+      context.set_deadline(absl::ToChronoTime(deadline));
+    }
+    v1::WatchRequest request;
+    request.set_job(job);
+    const auto reader = client.stub().Watch(&context, request);
+    v1::JobStatus status;
+    bool ended = false;
+    while (reader->Read(&status)) {
+      failures = 0;
+      printer.Show(status);
+      ended = IsTerminal(status.state());
+    }
+    const grpc::Status finish = reader->Finish();
+    if (ended) return status;
+    if (finish.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+      return absl::DeadlineExceededError(absl::StrCat("job ", job, " has not ended in time"));
+    }
+    const bool broken = finish.ok() || finish.error_code() == grpc::StatusCode::UNAVAILABLE;
+    if (!broken || ++failures > 20) return CallStatus(finish, client.address());
+    absl::SleepFor(absl::Milliseconds(250));
+  }
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,22 @@
+// Following a job to its end.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cli/client.h"
+
+namespace tercio::cli {
+
+struct FollowOptions {
+  bool show_progress = true;  // on stderr: one refreshing line on a terminal, plain lines elsewhere
+  absl::Duration timeout = absl::InfiniteDuration();
+};
+
+// Waits until the job has ended, and returns its last status. DEADLINE_EXCEEDED after the timeout.
+// The connection may break and come back meanwhile.
+absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
+                                        const FollowOptions& options);
+
+}  // namespace tercio::cli

@@ -1,0 +1,45 @@
+// How the CLI shows things: JSON with the documented keys for programs, tables and lines for
+// people. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "proto/tercio/v1/events.pb.h"
+#include "proto/tercio/v1/job_service.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::cli {
+
+using Json = nlohmann::ordered_json;
+
+std::string StateName(v1::JobState state);  // "running"
+bool IsTerminal(v1::JobState state);
+int ExitCodeOfState(v1::JobState state);
+
+Json JobToJson(const v1::JobStatus& job);
+Json StepToJson(const v1::StepRecord& step);
+Json EventToJson(const v1::JobEvent& event);
+Json LogToJson(const v1::LogLine& line);
+Json NodeToJson(const v1::Node& node);
+Json CheckpointToJson(const v1::CheckpointInfo& checkpoint);
+Json PlanReportToJson(const v1::PlanReport& report);
+
+// RFC 3339, UTC; empty when not set.
+std::string TimeText(const google::protobuf::Timestamp& time);
+
+// "step 120/2000  6.0%  loss 2.3456  1234 tok/s  ETA 1m20s  checkpoint 12s ago"; now in seconds
+// since 1970.
+std::string ProgressLine(const v1::JobStatus& job, double now);
+
+// 75 -> "1m15s"
+std::string DurationText(double seconds);
+
+// Columns padded to their widest cell, two spaces between.
+std::string Table(const std::vector<std::vector<std::string>>& rows);
+
+// The longest prefix of `text` that can be shown: bytes that are not UTF-8 become '?'.
+std::string Printable(const std::string& text);
+
+}  // namespace tercio::cli

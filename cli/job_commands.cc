@@ -1,0 +1,293 @@
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/follow.h"
+#include "cli/format.h"
+#include "cli/request_id.h"
+#include "common/daemon.h"
+#include "common/status_macros.h"
+#include "config/job_file.h"
+
+namespace tercio::cli {
+namespace {
+
+// Connects, runs `body(client)` and turns its status into an exit code.
+template <typename Body>
+int WithClient(const Options& options, const Body& body) {
+  const auto client = Client::Connect(options);
+  if (!client.ok()) return Fail(client.status());
+  const absl::StatusOr<int> code = body(**client);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
+void PrintLine(const Json& json) { std::cout << json.dump() << "\n"; }
+
+// What is left of a loss for people.
+std::string Loss(const v1::JobStatus& job) {
+  return job.has_loss() ? absl::StrFormat("%.4f", job.loss()) : "-";
+}
+
+absl::StatusOr<int> FollowAndReport(Client& client, const std::string& job, const Options& options,
+                                    const FollowOptions& follow) {
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
+  if (options.format() != Output::kTable) PrintJson(JobToJson(status));
+  return ExitCodeOfState(status.state());
+}
+
+// Reads a stream to its end; `each(message)` prints.
+template <typename Message, typename Reader, typename Each>
+absl::StatusOr<int> ReadStream(Client& client, Reader reader, const Each& each) {
+  Message message;
+  while (reader->Read(&message)) {
+    each(message);
+    std::cout.flush();
+  }
+  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client.address()));
+  return kExitOk;
+}
+
+}  // namespace
+
+int Submit(const Options& options) {
+  const auto spec = config::ParseJobFile(options.job_file, options.set);
+  if (!spec.ok()) return Fail(spec.status());
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::SubmitRequest request;
+    *request.mutable_spec() = *spec;
+    request.set_request_id(NewRequestId());
+    v1::SubmitResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Submit(&context, request, &response), client.address()));
+    if (options.format() == Output::kTable || !options.watch) {
+      if (options.format() == Output::kTable) {
+        std::cout << response.job_id() << std::endl;
+      } else {
+        PrintJson({{"id", response.job_id()}});
+      }
+    }
+    if (!options.watch) {
+      const auto status = client.Get(response.job_id());
+      if (status.ok() && !status->error().empty()) std::cerr << status->error() << std::endl;
+      return kExitOk;
+    }
+    return FollowAndReport(client, response.job_id(), options, {});
+  });
+}
+
+int Get(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job));
+    if (options.format() != Output::kTable) {
+      PrintJson(JobToJson(job));
+      return kExitOk;
+    }
+    const v1::Layout& layout = job.plan().layout();
+    std::cout << Table(
+        {{"id", job.id()},
+         {"name", job.name()},
+         {"state", StateName(job.state())},
+         {"step", absl::StrCat(job.step(), " of ", job.steps())},
+         {"loss", Loss(job)},
+         {"restarts", absl::StrCat(job.restarts())},
+         {"layout", job.has_plan() ? absl::StrCat("tensor ", layout.tensor(), ", pipeline ",
+                                                  layout.pipeline(), ", data ", layout.data())
+                                   : "-"},
+         {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
+         {"error", job.error().empty() ? "-" : job.error()}});
+    return kExitOk;
+  });
+}
+
+int List(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::ListResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().List(&context, {}, &response), client.address()));
+    if (options.format() != Output::kTable) {
+      Json jobs = Json::array();
+      for (const v1::JobStatus& job : response.jobs()) jobs.push_back(JobToJson(job));
+      PrintJson(jobs);
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {
+        {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
+    for (const v1::JobStatus& job : response.jobs()) {
+      rows.push_back({job.id(), job.name(), StateName(job.state()),
+                      absl::StrCat(job.step(), "/", job.steps()), Loss(job),
+                      absl::StrCat(job.restarts())});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+int Watch(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    return FollowAndReport(client, options.job, options, {});
+  });
+}
+
+int Wait(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    FollowOptions follow;
+    follow.show_progress = false;
+    if (options.timeout_seconds > 0) follow.timeout = absl::Seconds(options.timeout_seconds);
+    return FollowAndReport(client, options.job, options, follow);
+  });
+}
+
+int History(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::HistoryRequest request;
+    request.set_job(options.job);
+    request.set_all_attempts(options.all_attempts);
+    request.set_follow(options.follow);
+    bool first = true;
+    return ReadStream<v1::StepRecord>(
+        client, client.stub().History(&context, request), [&](const v1::StepRecord& step) {
+          if (options.format() != Output::kTable) return PrintLine(StepToJson(step));
+          if (first)
+            std::cout << "  STEP  ATTEMPT       LOSS  GRAD NORM  LEARNING RATE  VALIDATION\n";
+          first = false;
+          std::cout << absl::StrFormat("%6d  %7d  %9.5f  %9.4f  %13.3e  ", step.step(),
+                                       step.attempt(), step.loss(), step.grad_norm(),
+                                       step.learning_rate())
+                    << (step.has_validation_loss()
+                            ? absl::StrFormat("%10.5f", step.validation_loss())
+                            : "         -")
+                    << "\n";
+        });
+  });
+}
+
+int Events(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::EventsRequest request;
+    request.set_job(options.job);
+    request.set_follow(options.follow);
+    return ReadStream<v1::JobEvent>(
+        client, client.stub().Events(&context, request), [&](const v1::JobEvent& event) {
+          if (options.format() != Output::kTable) return PrintLine(EventToJson(event));
+          std::cout << TimeText(event.time()) << "  " << event.job_id() << "  attempt "
+                    << event.attempt() << "  " << event.kind() << "  " << event.message() << "\n";
+        });
+  });
+}
+
+int Logs(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::LogsRequest request;
+    request.set_job(options.job);
+    request.set_follow(options.follow);
+    request.set_tail(options.tail);
+    if (options.rank >= 0) request.set_rank(options.rank);
+    if (options.attempt > 0) request.set_attempt(options.attempt);
+    return ReadStream<v1::LogLine>(
+        client, client.stub().Logs(&context, request), [&](const v1::LogLine& line) {
+          if (options.format() != Output::kTable) return PrintLine(LogToJson(line));
+          std::cout << "[" << line.attempt() << "." << line.rank() << "] " << line.line() << "\n";
+        });
+  });
+}
+
+int Cancel(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::CancelRequest request;
+    request.set_job(options.job);
+    request.set_save_checkpoint(!options.no_save);
+    v1::CancelResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Cancel(&context, request, &response), client.address()));
+    return kExitOk;
+  });
+}
+
+int Nodes(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::NodesResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Nodes(&context, {}, &response), client.address()));
+    if (options.format() != Output::kTable) {
+      Json nodes = Json::array();
+      for (const v1::Node& node : response.nodes()) nodes.push_back(NodeToJson(node));
+      PrintJson(nodes);
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "DEVICES", "FREE", "METRICS"}};
+    for (const v1::Node& node : response.nodes()) {
+      rows.push_back({node.name(), node.state(),
+                      absl::StrCat(node.devices(), " ", node.device_kind()),
+                      absl::StrCat(node.free()), node.metrics_address()});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+int CheckpointList(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::CheckpointsRequest request;
+    request.set_job(options.job);
+    v1::CheckpointsResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Checkpoints(&context, request, &response), client.address()));
+    if (options.format() != Output::kTable) {
+      Json checkpoints = Json::array();
+      for (const auto& checkpoint : response.checkpoints()) {
+        checkpoints.push_back(CheckpointToJson(checkpoint));
+      }
+      PrintJson(checkpoints);
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {{"STEP", "BYTES", "PATH"}};
+    for (const auto& checkpoint : response.checkpoints()) {
+      rows.push_back(
+          {absl::StrCat(checkpoint.step()), absl::StrCat(checkpoint.bytes()), checkpoint.path()});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+int CheckpointVerify(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::VerifyCheckpointRequest request;
+    request.set_job(options.job);
+    request.set_step(options.step);
+    v1::VerifyCheckpointResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().VerifyCheckpoint(&context, request, &response), client.address()));
+    Json findings = Json::array();
+    bool good = true;
+    for (const v1::CheckpointFinding& finding : response.findings()) {
+      good = good && finding.ok();
+      findings.push_back({{"step", finding.step()},
+                          {"path", finding.path()},
+                          {"ok", finding.ok()},
+                          {"problem", finding.ok() ? Json(nullptr) : Json(finding.problem())}});
+      if (options.format() == Output::kTable) {
+        std::cout << (finding.ok() ? "ok      " : "DAMAGED ") << finding.path()
+                  << (finding.ok() ? "" : ": " + finding.problem()) << "\n";
+      }
+    }
+    if (options.format() != Output::kTable) PrintJson(findings);
+    return good ? kExitOk : kExitConflict;
+  });
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,245 @@
+// tercio: the command line.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "common/daemon.h"
+
+namespace tercio::cli {
+namespace {
+
+using Verb = std::function<int(const Options&)>;
+
+// The command line under construction: each verb with its options, help and an example.
+class CommandLine {
+ public:
+  CommandLine()
+      : app_("Tercio trains transformer models over tensor, pipeline and data ranks.", "tercio") {
+    app_.require_subcommand(1);
+    app_.option_defaults()->take_last();
+    app_.set_help_all_flag("--help-all", "help of every verb");
+  }
+
+  CLI::App* Add(const std::string& name, const std::string& help, const std::string& example,
+                Verb verb, CLI::App* parent = nullptr) {
+    CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
+    command->footer(absl::StrCat("Example:\n  tercio ", example));
+    command->option_defaults()->take_last();
+    command->add_option("-o,--output", options_.output, "json or jsonl for programs")
+        ->check(CLI::IsMember({"json", "jsonl"}));
+    command->callback([this, verb = std::move(verb)] { chosen_ = verb; });
+    return command;
+  }
+
+  // How a verb reaches the coordinator.
+  void Reach(CLI::App* command, bool state_dir) {
+    command->add_option("--coordinator", options_.coordinator, "HOST:PORT (default 127.0.0.1:7077)")
+        ->envname("TERCIO_COORDINATOR");
+    command->add_option("--tls-cert", options_.tls.certificate, "PEM certificate");
+    command->add_option("--tls-key", options_.tls.key, "PEM key");
+    command->add_option("--tls-ca", options_.tls.authority, "PEM authority");
+    if (state_dir) {
+      command->add_option("--state-dir", options_.state_dir,
+                          "work on the jobs of this directory, with or without a coordinator");
+    }
+  }
+
+  void Job(CLI::App* command, bool required) {
+    CLI::Option* job = command->add_option("job", options_.job, "id or name");
+    if (required) job->required();
+  }
+
+  void JobFile(CLI::App* command) {
+    command->add_option("job_file", options_.job_file, "job file (YAML)")->required();
+    Set(command);
+  }
+
+  void Set(CLI::App* command) {
+    command->add_option("--set", options_.set, "KEY=VALUE, changes a key of the job")
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+        ->allow_extra_args(false);
+  }
+
+  Options& options() { return options_; }
+
+  int Parse(int argc, char** argv) {
+    try {
+      app_.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      return app_.exit(error) == 0 ? kExitOk : kExitUsage;
+    }
+    return chosen_(options_);
+  }
+
+ private:
+  CLI::App app_;
+  Options options_;
+  Verb chosen_;
+};
+
+void AddJobVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command =
+      line.Add("submit", "hand a job to the coordinator", "submit job.yaml --watch", Submit);
+  line.Reach(command, false);
+  line.JobFile(command);
+  command->add_flag("--watch", o.watch, "follow it to its end");
+  command = line.Add("list", "all jobs, newest first", "list -o json", List);
+  line.Reach(command, true);
+  command = line.Add("get", "one job", "get job-1a2b3c4d -o json", Get);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command =
+      line.Add("watch", "follow a job; ends with the job's exit code", "watch job-1a2b3c4d", Watch);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command = line.Add("wait", "wait for a job; ends with the job's exit code",
+                     "wait job-1a2b3c4d --timeout 10m", Wait);
+  line.Reach(command, false);
+  line.Job(command, true);
+  command->add_option("--timeout", o.timeout_seconds, "give up after this long (exit 6)")
+      ->transform(CLI::AsNumberWithUnit(
+          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"ms", 0.001}},
+          CLI::AsNumberWithUnit::CASE_SENSITIVE));
+  command = line.Add("history", "one line per step", "history job-1a2b3c4d -o jsonl", History);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command->add_flag("--all-attempts", o.all_attempts, "also steps that a restart has repeated");
+  command->add_flag("-f,--follow", o.follow, "go on until the job ends");
+  command = line.Add("events", "what happened", "events job-1a2b3c4d", Events);
+  line.Reach(command, true);
+  line.Job(command, false);
+  command->add_flag("-f,--follow", o.follow, "go on until the job ends");
+  command =
+      line.Add("logs", "what the trainers wrote", "logs job-1a2b3c4d --rank 0 --tail 20", Logs);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command->add_option("--rank", o.rank, "of one rank");
+  command->add_option("--attempt", o.attempt, "of one attempt");
+  command->add_option("--tail", o.tail, "only the last lines");
+  command->add_flag("-f,--follow", o.follow, "go on until the job ends");
+  command = line.Add("cancel", "save a checkpoint and stop a job", "cancel job-1a2b3c4d", Cancel);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command->add_flag("--no-save", o.no_save, "without a last checkpoint");
+  command = line.Add("nodes", "the nodes of the cluster", "nodes -o json", Nodes);
+  line.Reach(command, false);
+}
+
+void AddRunVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command = line.Add("run", "train on this machine, and follow",
+                               "run job.yaml --ranks 4 --state-dir ./state", Run);
+  line.JobFile(command);
+  command->add_option("--ranks", o.ranks, "resources.ranks")->check(CLI::Range(1, 4096));
+  command->add_option("--state-dir", o.state_dir,
+                      "jobs and checkpoints (default $XDG_STATE_HOME/tercio)");
+  command = line.Add("resume", "go on with a failed or cancelled job, and follow",
+                     "resume --state-dir ./state --set training.steps=4000", Resume);
+  line.Reach(command, true);
+  line.Job(command, false);
+  line.Set(command);
+}
+
+void AddCheckpointVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* parent =
+      line.Add("checkpoint", "checkpoints of a job", "checkpoint list job-1a2b3c4d", nullptr);
+  parent->require_subcommand(1);
+  CLI::App* command = line.Add("list", "oldest first", "checkpoint list job-1a2b3c4d -o json",
+                               CheckpointList, parent);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command = line.Add("verify", "read every byte; exit 7 when one is wrong",
+                     "checkpoint verify job-1a2b3c4d --step 500", CheckpointVerify, parent);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command->add_option("--step", o.step, "only that one");
+}
+
+void AddLocalVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command = line.Add("plan", "which layouts a job can have, and which it gets",
+                               "plan job.yaml --ranks 8", Plan);
+  line.JobFile(command);
+  command->add_option("--ranks", o.ranks, "resources.ranks")->check(CLI::Range(1, 65536));
+  command->add_option("--cluster", o.cluster, "cluster file");
+  command->add_flag("--effective", o.effective, "print the complete job instead");
+  CLI::App* data = line.Add("data", "token data sets", "data inspect corpus", nullptr);
+  data->require_subcommand(1);
+  command = line.Add("tokenize", "a text becomes PREFIX.bin and PREFIX.idx",
+                     "data tokenize --input corpus.txt --tokenizer chars --output corpus",
+                     DataTokenize, data);
+  command->add_option("--input", o.input, "text file")->required();
+  command->add_option("--tokenizer", o.tokenizer, "bytes or chars")->required();
+  // -o is the output format everywhere else: here --output names the result.
+  command->remove_option(command->get_option("--output"));
+  command->add_option("--output", o.prefix, "PREFIX of the files")->required();
+  command = line.Add("inspect", "what a data set holds", "data inspect corpus -o json", DataInspect,
+                     data);
+  command->add_option("prefix", o.prefix, "PREFIX of the files")->required();
+  command = line.Add("generate", "continue a text",
+                     "generate --checkpoint DIR --prompt 'Once' --tokens 200", Generate);
+  command->add_option("--checkpoint", o.checkpoint, "checkpoint directory")->required();
+  command->add_option("--prompt", o.prompt, "text to continue")->required();
+  command->add_option("--tokens", o.tokens, "how many to generate")->check(CLI::Range(1, 1 << 20));
+  command->add_option("--temperature", o.temperature, "0: always the likeliest")
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--top-k", o.top_k, "only among the k likeliest; 0: all");
+  command->add_option("--seed", o.seed, "same seed, same text");
+  command = line.Add("evaluate", "how well a model predicts a text",
+                     "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);
+  command->add_option("--checkpoint", o.checkpoint, "checkpoint directory")->required();
+  command->add_option("--data", o.data, "text file or Megatron PREFIX")->required();
+  command->add_option("--metric", o.metric, "perplexity or loss");
+  command = line.Add("completion", "completion for a shell", "completion bash", Completion);
+  command->add_option("shell", o.shell, "bash or zsh")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh"}));
+  line.Add("version", "the version of this program", "version", Version);
+}
+
+// Verbs of later versions are named as such.
+int RefuseLaterVerb(int argc, char** argv) {
+  static const std::string kLater[] = {"login", "plot",  "diff",  "report",
+                                       "init",  "drill", "doctor"};
+  const std::string first = argc > 1 ? argv[1] : "";
+  const std::string second = argc > 2 ? argv[2] : "";
+  bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
+  later = later ||
+          (first == "nodes" && (second == "drain" || second == "undrain" || second == "release"));
+  later = later || (first == "checkpoint" &&
+                    (second == "export" || second == "import" || second == "prune"));
+  if (!later) return kExitOk;
+  const bool two = first == "nodes" || first == "checkpoint";
+  std::fprintf(stderr, "error: tercio %s is not supported by this version\n",
+               (two ? first + " " + second : first).c_str());
+  return kExitUsage;
+}
+
+void OnInterrupt(int signal) { _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted); }
+
+int Main(int argc, char** argv) {
+  // `run` and `resume` block these and take them themselves; elsewhere the job goes on.
+  std::signal(SIGINT, OnInterrupt);
+  std::signal(SIGTERM, OnInterrupt);
+  if (const int code = RefuseLaterVerb(argc, argv); code != kExitOk) return code;
+  CommandLine line;
+  AddRunVerbs(line);
+  AddJobVerbs(line);
+  AddCheckpointVerbs(line);
+  AddLocalVerbs(line);
+  return line.Parse(argc, argv);
+}
+
+}  // namespace
+}  // namespace tercio::cli
+
+int main(int argc, char** argv) { return tercio::cli::Main(argc, argv); }

@@ -1,0 +1,55 @@
+// What verbs have in common on the command line.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/channel.h"
+
+namespace tercio::cli {
+
+enum class Output { kTable, kJson, kJsonLines };
+
+struct Options {
+  std::string coordinator;  // HOST:PORT; empty: the default
+  std::string state_dir;    // not empty: work on this directory
+  std::string output;       // "", "json", "jsonl"
+  TlsFiles tls = TlsFromEnvironment();
+
+  // Arguments of the verb; each uses some.
+  std::string job;
+  std::string job_file;
+  std::vector<std::string> set;
+  int ranks = 0;
+  bool watch = false;
+  bool follow = false;
+  bool all_attempts = false;
+  bool effective = false;
+  std::string cluster;
+  double timeout_seconds = 0;  // wait; 0: none
+  int rank = -1;
+  int attempt = 0;
+  int tail = 0;
+  int64_t step = 0;
+  bool no_save = false;
+  std::string input;
+  std::string tokenizer;
+  std::string prefix;
+  std::string checkpoint;
+  std::string prompt;
+  std::string data;
+  std::string metric = "perplexity";
+  std::string shell;
+  int64_t tokens = 100;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  uint64_t seed = 1337;
+
+  Output format() const {
+    return output == "json"    ? Output::kJson
+           : output == "jsonl" ? Output::kJsonLines
+                               : Output::kTable;
+  }
+};
+
+}  // namespace tercio::cli

@@ -1,0 +1,278 @@
+// run and resume: a private coordinator and agent on this machine, for as long as the job takes.
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <ctime>
+#include <iostream>
+#include <thread>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "cli/child.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/follow.h"
+#include "cli/format.h"
+#include "cli/request_id.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "config/job_file.h"
+#include "coordinator/planner/planner.h"
+#include "worker/data/prepared_data.h"
+
+namespace tercio::cli {
+namespace {
+
+int64_t MachineMemory() { return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }
+int MachineCores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
+
+// Coordinator and agent; both end with this object, and with this process.
+struct PrivatePair {
+  std::unique_ptr<Child> coordinator;
+  std::unique_ptr<Child> agent;
+  ~PrivatePair() {
+    agent.reset();  // first: its trainers must not lose their coordinator
+    coordinator.reset();
+  }
+};
+
+absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& status) {
+  const absl::StatusOr<std::string> address = LiveAddress(state_dir);
+  if (!address.ok()) return status;
+  const auto client = Client::ConnectTo(*address, {});
+  if (!client.ok()) return status;
+  grpc::ClientContext context;
+  v1::ListResponse jobs;
+  if (!(*client)->stub().List(&context, {}, &jobs).ok()) return status;
+  for (const v1::JobStatus& job : jobs.jobs()) {
+    if (IsTerminal(job.state())) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the state directory ", state_dir, " is in use: job ", job.id(), " (",
+                     job.name(), ") runs there; wait for it or give another --state-dir"));
+  }
+  return status;
+}
+
+absl::Status StartPair(const std::string& state_dir, int slots, PrivatePair* pair) {
+  auto coordinator = Child::Start("tercio-coordinator",
+                                  {"--parent-death", "--state-dir", state_dir, "--listen",
+                                   "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"},
+                                  state_dir + "/coordinator.log");
+  if (!coordinator.ok()) return NameRunningJob(state_dir, coordinator.status());
+  pair->coordinator = *std::move(coordinator);
+  TERCIO_ASSIGN_OR_RETURN(
+      pair->agent,
+      Child::Start("tercio-agent",
+                   {"--parent-death", "--coordinator", pair->coordinator->Ready("coordinator"),
+                    "--state-dir", state_dir + "/agent", "--slots", absl::StrCat(slots),
+                    "--metrics-listen", "127.0.0.1:0", "--name", "local"},
+                   state_dir + "/agent.log"));
+  std::fprintf(stderr, "coordinator %s, metrics http://%s/metrics and http://%s/metrics\n",
+               pair->coordinator->Ready("coordinator").c_str(),
+               pair->coordinator->Ready("metrics").c_str(), pair->agent->Ready("metrics").c_str());
+  return absl::OkStatus();
+}
+
+// While it lives: the first SIGINT or SIGTERM saves and stops the job, the second stops it at once.
+class InterruptHandler {
+ public:
+  InterruptHandler(Client& client, std::string job) : client_(client), job_(std::move(job)) {
+    thread_ = std::thread([this] { Watch(); });
+  }
+  ~InterruptHandler() {
+    done_ = true;
+    thread_.join();
+  }
+  int signal() const { return signal_; }
+
+ private:
+  void Watch() {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    const timespec pause{0, 100'000'000};
+    while (!done_) {
+      const int signal = sigtimedwait(&set, nullptr, &pause);
+      if (signal <= 0) continue;
+      const bool again = signal_ != 0;
+      signal_ = signal;
+      std::fprintf(
+          stderr, "\n%s\n",
+          again ? "stopping at once" : "saving a checkpoint and stopping (again: at once)");
+      grpc::ClientContext context;
+      v1::CancelRequest request;
+      request.set_job(job_);
+      request.set_save_checkpoint(!again);
+      request.set_reason("interrupted");
+      v1::CancelResponse response;
+      client_.stub().Cancel(&context, request, &response);
+    }
+  }
+
+  Client& client_;
+  std::string job_;
+  std::atomic<int> signal_{0};
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
+
+// Follows the job to its end and says what came of it.
+absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
+                                    const Options& options) {
+  int signal = 0;
+  v1::JobStatus status;
+  {
+    const InterruptHandler handler(client, job);
+    TERCIO_ASSIGN_OR_RETURN(status, FollowJob(client, job, {}));
+    signal = handler.signal();
+  }
+  if (options.format() != Output::kTable) {
+    std::cout << JobToJson(status).dump(2) << std::endl;
+  } else {
+    std::cout << "job " << status.id() << " " << StateName(status.state()) << " after step "
+              << status.step();
+    if (status.has_loss()) std::cout << ", loss " << status.loss();
+    if (status.has_validation_loss()) std::cout << ", validation loss " << status.validation_loss();
+    std::cout << "\n";
+    if (status.has_checkpoint()) std::cout << "checkpoint " << status.checkpoint().path() << "\n";
+    std::cout.flush();
+  }
+  if (!status.error().empty()) std::fprintf(stderr, "error: %s\n", status.error().c_str());
+  if (status.state() != v1::JOB_STATE_SUCCEEDED) {
+    std::fprintf(stderr, "to go on: tercio resume %s --state-dir %s\n", status.id().c_str(),
+                 options.state_dir.c_str());
+  }
+  if (signal == SIGINT && status.state() == v1::JOB_STATE_CANCELLED) return kExitInterrupted;
+  if (signal == SIGTERM && status.state() == v1::JOB_STATE_CANCELLED) return kExitTerminated;
+  return ExitCodeOfState(status.state());
+}
+
+// Everything that can be found wrong before a job exists: exit code 2.
+absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
+  TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec));
+  const coordinator::Cluster cluster = coordinator::LocalCluster(
+      ranks, MachineCores(), MachineMemory(), spec.resources().threads_per_rank());
+  const absl::Status fits = coordinator::ChooseLayout(spec, cluster).status();
+  if (!fits.ok()) return absl::InvalidArgumentError(std::string(fits.message()));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
+  const absl::Status data =
+      data::PrepareData(spec.data(), spec.model().context(), state_dir + "/agent/data-cache",
+                        spec.model().vocab_size())
+          .status();
+  if (absl::IsNotFound(data) || absl::IsPermissionDenied(data)) {
+    return absl::InvalidArgumentError(std::string(data.message()));
+  }
+  return data;
+}
+
+int RanksOfJob(const v1::JobSpec& spec) {
+  if (spec.parallelism().automatic() || spec.parallelism().data() == 0) {
+    return std::max(1, spec.resources().ranks());
+  }
+  return spec.parallelism().tensor() * spec.parallelism().pipeline() * spec.parallelism().data();
+}
+
+absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
+  const int ranks = RanksOfJob(spec);
+  // Unwritable is a conflict (7), not a fault of the job.
+  if (absl::Status status = MakeDirectories(options.state_dir); !status.ok()) {
+    return absl::FailedPreconditionError(std::string(status.message()));
+  }
+  TERCIO_RETURN_IF_ERROR(CheckBeforeStart(spec, options.state_dir, ranks));
+  PrivatePair pair;
+  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, ranks, &pair));
+  TERCIO_ASSIGN_OR_RETURN(const auto client,
+                          Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
+  grpc::ClientContext context;
+  v1::SubmitRequest request;
+  *request.mutable_spec() = spec;
+  request.set_request_id(NewRequestId());
+  v1::SubmitResponse response;
+  TERCIO_RETURN_IF_ERROR(
+      CallStatus(client->stub().Submit(&context, request, &response), client->address()));
+  std::fprintf(stderr, "job %s in %s\n", response.job_id().c_str(), options.state_dir.c_str());
+  return FollowPrivately(*client, response.job_id(), options);
+}
+
+// The job to resume, by id or name, or the newest unfinished one.
+absl::StatusOr<v1::JobStatus> FindJob(Client& client, const std::string& job) {
+  if (!job.empty()) return client.Get(job);
+  grpc::ClientContext context;
+  v1::ListResponse response;
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client.address()));
+  for (const v1::JobStatus& status : response.jobs()) {
+    if (status.state() == v1::JOB_STATE_FAILED || status.state() == v1::JOB_STATE_CANCELLED ||
+        !IsTerminal(status.state())) {
+      return status;
+    }
+  }
+  return absl::NotFoundError("there is no unfinished job to resume");
+}
+
+absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
+                                       const v1::JobStatus& job) {
+  grpc::ClientContext context;
+  v1::ResumeRequest request;
+  request.set_job(job.id());
+  if (!options.set.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(*request.mutable_spec(), config::ChangeJob(job.spec(), options.set));
+  }
+  v1::JobStatus status;
+  TERCIO_RETURN_IF_ERROR(
+      CallStatus(client.stub().Resume(&context, request, &status), client.address()));
+  return status.id();
+}
+
+absl::StatusOr<int> ResumeJob(const Options& options) {
+  // Of a coordinator that runs: ask it, and follow.
+  const bool live = options.state_dir.empty() || LiveAddress(options.state_dir).ok();
+  if (live) {
+    TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
+    TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(*client, id, {}));
+    if (options.format() != Output::kTable) std::cout << JobToJson(status).dump(2) << std::endl;
+    return ExitCodeOfState(status.state());
+  }
+  v1::JobSpec spec;
+  {
+    TERCIO_ASSIGN_OR_RETURN(const auto reader, Client::Connect(options));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*reader, options.job));
+    TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
+  }
+  PrivatePair pair;
+  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, RanksOfJob(spec), &pair));
+  TERCIO_ASSIGN_OR_RETURN(const auto client,
+                          Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
+  // A job whose coordinator was killed is still on its way: it goes on by itself.
+  if (!IsTerminal(job.state())) return FollowPrivately(*client, job.id(), options);
+  TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
+  return FollowPrivately(*client, id, options);
+}
+
+}  // namespace
+
+int Run(const Options& given) {
+  Options options = given;
+  if (options.state_dir.empty()) options.state_dir = DefaultStateDir();
+  std::vector<std::string> changes = options.set;
+  if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
+  const auto spec = config::ParseJobFile(options.job_file, changes);
+  if (!spec.ok()) return Fail(spec.status());
+  BlockStopSignals();
+  const absl::StatusOr<int> code = RunJob(*spec, options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+int Resume(const Options& options) {
+  BlockStopSignals();
+  const absl::StatusOr<int> code = ResumeJob(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+}  // namespace tercio::cli
