@@ -323,6 +323,24 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
   return ParseJobText(text, path, directory, overrides);
 }
 
+namespace {
+
+std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
+  std::string yaml;
+  absl::StrAppend(&yaml, "fault_tolerance: {max_restarts: ", fault.max_restarts(),
+                  ", elastic_min_ranks: ",
+                  fault.elastic_min_ranks() > 0 ? absl::StrCat(fault.elastic_min_ranks()) : "null",
+                  ", elastic_wait: ", Number(fault.elastic_wait_seconds()), "s, hang_timeout: ");
+  absl::StrAppend(&yaml,
+                  fault.hang_timeout_seconds() > 0
+                      ? absl::StrCat(Number(fault.hang_timeout_seconds()), "s")
+                      : "auto",
+                  ", on_nan: ", fault.on_nan(), ", stragglers: ", fault.stragglers(), "}\n");
+  return yaml;
+}
+
+}  // namespace
+
 std::string EffectiveYaml(const v1::JobSpec& spec) {
   const v1::ModelSpec& model = spec.model();
   const v1::TrainingSpec& training = spec.training();
@@ -382,17 +400,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");
   absl::StrAppend(&yaml, "checkpoint: {every_steps: ", spec.checkpoint().every_steps(),
                   ", keep_last: ", spec.checkpoint().keep_last(), "}\n");
-  const v1::FaultToleranceSpec& fault = spec.fault_tolerance();
-  absl::StrAppend(&yaml, "fault_tolerance: {max_restarts: ", fault.max_restarts(),
-                  ", elastic_min_ranks: ",
-                  fault.elastic_min_ranks() > 0 ? absl::StrCat(fault.elastic_min_ranks()) : "null",
-                  ", elastic_wait: ", Number(fault.elastic_wait_seconds()), "s, hang_timeout: ");
-  absl::StrAppend(&yaml,
-                  fault.hang_timeout_seconds() > 0
-                      ? absl::StrCat(Number(fault.hang_timeout_seconds()), "s")
-                      : "auto",
-                  ", on_nan: ", fault.on_nan(), ", stragglers: ", fault.stragglers(), "}\n");
-  return yaml;
+  return yaml + FaultToleranceYaml(spec.fault_tolerance());
 }
 
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,

@@ -7,6 +7,28 @@ namespace tercio {
 namespace {
 
 constexpr int kCannotStart = 127;  // what a shell says of a program that it cannot start
+constexpr size_t kEndedRuns = 32;
+
+v1::AgentMessage PhaseMessage(const RunKey& key, int rank, v1::TrainerPhase phase) {
+  v1::AgentMessage message;
+  *message.mutable_rank_phase()->mutable_run() = ToRunId(key);
+  message.mutable_rank_phase()->set_rank(rank);
+  message.mutable_rank_phase()->set_phase(phase);
+  return message;
+}
+
+v1::AgentMessage ExitMessage(const RunKey& key, const v1::ExitRecord& exit) {
+  v1::AgentMessage message;
+  *message.mutable_rank_exited()->mutable_run() = ToRunId(key);
+  *message.mutable_rank_exited()->mutable_exit() = exit;
+  return message;
+}
+
+v1::AgentMessage StoppedMessage(const RunKey& key) {
+  v1::AgentMessage message;
+  *message.mutable_run_stopped()->mutable_run() = ToRunId(key);
+  return message;
+}
 
 class Stepper {
  public:
@@ -27,10 +49,8 @@ class Stepper {
     if (rank == nullptr) return;
     v1::AgentMessage report;
     if (event.message.has_phase()) {
-      *report.mutable_rank_phase()->mutable_run() = ToRunId(event.run);
-      report.mutable_rank_phase()->set_rank(event.rank);
-      report.mutable_rank_phase()->set_phase(event.message.phase().phase());
-      Tell(std::move(report));
+      rank->phase = event.message.phase().phase();
+      Tell(PhaseMessage(event.run, event.rank, rank->phase));
     } else if (event.message.has_step()) {
       const v1::TrainerStep& step = event.message.step();
       rank->last_step = std::max(rank->last_step, step.step());
@@ -95,21 +115,19 @@ class Stepper {
 
   void Tell(v1::AgentMessage message) { effects_.push_back(TellCoordinator{std::move(message)}); }
 
-  void TellStopped(const RunKey& key) {
-    v1::AgentMessage message;
-    *message.mutable_run_stopped()->mutable_run() = ToRunId(key);
-    Tell(std::move(message));
-  }
-
   void SignalLive(const RunKey& key, const RunState& run, int signal) {
     for (const auto& [index, rank] : run.ranks) {
-      if (rank.life == RankState::Life::kLive) effects_.push_back(SignalTrainer{key, index, signal});
+      if (rank.life == RankState::Life::kLive)
+        effects_.push_back(SignalTrainer{key, index, signal});
     }
   }
 
   void Start(const v1::StartRun& request) {
     const RunKey key = ToRunKey(request.run());
     if (state_.shutting_down || state_.runs.contains(key)) return;  // (said twice)
+    for (const EndedRun& ended : state_.ended) {
+      if (ended.run == key) return TellEnded(ended);  // said twice, the second time very late
+    }
     std::vector<RunKey> older;
     for (const auto& [other, run] : state_.runs) {
       if (other.first != key.first) continue;
@@ -125,6 +143,11 @@ class Stepper {
     }
     for (const RunKey& other : older) End(other, 0);
     LaunchWaiting(key.first);
+  }
+
+  void TellEnded(const EndedRun& ended) {
+    for (const v1::ExitRecord& exit : ended.exits) Tell(ExitMessage(ended.run, exit));
+    Tell(StoppedMessage(ended.run));
   }
 
   // Starts the waiting ranks of the job's newest run, once nothing older lives.
@@ -148,7 +171,7 @@ class Stepper {
   void Stop(const v1::StopRun& request) {
     const RunKey key = ToRunKey(request.run());
     if (FindRun(key) == nullptr) {
-      TellStopped(key);  // nothing of it here (any more): the coordinator must not wait for it
+      Tell(StoppedMessage(key));  // nothing of it here (any more): the coordinator must not wait for it
     } else {
       End(key, request.grace_seconds());
     }
@@ -184,18 +207,23 @@ class Stepper {
     RankState* rank = FindRank(key, index);
     if (rank == nullptr || rank->life != RankState::Life::kLive) return;
     rank->life = RankState::Life::kEnded;
-    v1::AgentMessage message;
-    *message.mutable_rank_exited()->mutable_run() = ToRunId(key);
     exit.set_rank(index);
-    *message.mutable_rank_exited()->mutable_exit() = std::move(exit);
-    Tell(std::move(message));
+    rank->exit = std::move(exit);
+    rank->has_exited = true;
+    Tell(ExitMessage(key, rank->exit));
     ForgetIfEnded(key);
   }
 
   void ForgetIfEnded(const RunKey& key) {
     if (!FindRun(key)->Ended()) return;
-    TellStopped(key);
+    Tell(StoppedMessage(key));
     const RunKey gone = key;  // `key` may be the map's own
+    EndedRun ended{gone, {}};
+    for (const auto& [index, rank] : FindRun(gone)->ranks) {
+      if (rank.has_exited) ended.exits.push_back(rank.exit);
+    }
+    state_.ended.push_back(std::move(ended));
+    if (state_.ended.size() > kEndedRuns) state_.ended.pop_front();
     state_.runs.erase(gone);
     effects_.push_back(ForgetRun{gone});
     if (!state_.shutting_down) LaunchWaiting(gone.first);
@@ -212,6 +240,36 @@ bool RunState::Ended() const {
   return std::all_of(ranks.begin(), ranks.end(), [](const auto& entry) {
     return entry.second.life == RankState::Life::kEnded;
   });
+}
+
+std::vector<v1::AgentMessage> ToldFirst(const AgentState& state) {
+  std::vector<v1::AgentMessage> messages;
+  for (const EndedRun& ended : state.ended) {
+    for (const v1::ExitRecord& exit : ended.exits) messages.push_back(ExitMessage(ended.run, exit));
+  }
+  for (const auto& [key, run] : state.runs) {
+    for (const auto& [index, rank] : run.ranks) {
+      if (rank.phase != v1::TRAINER_PHASE_UNSPECIFIED) {
+        messages.push_back(PhaseMessage(key, index, rank.phase));
+      }
+      if (rank.has_exited) messages.push_back(ExitMessage(key, rank.exit));
+    }
+  }
+  return messages;
+}
+
+std::vector<v1::AgentMessage> ToldLast(const AgentState& state) {
+  std::vector<v1::AgentMessage> messages;
+  for (const EndedRun& ended : state.ended) messages.push_back(StoppedMessage(ended.run));
+  return messages;
+}
+
+std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended) {
+  std::vector<v1::RunId> ids;
+  for (const auto& [key, run] : state.runs) ids.push_back(ToRunId(key));
+  if (!ended) return ids;
+  for (const EndedRun& run : state.ended) ids.push_back(ToRunId(run.run));
+  return ids;
 }
 
 v1::RunId ToRunId(const RunKey& key) {
