@@ -1,5 +1,6 @@
 // tercio-agent: one per node. Starts, watches and stops trainers; exports their figures.
-#include <sys/stat.h>
+#include <netdb.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -96,9 +97,41 @@ std::string SocketParent() {
   return runtime != nullptr ? runtime : "/tmp";
 }
 
-// The address by which this node reaches the coordinator is the one that other nodes can reach.
-std::string DefaultDataAddress(const std::string& coordinator) {
-  return IsLoopback(coordinator) ? "127.0.0.1" : HostName();
+// The address from which this node reaches the coordinator is one that other nodes can reach. Asks
+// the routing table: connecting a datagram socket sends nothing.
+absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
+  const size_t colon = coordinator.rfind(':');
+  if (colon == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--coordinator ", coordinator, " is not HOST:PORT"));
+  }
+  std::string host = coordinator.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), coordinator.c_str() + colon + 1, &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot resolve --coordinator ", coordinator, ": ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_addresses = [found] { freeaddrinfo(found); };
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    const int descriptor = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (descriptor < 0) continue;
+    const absl::Cleanup close_socket = [descriptor] { close(descriptor); };
+    sockaddr_storage own = {};
+    socklen_t length = sizeof(own);
+    char text[NI_MAXHOST];
+    if (connect(descriptor, entry->ai_addr, entry->ai_addrlen) == 0 &&
+        getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      return std::string(text);
+    }
+  }
+  return absl::UnavailableError(absl::StrCat("no route to --coordinator ", coordinator,
+                                             "; name this node's address with --data-address"));
 }
 
 v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics_address,
@@ -111,14 +144,36 @@ v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics
   hello.set_device_kind("cpu");
   hello.set_devices(options.slots);
   hello.set_cores(options.cores);
-  for (const v1::RunId& run : runs.Running()) *hello.add_running() = run;
+  // A run whose end the coordinator may have missed counts as running until it is told again.
+  for (const v1::RunId& run : runs.Running(/*ended=*/true)) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());
   return hello;
+}
+
+void StartLink(NodeLink& link, const AgentOptions& options, const std::string& metrics_address,
+               RunManager& runs) {
+  NodeLink::Callbacks callbacks;
+  callbacks.hello = [&options, metrics_address, &runs] {
+    return MakeHello(options, metrics_address, runs);
+  };
+  callbacks.heartbeat = [&runs] {
+    v1::AgentHeartbeat heartbeat;
+    for (const v1::RunId& run : runs.Running(/*ended=*/false)) *heartbeat.add_running() = run;
+    return heartbeat;
+  };
+  callbacks.told_first = [&runs] { return runs.ToldFirst(); };
+  callbacks.told_last = [&runs] { return runs.ToldLast(); };
+  callbacks.on_message = [&runs](const v1::CoordinatorMessage& message) { runs.Handle(message); };
+  link.Start(std::move(callbacks));
 }
 
 absl::Status RunAgent(Flags flags) {
   if (!IsLoopback(flags.metrics_listen) && !flags.tls.given()) {
     return absl::InvalidArgumentError(absl::StrCat("--metrics-listen ", flags.metrics_listen,
+                                                   " is not loopback: TLS files are required"));
+  }
+  if (!IsLoopback(flags.coordinator) && !flags.tls.given()) {
+    return absl::InvalidArgumentError(absl::StrCat("--coordinator ", flags.coordinator,
                                                    " is not loopback: TLS files are required"));
   }
   if (flags.agent.state_dir.empty()) {
@@ -139,7 +194,13 @@ absl::Status RunAgent(Flags flags) {
                                             " is missing; name it with --trainer"));
   }
   if (flags.agent.data_address.empty()) {
-    flags.agent.data_address = DefaultDataAddress(flags.coordinator);
+    TERCIO_ASSIGN_OR_RETURN(flags.agent.data_address, AddressTowards(flags.coordinator));
+  }
+  if (flags.tls.given()) {
+    // Trainers stream checkpoints to the coordinator themselves.
+    flags.agent.trainer_environment = {"TERCIO_TLS_CERT=" + flags.tls.certificate,
+                                       "TERCIO_TLS_KEY=" + flags.tls.key,
+                                       "TERCIO_TLS_CA=" + flags.tls.authority};
   }
   const TempDir socket_directory(SocketParent());
   flags.agent.socket = socket_directory.path() + "/agent.sock";
@@ -148,27 +209,20 @@ absl::Status RunAgent(Flags flags) {
 
   // The link outlives the runs, which send through it; its callbacks, which use the runs, end
   // first.
-  std::unique_ptr<NodeLink> link;
+  NodeLink link(channel);
   RunManager runs(flags.agent, *metrics,
-                  [&link](v1::AgentMessage message) { link->Send(std::move(message)); });
-  link = std::make_unique<NodeLink>(
-      channel, [&] { return MakeHello(flags.agent, metrics->address(), runs); },
-      [&] {
-        v1::AgentHeartbeat heartbeat;
-        for (const v1::RunId& run : runs.Running()) *heartbeat.add_running() = run;
-        return heartbeat;
-      },
-      [&](const v1::CoordinatorMessage& message) { runs.Handle(message); });
-  const absl::Cleanup stop_link = [&link] { link->Stop(); };
+                  [&link](v1::AgentMessage message) { link.Send(std::move(message)); });
+  const absl::Cleanup stop_link = [&link] { link.Stop(); };
   TERCIO_ASSIGN_OR_RETURN(const auto server,
-                          TrainerServer::Listen(flags.agent.socket, runs, link->stub()));
+                          TrainerServer::Listen(flags.agent.socket, runs, link.stub()));
+  StartLink(link, flags.agent, metrics->address(), runs);
   std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
               flags.coordinator.c_str(), metrics->address().c_str());
   std::fflush(stdout);
   const int signal = WaitForStopSignal();
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
   runs.StopAll(kShutdownGrace);
-  link->Drain(1);
+  link.Drain(1);
   return absl::OkStatus();
 }
 

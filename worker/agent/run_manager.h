@@ -1,5 +1,5 @@
-// The runs of a node: one run is this node's part of an attempt. Starts, watches and stops its
-// trainers, hands them their assignment, and tells the coordinator what becomes of them.
+// The trainers of a node: does what the agent's core (core/agent_core.h) decides, with real
+// processes, and carries what they say to the core, the metrics and the coordinator.
 //
 // Threads: all methods from any thread. Callbacks into it come from trainers' watchers, from the
 // trainer service and from the link to the coordinator.
@@ -7,12 +7,12 @@
 
 #include <condition_variable>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -20,6 +20,7 @@
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/agent_metrics.h"
+#include "worker/agent/core/agent_core.h"
 #include "worker/agent/trainer_process.h"
 
 namespace tercio {
@@ -33,11 +34,13 @@ struct AgentOptions {
   int slots = 1;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
+  // NAME=value, for trainers only.
+  std::vector<std::string> trainer_environment;
 };
 
 class RunManager {
  public:
-  // `send` takes messages for the coordinator.
+  // `send` takes messages for the coordinator; it must not call back.
   RunManager(AgentOptions options, AgentMetrics& metrics,
              std::function<void(v1::AgentMessage)> send);
   // Kills what still runs.
@@ -45,9 +48,11 @@ class RunManager {
 
   void Handle(const v1::CoordinatorMessage& message);
 
-  // Runs with live trainers.
-  std::vector<v1::RunId> Running() const;
+  // What the link to the coordinator says by itself.
+  std::vector<v1::RunId> Running(bool ended) const;
   int highest_attempt() const;
+  std::vector<v1::AgentMessage> ToldFirst() const;
+  std::vector<v1::AgentMessage> ToldLast() const;
 
   // For the trainer service. The command writer is used until Detach.
   using WriteCommand = std::function<void(const v1::TrainerCommand&)>;
@@ -55,47 +60,48 @@ class RunManager {
   void Detach(const v1::TrainerHello& hello);
   void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message);
 
-  // SIGTERM to all trainers, SIGKILL after `grace`; returns when none is left.
+  // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after it. Returns when none is
+  // left.
   void StopAll(absl::Duration grace);
 
  private:
-  struct Rank {
-    v1::RankPlan plan;
+  struct Trainer {
     std::unique_ptr<TrainerProcess> process;
     WriteCommand write;
-    std::string failure;  // the trainer's own word
-    bool permanent = false;
-    bool ended = false;
-    int64_t last_step = 0;
   };
-  struct Run {
-    v1::StartRun start;
-    std::map<int, Rank> ranks;
-    absl::Time kill_at = absl::InfiniteFuture();
-    bool Ended() const;
+  struct Preparation {
+    std::thread thread;
+    bool done = false;
   };
-  using RunKey = std::pair<std::string, int>;  // job, attempt
+  using Trainers = std::map<int, Trainer>;  // by rank
 
-  void Prepare(const v1::PrepareData& request);
-  void Start(const v1::StartRun& request);
-  void Stop(const v1::StopRun& request);
-  void Save(const v1::SaveCheckpoint& request);
-  absl::Status StartRank(const RunKey& key, Run& run, int rank);
-  void RankEnded(const RunKey& key, int rank, const ProcessExit& exit);
+  // Steps the core with the event and with those that its effects bring about. Under the lock.
+  void Apply(AgentEvent event);
+  void Do(StartTrainer& effect, std::vector<AgentEvent>& more);
+  void Do(SignalTrainer& effect, std::vector<AgentEvent>&);
+  void Do(TellTrainer& effect, std::vector<AgentEvent>&);
+  void Do(TellCoordinator& effect, std::vector<AgentEvent>&);
+  void Do(ReadData& effect, std::vector<AgentEvent>&);
+  void Do(ForgetRun& effect, std::vector<AgentEvent>&);
+
+  absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
+  v1::AgentMessage Prepare(const v1::PrepareData& request) const;
   void SendLine(const RunKey& key, int rank, const std::string& line);
+  void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
   void Housekeeping();
-  RankLabels LabelsOf(const Run& run, int rank) const;
-  Run* Find(const v1::RunId& id);
+  Trainer* FindTrainer(const v1::TrainerHello& hello);
+  RankLabels LabelsOf(const RunKey& key, int rank) const;
 
   const AgentOptions options_;
   AgentMetrics& metrics_;
   std::function<void(v1::AgentMessage)> send_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<RunKey, std::unique_ptr<Run>> runs_;
-  int highest_attempt_ = 0;
+  AgentState state_;
+  std::map<RunKey, Trainers> trainers_;
+  std::vector<Trainers> ended_;  // their threads are still to be joined, outside the lock
+  std::list<Preparation> preparations_;
   bool stopping_ = false;
-  std::vector<std::thread> preparations_;
   std::thread housekeeper_;
 };
 

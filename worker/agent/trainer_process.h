@@ -7,7 +7,7 @@
 
 #include <sys/types.h>
 
-#include <deque>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -32,6 +32,7 @@ class TrainerProcess {
     std::vector<std::string> arguments;    // argv[0] included
     std::vector<std::string> environment;  // NAME=value, added to the agent's own
     std::string log_path;                  // every line is appended here
+    int64_t most_log_bytes = 16 << 20;     // of that file; one older part is kept beside it
   };
   using OnLine = std::function<void(const std::string& line)>;
   using OnExit = std::function<void(const ProcessExit&)>;
@@ -47,7 +48,7 @@ class TrainerProcess {
 
  private:
   TrainerProcess() = default;
-  void Watch(int output, const std::string& log_path, const OnLine& on_line, const OnExit& on_exit);
+  void Watch(int output, const Options& options, const OnLine& on_line, const OnExit& on_exit);
 
   pid_t pid_ = -1;
   std::mutex mutex_;

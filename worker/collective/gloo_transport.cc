@@ -6,6 +6,7 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <set>
 #include <utility>
@@ -61,6 +62,7 @@ class GlooTransfer;
 struct Shared {
   std::shared_ptr<gloo::rendezvous::Context> context;
   std::mutex mutex;
+  std::condition_variable left;  // a transfer is no longer waiting
   bool aborted = false;
   std::set<gloo::transport::UnboundBuffer*> waiting;
 };
@@ -99,6 +101,7 @@ class GlooTransfer : public Transfer {
     const absl::Status status = WaitRegistered(timeout);
     std::lock_guard<std::mutex> lock(shared_->mutex);
     shared_->waiting.erase(buffer_.get());
+    shared_->left.notify_all();
     return status;
   }
 
@@ -141,11 +144,15 @@ class GlooTransport : public Transport {
   }
 
   void Abort() override {
-    std::lock_guard<std::mutex> lock(shared_->mutex);
+    std::unique_lock<std::mutex> lock(shared_->mutex);
     shared_->aborted = true;
-    for (gloo::transport::UnboundBuffer* buffer : shared_->waiting) {
-      buffer->abortWaitRecv();
-      buffer->abortWaitSend();
+    // Gloo forgets an abort that comes just before its wait begins: say it until all have left.
+    while (!shared_->waiting.empty()) {
+      for (gloo::transport::UnboundBuffer* buffer : shared_->waiting) {
+        buffer->abortWaitRecv();
+        buffer->abortWaitSend();
+      }
+      shared_->left.wait_for(lock, std::chrono::milliseconds(5));
     }
   }
 

@@ -22,8 +22,9 @@ namespace tercio {
 namespace {
 
 constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
+// Where the job gives no hang_timeout.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(10);
-// Ranks other than 0 report at most this often.
+// Ranks other than 0 report steps at most this often, all ranks their memory.
 constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
 
 // Resident bytes of this process (proc(5): the second number of statm, in pages).
@@ -56,6 +57,7 @@ class TrainingLoop {
 
   absl::StatusOr<TrainingOutcome> RunAll(bool* permanent);
   absl::Status Connect();
+  absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status Save(int64_t step);
   bool EvaluatesAfter(int64_t step) const;
@@ -75,6 +77,7 @@ class TrainingLoop {
   std::unique_ptr<TrainingEngine> engine_;
   std::unique_ptr<CheckpointClient> checkpoints_;
   absl::Time last_report_ = absl::InfinitePast();
+  absl::Time last_memory_report_ = absl::InfinitePast();
 };
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
@@ -122,7 +125,7 @@ absl::Status TrainingLoop::Connect() {
                               CreateGlooTransport(index, group.ranks_size(), group.name(), link_,
                                                   assignment_.data_address(), kConnectTimeout));
     }
-    owned_.push_back(CreateCommunicator(group.name(), std::move(transport), kCollectiveTimeout));
+    owned_.push_back(CreateCommunicator(group.name(), std::move(transport), CollectiveTimeout()));
     Communicator* made = owned_.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
@@ -130,6 +133,11 @@ absl::Status TrainingLoop::Connect() {
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
   }
   return absl::OkStatus();
+}
+
+absl::Duration TrainingLoop::CollectiveTimeout() const {
+  const double seconds = assignment_.spec().fault_tolerance().hang_timeout_seconds();
+  return seconds > 0 ? absl::Seconds(seconds) : kCollectiveTimeout;
 }
 
 double TrainingLoop::Signal() {
@@ -222,9 +230,13 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     if (evaluated) record->set_validation_loss(validation_loss);
   }
   link_.Send(message);
+  ReportMemory();
 }
 
 void TrainingLoop::ReportMemory() {
+  const absl::Time now = absl::Now();
+  if (now - last_memory_report_ < kReportInterval) return;
+  last_memory_report_ = now;
   v1::TrainerMessage message;
   v1::TrainerMemory* memory = message.mutable_memory();
   memory->set_planned_bytes(engine_->planned_bytes());

@@ -4,9 +4,11 @@
 //
 // A run is this node's part of an attempt. Its ranks go waiting -> live -> ended. They wait while
 // trainers of an older attempt of the same job still live here: two attempts never run side by
-// side. A run is forgotten when its last rank has ended and the coordinator has been told.
+// side. When its last rank has ended a run moves to a short memory of ended runs, out of which the
+// coordinator is told again after every reconnection: it may have died before it kept the news.
 #pragma once
 
+#include <deque>
 #include <limits>
 #include <map>
 #include <string>
@@ -25,9 +27,12 @@ struct RankState {
   enum class Life { kWaiting, kLive, kEnded };
   v1::RankPlan plan;
   Life life = Life::kWaiting;
+  v1::TrainerPhase phase = v1::TRAINER_PHASE_UNSPECIFIED;
   std::string failure;  // the trainer's own word
   bool permanent = false;
   int64_t last_step = 0;
+  bool has_exited = false;  // false for a rank that ended before it was started
+  v1::ExitRecord exit;      // valid when has_exited
 };
 
 struct RunState {
@@ -40,8 +45,14 @@ struct RunState {
   bool Ended() const;
 };
 
+struct EndedRun {
+  RunKey run;
+  std::vector<v1::ExitRecord> exits;
+};
+
 struct AgentState {
   std::map<RunKey, RunState> runs;
+  std::deque<EndedRun> ended;  // the latest ones, oldest first
   int highest_attempt = 0;
   bool shutting_down = false;
 };
@@ -101,7 +112,7 @@ struct TellCoordinator {
 struct ReadData {
   v1::PrepareData request;
 };
-// Nothing of the run is left in the state.
+// The run has ended: its processes are reaped, nothing about it follows.
 struct ForgetRun {
   RunKey run;
 };
@@ -110,6 +121,14 @@ using AgentEffect =
     std::variant<StartTrainer, SignalTrainer, TellTrainer, TellCoordinator, ReadData, ForgetRun>;
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
+
+// What a coordinator that has just been connected to must hear before anything that still waits to
+// be sent (phases and exits of ranks), and after it (ends of runs).
+std::vector<v1::AgentMessage> ToldFirst(const AgentState& state);
+std::vector<v1::AgentMessage> ToldLast(const AgentState& state);
+
+// Runs with live or waiting ranks; with `ended`, also those whose end the coordinator may not know.
+std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended);
 
 v1::RunId ToRunId(const RunKey& key);
 RunKey ToRunKey(const v1::RunId& id);

@@ -1,4 +1,4 @@
-#include "worker/agent/agent_core.h"
+#include "worker/agent/core/agent_core.h"
 
 #include <algorithm>
 #include <csignal>
@@ -171,7 +171,8 @@ class Stepper {
   void Stop(const v1::StopRun& request) {
     const RunKey key = ToRunKey(request.run());
     if (FindRun(key) == nullptr) {
-      Tell(StoppedMessage(key));  // nothing of it here (any more): the coordinator must not wait for it
+      Tell(StoppedMessage(
+          key));  // nothing of it here (any more): the coordinator must not wait for it
     } else {
       End(key, request.grace_seconds());
     }

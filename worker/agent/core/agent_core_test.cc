@@ -1,0 +1,276 @@
+// The agent's decisions, event by event, and random histories that keep its invariants.
+#include "worker/agent/core/agent_core.h"
+
+#include <csignal>
+#include <random>
+#include <set>
+
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+using Life = RankState::Life;
+
+AgentEvent StartRun(int attempt, std::vector<int> ranks, const std::string& job = "job") {
+  CoordinatorSaid event;
+  v1::StartRun* start = event.message.mutable_start_run();
+  *start->mutable_run() = ToRunId({job, attempt});
+  for (const int rank : ranks) start->add_ranks()->mutable_placement()->set_rank(rank);
+  return {0, event};
+}
+
+AgentEvent StopRun(int attempt, double grace, double now, const std::string& job = "job") {
+  CoordinatorSaid event;
+  *event.message.mutable_stop_run()->mutable_run() = ToRunId({job, attempt});
+  event.message.mutable_stop_run()->set_grace_seconds(grace);
+  return {now, event};
+}
+
+AgentEvent Ended(int attempt, int rank, int code, int signal = 0) {
+  return {0, TrainerEnded{{"job", attempt}, rank, code, signal, {"last words"}}};
+}
+
+// One word per effect, for comparing.
+std::string Word(const AgentEffect& effect) {
+  struct Visitor {
+    std::string operator()(const StartTrainer& e) {
+      return "start " + std::to_string(e.run.second) + "." + std::to_string(e.rank);
+    }
+    std::string operator()(const SignalTrainer& e) {
+      return "signal " + std::to_string(e.run.second) + "." + std::to_string(e.rank) + " " +
+             std::to_string(e.signal);
+    }
+    std::string operator()(const TellTrainer& e) {
+      return "save " + std::to_string(e.rank) + (e.command.save_now().then_stop() ? " stop" : "");
+    }
+    std::string operator()(const TellCoordinator& e) {
+      const v1::AgentMessage& m = e.message;
+      if (m.has_rank_phase()) return "phase " + std::to_string(m.rank_phase().phase());
+      if (m.has_step_report()) return "step " + std::to_string(m.step_report().record().step());
+      if (m.has_rank_exited()) {
+        const v1::ExitRecord& exit = m.rank_exited().exit();
+        return "exited " + std::to_string(exit.rank()) + " " +
+               (exit.signal() != 0 ? "s" + std::to_string(exit.signal())
+                                   : std::to_string(exit.exit_code()));
+      }
+      if (m.has_run_stopped()) return "stopped " + std::to_string(m.run_stopped().run().attempt());
+      return "unexpected message";
+    }
+    std::string operator()(const ReadData&) { return "read"; }
+    std::string operator()(const ForgetRun& e) { return "forget " + std::to_string(e.run.second); }
+  };
+  return std::visit(Visitor{}, effect);
+}
+
+std::vector<std::string> Words(AgentState& state, const AgentEvent& event) {
+  std::vector<std::string> words;
+  for (const AgentEffect& effect : Step(state, event)) words.push_back(Word(effect));
+  return words;
+}
+
+using Strings = std::vector<std::string>;
+
+TEST(AgentCore, RunsFromStartToEnd) {
+  AgentState state;
+  EXPECT_EQ(Words(state, StartRun(1, {2, 5})), (Strings{"start 1.2", "start 1.5"}));
+  EXPECT_EQ(Words(state, StartRun(1, {2, 5})), Strings{}) << "said twice";
+  TrainerSaid step{{"job", 1}, 2, {}};
+  step.message.mutable_step()->set_step(7);
+  EXPECT_EQ(Words(state, {0, step}), Strings{}) << "only rank 0 carries a record";
+  step.message.mutable_step()->mutable_record()->set_step(7);
+  EXPECT_EQ(Words(state, {0, step}), Strings{"step 7"});
+  EXPECT_EQ(Words(state, Ended(1, 2, 0)), Strings{"exited 2 0"});
+  EXPECT_EQ(Words(state, Ended(1, 2, 0)), Strings{}) << "a rank ends once";
+  EXPECT_EQ(Words(state, Ended(1, 5, 0, SIGKILL)),
+            (Strings{"exited 5 s9", "stopped 1", "forget 1"}));
+  EXPECT_TRUE(state.runs.empty());
+}
+
+TEST(AgentCore, ExitCarriesTheTrainersWordAndItsLastLines) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  TrainerSaid failure{{"job", 1}, 0, {}};
+  failure.message.mutable_failure()->set_message("loss is nan");
+  failure.message.mutable_failure()->set_permanent(true);
+  EXPECT_TRUE(Step(state, {0, failure}).empty());
+  const std::vector<AgentEffect> effects = Step(state, Ended(1, 0, 3));
+  const v1::ExitRecord exit = std::get<TellCoordinator>(effects[0]).message.rank_exited().exit();
+  EXPECT_EQ(exit.reason(), "loss is nan");
+  EXPECT_TRUE(exit.permanent());
+  EXPECT_EQ(exit.exit_code(), 3);
+  ASSERT_EQ(exit.last_log_lines_size(), 1);
+  EXPECT_EQ(exit.last_log_lines(0), "last words");
+}
+
+TEST(AgentCore, AProgramThatCannotStartEndsTheRun) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1}));
+  EXPECT_EQ(Words(state, {0, StartFailed{{"job", 1}, 0, "no such file"}}), Strings{"exited 0 127"});
+  EXPECT_EQ(Words(state, {0, StartFailed{{"job", 1}, 1, "no such file"}}),
+            (Strings{"exited 1 127", "stopped 1", "forget 1"}));
+}
+
+TEST(AgentCore, StopsWithGraceThenKills) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1}));
+  EXPECT_EQ(Words(state, StopRun(1, 5, 100)), (Strings{"signal 1.0 15", "signal 1.1 15"}));
+  EXPECT_EQ(Words(state, StopRun(1, 9, 101)), Strings{}) << "one SIGTERM is enough";
+  EXPECT_EQ(Words(state, Ended(1, 1, 0, SIGTERM)), Strings{"exited 1 s15"});
+  EXPECT_EQ(Words(state, {104.9, TimePassed{}}), Strings{});
+  EXPECT_EQ(Words(state, {105, TimePassed{}}), Strings{"signal 1.0 9"})
+      << "the earlier deadline holds";
+  EXPECT_EQ(Words(state, {106, TimePassed{}}), Strings{});
+}
+
+TEST(AgentCore, StopsAtOnceWithoutGrace) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  EXPECT_EQ(Words(state, StopRun(1, 0, 0)), Strings{"signal 1.0 9"});
+}
+
+TEST(AgentCore, AnswersAStopOfWhatItDoesNotKnow) {
+  AgentState state;
+  EXPECT_EQ(Words(state, StopRun(4, 0, 0)), Strings{"stopped 4"});
+}
+
+TEST(AgentCore, ANewerAttemptWaitsUntilTheOlderOneIsDead) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  Step(state, StartRun(3, {7}, "another job"));
+  EXPECT_EQ(Words(state, StartRun(2, {0, 1})), Strings{"signal 1.0 9"});
+  EXPECT_EQ(Words(state, Ended(1, 0, 0, SIGKILL)),
+            (Strings{"exited 0 s9", "stopped 1", "forget 1", "start 2.0", "start 2.1"}));
+  EXPECT_EQ(Words(state, StartRun(1, {0})), (Strings{"exited 0 s9", "stopped 1"}))
+      << "an order from the past starts nothing";
+  EXPECT_EQ(state.highest_attempt, 3);
+}
+
+TEST(AgentCore, ARunThatWaitsCanBeStopped) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  Step(state, StartRun(2, {0}));
+  EXPECT_EQ(Words(state, StopRun(2, 5, 0)), (Strings{"stopped 2", "forget 2"}));
+  EXPECT_EQ(Words(state, Ended(1, 0, 0, SIGKILL)),
+            (Strings{"exited 0 s9", "stopped 1", "forget 1"}));
+}
+
+TEST(AgentCore, PassesASaveOnToLiveRanks) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1}));
+  Step(state, Ended(1, 1, 1));
+  CoordinatorSaid save;
+  *save.message.mutable_save_checkpoint()->mutable_run() = ToRunId({"job", 1});
+  save.message.mutable_save_checkpoint()->set_then_stop(true);
+  EXPECT_EQ(Words(state, {0, save}), Strings{"save 0 stop"});
+}
+
+TEST(AgentCore, StartsNothingWhileItShutsDown) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  EXPECT_EQ(Words(state, {0, ShutDown{5}}), Strings{"signal 1.0 15"});
+  EXPECT_EQ(Words(state, StartRun(2, {0})), Strings{});
+  EXPECT_EQ(Words(state, Ended(1, 0, 0, SIGTERM)),
+            (Strings{"exited 0 s15", "stopped 1", "forget 1"}));
+}
+
+// A coordinator that comes back must hear again what it may have forgotten.
+TEST(AgentCore, TellsAgainAfterAReconnection) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1}));
+  TrainerSaid phase{{"job", 1}, 0, {}};
+  phase.message.mutable_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
+  Step(state, {0, phase});
+  Step(state, Ended(1, 1, 0));
+  Strings first;
+  for (const v1::AgentMessage& m : ToldFirst(state)) first.push_back(Word(TellCoordinator{m}));
+  EXPECT_EQ(first, (Strings{"phase 4", "exited 1 0"}));
+  EXPECT_TRUE(ToldLast(state).empty());
+  Step(state, Ended(1, 0, 0));
+  EXPECT_EQ(RunsOf(state, /*ended=*/false).size(), 0u);
+  EXPECT_EQ(RunsOf(state, /*ended=*/true).size(), 1u);
+  first.clear();
+  for (const v1::AgentMessage& m : ToldFirst(state)) first.push_back(Word(TellCoordinator{m}));
+  EXPECT_EQ(first, (Strings{"exited 0 0", "exited 1 0"}));
+  ASSERT_EQ(ToldLast(state).size(), 1u);
+  EXPECT_EQ(Word(TellCoordinator{ToldLast(state)[0]}), "stopped 1");
+  EXPECT_EQ(Words(state, StartRun(1, {0, 1})), (Strings{"exited 0 0", "exited 1 0", "stopped 1"}))
+      << "what has ended is not started again";
+}
+
+// Plays the world to the core: every start is answered, some by a failure; every kill ends a rank.
+class RandomHistory {
+ public:
+  explicit RandomHistory(unsigned seed) : random_(seed) {}
+
+  void Run(int events) {
+    for (int i = 0; i < events; ++i) Apply(NextEvent());
+    Apply({now_, ShutDown{0}});
+    while (!live_.empty()) Apply(EndOf(*live_.begin()));
+    EXPECT_TRUE(state_.runs.empty()) << "a run outlived its processes";
+  }
+
+ private:
+  using Process = std::pair<RunKey, int>;
+
+  int Pick(int count) { return std::uniform_int_distribution<int>(0, count - 1)(random_); }
+
+  AgentEvent EndOf(const Process& process) {
+    return {now_, TrainerEnded{process.first, process.second, Pick(2), 0, {}}};
+  }
+
+  AgentEvent NextEvent() {
+    now_ += 0.1 * Pick(20);
+    const int attempt = 1 + Pick(6);
+    switch (Pick(6)) {
+      case 0:
+      case 1:
+        return StartRun(attempt, {0, 1, 2});
+      case 2:
+        return StopRun(attempt, Pick(3), now_);
+      case 3:
+        return {now_, TimePassed{}};
+      default:
+        if (live_.empty()) return {now_, TimePassed{}};
+        auto process = live_.begin();
+        std::advance(process, Pick(static_cast<int>(live_.size())));
+        return EndOf(*process);
+    }
+  }
+
+  void Apply(const AgentEvent& event) {
+    if (const auto* ended = std::get_if<TrainerEnded>(&event.body)) {
+      live_.erase({ended->run, ended->rank});
+    }
+    for (const AgentEffect& effect : Step(state_, event)) {
+      if (const auto* start = std::get_if<StartTrainer>(&effect)) {
+        EXPECT_TRUE(live_.insert({start->run, start->rank}).second) << "started twice";
+        EXPECT_TRUE(started_.insert({start->run, start->rank}).second) << "started again";
+        for (const Process& other : live_) {
+          EXPECT_EQ(other.first, start->run) << "two attempts of a job side by side";
+        }
+      } else if (const auto* signal = std::get_if<SignalTrainer>(&effect)) {
+        EXPECT_TRUE(live_.contains({signal->run, signal->rank})) << "signal to a dead process";
+      } else if (const auto* forget = std::get_if<ForgetRun>(&effect)) {
+        for (const Process& other : live_) EXPECT_NE(other.first, forget->run) << "an orphan";
+      }
+    }
+  }
+
+  std::mt19937 random_;
+  double now_ = 0;
+  AgentState state_;
+  std::set<Process> live_;
+  std::set<Process> started_;
+};
+
+TEST(AgentCore, RandomHistoriesKeepTheInvariants) {
+  for (unsigned seed = 1; seed <= 500; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomHistory(seed).Run(60);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace tercio
