@@ -1,6 +1,6 @@
 #!/bin/bash
 # From a fresh Debian 12 to a trained model: installs what is missing, builds, trains a small GPT over eight processes
-# (tensor 2 x pipeline 2 x data 2) on this repository's own documents, and lets it write.
+# (tensor 2 x pipeline 2 x data 2) on this repository's own text, and lets it write.
 #   deploy/quickstart.sh [--set KEY=VALUE ...]      further options go to `tercio run`
 # Everything it makes lies in $XDG_STATE_HOME/tercio/quickstart (~/.local/state/tercio/quickstart), or in
 # $TERCIO_QUICKSTART_DIR.
@@ -14,7 +14,11 @@ source deploy/environment.sh
 state="${TERCIO_QUICKSTART_DIR:-${XDG_STATE_HOME:-$HOME/.local/state}/tercio/quickstart}"
 mkdir -p "$state"
 state="$(cd "$state" && pwd)"
-cat README.md ARCHITECTURE.md CONTRIBUTING.md docs/*.md > "$state/corpus.txt"
+# Documents, and what the sources say about themselves.
+{
+  find . -name '*.h' -not -path './.git/*' -print0 | sort -z | xargs -0 sed -n 's|^ *// \{0,1\}||p'
+  cat README.md ARCHITECTURE.md CONTRIBUTING.md docs/*.md
+} > "$state/corpus.txt"
 
 # Progress goes to the terminal, the finished job to a file.
 code=0
