@@ -34,7 +34,8 @@ class CommandLine {
     command->option_defaults()->take_last();
     command->add_option("-o,--output", options_.output, "json or jsonl for programs")
         ->check(CLI::IsMember({"json", "jsonl"}));
-    command->callback([this, verb = std::move(verb)] { chosen_ = verb; });
+    // A group of verbs has none of its own.
+    if (verb) command->callback([this, verb = std::move(verb)] { chosen_ = verb; });
     return command;
   }
 

@@ -1,0 +1,318 @@
+"""The whole service with real processes: layouts, kills, daemons, verbs, exit codes."""
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import python_cases  # noqa: E402
+from harness import ROOT, TercioTest, layout, processes, wait_for  # noqa: E402
+
+assert ROOT
+
+
+class Layouts(TercioTest):
+
+    def curve_of(self, name, *changes):
+        state = self.path(name)
+        job = self.run_job(state, *changes)
+        self.assertEqual((job["state"], job["step"]), ("succeeded", 60))
+        self.assertEqual(processes(f"tercio-trainer {job['id']}"), [])
+        return self.curve(job["id"], state)
+
+    def test_processes_have_the_same_bits_in_every_layout(self):
+        one = self.curve_of("1x1x1")
+        self.assertEqual(len(one), 60)
+        self.assertLess(one[-1][1], one[0][1])
+        self.assertEqual(one, self.curve_of("1x2x2", *layout(1, 2, 2)))
+        self.assertEqual(one, self.curve_of("1x4x2", *layout(1, 4, 2, "gpipe")))
+        two = self.curve_of("2x1x1", *layout(2, 1, 1))
+        self.assertEqual(two, self.curve_of("2x2x2", *layout(2, 2, 2)))
+        for a, b in zip(one, two):
+            self.assertAlmostEqual(b[1] / a[1], 1, delta=1e-4)
+            self.assertAlmostEqual(b[2] / a[2], 1, delta=1e-4)
+
+
+class Recovery(TercioTest):
+
+    def killed(self, moment, *changes):
+        """Kills one trainer at a moment; the job must recover with the bits of an undisturbed run."""
+        reference = self.run_job(self.path("reference"), *changes)
+        child = self.start("run", self.path("job.yaml"), "--state-dir", self.state, *changes, "-o", "json")
+        victims = wait_for(lambda: moment() and processes("tercio-trainer --job " + self.job_id()),
+                           "a trainer")
+        os.kill(victims[-1], signal.SIGKILL)
+        out, err = child.communicate(timeout=120)
+        self.assertEqual(child.returncode, 0, err)
+        job = json.loads(out)
+        self.assertGreaterEqual(job["restarts"], 1, err)
+        self.assertEqual(self.curve(job["id"], self.state),
+                         self.curve(reference["id"], self.path("reference")))
+
+    def job_id(self):
+        jobs = os.listdir(os.path.join(self.state, "agent", "logs")) if os.path.isdir(
+            os.path.join(self.state, "agent", "logs")) else []
+        return jobs[0] if jobs else "none"
+
+    def checkpoints(self, pattern):
+        return glob.glob(os.path.join(self.state, "checkpoints", "*", pattern))
+
+    def test_killed_at_the_start(self):
+        self.killed(lambda: self.job_id() != "none", *layout(1, 2, 1))
+
+    def test_killed_while_training(self):
+        self.killed(lambda: self.checkpoints("step-00000010"), *layout(1, 2, 2))
+
+    def test_killed_while_a_checkpoint_streams(self):
+        self.killed(lambda: self.checkpoints("*.partial-*"), *layout(2, 1, 2))
+
+    def test_a_damaged_checkpoint_is_left_out(self):
+        job = self.run_job(self.state, "--set", "training.steps=40")
+        reference = self.run_job(self.path("reference"), "--set", "training.steps=60",
+                                 "--set", "training.schedule.decay_steps=40")
+        newest = sorted(glob.glob(os.path.join(self.state, "checkpoints", "*", "step-*")))[-1]
+        part = glob.glob(os.path.join(newest, "*.safetensors"))[0]
+        with open(part, "r+b") as file:
+            file.seek(os.path.getsize(part) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        findings = self.json("checkpoint", "verify", job["id"], "--state-dir", self.state, code=7)
+        self.assertEqual([f["path"] for f in findings if not f["ok"]], [part])
+        again = self.json("resume", job["id"], "--state-dir", self.state, "--set", "training.steps=60")
+        self.assertEqual((again["state"], again["step"], again["id"]), ("succeeded", 60, job["id"]))
+        events, _ = self.tercio("events", job["id"], "--state-dir", self.state)
+        self.assertIn("checkpoint_damaged", events)
+        self.assertIn("starts after step 30", events)
+        self.assertEqual([step[:3] for step in self.curve(job["id"], self.state)],
+                         [step[:3] for step in self.curve(reference["id"], self.path("reference"))])
+
+    def test_interrupted_and_resumed_in_another_layout(self):
+        child = self.start("run", self.path("job.yaml"), "--state-dir", self.state, "--set",
+                           "training.steps=400", "-o", "json", *layout(1, 2, 1))
+        wait_for(lambda: self.checkpoints("step-00000010"), "a checkpoint")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        self.assertEqual(child.returncode, 130, err)
+        job = json.loads(out)
+        self.assertEqual((job["state"], job["error"]), ("cancelled", "interrupted"))
+        self.assertEqual(job["checkpoint"]["step"], job["step"])
+        self.assertIn("tercio resume", err)
+        resumed = self.json("resume", "--state-dir", self.state, *layout(1, 1, 2))
+        self.assertEqual((resumed["state"], resumed["id"]), ("succeeded", job["id"]))
+        reference = self.run_job(self.path("reference"), "--set", "training.steps=400")
+        self.assertEqual(self.curve(job["id"], self.state),
+                         self.curve(reference["id"], self.path("reference")))
+
+
+class Daemons(TercioTest):
+
+    def setUp(self):
+        super().setUp()
+        _, ready = self.coordinator()
+        self.address = ready["coordinator"]
+        self.coordinator_metrics = ready["metrics"]
+        _, self.agent_ready = self.agent(self.address)
+
+    def reach(self, *arguments):
+        return [*arguments, "--coordinator", self.address]
+
+    def submit(self, *changes):
+        return self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
+
+    def test_every_verb_on_a_real_job(self):
+        job = self.submit(*layout(2, 1, 2))
+        self.assertEqual(self.json(*self.reach("wait", job))["state"], "succeeded")
+        status = self.json(*self.reach("get", job))
+        for key in ("id", "name", "state", "step", "steps", "loss", "tokens_per_second", "restarts",
+                    "attempt", "plan", "checkpoint", "error"):
+            self.assertIn(key, status)
+        self.assertEqual((status["plan"]["tensor"], status["plan"]["data"]), (2, 2))
+        self.assertIsNone(status["error"])
+        self.assertEqual([j["id"] for j in self.json(*self.reach("list"))], [job])
+        node = self.json(*self.reach("nodes"))[0]
+        self.assertEqual((node["name"], node["state"], node["devices"], node["free"]), ("one", "ready", 4, 4))
+        lines = self.tercio(*self.reach("history", job, "-o", "jsonl"))[0].splitlines()
+        self.assertEqual([json.loads(line)["step"] for line in lines], list(range(1, 61)))
+        self.assertIn("succeeded", self.tercio(*self.reach("events", job))[0])
+        self.tercio(*self.reach("logs", job))
+        self.assertEqual(self.tercio(*self.reach("watch", job))[0], "")
+        steps = [c["step"] for c in self.json(*self.reach("checkpoint", "list", job))]
+        self.assertEqual(steps, [40, 50, 60])
+        self.tercio(*self.reach("checkpoint", "verify", job))
+        first = self.tercio("generate", "--checkpoint", status["checkpoint"]["path"], "--prompt", "red ",
+                            "--tokens", "20", "--seed", "1")[0]
+        self.assertTrue(first.startswith("red "))
+        self.assertEqual(first, self.tercio("generate", "--checkpoint", status["checkpoint"]["path"],
+                                            "--prompt", "red ", "--tokens", "20", "--seed", "1")[0])
+        with open(self.path("test.txt"), "w", encoding="utf-8") as file:
+            file.write("red green blue small large " * 5)
+        value = self.json("evaluate", "--checkpoint", status["checkpoint"]["path"], "--data",
+                          self.path("test.txt"), "--metric", "perplexity")
+        self.assertEqual(value["tokens"], 5 * 27 - 1)
+        self.assertGreater(value["value"], 1)
+
+    def test_metrics_of_both_daemons(self):
+        job = self.submit("--set", "training.steps=2000")
+        wait_for(lambda: self.json(*self.reach("get", job))["step"] > 5, "steps")
+        pages = {}
+        for name, address in (("coordinator", self.coordinator_metrics),
+                              ("agent", self.agent_ready["metrics"])):
+            with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as page:
+                pages[name] = page.read().decode()
+        self.tercio(*self.reach("cancel", job, "--no-save"))
+        self.assertIn(f'job_id="{job}"', pages["agent"])
+        for name in ("tercio_tokens_total", "tercio_tokens_per_second", "tercio_loss",
+                     'tercio_memory_bytes{', 'kind="planned"', 'kind="resident"'):
+            self.assertIn(name, pages["agent"])
+        self.assertIn("tercio_job_restarts_total", pages["coordinator"])
+        promtool = shutil.which("promtool")
+        if promtool is None:
+            self.skipTest("promtool is not installed")
+        for name, page in pages.items():
+            check = subprocess.run([promtool, "check", "metrics"], input=page, text=True,
+                                   capture_output=True, check=False)
+            self.assertEqual(check.returncode, 0, f"{name}: {check.stdout}{check.stderr}")
+
+    def test_cancel_and_resume(self):
+        job = self.submit("--set", "training.steps=100000")
+        wait_for(lambda: self.json(*self.reach("get", job))["step"] > 3, "steps")
+        self.tercio(*self.reach("wait", job, "--timeout", "1s"), code=6)
+        self.tercio(*self.reach("cancel", job))
+        self.assertEqual(self.json(*self.reach("wait", job), code=8)["state"], "cancelled")
+        self.tercio(*self.reach("cancel", job), code=7)
+        done = self.json(*self.reach("get", job))["step"]
+        again = self.json(*self.reach("resume", job, "--set", f"training.steps={done + 5}"))
+        self.assertEqual((again["state"], again["step"]), ("succeeded", done + 5))
+        self.tercio(*self.reach("resume", job), code=7)
+
+    def test_a_job_larger_than_the_cluster_waits_and_says_why(self):
+        job = self.submit(*layout(1, 4, 2))
+        status = wait_for(lambda: (s := self.json(*self.reach("get", job)))["error"] and s, "a reason")
+        self.assertEqual(status["state"], "queued")
+        self.assertIn("needs 8 devices", status["error"])
+        self.agent(self.address, "two", 4)
+        self.assertEqual(self.json(*self.reach("wait", job))["state"], "succeeded")
+        self.assertEqual({r["node"] for r in self.json(*self.reach("get", job))["plan"]["ranks"]},
+                         {"one", "two"})
+
+    def test_data_that_a_node_cannot_read_fails_without_restart(self):
+        job = self.submit("--set", "data.train=/nowhere/corpus.txt")
+        status = self.json(*self.reach("wait", job), code=1)
+        self.assertEqual((status["state"], status["restarts"]), ("failed", 0))
+        self.assertIn("node one", status["error"])
+        self.assertIn("/nowhere/corpus.txt", status["error"])
+
+    def test_the_coordinator_is_killed_and_comes_back(self):
+        job = self.submit("--set", "training.steps=600")
+        wait_for(lambda: self.json(*self.reach("get", job))["step"] > 20, "steps")
+        first = self.daemons[0]
+        first.kill()
+        first.wait()
+        port = self.address
+        self.daemon("tercio-coordinator", "--state-dir", self.state, "--listen", port,
+                    "--metrics-listen", "127.0.0.1:0", "--first-backoff", "0.2")
+        status = self.json(*self.reach("wait", job))
+        self.assertEqual((status["state"], status["step"]), ("succeeded", 600))
+
+    def test_a_killed_agent_leaves_no_orphans(self):
+        agent, _ = self.agent(self.address, "brief", 1, "--agent-grace", "1")
+        self.daemons[1].terminate()
+        self.daemons[1].wait()
+        job = self.submit("--set", "training.steps=1000000")
+        wait_for(lambda: self.json(*self.reach("get", job))["step"] > 3, "steps")
+        self.assertNotEqual(self.trainers(job), [])
+        agent.kill()
+        agent.wait()
+        wait_for(lambda: not self.trainers(job), "the end of the trainers", 30)
+
+
+class ExitCodes(TercioTest):
+
+    def test_usage_and_bad_jobs(self):
+        self.tercio("no-such-verb", code=2)
+        self.tercio("plot", code=2)
+        with open(self.path("bad.yaml"), "w", encoding="utf-8") as file:
+            file.write("model: {layer: 2}\ntraining: {steps: -1}\n")
+        out, err = self.tercio("run", self.path("bad.yaml"), "--state-dir", self.state, code=2)
+        self.assertEqual(out, "")
+        self.assertIn("bad.yaml:1: model.layer: unknown key; did you mean 'layers'?", err)
+        self.assertIn("bad.yaml:2: training.steps", err)
+        self.assertFalse(os.path.exists(self.state))
+        out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state,
+                               *layout(8, 1, 1), code=2)
+        self.assertIn("tensor 8 does not divide model.heads 4", err)
+        self.assertIn("nearest tensor x pipeline x data that work: 4x2x1", err)
+        for text, word in (("", "empty"), ("ab", "tokens")):
+            with open(self.path("corpus.txt"), "w", encoding="utf-8") as file:
+                file.write(text)
+            _, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, code=2)
+            self.assertIn(word, err)
+        os.remove(self.path("corpus.txt"))
+        _, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, code=2)
+        self.assertIn("corpus.txt", err)
+
+    def test_a_job_that_does_not_fit_is_refused_with_its_memory(self):
+        _, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, "--set",
+                             "model.hidden=65536", "--set", "model.heads=1024", code=2)
+        self.assertIn("does not fit in memory", err)
+        self.assertIn("optimizer", err)
+
+    def test_unreachable_and_not_found(self):
+        out, err = self.tercio("list", "--coordinator", "127.0.0.1:1", code=5)
+        self.assertEqual(out, "")
+        self.assertIn("127.0.0.1:1", err)
+        self.tercio("get", "job", "--state-dir", self.path("nothing"), code=3)
+        self.tercio("run", self.path("missing.yaml"), code=3)
+        self.run_job(self.state, "--set", "training.steps=2")
+        self.tercio("get", "no-such-job", "--state-dir", self.state, code=3)
+
+    def test_conflicts(self):
+        _, ready = self.coordinator()
+        second = subprocess.run(
+            [os.path.join(ROOT, "bin", "tercio-coordinator"), "--state-dir", self.path("other"),
+             "--listen", ready["coordinator"], "--metrics-listen", "127.0.0.1:0"],
+            capture_output=True, text=True, timeout=20, check=False)
+        self.assertEqual((second.returncode, second.stdout), (7, ""))
+        self.assertIn("port in use", second.stderr)
+        out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, code=7)
+        self.assertEqual(out, "")
+        self.assertIn(self.state, err)
+        third = subprocess.run(
+            [os.path.join(ROOT, "bin", "tercio-coordinator"), "--state-dir", self.path("other"),
+             "--listen", "0.0.0.0:0", "--metrics-listen", "127.0.0.1:0"],
+            capture_output=True, text=True, timeout=20, check=False)
+        self.assertEqual(third.returncode, 2)
+
+    def test_plans_and_data(self):
+        report = self.json("plan", self.path("job.yaml"), "--ranks", "4")
+        chosen = report["layouts"][report["chosen"]]
+        self.assertIsNone(chosen["rejected"])
+        self.assertEqual(chosen["tensor"] * chosen["pipeline"] * chosen["data"], 4)
+        for candidate in report["layouts"]:
+            if candidate["predicted"]:
+                self.assertGreater(candidate["predicted"]["memory_bytes_peak"], 0)
+        effective, _ = self.tercio("plan", self.path("job.yaml"), "--effective")
+        with open(self.path("again.yaml"), "w", encoding="utf-8") as file:
+            file.write(effective)
+        self.assertEqual(self.tercio("plan", self.path("again.yaml"), "--effective")[0], effective)
+        self.tercio("data", "tokenize", "--input", self.path("corpus.txt"), "--tokenizer", "bytes",
+                    "--output", self.path("tokens"))
+        summary = self.json("data", "inspect", self.path("tokens"))
+        self.assertEqual(summary, {"documents": 1, "tokens": os.path.getsize(self.path("corpus.txt")),
+                                   "dtype": "uint16", "vocab_size": 256})
+        job = self.run_job(self.state, "--set", "training.steps=3", "--set",
+                           f"data.train={self.path('tokens')}", "--set", "data.tokenizer=bytes")
+        self.assertEqual(job["state"], "succeeded")
+        for shell in ("bash", "zsh"):
+            self.assertIn("tercio", self.tercio("completion", shell)[0])
+        self.assertIn("tercio", self.tercio("version")[0])
+
+
+if __name__ == "__main__":
+    python_cases.main()

@@ -1,0 +1,150 @@
+"""Runs the real programs for tests: temporary directories, port 0, nothing left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BIN = os.path.join(ROOT, "bin")
+SECONDS = 120  # far beyond what anything here takes, so that a hang fails instead of hanging the runner
+
+JOB = """
+name: small
+model: {layers: 4, hidden: 32, heads: 4, context: 32, dropout: 0.1}
+data: {train: corpus.txt, validation: 0.1, tokenizer: chars}
+training:
+  steps: 60
+  global_batch: 8
+  optimizer: {learning_rate: 3e-3}
+  schedule: {warmup_steps: 10}
+  evaluate: {every_steps: 20, batches: 2}
+checkpoint: {every_steps: 10}
+fault_tolerance: {max_restarts: 5}
+"""
+
+
+def layout(tensor, pipeline, data, schedule="1f1b"):
+    return ["--set", f"parallelism={{tensor: {tensor}, pipeline: {pipeline}, data: {data}, "
+                     f"schedule: {schedule}}}",
+            "--set", f"resources.ranks={tensor * pipeline * data}"]
+
+
+def wait_for(condition, what, seconds=SECONDS):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"waited {seconds} s in vain for {what}")
+
+
+def processes(word):
+    """Process numbers whose command line holds all words of `word`."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/cmdline", "rb") as file:
+                line = file.read().replace(b"\0", b" ").decode(errors="replace")
+            with open(f"/proc/{name}/stat", "rb") as file:
+                zombie = file.read().rsplit(b")", 1)[1].split()[0] == b"Z"
+        except OSError:
+            continue
+        if not zombie and all(part in line for part in word.split()):
+            found.append(int(name))
+    return sorted(found)
+
+
+class TercioTest(unittest.TestCase):
+
+    def setUp(self):
+        self.directory = tempfile.mkdtemp(prefix="tercio-e2e.")
+        self.addCleanup(shutil.rmtree, self.directory, ignore_errors=True)
+        self.daemons = []
+        self.addCleanup(self.stop_daemons)
+        self.state = os.path.join(self.directory, "state")
+        words = ["red", "green", "blue", "small", "large", "round", "heavy", "light"]
+        with open(self.path("corpus.txt"), "w", encoding="utf-8") as file:
+            for i in range(6000):
+                file.write(words[(i * i + i // 7) % len(words)] + (".\n" if i % 11 == 0 else " "))
+        with open(self.path("job.yaml"), "w", encoding="utf-8") as file:
+            file.write(JOB)
+
+    def path(self, *parts):
+        return os.path.join(self.directory, *parts)
+
+    def environment(self):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("TERCIO_")}
+        return {**kept, "XDG_STATE_HOME": self.path("xdg")}
+
+    def start(self, *arguments, **options):
+        return subprocess.Popen([os.path.join(BIN, "tercio"), *arguments], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, env=self.environment(), **options)
+
+    def tercio(self, *arguments, code=0):
+        """Runs a verb to its end, checks its exit code, returns (stdout, stderr)."""
+        child = self.start(*arguments)
+        try:
+            out, err = child.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise
+        self.assertEqual(child.returncode, code, f"tercio {' '.join(arguments)}\n{out}\n{err}")
+        return out, err
+
+    def json(self, *arguments, code=0):
+        return json.loads(self.tercio(*arguments, "-o", "json", code=code)[0])
+
+    def run_job(self, state, *changes, code=0):
+        return self.json("run", self.path("job.yaml"), "--state-dir", state, *changes, code=code)
+
+    def history(self, job, state, *more):
+        out, _ = self.tercio("history", job, "--state-dir", state, "-o", "jsonl", *more)
+        return [json.loads(line) for line in out.splitlines()]
+
+    def curve(self, job, state):
+        """What must be equal to the bit."""
+        keys = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
+        return [tuple(step[key] for key in keys) for step in self.history(job, state)]
+
+    def trainers(self, job):
+        return processes(f"tercio-trainer {job}")
+
+    # ---- daemons by hand ----
+
+    def daemon(self, program, *arguments):
+        log = open(self.path(f"{program}.{len(self.daemons)}.log"), "w", encoding="utf-8")
+        child = subprocess.Popen([os.path.join(BIN, program), *arguments], stdout=subprocess.PIPE,
+                                 stderr=log, text=True, env=self.environment())
+        log.close()
+        self.daemons.append(child)
+        ready = child.stdout.readline()
+        self.assertTrue(ready.startswith("ready "), f"{program}: {ready!r}")
+        return child, dict(part.split("=", 1) for part in ready.split()[1:])
+
+    def coordinator(self, *more):
+        return self.daemon("tercio-coordinator", "--state-dir", self.state, "--listen", "127.0.0.1:0",
+                           "--metrics-listen", "127.0.0.1:0", "--first-backoff", "0.2", *more)
+
+    def agent(self, address, name="one", slots=4, *more):
+        return self.daemon("tercio-agent", "--coordinator", address, "--state-dir",
+                           self.path("agent-" + name), "--name", name, "--slots", str(slots),
+                           "--metrics-listen", "127.0.0.1:0", *more)
+
+    def stop_daemons(self):
+        for child in reversed(self.daemons):
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+                try:
+                    child.wait(20)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+            child.stdout.close()
