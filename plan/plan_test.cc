@@ -1,0 +1,257 @@
+// The pure part of a layout: ranks, lanes, tensors, schedules, memory, plans.
+#include <map>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "plan/lanes.h"
+#include "plan/memory_map.h"
+#include "plan/model_tensors.h"
+#include "plan/plan_builder.h"
+#include "plan/rank_layout.h"
+#include "plan/schedule.h"
+
+namespace tercio::plan {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+v1::JobSpec Job() {
+  v1::JobSpec job;
+  job.mutable_model()->set_layers(12);
+  job.mutable_model()->set_hidden(64);
+  job.mutable_model()->set_heads(8);
+  job.mutable_model()->set_ffn_hidden(256);
+  job.mutable_model()->set_context(32);
+  job.mutable_model()->set_bias(true);
+  job.mutable_model()->set_vocab_size(65);
+  job.mutable_training()->set_global_batch(48);
+  return job;
+}
+
+v1::Layout LayoutOf(int tensor, int pipeline, int data, int micro_batch = 1) {
+  v1::Layout layout;
+  layout.set_tensor(tensor);
+  layout.set_pipeline(pipeline);
+  layout.set_data(data);
+  layout.set_context_parallel(1);
+  layout.set_schedule("1f1b");
+  layout.set_micro_batch(micro_batch);
+  layout.set_micro_batches(48 / data / micro_batch);
+  return layout;
+}
+
+TEST(Schedule, EveryCaseUpToSixStagesAndTwelveMicroBatches) {
+  for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::kOneForwardOneBackward}) {
+    for (int stages = 1; stages <= 6; ++stages) {
+      for (int m = 1; m <= 12; ++m) {
+        std::vector<std::vector<v1::Action>> lists;
+        for (int stage = 0; stage < stages; ++stage) {
+          lists.push_back(StageActions(kind, stages, stage, m));
+        }
+        const absl::StatusOr<ScheduleReport> report = CheckSchedule(lists, m);
+        ASSERT_TRUE(report.ok()) << report.status() << " stages " << stages << " m " << m;
+        EXPECT_DOUBLE_EQ(report->bubble_ratio, static_cast<double>(stages - 1) / m);
+        for (int stage = 0; stage < stages; ++stage) {
+          EXPECT_LE(report->max_in_flight[static_cast<size_t>(stage)],
+                    ActivationSlots(kind, stages, stage, m));
+        }
+      }
+    }
+  }
+}
+
+// A checker that accepts everything would pass the test above.
+TEST(Schedule, TheCheckerFindsFaults) {
+  const auto good = [] {
+    std::vector<std::vector<v1::Action>> lists;
+    for (int stage = 0; stage < 3; ++stage) {
+      lists.push_back(StageActions(ScheduleKind::kOneForwardOneBackward, 3, stage, 4));
+    }
+    return lists;
+  };
+  for (size_t stage = 0; stage < 3; ++stage) {
+    for (size_t i = 0; i + 2 < good()[stage].size(); ++i) {
+      auto lists = good();
+      lists[stage].erase(lists[stage].begin() + static_cast<ptrdiff_t>(i));
+      EXPECT_FALSE(CheckSchedule(lists, 4).ok()) << "stage " << stage << " without action " << i;
+    }
+  }
+  auto one_slot = good();
+  for (v1::Action& action : one_slot[0]) action.set_slot(0);
+  EXPECT_FALSE(CheckSchedule(one_slot, 4).ok());
+}
+
+TEST(RankLayout, IsABijectionAndGroupsAgree) {
+  for (int tensor : {1, 2, 3}) {
+    for (int pipeline : {1, 2, 4}) {
+      for (int data : {1, 2, 5}) {
+        const v1::Layout layout = LayoutOf(tensor, pipeline, data);
+        for (int rank = 0; rank < WorldSize(layout); ++rank) {
+          EXPECT_EQ(RankOfCoordinates(layout, CoordinatesOfRank(layout, rank)), rank);
+        }
+        std::map<v1::GroupKind, std::multiset<int>> members;
+        for (const v1::ProcessGroup& group : ProcessGroups(layout)) {
+          members[group.kind()].insert(group.ranks().begin(), group.ranks().end());
+        }
+        EXPECT_EQ(members.size(), 4u);
+        for (const auto& [kind, ranks] : members) {
+          EXPECT_EQ(static_cast<int>(ranks.size()), WorldSize(layout));
+          EXPECT_EQ(std::set<int>(ranks.begin(), ranks.end()).size(), ranks.size());
+        }
+      }
+    }
+  }
+}
+
+TEST(RankLayout, TheExampleOfTheHeader) {
+  const v1::Layout layout = LayoutOf(2, 2, 2);
+  EXPECT_EQ(CoordinatesOfRank(layout, 5), (Coordinates{1, 0, 1}));
+  std::set<std::vector<int>> of_five;
+  for (const v1::ProcessGroup& group : ProcessGroups(layout)) {
+    const std::vector<int> ranks(group.ranks().begin(), group.ranks().end());
+    if (ranks.size() == 2 && (ranks[0] == 5 || ranks[1] == 5)) of_five.insert(ranks);
+  }
+  EXPECT_THAT(of_five,
+              ElementsAre(std::vector<int>{1, 5}, std::vector<int>{4, 5}, std::vector<int>{5, 7}));
+}
+
+TEST(Lanes, CountsAndMerges) {
+  EXPECT_EQ(LaneCount(1), 1);
+  EXPECT_EQ(LaneCount(12), 4);
+  EXPECT_EQ(LaneCount(480), 8);
+  EXPECT_EQ(LanesPerDataRank(8, 2), 4);
+  EXPECT_EQ(LanesPerDataRank(4, 3), 1);
+  // The tree ((0+1)+(2+3))+((4+5)+(6+7)) by a stack of buffers.
+  for (const int lanes : {1, 2, 4, 8}) {
+    std::vector<std::string> buffers(static_cast<size_t>(GradientBuffers(lanes)));
+    for (int lane = 0; lane < lanes; ++lane) {
+      const int top = AccumulationBuffer(lane);
+      ASSERT_LT(top, GradientBuffers(lanes));
+      buffers[static_cast<size_t>(top)] = std::to_string(lane);
+      for (int i = 0; i < MergesAfterLane(lane); ++i) {
+        std::string& into = buffers[static_cast<size_t>(top - 1 - i)];
+        into = "(" + into + "+" + buffers[static_cast<size_t>(top - i)] + ")";
+      }
+    }
+    if (lanes == 8) {
+      EXPECT_EQ(buffers[0], "(((0+1)+(2+3))+((4+5)+(6+7)))");
+    }
+  }
+}
+
+TEST(Lanes, SegmentsCoverEverySequenceOnce) {
+  for (const int micro_batch : {1, 2, 3, 4, 6, 12}) {
+    std::vector<int> sequences(4);
+    int starts = 0;
+    int ends = 0;
+    for (int index = 0; index < 12 / micro_batch; ++index) {
+      for (const LaneSegment& segment : SegmentsOfMicroBatch(index, micro_batch, 12, 4)) {
+        sequences[static_cast<size_t>(segment.lane)] += segment.sequences;
+        starts += segment.starts_lane;
+        ends += segment.completes_lane;
+      }
+    }
+    EXPECT_THAT(sequences, ElementsAre(3, 3, 3, 3)) << micro_batch;
+    EXPECT_EQ(starts, 4);
+    EXPECT_EQ(ends, 4);
+  }
+}
+
+TEST(ModelTensors, ShardsTileEveryTensor) {
+  const v1::JobSpec job = Job();
+  for (const int tensor : {1, 2, 4, 8}) {
+    for (const LogicalTensor& logical : ModelTensors(job.model())) {
+      std::vector<int> covered(static_cast<size_t>(logical.rows * logical.columns));
+      const int ranks = logical.shard == Shard::kWhole ? 1 : tensor;
+      for (int rank = 0; rank < ranks; ++rank) {
+        const TensorShard shard = ShardOfRank(logical, tensor, rank, PaddedVocabulary(65, tensor));
+        for (int64_t row = shard.row_begin; row < shard.row_end; ++row) {
+          for (int64_t column = shard.column_begin; column < shard.column_end; ++column) {
+            ++covered[static_cast<size_t>(row * logical.columns + column)];
+          }
+        }
+      }
+      EXPECT_THAT(covered, ::testing::Each(1)) << logical.name << " over " << tensor;
+    }
+  }
+}
+
+TEST(ModelTensors, StagesHoldEveryTensorAndKeepQkvTogether) {
+  const v1::JobSpec job = Job();
+  for (const int pipeline : {1, 2, 3, 4}) {
+    std::multiset<std::string> names;
+    for (int stage = 0; stage < pipeline; ++stage) {
+      const StageTensors tensors = TensorsOfStage(job.model(), LayoutOf(2, pipeline, 1), stage);
+      int64_t end = 0;
+      for (const StageTensor& entry : tensors.tensors) {
+        if (entry.role != TensorRole::kHead) names.insert(entry.tensor.name);
+        EXPECT_GE(entry.gradient_offset, end);
+        const bool follows = entry.tensor.name.find(".key.") != std::string::npos ||
+                             entry.tensor.name.find(".value.") != std::string::npos;
+        EXPECT_TRUE(follows ? entry.gradient_offset == end : entry.gradient_offset % 16 == 0);
+        end = entry.gradient_offset + entry.elements;
+      }
+      EXPECT_LE(end, tensors.gradient_elements);
+    }
+    EXPECT_EQ(names.size(), ModelTensors(job.model()).size());
+    EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
+  }
+}
+
+TEST(MemoryMap, BuffersDoNotOverlap) {
+  for (const v1::Layout& layout : {LayoutOf(1, 1, 1, 4), LayoutOf(2, 2, 2), LayoutOf(4, 3, 1, 2)}) {
+    for (int stage = 0; stage < layout.pipeline(); ++stage) {
+      const v1::MemoryTable table = MemoryOfStage(Job(), layout, stage, 2);
+      int64_t end = 0;
+      for (const v1::Buffer& buffer : table.buffers()) {
+        EXPECT_EQ(buffer.offset_bytes() % 64, 0) << buffer.name();
+        EXPECT_GE(buffer.offset_bytes(), end) << buffer.name();
+        end = buffer.offset_bytes() + buffer.size_bytes();
+      }
+      EXPECT_LE(end, table.total_bytes());
+    }
+  }
+}
+
+TEST(PlanBuilder, BucketsTileTheGradients) {
+  const v1::JobSpec job = Job();
+  std::vector<DeviceSlot> slots(8, {"n", 0});
+  const auto plan = BuildPlan(job, LayoutOf(2, 2, 2), slots, 1);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  for (int stage = 0; stage < 2; ++stage) {
+    int64_t begin = TensorsOfStage(job.model(), plan->layout(), stage).gradient_elements;
+    for (const v1::BucketRange& bucket : plan->stages(stage).buckets()) {
+      EXPECT_EQ(bucket.end(), begin);
+      begin = bucket.begin();
+    }
+    EXPECT_EQ(begin, 0);
+  }
+  EXPECT_EQ(SliceForRank(*plan, 5).placement().pipeline_index(), 1);
+  EXPECT_EQ(SliceForRank(*plan, 5).groups_size(), 4);
+}
+
+TEST(PlanBuilder, ImpossibleLayoutsSayWhyAndWhatWorks) {
+  v1::JobSpec job = Job();
+  const auto fault = [&](int tensor, int pipeline, int data, int ranks) {
+    job.mutable_parallelism()->set_tensor(tensor);
+    job.mutable_parallelism()->set_pipeline(pipeline);
+    job.mutable_parallelism()->set_data(data);
+    job.mutable_resources()->set_ranks(ranks);
+    return std::string(LayoutOfJob(job).status().message());
+  };
+  EXPECT_THAT(fault(3, 1, 2, 6), HasSubstr("tensor 3 does not divide model.heads 8"));
+  EXPECT_THAT(fault(1, 5, 1, 5), HasSubstr("pipeline 5 does not divide model.layers 12"));
+  EXPECT_THAT(fault(1, 1, 5, 5), HasSubstr("global_batch 48"));
+  EXPECT_THAT(fault(2, 1, 2, 6), HasSubstr("= 4 ranks, but resources.ranks is 6"));
+  EXPECT_THAT(fault(3, 1, 2, 6), HasSubstr("nearest tensor x pipeline x data that work: "));
+}
+
+TEST(PlanBuilder, MicroBatchForAuto) {
+  EXPECT_EQ(ChooseMicroBatch(Job(), 1, 1), 48);
+  EXPECT_EQ(ChooseMicroBatch(Job(), 4, 2), 3);  // at least eight micro-batches of 24 sequences
+}
+
+}  // namespace
+}  // namespace tercio::plan
