@@ -46,8 +46,7 @@ struct AgentMetrics::Families {
   prometheus::Registry& registry;
   Family<Counter>& tokens = NewCounter(registry, "tercio_tokens_total",
                                        "Tokens trained on by the job, counted by each rank.");
-  Family<Counter>& steps =
-      NewCounter(registry, "tercio_steps_total", "Optimizer steps reported by a rank.");
+  Family<Counter>& steps = NewCounter(registry, "tercio_steps_total", "Optimizer steps of a rank.");
   Family<Gauge>& tokens_per_second =
       NewGauge(registry, "tercio_tokens_per_second", "Tokens a second of the whole job.");
   Family<Gauge>& step = NewGauge(registry, "tercio_step", "Last completed step.");
@@ -83,10 +82,11 @@ absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::str
   return metrics;
 }
 
-void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, double tokens) {
+void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, int64_t steps,
+                        int64_t tokens) {
   const Labels labels = ToLabels(rank);
-  families_->tokens.Add(labels).Increment(tokens);
-  families_->steps.Add(labels).Increment();
+  families_->tokens.Add(labels).Increment(static_cast<double>(tokens));
+  families_->steps.Add(labels).Increment(static_cast<double>(steps));
   families_->tokens_per_second.Add(labels).Set(step.tokens_per_second());
   families_->step.Add(labels).Set(static_cast<double>(step.step()));
   families_->step_seconds.Add(labels).Set(step.step_seconds());

@@ -3,6 +3,7 @@
 // Thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -27,7 +28,8 @@ class AgentMetrics {
   // HOST:PORT that really listens.
   const std::string& address() const { return address_; }
 
-  void Step(const RankLabels& labels, const v1::TrainerStep& step, double tokens);
+  // `steps` and `tokens` are those since the rank's last report.
+  void Step(const RankLabels& labels, const v1::TrainerStep& step, int64_t steps, int64_t tokens);
   void Memory(const RankLabels& labels, const v1::TrainerMemory& memory);
   void Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress);
   void Exited(const RankLabels& labels, bool fault);

@@ -47,8 +47,8 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   step.set_tokens_per_second(1024);
   step.set_loss(3.5);
   step.set_grad_norm(0.5);
-  (*metrics)->Step(kLabels, step, 256);
-  (*metrics)->Step(kLabels, step, 256);
+  (*metrics)->Step(kLabels, step, 2, 256);
+  (*metrics)->Step(kLabels, step, 1, 256);
   v1::TrainerMemory memory;
   memory.set_planned_bytes(4096);
   memory.set_resident_bytes(8192);
@@ -61,6 +61,7 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   const std::string labels = kLabelText;
   EXPECT_THAT(page, HasSubstr("200 OK"));
   EXPECT_THAT(page, HasSubstr("tercio_tokens_total" + labels + " 512"));
+  EXPECT_THAT(page, HasSubstr("tercio_steps_total" + labels + " 3"));
   EXPECT_THAT(page, HasSubstr("tercio_tokens_per_second" + labels + " 1024"));
   EXPECT_THAT(page, HasSubstr("tercio_step_seconds" + labels + " 0.25"));
   EXPECT_THAT(page, HasSubstr("tercio_loss" + labels + " 3.5"));
@@ -76,7 +77,7 @@ TEST(AgentMetrics, GaugesGoWithTheRankAndCountersStay) {
   ASSERT_TRUE(metrics.ok()) << metrics.status();
   v1::TrainerStep step;
   step.set_loss(3.5);
-  (*metrics)->Step(kLabels, step, 256);
+  (*metrics)->Step(kLabels, step, 1, 256);
   (*metrics)->Memory(kLabels, {});
   (*metrics)->Exited(kLabels, /*fault=*/true);
   (*metrics)->Forget(kLabels);

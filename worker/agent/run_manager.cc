@@ -251,9 +251,10 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
   const RunState& run = state_.runs.at(key);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
-    const int64_t steps = message.step().step() - run.ranks.at(rank).last_step;
-    const int64_t tokens = steps * spec.training().global_batch() * spec.model().context();
-    metrics_.Step(labels, message.step(), static_cast<double>(std::max<int64_t>(0, tokens)));
+    const int64_t steps =
+        std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
+    metrics_.Step(labels, message.step(), steps,
+                  steps * spec.training().global_batch() * spec.model().context());
   } else if (message.has_memory()) {
     metrics_.Memory(labels, message.memory());
   } else if (message.has_checkpoint()) {
