@@ -196,6 +196,7 @@ class Stepper {
       if (job.record.phase() == v1::JOB_PHASE_STOPPING) AllStopped(job);
     }
     state_.nodes.erase(name);
+    effects_.disconnected.push_back(name);
   }
 
   void Handle(const NodeSaid& said) {

@@ -140,6 +140,8 @@ struct Effects {
   // To be done after that.
   std::vector<SendToNode> messages;
   std::vector<FindCheckpoint> searches;
+  // Nodes that count as lost: their streams are closed, so that they come again with a hello.
+  std::vector<std::string> disconnected;
   // The answer to a request that the event stands for (cancel, resume).
   absl::Status answer;
 };

@@ -177,7 +177,11 @@ void Coordinator::Deliver(const std::vector<Effects>& effects) {
       for (const SendToNode& send : effect.messages) {
         const auto stream = streams_.find(send.node);
         // A node that is away is told again when it comes back.
-        if (stream != streams_.end()) stream->second.second(send.message);
+        if (stream != streams_.end()) stream->second.second.send(send.message);
+      }
+      for (const std::string& node : effect.disconnected) {
+        const auto stream = streams_.find(node);
+        if (stream != streams_.end()) stream->second.second.close();
       }
       for (const FindCheckpoint& search : effect.searches) searches.push_back(search.run);
     }
@@ -219,12 +223,12 @@ void Coordinator::SetCheckpointAddress(const std::string& address) {
   settings_.checkpoint_address = address;
 }
 
-int64_t Coordinator::Attach(const v1::AgentHello& hello, Send send) {
+int64_t Coordinator::Attach(const v1::AgentHello& hello, NodeStream node_stream) {
   int64_t stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stream = next_stream_++;
-    streams_[hello.node()] = {stream, std::move(send)};
+    streams_[hello.node()] = {stream, std::move(node_stream)};
   }
   Post(NodeAttached{hello});
   return stream;

@@ -51,7 +51,11 @@ class Coordinator {
 
   // A stream to a node; replaces the one before. Detach with the same token only.
   using Send = std::function<void(const v1::CoordinatorMessage&)>;
-  int64_t Attach(const v1::AgentHello& hello, Send send);
+  struct NodeStream {
+    Send send;
+    std::function<void()> close;
+  };
+  int64_t Attach(const v1::AgentHello& hello, NodeStream stream);
   void Detach(const std::string& node, int64_t stream);
 
   // ---- reading ----
@@ -102,7 +106,7 @@ class Coordinator {
   mutable std::mutex mutex_;  // state_, streams_, version_
   mutable std::condition_variable changed_;
   State state_;
-  std::map<std::string, std::pair<int64_t, Send>> streams_;
+  std::map<std::string, std::pair<int64_t, NodeStream>> streams_;
   int64_t next_stream_ = 1;
   uint64_t version_ = 1;
 

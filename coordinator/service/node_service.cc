@@ -3,6 +3,7 @@
 #include <chrono>
 #include <deque>
 #include <memory>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -69,6 +70,14 @@ class NodeServiceImpl::AgentStream
     if (outbox->messages.size() == 1) outbox->stream->StartWrite(&outbox->messages.front());
   }
 
+  // Any thread. The reactor lives until OnDone, which takes the same lock before it goes.
+  static void Close(const std::shared_ptr<Outbox>& outbox) {
+    std::lock_guard<std::mutex> lock(outbox->mutex);
+    AgentStream* stream = std::exchange(outbox->stream, nullptr);
+    if (stream == nullptr || stream->finished_.exchange(true)) return;
+    stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat came in time"));
+  }
+
   void Accept() {
     node_ = incoming_.hello().node();
     v1::CoordinatorMessage answer;
@@ -76,7 +85,8 @@ class NodeServiceImpl::AgentStream
     Send(outbox_, answer);
     token_ = coordinator_.Attach(
         incoming_.hello(),
-        [outbox = outbox_](const v1::CoordinatorMessage& message) { Send(outbox, message); });
+        {[outbox = outbox_](const v1::CoordinatorMessage& message) { Send(outbox, message); },
+         [outbox = outbox_] { Close(outbox); }});
   }
 
   void FinishOnce(const grpc::Status& status) {
