@@ -247,7 +247,8 @@ class AgentTest : public ::testing::Test {
     start->set_token("token");
     *start->mutable_spec() = spec;
     start->set_vocab_size(256);
-    start->set_checkpoint_address("127.0.0.1:1");  // nobody: saves fail, training goes on
+    // It does not take checkpoints: saves fail, training goes on.
+    start->set_checkpoint_address(coordinator_.address());
     for (int rank = 0; rank < 2; ++rank) *start->add_ranks() = plan::SliceForRank(*plan, rank);
     coordinator_.Say(message);
   }

@@ -13,6 +13,7 @@ namespace tercio {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
+constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
 
 }  // namespace
 
@@ -80,7 +81,7 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                                    absl::Span<const float> values,
                                    const std::string& training_state, const std::string& tokenizer,
-                                   Done done) {
+                                   absl::Duration patience, Done done) {
   WaitForUpload();
   v1::UploadBegin begin;
   *begin.mutable_run() = identity_.run;
@@ -91,9 +92,13 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.mutable_slices()->Add(slices.begin(), slices.end());
   begin.set_training_state(training_state);
   begin.set_tokenizer(tokenizer);
-  uploader_ = std::thread([this, begin, values, done = std::move(done)] {
+  uploader_ = std::thread([this, begin, values, patience, done = std::move(done)] {
     const absl::Time start = absl::Now();
-    const absl::Status status = Upload(begin, values);
+    absl::Status status = Upload(begin, values);
+    while (absl::IsUnavailable(status) && absl::Now() - start < patience) {
+      absl::SleepFor(kRetryInterval);
+      status = Upload(begin, values);
+    }
     done(status, static_cast<int64_t>(values.size() * sizeof(float)),
          absl::ToDoubleSeconds(absl::Now() - start));
   });

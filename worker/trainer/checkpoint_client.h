@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 #include "worker/engine/training_engine.h"
@@ -32,11 +33,12 @@ class CheckpointClient {
   absl::Status Load(int64_t step, TrainingEngine& engine);
 
   // Streams the values in the background; they must stay unchanged until WaitForUpload returns.
+  // While nobody answers it tries again for as long as `patience`.
   // `done(status, bytes, seconds)` is called from the uploading thread.
   using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                    absl::Span<const float> values, const std::string& training_state,
-                   const std::string& tokenizer, Done done);
+                   const std::string& tokenizer, absl::Duration patience, Done done);
   void WaitForUpload();
 
  private:

@@ -37,6 +37,11 @@ class FakeService : public v1::CheckpointService::Service {
     }
     begin = message.begin();
     if (refuse) return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the disk is full");
+    if (away > 0) {
+      --away;
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "away");
+    }
+    bytes.clear();
     while (reader->Read(&message)) {
       if (message.has_end()) end = message.end();
       if (!message.has_chunk()) continue;
@@ -63,6 +68,7 @@ class FakeService : public v1::CheckpointService::Service {
   }
 
   std::atomic<bool> refuse{false};
+  std::atomic<int> away{0};  // so many uploads fail
   std::atomic<bool> truncate{false};
   v1::UploadBegin begin;
   v1::UploadEnd end;
@@ -125,6 +131,7 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
   absl::Status status = absl::UnknownError("not done");
   const auto client = Client();
   client->StartUpload(40, {Rows("w", 0, 700'000)}, values, "{\"step\":40}", "{}",
+                      absl::ZeroDuration(),
                       [&](const absl::Status& s, int64_t bytes, double seconds) {
                         status = s;
                         EXPECT_EQ(bytes, 2'800'000);
@@ -153,15 +160,32 @@ TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.refuse = true;
-  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, values, "", "", done);
+  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, values, "", "", absl::Seconds(20), done);
   client->WaitForUpload();
   service_.refuse = false;
-  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, values, "", "", done);
+  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, values, "", "", absl::Seconds(20), done);
   client->WaitForUpload();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(outcomes[0].message()), HasSubstr("the disk is full"));
   EXPECT_TRUE(outcomes[1].ok()) << outcomes[1];
+}
+
+TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
+  const std::vector<float> values(1000, 1.0f);
+  const auto client = Client();
+  std::vector<absl::Status> outcomes;
+  const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
+  service_.away = 2;
+  client->StartUpload(1, {Rows("w", 0, 1000)}, values, "", "", absl::ZeroDuration(), done);
+  client->WaitForUpload();
+  EXPECT_EQ(service_.away, 1);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, values, "", "", absl::Seconds(20), done);
+  client->WaitForUpload();
+  ASSERT_EQ(outcomes.size(), 2u);
+  EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kUnavailable);
+  EXPECT_TRUE(outcomes[1].ok()) << outcomes[1];
+  EXPECT_EQ(service_.bytes.size(), 4000u);
 }
 
 TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {

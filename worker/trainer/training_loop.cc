@@ -22,6 +22,7 @@ namespace tercio {
 namespace {
 
 constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
+constexpr absl::Duration kLastSavePatience = absl::Minutes(5);
 // Where the job gives no hang_timeout.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(10);
 // Ranks other than 0 report steps at most this often, all ranks their memory.
@@ -59,7 +60,7 @@ class TrainingLoop {
   absl::Status Connect();
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
-  absl::Status Save(int64_t step);
+  absl::Status Save(int64_t step, bool last);
   bool EvaluatesAfter(int64_t step) const;
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
               bool evaluated);
@@ -163,18 +164,19 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
     }
     Report(step, result, seconds, validation_loss, evaluated);
     const auto request = static_cast<AgentLink::Request>(static_cast<int>(result.signal));
-    if (request != AgentLink::Request::kNone || step == training().steps() ||
-        (every > 0 && step % every == 0)) {
-      TERCIO_RETURN_IF_ERROR(Save(step));
+    const bool finished = step == training().steps();
+    const bool stops = request == AgentLink::Request::kSaveAndStop && !finished;
+    if (request != AgentLink::Request::kNone || finished || (every > 0 && step % every == 0)) {
+      TERCIO_RETURN_IF_ERROR(Save(step, /*last=*/finished || stops));
     }
-    if (request == AgentLink::Request::kSaveAndStop && step < training().steps()) {
-      return TrainingOutcome::kStoppedAfterSave;
-    }
+    if (stops) return TrainingOutcome::kStoppedAfterSave;
   }
   return TrainingOutcome::kFinished;
 }
 
-absl::Status TrainingLoop::Save(int64_t step) {
+// A coordinator that is away costs a checkpoint on the way, since training goes on; but the last
+// one waits for it.
+absl::Status TrainingLoop::Save(int64_t step, bool last) {
   checkpoints_->WaitForUpload();  // the snapshot is in use until then
   TERCIO_ASSIGN_OR_RETURN(const auto values, engine_->Snapshot());
   const nlohmann::json state = {
@@ -185,6 +187,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
       {"next_sample", step * training().global_batch()}};
   checkpoints_->StartUpload(
       step, engine_->SavedSlices(), values, state.dump(), IsRankZero() ? tokenizer_json_ : "",
+      last ? kLastSavePatience : absl::ZeroDuration(),
       [this, step](const absl::Status& status, int64_t bytes, double seconds) {
         v1::TrainerMessage message;
         v1::CheckpointProgress* progress = message.mutable_checkpoint();
