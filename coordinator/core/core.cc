@@ -163,9 +163,9 @@ class Stepper {
         if (!job.prepared_nodes.contains(name)) SendPrepare(job, name);
         if (!job.checkpoint_known) effects_.searches.push_back({wanted});
         return;
+      // Whether the node never got the order or its ranks have already ended cannot be told apart,
+      // and an attempt is never started twice on a node.
       case v1::JOB_PHASE_STARTING:
-        if (!runs) SendStart(job, name);
-        return;
       case v1::JOB_PHASE_RUNNING:
         if (!runs) Fault(job, absl::StrCat("node ", name, " has lost its ranks"), false);
         return;

@@ -220,6 +220,7 @@ Expected Table() {
       {v1::JOB_PHASE_STARTING,
        {{"cancel", S},
         {"cancel and save", S},
+        {"attach, idle", S},
         {"lease over", B},
         {"exit 1", S},
         {"exit 3, permanent", S},
