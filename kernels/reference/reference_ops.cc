@@ -1,0 +1,145 @@
+#include "kernels/reference/reference_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace tercio::kernels::reference {
+
+Values Matmul(const Values& x, const Values& w, const Values& bias, int64_t m, int64_t n,
+              int64_t k) {
+  Values y(static_cast<size_t>(m * n));
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) {
+      double sum = bias.empty() ? 0 : bias[static_cast<size_t>(j)];
+      for (int64_t p = 0; p < k; ++p) {
+        sum += x[static_cast<size_t>(i * k + p)] * w[static_cast<size_t>(j * k + p)];
+      }
+      y[static_cast<size_t>(i * n + j)] = sum;
+    }
+  }
+  return y;
+}
+
+Values MatmulScale(const Values& x, const Values& w, int64_t m, int64_t n, int64_t k) {
+  Values magnitudes_x(x);
+  Values magnitudes_w(w);
+  for (double& value : magnitudes_x) value = std::abs(value);
+  for (double& value : magnitudes_w) value = std::abs(value);
+  return Matmul(magnitudes_x, magnitudes_w, {}, m, n, k);
+}
+
+Values Transpose(const Values& x, int64_t rows, int64_t columns) {
+  Values y(x.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < columns; ++j) {
+      y[static_cast<size_t>(j * rows + i)] = x[static_cast<size_t>(i * columns + j)];
+    }
+  }
+  return y;
+}
+
+Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int64_t rows,
+                 int64_t columns, double eps) {
+  Values y(x.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = x.data() + i * columns;
+    double mean = 0;
+    for (int64_t c = 0; c < columns; ++c) mean += row[c] / static_cast<double>(columns);
+    double variance = 0;
+    for (int64_t c = 0; c < columns; ++c) {
+      variance += (row[c] - mean) * (row[c] - mean) / static_cast<double>(columns);
+    }
+    for (int64_t c = 0; c < columns; ++c) {
+      const double normed = (row[c] - mean) / std::sqrt(variance + eps);
+      y[static_cast<size_t>(i * columns + c)] = normed * weight[static_cast<size_t>(c)] +
+                                                (bias.empty() ? 0 : bias[static_cast<size_t>(c)]);
+    }
+  }
+  return y;
+}
+
+Values Gelu(const Values& x) {
+  Values y;
+  for (const double value : x) {
+    const double inner =
+        std::sqrt(2 / std::numbers::pi) * (value + 0.044715 * value * value * value);
+    y.push_back(0.5 * value * (1 + std::tanh(inner)));
+  }
+  return y;
+}
+
+Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
+                 int64_t tokens, int64_t head_dim) {
+  Values out(q.size());
+  for (int64_t i = 0; i < tokens; ++i) {
+    Values p;
+    double largest = -1e300;
+    for (int64_t j = 0; j <= i; ++j) {
+      double score = 0;
+      for (int64_t d = 0; d < head_dim; ++d) {
+        score +=
+            q[static_cast<size_t>(i * head_dim + d)] * k[static_cast<size_t>(j * head_dim + d)];
+      }
+      p.push_back(score / std::sqrt(static_cast<double>(head_dim)));
+      largest = std::max(largest, p.back());
+    }
+    double sum = 0;
+    for (double& score : p) sum += score = std::exp(score - largest);
+    for (int64_t j = 0; j <= i; ++j) {
+      const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * tokens + j)];
+      for (int64_t d = 0; d < head_dim; ++d) {
+        out[static_cast<size_t>(i * head_dim + d)] +=
+            p[static_cast<size_t>(j)] / sum * keep * v[static_cast<size_t>(j * head_dim + d)];
+      }
+    }
+  }
+  return out;
+}
+
+double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
+                       int64_t columns) {
+  double total = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = logits.data() + i * columns;
+    const double largest = *std::max_element(row, row + columns);
+    double sum = 0;
+    for (int64_t c = 0; c < columns; ++c) sum += std::exp(row[c] - largest);
+    total += largest + std::log(sum) - row[targets[static_cast<size_t>(i)]];
+  }
+  return total;
+}
+
+AdamWState AdamW(AdamWState state, double gradient, double learning_rate, double beta1,
+                 double beta2, double eps, double weight_decay, int64_t step) {
+  state.parameter -= learning_rate * weight_decay * state.parameter;
+  state.m = beta1 * state.m + (1 - beta1) * gradient;
+  state.v = beta2 * state.v + (1 - beta2) * gradient * gradient;
+  const double m = state.m / (1 - std::pow(beta1, static_cast<double>(step)));
+  const double v = state.v / (1 - std::pow(beta2, static_cast<double>(step)));
+  state.parameter -= learning_rate * m / (std::sqrt(v) + eps);
+  return state;
+}
+
+Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,
+                       const Values& output_weights) {
+  constexpr double kStep = 1e-5;
+  const auto weighted = [&](const Values& at) {
+    const Values y = f(at);
+    double sum = 0;
+    for (size_t i = 0; i < y.size(); ++i) sum += y[i] * output_weights[i];
+    return sum;
+  };
+  Values gradient;
+  Values moved = x;
+  for (size_t i = 0; i < x.size(); ++i) {
+    moved[i] = x[i] + kStep;
+    const double above = weighted(moved);
+    moved[i] = x[i] - kStep;
+    gradient.push_back((above - weighted(moved)) / (2 * kStep));
+    moved[i] = x[i];
+  }
+  return gradient;
+}
+
+}  // namespace tercio::kernels::reference

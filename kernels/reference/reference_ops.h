@@ -1,0 +1,44 @@
+// The operations of kernels/ops.h as plain loops in double: the oracle for every backend. Slow, and
+// meant to be read beside the formulas of the contract. Inputs are rounded to float once, by the
+// caller; nothing in here rounds.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace tercio::kernels::reference {
+
+using Values = std::vector<double>;
+
+// y[m,n] = sum_k x[m,k] w[n,k] (+ bias[n])
+Values Matmul(const Values& x, const Values& w, const Values& bias, int64_t m, int64_t n,
+              int64_t k);
+// sum_k |x[m,k]| |w[n,k]|: the scale of a product's rounding error.
+Values MatmulScale(const Values& x, const Values& w, int64_t m, int64_t n, int64_t k);
+Values Transpose(const Values& x, int64_t rows, int64_t columns);
+
+Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int64_t rows,
+                 int64_t columns, double eps);
+Values Gelu(const Values& x);
+
+// q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
+// (tokens, tokens), empty for none.
+Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
+                 int64_t tokens, int64_t head_dim);
+
+// Sum over rows of log-sum-exp minus the logit of the target.
+double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
+                       int64_t columns);
+
+struct AdamWState {
+  double parameter, m, v;
+};
+AdamWState AdamW(AdamWState state, double gradient, double learning_rate, double beta1,
+                 double beta2, double eps, double weight_decay, int64_t step);
+
+// d (sum_i output_weights[i] * f(x)[i]) / dx, by central differences in double.
+Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,
+                       const Values& output_weights);
+
+}  // namespace tercio::kernels::reference
