@@ -1,7 +1,7 @@
 #!/bin/bash
 # Everything that a change must pass: installs what is missing, checks the sources, builds everything, runs
 # every test.
-#   tests/run.sh [--long]      --long adds the tests tagged `long`, and clang-tidy
+#   tests/run.sh [--long]      --long adds the tests tagged `soak`, and clang-tidy
 # Prints each test with its outcome, every failed or skipped case with its reason, and at the end
 #   N passed, N failed, N skipped
 # counted over GoogleTest cases, source checks, and the targets that are not GoogleTests. Ends with 0 when
@@ -19,7 +19,7 @@ esac
 give_up() { echo "error: $1" >&2; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 
 install=(--tests)
-filter=(--test_tag_filters=-long)
+filter=(--test_tag_filters=-soak)  # not "long": Bazel takes that for the size, too
 if [[ "$long" == yes ]]; then install+=(--long); filter=(); fi
 ./deploy/install_dependencies.sh "${install[@]}" || give_up "packages are missing"
 

@@ -23,6 +23,22 @@ using Floats = std::vector<float>;
 
 constexpr uint64_t kSeed = 20261121;
 
+// |actual - expected| <= tolerance * the row's largest magnitude.
+void ExpectRows(const Floats& actual, const Values& expected, int64_t columns, double tolerance,
+                const char* what) {
+  ASSERT_EQ(actual.size(), expected.size()) << what;
+  for (size_t row = 0; row < actual.size(); row += static_cast<size_t>(columns)) {
+    double largest = 1e-30;
+    for (int64_t c = 0; c < columns; ++c) {
+      largest = std::max(largest, std::abs(expected[row + static_cast<size_t>(c)]));
+    }
+    for (int64_t c = 0; c < columns; ++c) {
+      const size_t at = row + static_cast<size_t>(c);
+      ASSERT_NEAR(actual[at], expected[at], tolerance * largest) << what << " at " << at;
+    }
+  }
+}
+
 class CpuOpsTest : public ::testing::Test {
  protected:
   void SetUp() override { RecordProperty("seed", std::to_string(kSeed)); }
@@ -34,22 +50,6 @@ class CpuOpsTest : public ::testing::Test {
     return values;
   }
   static Values Exact(const Floats& values) { return Values(values.begin(), values.end()); }
-
-  // |actual - expected| <= tolerance * the row's largest magnitude.
-  static void ExpectRows(const Floats& actual, const Values& expected, int64_t columns,
-                         double tolerance, const char* what) {
-    ASSERT_EQ(actual.size(), expected.size()) << what;
-    for (size_t row = 0; row < actual.size(); row += static_cast<size_t>(columns)) {
-      double largest = 1e-30;
-      for (int64_t c = 0; c < columns; ++c) {
-        largest = std::max(largest, std::abs(expected[row + static_cast<size_t>(c)]));
-      }
-      for (int64_t c = 0; c < columns; ++c) {
-        const size_t at = row + static_cast<size_t>(c);
-        ASSERT_NEAR(actual[at], expected[at], tolerance * largest) << what << " at " << at;
-      }
-    }
-  }
 
   std::mt19937_64 random_{kSeed};
   std::unique_ptr<Ops> ops_ = CreateCpuOps(2);
@@ -180,104 +180,121 @@ struct AttentionCase {
   float dropout;
 };
 
+// One attention forward and backward over random values, all heads.
+struct AttentionRun {
+  Floats qkv, dout, out, dqkv;
+};
+
+AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats dout) {
+  const int64_t width = c.heads * c.head_dim;
+  AttentionRun run{std::move(qkv), std::move(dout), Floats(static_cast<size_t>(c.tokens * width)),
+                   Floats(static_cast<size_t>(c.tokens * width * 3))};
+  Floats lse(static_cast<size_t>(c.tokens * c.heads));
+  auto scratch =
+      hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, c.head_dim, 2)));
+  AttentionArgs args{};
+  args.q = run.qkv.data();
+  args.k = args.q + width;
+  args.v = args.k + width;
+  args.stride = 3 * width;
+  args.out = run.out.data();
+  args.lse = lse.data();
+  args.sequences = 1;
+  args.tokens = c.tokens;
+  args.heads = c.heads;
+  args.head_dim = c.head_dim;
+  args.dropout.probability = c.dropout;
+  args.dropout.tokens = c.tokens;
+  args.dropout.layer = 3;
+  args.scratch = scratch.get();
+  ops.Attention(args);
+  AttentionBackwardArgs back{};
+  back.dout = run.dout.data();
+  back.out = run.out.data();
+  back.lse = lse.data();
+  back.q = args.q;
+  back.k = args.k;
+  back.v = args.v;
+  back.dq = run.dqkv.data();
+  back.dk = back.dq + width;
+  back.dv = back.dk + width;
+  back.stride = args.stride;
+  back.sequences = 1;
+  back.tokens = c.tokens;
+  back.heads = c.heads;
+  back.head_dim = c.head_dim;
+  back.dropout = args.dropout;
+  back.scratch = scratch.get();
+  ops.AttentionBackward(back);
+  return run;
+}
+
+// What the dropout of one head multiplies each weight with; empty without dropout.
+Values AttentionMask(const AttentionCase& c, int64_t head) {
+  Values mask;
+  if (c.dropout == 0) return mask;
+  const PhiloxKey key = MakeKey(0, 0);
+  for (int64_t i = 0; i < c.tokens; ++i) {
+    for (int64_t j = 0; j < c.tokens; ++j) {
+      const uint32_t tag = kSiteAttention | 3u << 4 | static_cast<uint32_t>(head) << 16;
+      const PhiloxBlock bits =
+          Philox(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), 0, tag});
+      const bool kept = bits[static_cast<size_t>(j % 4)] >= DropThreshold(c.dropout);
+      mask.push_back(kept ? 1.0 / (1.0 - c.dropout) : 0.0);
+    }
+  }
+  return mask;
+}
+
+// One head's [tokens, head_dim] out of rows of `stride` that begin at `offset`.
+Values HeadOf(const Floats& from, const AttentionCase& c, int64_t head, int64_t stride,
+              int64_t offset) {
+  Values values;
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    for (int64_t d = 0; d < c.head_dim; ++d) {
+      values.push_back(from[static_cast<size_t>(t * stride + offset + head * c.head_dim + d)]);
+    }
+  }
+  return values;
+}
+
+Floats ToFloats(const Values& values) { return Floats(values.begin(), values.end()); }
+
+void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t head) {
+  const int64_t width = c.heads * c.head_dim;
+  const auto part = [&](const Floats& from, int64_t index) {
+    return HeadOf(from, c, head, 3 * width, index * width);
+  };
+  const Values mask = AttentionMask(c, head);
+  const Values q = part(run.qkv, 0);
+  const Values k = part(run.qkv, 1);
+  const Values v = part(run.qkv, 2);
+  const Values weights = HeadOf(run.dout, c, head, width, 0);
+  const auto of = [&](const Values& a, const Values& b, const Values& d) {
+    return reference::Attention(a, b, d, mask, c.tokens, c.head_dim);
+  };
+  ExpectRows(ToFloats(HeadOf(run.out, c, head, width, 0)), of(q, k, v), c.head_dim, 1e-5, "out");
+  if (c.tokens > 40) return;  // differences take tokens^3
+  // Gradients are compared by the largest magnitude of the tensor: single rows may be all noise.
+  const auto expect = [&](int64_t index, const auto& function, const Values& at, const char* name) {
+    ExpectRows(ToFloats(part(run.dqkv, index)), reference::NumericGradient(function, at, weights),
+               c.tokens * c.head_dim, 1e-5, name);
+  };
+  expect(
+      0, [&](const Values& x) { return of(x, k, v); }, q, "dq");
+  expect(
+      1, [&](const Values& x) { return of(q, x, v); }, k, "dk");
+  expect(
+      2, [&](const Values& x) { return of(q, k, x); }, v, "dv");
+}
+
 TEST_F(CpuOpsTest, AttentionAndItsGradients) {
   for (const AttentionCase& c : std::vector<AttentionCase>{
            {1, 1, 1, 0}, {5, 2, 3, 0}, {17, 1, 16, 0.3f}, {64, 1, 4, 0}, {70, 1, 5, 0.2f}}) {
     const int64_t width = c.heads * c.head_dim;
-    const Floats qkv = Random(c.tokens * 3 * width);
-    Floats out(static_cast<size_t>(c.tokens * width));
-    Floats lse(static_cast<size_t>(c.tokens * c.heads));
-    auto scratch =
-        hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, c.head_dim, 2)));
-    AttentionArgs args{};
-    args.q = qkv.data();
-    args.k = args.q + width;
-    args.v = args.k + width;
-    args.stride = 3 * width;
-    args.out = out.data();
-    args.lse = lse.data();
-    args.sequences = 1;
-    args.tokens = c.tokens;
-    args.heads = c.heads;
-    args.head_dim = c.head_dim;
-    args.dropout.probability = c.dropout;
-    args.dropout.tokens = c.tokens;
-    args.dropout.layer = 3;
-    args.scratch = scratch.get();
-    ops_->Attention(args);
-    const Floats dout = Random(c.tokens * width);
-    Floats dqkv(qkv.size());
-    AttentionBackwardArgs back{};
-    back.dout = dout.data();
-    back.out = out.data();
-    back.lse = lse.data();
-    back.q = args.q;
-    back.k = args.k;
-    back.v = args.v;
-    back.dq = dqkv.data();
-    back.dk = back.dq + width;
-    back.dv = back.dk + width;
-    back.stride = args.stride;
-    back.sequences = 1;
-    back.tokens = c.tokens;
-    back.heads = c.heads;
-    back.head_dim = c.head_dim;
-    back.dropout = args.dropout;
-    back.scratch = scratch.get();
-    ops_->AttentionBackward(back);
-    for (int64_t head = 0; head < c.heads; ++head) {
-      // One head's matrix out of rows of `stride`.
-      const auto slice = [&](const Floats& from, int64_t stride, int64_t offset) {
-        Values values;
-        for (int64_t t = 0; t < c.tokens; ++t) {
-          for (int64_t d = 0; d < c.head_dim; ++d) {
-            values.push_back(
-                from[static_cast<size_t>(t * stride + offset + head * c.head_dim + d)]);
-          }
-        }
-        return values;
-      };
-      const auto floats = [](const Values& values) { return Floats(values.begin(), values.end()); };
-      Values mask;
-      if (c.dropout > 0) {
-        const PhiloxKey key = MakeKey(0, 0);
-        for (int64_t i = 0; i < c.tokens; ++i) {
-          for (int64_t j = 0; j < c.tokens; ++j) {
-            const uint32_t tag = kSiteAttention | 3u << 4 | static_cast<uint32_t>(head) << 16;
-            const PhiloxBlock bits =
-                Philox(key, {static_cast<uint32_t>(j / 4), static_cast<uint32_t>(i), 0, tag});
-            const bool kept = bits[static_cast<size_t>(j % 4)] >= DropThreshold(c.dropout);
-            mask.push_back(kept ? 1.0 / (1.0 - c.dropout) : 0.0);
-          }
-        }
-      }
-      const Values q = slice(qkv, 3 * width, 0);
-      const Values k = slice(qkv, 3 * width, width);
-      const Values v = slice(qkv, 3 * width, 2 * width);
-      const Values weights = slice(dout, width, 0);
-      ExpectRows(floats(slice(out, width, 0)),
-                 reference::Attention(q, k, v, mask, c.tokens, c.head_dim), c.head_dim, 1e-5,
-                 "out");
-      if (c.tokens > 40) continue;  // differences take tokens^3
-      // Gradients are compared by the largest magnitude of the tensor: single rows may be all
-      // noise.
-      const int64_t all = c.tokens * c.head_dim;
-      const auto of = [&](const Values& a, const Values& b, const Values& d) {
-        return reference::Attention(a, b, d, mask, c.tokens, c.head_dim);
-      };
-      ExpectRows(
-          floats(slice(dqkv, 3 * width, 0)),
-          reference::NumericGradient([&](const Values& x) { return of(x, k, v); }, q, weights), all,
-          1e-5, "dq");
-      ExpectRows(
-          floats(slice(dqkv, 3 * width, width)),
-          reference::NumericGradient([&](const Values& x) { return of(q, x, v); }, k, weights), all,
-          1e-5, "dk");
-      ExpectRows(
-          floats(slice(dqkv, 3 * width, 2 * width)),
-          reference::NumericGradient([&](const Values& x) { return of(q, k, x); }, v, weights), all,
-          1e-5, "dv");
-    }
+    const AttentionRun run =
+        RunAttention(*ops_, c, Random(c.tokens * 3 * width), Random(c.tokens * width));
+    for (int64_t head = 0; head < c.heads; ++head) ExpectAttention(run, c, head);
   }
 }
 
