@@ -178,6 +178,13 @@ absl::Status Store::Abandon(const std::string& job, int64_t step, int32_t attemp
   return RemoveTree(PartialPath(job, step, attempt));
 }
 
+int32_t Store::AttemptOf(const std::string& job, int64_t step) const {
+  const absl::StatusOr<std::string> text = ReadFile(PathOf(job, step) + "/manifest.json");
+  if (!text.ok()) return 0;
+  const absl::StatusOr<Manifest> manifest = ManifestFromJson(*text);
+  return manifest.ok() ? manifest->attempt : 0;
+}
+
 std::vector<Committed> Store::List(const std::string& job) const {
   std::vector<Committed> result;
   for (const std::string& name : ListDirectory(absl::StrCat(root_, "/", job))) {

@@ -73,6 +73,9 @@ class Store {
   // Removes what a save that will not be committed has written.
   absl::Status Abandon(const std::string& job, int64_t step, int32_t attempt);
 
+  // The attempt that committed this step; 0 when nothing readable is there.
+  int32_t AttemptOf(const std::string& job, int64_t step) const;
+
   // Committed checkpoints, oldest first (whether good or not).
   std::vector<Committed> List(const std::string& job) const;
   // The newest one whose every digest is right; step 0 when there is none. Damaged ones are named

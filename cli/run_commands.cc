@@ -153,11 +153,9 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
 
 // Everything that can be found wrong before a job exists: exit code 2.
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
-  TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec));
   const coordinator::Cluster cluster = coordinator::LocalCluster(
       ranks, MachineCores(), MachineMemory(), spec.resources().threads_per_rank());
-  const absl::Status fits = coordinator::ChooseLayout(spec, cluster).status();
-  if (!fits.ok()) return absl::InvalidArgumentError(std::string(fits.message()));
+  TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
   const absl::Status data =
       data::PrepareData(spec.data(), spec.model().context(), state_dir + "/agent/data-cache",

@@ -11,6 +11,11 @@
 namespace tercio {
 namespace {
 
+// A peer that answers no ping for kPingTimeoutMs has gone: a cable or a machine, since a process
+// that ends closes its connections. Not over Unix sockets, where a stopped process is alive.
+constexpr int kPingIntervalMs = 20'000;
+constexpr int kPingTimeoutMs = 20'000;
+
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -37,6 +42,11 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
   arguments.SetMaxSendMessageSize(-1);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  if (!absl::StartsWith(address, "unix:")) {
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingIntervalMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+    arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  }
   if (!tls.given() || absl::StartsWith(address, "unix:")) {
     return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
   }
@@ -60,6 +70,18 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
   TERCIO_ASSIGN_OR_RETURN(options.pem_root_certs, ReadFile(tls.authority));
   options.pem_key_cert_pairs.push_back(pair);
   return grpc::SslServerCredentials(options);
+}
+
+void ConfigureServer(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxSendMessageSize(-1);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingIntervalMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Clients ping while they only listen.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                             kPingIntervalMs / 2);
 }
 
 bool IsLoopback(const std::string& address) {

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/security/server_credentials.h"
+#include "grpcpp/server_builder.h"
 
 namespace tercio {
 
@@ -27,6 +28,10 @@ TlsFiles TlsFromEnvironment();
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const TlsFiles& tls);
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& tls);
+
+// What every server of ours has: messages of any size (plans grow with the ranks), a port that is
+// not shared with another process, pings that find peers which vanished without closing.
+void ConfigureServer(grpc::ServerBuilder& builder);
 
 // 127.0.0.0/8, ::1, localhost, unix sockets.
 bool IsLoopback(const std::string& address);

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -122,6 +123,12 @@ absl::Status RemoveTree(const std::string& path) {
 absl::Status RenamePath(const std::string& from, const std::string& to) {
   if (rename(from.c_str(), to.c_str()) != 0) return FileError(errno, "cannot rename to", to);
   return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
+  struct statvfs info = {};
+  if (statvfs(path.c_str(), &info) != 0) return FileError(errno, "cannot ask for space of", path);
+  return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
 bool PathExists(const std::string& path) {

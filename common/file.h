@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,6 +30,8 @@ absl::Status MakeDirectories(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 absl::Status RenamePath(const std::string& from, const std::string& to);
 bool PathExists(const std::string& path);
+// What an unprivileged writer may still fill of the file system that holds `path`.
+absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 // Names, ascending, without "." and "..". A missing directory has none.
 std::vector<std::string> ListDirectory(const std::string& path);
 

@@ -15,6 +15,7 @@
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "coordinator/planner/planner.h"
+#include "coordinator/service/admission.h"
 #include "coordinator/service/checkpoint_service.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/coordinator_metrics.h"
@@ -102,7 +103,9 @@ Settings MakeSettings(const Flags& flags) {
   settings.node_lease = 3 * flags.heartbeat_interval;
   settings.first_backoff = flags.first_backoff;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                          int threads) { return MakePlan(spec, slots, threads); };
+                          const RankShare& share) {
+    return MakePlan(spec, slots, share.threads, share.memory_bytes);
+  };
   return settings;
 }
 
@@ -110,8 +113,11 @@ class Server {
  public:
   Server(Coordinator& coordinator, const Flags& flags, std::string metrics_address)
       : jobs_(
-            coordinator, [](const v1::JobSpec& spec) { return AdmitJob(spec); }, flags.state_dir,
-            std::move(metrics_address)),
+            coordinator,
+            [&coordinator, directory = flags.state_dir](const v1::JobSpec& spec) {
+              return Admit(spec, coordinator.Nodes(), directory);
+            },
+            flags.state_dir, std::move(metrics_address)),
         nodes_(coordinator, flags.heartbeat_interval),
         checkpoints_(coordinator) {}
 
@@ -120,10 +126,7 @@ class Server {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
-    builder.SetMaxReceiveMessageSize(-1);
-    builder.SetMaxSendMessageSize(-1);
-    // Two coordinators on one port would share its clients.
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+    ConfigureServer(builder);
     int port = 0;
     builder.AddListeningPort(flags.listen, credentials, &port);
     builder.RegisterService(&jobs_);

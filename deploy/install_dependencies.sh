@@ -20,7 +20,7 @@ packages=(
 )
 for option in "$@"; do
   case "$option" in
-    --tests) packages+=(prometheus clang-format curl git python3) ;;
+    --tests) packages+=(prometheus clang-format curl git python3 python3-grpcio) ;;
     --long) packages+=(clang-tidy) ;;
     *) echo "usage: deploy/install_dependencies.sh [--tests] [--long]" >&2; exit 2 ;;
   esac

@@ -284,7 +284,7 @@ class Stepper {
     std::vector<plan::DeviceSlot> slots;
     for (const v1::RankSlot& slot : record.slots()) slots.push_back({slot.node(), slot.device()});
     const absl::StatusOr<v1::Plan> plan =
-        settings_.make_plan(record.spec(), slots, ThreadsPerRank(record));
+        settings_.make_plan(record.spec(), slots, ShareOfRanks(record));
     if (!plan.ok()) {
       record.set_error(std::string(plan.status().message()));
       Finish(job, v1::JOB_PHASE_FAILED);
@@ -301,20 +301,24 @@ class Stepper {
     for (const std::string& node : NodesOf(record)) SendStart(job, node);
   }
 
-  // Cores are shared by the ranks of a node; the memory table needs one number for all.
-  int ThreadsPerRank(const v1::JobRecord& record) const {
-    if (record.spec().resources().threads_per_rank() > 0) {
-      return record.spec().resources().threads_per_rank();
-    }
+  // Cores and memory are shared by the ranks of a node; the plan needs one number for all ranks.
+  RankShare ShareOfRanks(const v1::JobRecord& record) const {
     std::map<std::string, int> ranks;
     for (const v1::RankSlot& slot : record.slots()) ++ranks[slot.node()];
-    int threads = 1 << 10;
+    RankShare share;
+    share.threads = 1 << 10;
     for (const auto& [name, count] : ranks) {
       const auto node = state_.nodes.find(name);
-      const int cores = node == state_.nodes.end() ? 1 : node->second.hello.cores();
-      threads = std::min(threads, std::max(1, cores / count));
+      const v1::AgentHello hello =
+          node == state_.nodes.end() ? v1::AgentHello() : node->second.hello;
+      share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
+      if (hello.memory_bytes() > 0) {
+        share.memory_bytes = std::min(share.memory_bytes, hello.memory_bytes() / count);
+      }
     }
-    return threads;
+    const int wanted = record.spec().resources().threads_per_rank();
+    if (wanted > 0) share.threads = wanted;
+    return share;
   }
 
   void RankPhased(JobState& job, const v1::RankPhase& phase) {

@@ -10,6 +10,7 @@
 // An attempt is fenced by (job, attempt): events of an older one change nothing.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <set>
@@ -51,6 +52,12 @@ struct State {
   int64_t next_number = 1;
 };
 
+// What one rank gets of its node, the least over all ranks of a job.
+struct RankShare {
+  int threads = 1;
+  int64_t memory_bytes = int64_t{1} << 62;
+};
+
 // Fixed for the life of a coordinator.
 struct Settings {
   double heartbeat_interval = 5;
@@ -60,10 +67,9 @@ struct Settings {
   double first_backoff = 1;   // doubles with every restart
   double longest_backoff = 60;
   std::string checkpoint_address;
-  // Layout and plan for these slots and threads; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when
-  // impossible.
+  // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,
-                                         int threads_per_rank)>
+                                         const RankShare&)>
       make_plan;
 };
 

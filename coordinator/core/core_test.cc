@@ -20,10 +20,10 @@ constexpr char kNode[] = "node";
 Settings TestSettings() {
   Settings settings;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                          int threads) -> absl::StatusOr<v1::Plan> {
+                          const RankShare& share) -> absl::StatusOr<v1::Plan> {
     const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
     if (!layout.ok()) return layout.status();
-    return plan::BuildPlan(spec, *layout, slots, threads);
+    return plan::BuildPlan(spec, *layout, slots, share.threads);
   };
   return settings;
 }

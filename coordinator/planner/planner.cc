@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/status_macros.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -73,9 +74,11 @@ v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
   candidate.set_predicted_valid(true);
   *candidate.mutable_predicted() = Predict(job, layout, cluster);
   if (candidate.predicted().memory_bytes_peak() > cluster.memory_bytes) {
-    candidate.set_rejected(absl::StrCat("does not fit in memory: needs ",
-                                        candidate.predicted().memory_bytes_peak(),
-                                        " bytes a rank, there are ", cluster.memory_bytes));
+    constexpr double kMiB = 1 << 20;
+    candidate.set_rejected(
+        absl::StrFormat("does not fit in memory: needs %.1f MiB a rank, there are %.1f MiB",
+                        static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB,
+                        static_cast<double>(cluster.memory_bytes) / kMiB));
   }
   return candidate;
 }
@@ -201,25 +204,36 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster&
 }
 
 absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
-                                  const std::vector<plan::DeviceSlot>& slots,
-                                  int threads_per_rank) {
+                                  const std::vector<plan::DeviceSlot>& slots, int threads_per_rank,
+                                  int64_t memory_bytes) {
   Cluster cluster;
+  cluster.memory_bytes = memory_bytes;
   cluster.ranks = static_cast<int>(slots.size());
   cluster.threads_per_rank = threads_per_rank;
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
   return plan::BuildPlan(job, layout, slots, threads_per_rank);
 }
 
-absl::Status AdmitJob(const v1::JobSpec& job) {
+absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes) {
   TERCIO_RETURN_IF_ERROR(CheckSupported(job));
   TERCIO_RETURN_IF_ERROR(CheckNumbers(job));
   Cluster cluster;
+  cluster.memory_bytes = memory_bytes;
   cluster.ranks = std::max(1, job.resources().ranks());
   if (!job.parallelism().automatic()) {
     TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(WithVocabulary(job)));
     cluster.ranks = plan::WorldSize(layout);
   }
-  return ChooseLayout(job, cluster).status();
+  const absl::Status status = ChooseLayout(job, cluster).status();
+  return absl::IsResourceExhausted(status) ? absl::InvalidArgumentError(status.message()) : status;
+}
+
+int64_t CheckpointBytes(const v1::JobSpec& job) {
+  int64_t elements = 0;
+  for (const plan::LogicalTensor& tensor : plan::ModelTensors(WithVocabulary(job).model())) {
+    elements += tensor.rows * tensor.columns;
+  }
+  return 3 * elements * static_cast<int64_t>(sizeof(float));
 }
 
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank) {

@@ -39,10 +39,15 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& job, const Cluster& c
 
 // What the coordinator uses: the chosen layout on these slots.
 absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
-                                  const std::vector<plan::DeviceSlot>& slots, int threads_per_rank);
+                                  const std::vector<plan::DeviceSlot>& slots, int threads_per_rank,
+                                  int64_t memory_bytes);
 
-// Whether the job can ever run: values that this version has, a possible layout.
-absl::Status AdmitJob(const v1::JobSpec& job);
+// Whether the job can ever run with so much memory for each rank: values that this version has, a
+// possible layout. INVALID_ARGUMENT (where it does not fit, with its memory table).
+absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes);
+
+// Bytes of the tensors in one checkpoint: weights and two moments, fp32.
+int64_t CheckpointBytes(const v1::JobSpec& job);
 
 // This machine, shared by `ranks` ranks.
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);

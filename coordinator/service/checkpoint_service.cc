@@ -1,8 +1,11 @@
 #include "coordinator/service/checkpoint_service.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
@@ -13,12 +16,15 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
+constexpr std::chrono::milliseconds kPollInterval{200};
+// So long after the last part the others are not expected any more.
+constexpr absl::Duration kSilence = absl::Minutes(5);
 
 absl::Status AttemptIsOver() { return absl::AbortedError("this attempt is over"); }
 
 }  // namespace
 
-grpc::Status CheckpointServiceImpl::Upload(grpc::ServerContext*,
+grpc::Status CheckpointServiceImpl::Upload(grpc::ServerContext* context,
                                            grpc::ServerReader<v1::UploadMessage>* reader,
                                            v1::UploadResponse*) {
   v1::UploadMessage message;
@@ -27,13 +33,53 @@ grpc::Status CheckpointServiceImpl::Upload(grpc::ServerContext*,
   }
   const v1::UploadBegin begin = message.begin();
   if (!coordinator_.IsPresent(begin.run(), begin.token())) return ToGrpc(AttemptIsOver());
-  const absl::Status status = Receive(reader, begin);
-  if (!status.ok()) FailSave(begin, status);
+  const absl::StatusOr<SavePtr> save = Join(begin);
+  if (!save.ok()) return ToGrpc(save.status());
+  if (*save == nullptr) return grpc::Status::OK;  // its answer was lost on the way
+  absl::Status status = Receive(reader, begin, **save);
+  if (status.ok()) {
+    status = AwaitOutcome(*context, begin, **save);
+  } else {
+    std::lock_guard<std::mutex> lock(mutex_);
+    End(**save, status);
+  }
+  Leave(**save);
   return ToGrpc(status);
 }
 
+absl::StatusOr<CheckpointServiceImpl::SavePtr> CheckpointServiceImpl::Join(
+    const v1::UploadBegin& begin) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SavePtr& save = saves_[begin.run().job_id()];
+  if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
+  const bool same = save != nullptr && save->run.attempt() == begin.run().attempt();
+  if (same && save->step > begin.step()) {
+    return absl::AbortedError(absl::StrCat("the save of step ", save->step, " has begun"));
+  }
+  if (same && save->step == begin.step() && save->ended) {
+    if (save->outcome.ok()) return nullptr;
+    return save->outcome;
+  }
+  if (!same || save->step < begin.step()) {
+    if (coordinator_.checkpoints().AttemptOf(begin.run().job_id(), begin.step()) ==
+        begin.run().attempt()) {
+      return nullptr;  // committed before this coordinator started
+    }
+    if (save != nullptr) {
+      End(*save,
+          same ? absl::AbortedError(absl::StrCat("given up for the save of step ", begin.step()))
+               : AttemptIsOver());
+    }
+    save = std::make_shared<Save>();
+    save->run = begin.run();
+    save->step = begin.step();
+  }
+  ++save->uploads;
+  return save;
+}
+
 absl::Status CheckpointServiceImpl::Receive(grpc::ServerReader<v1::UploadMessage>* reader,
-                                            const v1::UploadBegin& begin) {
+                                            const v1::UploadBegin& begin, Save& save) {
   TERCIO_ASSIGN_OR_RETURN(const auto upload, coordinator_.checkpoints().Begin(begin));
   v1::UploadMessage message;
   while (reader->Read(&message)) {
@@ -41,31 +87,71 @@ absl::Status CheckpointServiceImpl::Receive(grpc::ServerReader<v1::UploadMessage
       TERCIO_RETURN_IF_ERROR(upload->Write(message.chunk().data()));
     } else if (message.has_end()) {
       TERCIO_RETURN_IF_ERROR(upload->Finish(message.end().sha256(), message.end().bytes()));
-      return AddPart(begin, upload->part());
+      AddPart(begin, upload->part(), save);
+      return absl::OkStatus();
     }
   }
   return absl::DataLossError(absl::StrCat("the stream of rank ", begin.rank(), " ended early"));
 }
 
-absl::Status CheckpointServiceImpl::AddPart(const v1::UploadBegin& begin,
-                                            const checkpoint::Manifest& part) {
-  Save complete;
+// The upload that completes the save commits it.
+void CheckpointServiceImpl::AddPart(const v1::UploadBegin& begin, const checkpoint::Manifest& part,
+                                    Save& save) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    Save& save = saves_[{begin.run().job_id(), begin.step()}];
-    if (save.attempt != begin.run().attempt()) {
-      if (save.attempt > begin.run().attempt()) return AttemptIsOver();
-      save = {};
-      save.attempt = begin.run().attempt();
-    }
     save.parts[begin.rank()] = part;
     if (!begin.training_state().empty()) save.training_state = begin.training_state();
     if (!begin.tokenizer().empty()) save.tokenizer = begin.tokenizer();
-    if (static_cast<int>(save.parts.size()) < begin.world_size()) return absl::OkStatus();
-    complete = save;
-    saves_.erase({begin.run().job_id(), begin.step()});
+    changed_.notify_all();
+    if (save.ended || static_cast<int>(save.parts.size()) < begin.world_size()) return;
   }
-  return CommitSave(begin, complete);
+  // Complete: nobody changes it any more.
+  const absl::Status status = CommitSave(begin, save);
+  std::lock_guard<std::mutex> lock(mutex_);
+  End(save, status);
+}
+
+absl::Status CheckpointServiceImpl::AwaitOutcome(const grpc::ServerContext& context,
+                                                 const v1::UploadBegin& begin, Save& save) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  size_t parts = save.parts.size();
+  absl::Time last_part = absl::Now();
+  while (!save.ended) {
+    changed_.wait_for(lock, kPollInterval);
+    if (save.parts.size() != parts) last_part = absl::Now();
+    parts = save.parts.size();
+    // A committing save has all its parts and ends by itself.
+    if (static_cast<int>(parts) >= begin.world_size()) continue;
+    if (context.IsCancelled()) End(save, absl::AbortedError("a rank has gone away"));
+    if (!coordinator_.IsPresent(begin.run(), begin.token())) End(save, AttemptIsOver());
+    if (absl::Now() - last_part > kSilence) {
+      End(save, absl::DeadlineExceededError(absl::StrCat("only ", parts, " of ", begin.world_size(),
+                                                         " ranks have sent their part")));
+    }
+  }
+  return save.outcome;
+}
+
+void CheckpointServiceImpl::End(Save& save, const absl::Status& outcome) {
+  if (save.ended) return;
+  save.ended = true;
+  save.outcome = outcome;
+  changed_.notify_all();
+  if (outcome.ok()) return;
+  LogWarning(absl::StrCat("checkpoint of ", save.run.job_id(), " step ", save.step, ": ",
+                          std::string(outcome.message())));
+  coordinator_.Post(CheckpointFailed{save.run, save.step, std::string(outcome.message())});
+}
+
+// The last upload to leave a save that was given up removes it: nobody writes there any more.
+void CheckpointServiceImpl::Leave(Save& save) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--save.uploads > 0 || !save.ended || save.outcome.ok()) return;
+  }
+  const absl::Status removed =
+      coordinator_.checkpoints().Abandon(save.run.job_id(), save.step, save.run.attempt());
+  if (!removed.ok()) LogWarning(std::string(removed.message()));
 }
 
 absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, const Save& save) {
@@ -90,20 +176,6 @@ absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, con
       .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes})
       .IgnoreError();  // only fails when the coordinator is stopping; the checkpoint is on disk
   return absl::OkStatus();
-}
-
-void CheckpointServiceImpl::FailSave(const v1::UploadBegin& begin, const absl::Status& status) {
-  LogWarning(absl::StrCat("checkpoint of ", begin.run().job_id(), " step ", begin.step(), ": ",
-                          std::string(status.message())));
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    saves_.erase({begin.run().job_id(), begin.step()});
-  }
-  if (absl::IsAborted(status)) return;
-  const absl::Status removed =
-      coordinator_.checkpoints().Abandon(begin.run().job_id(), begin.step(), begin.run().attempt());
-  if (!removed.ok()) LogWarning(std::string(removed.message()));
-  coordinator_.Post(CheckpointFailed{begin.run(), begin.step(), std::string(status.message())});
 }
 
 absl::StatusOr<std::shared_ptr<checkpoint::Reader>> CheckpointServiceImpl::OpenReader(

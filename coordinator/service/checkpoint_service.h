@@ -1,9 +1,15 @@
 // Takes in streamed checkpoints and gives out slices of them (checkpoint_service.proto).
 //
-// A save is committed by the upload that completes it, so that a rank which has its answer knows
-// that its part is on disk, and the last one that the whole is visible.
+// An upload is answered when the whole save is visible, or given up: a rank that has its answer
+// need not send again. A save is given up when one of its uploads fails, when a rank begins a later
+// one (ranks begin the next only after the answer to the last, or when they no longer want it),
+// when its attempt is over, or when no part has come for kSilence. What it has written is removed
+// then.
+//
+// Threads: gRPC's; uploads of one save wait for each other here.
 #pragma once
 
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -29,26 +35,38 @@ class CheckpointServiceImpl : public v1::CheckpointService::Service {
                           grpc::ServerWriter<v1::TensorChunk>*) override;
 
  private:
-  // A save in progress.
+  // A save in progress, or the last one that was given up.
   struct Save {
-    int32_t attempt = 0;
+    v1::RunId run;
+    int64_t step = 0;
     std::map<int, checkpoint::Manifest> parts;  // by rank
     std::string training_state;
     std::string tokenizer;
-    bool failed = false;
+    int uploads = 0;  // under way, or waiting for the others
+    bool ended = false;
+    absl::Status outcome;  // when ended
   };
-  using SaveKey = std::pair<std::string, int64_t>;  // job, step
+  using SavePtr = std::shared_ptr<Save>;
 
-  absl::Status Receive(grpc::ServerReader<v1::UploadMessage>* reader, const v1::UploadBegin& begin);
-  absl::Status AddPart(const v1::UploadBegin& begin, const checkpoint::Manifest& part);
+  // The save that an upload belongs to, null when it is committed already; ABORTED when the upload
+  // comes too late.
+  absl::StatusOr<SavePtr> Join(const v1::UploadBegin& begin);
+  absl::Status Receive(grpc::ServerReader<v1::UploadMessage>* reader, const v1::UploadBegin& begin,
+                       Save& save);
+  void AddPart(const v1::UploadBegin& begin, const checkpoint::Manifest& part, Save& save);
   absl::Status CommitSave(const v1::UploadBegin& begin, const Save& save);
-  void FailSave(const v1::UploadBegin& begin, const absl::Status& status);
+  absl::Status AwaitOutcome(const grpc::ServerContext& context, const v1::UploadBegin& begin,
+                            Save& save);
+  void Leave(Save& save);
+  // With mutex_ held.
+  void End(Save& save, const absl::Status& outcome);
   absl::StatusOr<std::shared_ptr<checkpoint::Reader>> OpenReader(const std::string& job,
                                                                  int64_t step);
 
   Coordinator& coordinator_;
   std::mutex mutex_;
-  std::map<SaveKey, Save> saves_;
+  std::condition_variable changed_;
+  std::map<std::string, SavePtr> saves_;  // by job; one at a time
   // The checkpoint that ranks load from now: opened once for all of them.
   std::string reader_path_;
   std::shared_ptr<checkpoint::Reader> reader_;

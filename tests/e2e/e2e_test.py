@@ -1,5 +1,6 @@
 """The whole service with real processes: layouts, kills, daemons, verbs, exit codes."""
 
+import errno
 import glob
 import json
 import os
@@ -70,6 +71,11 @@ class Recovery(TercioTest):
 
     def test_killed_while_a_checkpoint_streams(self):
         self.killed(lambda: self.checkpoints("*.partial-*"), *layout(2, 1, 2))
+
+    def test_killed_at_the_commit(self):
+        # All parts are there, or the new name just appeared and nobody has been told.
+        self.killed(lambda: self.checkpoints("*.partial-*/manifest.json*") or
+                    self.checkpoints("step-00000010"), *layout(1, 1, 2))
 
     def test_a_damaged_checkpoint_is_left_out(self):
         job = self.run_job(self.state, "--set", "training.steps=40")
@@ -179,6 +185,25 @@ class Daemons(TercioTest):
                                    capture_output=True, check=False)
             self.assertEqual(check.returncode, 0, f"{name}: {check.stdout}{check.stderr}")
 
+    def test_health_and_reflection(self):
+        """As Kubernetes probes and grpcurl ask; raw bytes, so that no generated code is needed."""
+        script = """
+import sys, grpc
+channel = grpc.insecure_channel(sys.argv[1])
+check = channel.unary_unary('/grpc.health.v1.Health/Check')
+assert check(b'', timeout=10) == bytes([8, 1]), 'not serving'
+reflect = channel.stream_stream('/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo')
+answer = next(iter(reflect(iter([bytes([0x3a, 0])]), timeout=10)))
+for service in (b'tercio.v1.JobService', b'tercio.v1.NodeService', b'tercio.v1.CheckpointService'):
+    assert service in answer, service
+"""
+        if subprocess.run(["/usr/bin/python3", "-c", "import grpc"], capture_output=True,
+                          check=False).returncode != 0:
+            self.skipTest("python3-grpcio is not installed")
+        asked = subprocess.run(["/usr/bin/python3", "-c", script, self.address], capture_output=True,
+                               text=True, timeout=60, check=False)
+        self.assertEqual(asked.returncode, 0, asked.stderr)
+
     def test_cancel_and_resume(self):
         job = self.submit("--set", "training.steps=100000")
         wait_for(lambda: self.json(*self.reach("get", job))["step"] > 3, "steps")
@@ -218,7 +243,11 @@ class Daemons(TercioTest):
         self.daemon("tercio-coordinator", "--state-dir", self.state, "--listen", port,
                     "--metrics-listen", "127.0.0.1:0", "--first-backoff", "0.2")
         status = self.json(*self.reach("wait", job))
-        self.assertEqual((status["state"], status["step"]), ("succeeded", 600))
+        self.assertEqual((status["state"], status["step"], status["restarts"]), ("succeeded", 600, 0))
+        self.assertEqual(status["checkpoint"]["step"], 600)
+        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
+        self.assertEqual([json.loads(line)["step"] for line in out.splitlines()],
+                         list(range(1, 601)))
 
     def test_a_killed_agent_leaves_no_orphans(self):
         agent, _ = self.agent(self.address, "brief", 1, "--agent-grace", "1")
@@ -230,6 +259,61 @@ class Daemons(TercioTest):
         agent.kill()
         agent.wait()
         wait_for(lambda: not self.trainers(job), "the end of the trainers", 30)
+
+
+class FullDisk(TercioTest):
+    """A state directory on a small file system of the test's own."""
+
+    def setUp(self):
+        super().setUp()
+        small = self.path("small")
+        os.mkdir(small)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", small],
+                                 capture_output=True, text=True, check=False)
+        if mounted.returncode != 0:
+            self.skipTest(f"cannot mount a small file system: {mounted.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", small], check=True)
+        self.state = os.path.join(small, "state")
+        self.filler = os.path.join(small, "filler")
+
+    def leave(self, free):
+        with open(self.filler, "wb", buffering=0) as file:
+            left = os.statvfs(self.path("small"))
+            try:
+                file.write(bytes(left.f_bavail * left.f_frsize - free))
+            except OSError as error:  # somebody else took what was free
+                self.assertEqual(error.errno, errno.ENOSPC)
+
+    def test_a_job_whose_checkpoints_cannot_fit_is_refused(self):
+        self.leave(6 << 20)
+        out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, "--set",
+                               "model.hidden=64", code=7)
+        self.assertEqual(out, "")
+        self.assertIn("disk full", err)
+        self.assertIn("checkpoint.keep_last", err)
+        self.assertEqual(processes(f"tercio-trainer {self.state}"), [])
+
+    def test_a_disk_that_fills_costs_checkpoints_and_nothing_else(self):
+        _, ready = self.coordinator()
+        self.agent(ready["coordinator"])
+        reach = ["--coordinator", ready["coordinator"]]
+        job = self.tercio("submit", self.path("job.yaml"), "--set", "training.steps=2000", *reach)[0].strip()
+        wait_for(lambda: glob.glob(os.path.join(self.state, "checkpoints", "*", "step-????????")),
+                 "a checkpoint")
+        self.leave(0)
+
+        def failed():
+            with open(self.path("tercio-coordinator.0.log"), encoding="utf-8") as log:
+                return "No space left on device" in log.read()
+        wait_for(failed, "a checkpoint that fails")
+        os.remove(self.filler)
+        status = self.json("wait", job, *reach)
+        self.assertEqual((status["state"], status["step"], status["restarts"]), ("succeeded", 2000, 0))
+        self.assertEqual(status["checkpoint"]["step"], 2000)
+        self.tercio("checkpoint", "verify", job, *reach)
+        out, _ = self.tercio("history", job, "-o", "jsonl", *reach)
+        self.assertEqual([json.loads(line)["step"] for line in out.splitlines()],
+                         list(range(1, 2001)))
 
 
 class ExitCodes(TercioTest):
@@ -262,6 +346,14 @@ class ExitCodes(TercioTest):
                              "model.hidden=65536", "--set", "model.heads=1024", code=2)
         self.assertIn("does not fit in memory", err)
         self.assertIn("optimizer", err)
+        _, ready = self.coordinator()
+        self.agent(ready["coordinator"])
+        reach = ["--coordinator", ready["coordinator"]]
+        wait_for(lambda: self.json("nodes", *reach), "the node")
+        out, err = self.tercio("submit", self.path("job.yaml"), *reach, "--set",
+                               "model.hidden=65536", "--set", "model.heads=1024", code=2)
+        self.assertEqual((out, self.json("list", *reach)), ("", []))
+        self.assertIn("optimizer", err)
 
     def test_unreachable_and_not_found(self):
         out, err = self.tercio("list", "--coordinator", "127.0.0.1:1", code=5)
@@ -283,6 +375,9 @@ class ExitCodes(TercioTest):
         out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, code=7)
         self.assertEqual(out, "")
         self.assertIn(self.state, err)
+        _, err = self.tercio("run", self.path("job.yaml"), "--state-dir",
+                             self.path("corpus.txt", "state"), code=7)
+        self.assertIn("corpus.txt/state", err)
         third = subprocess.run(
             [os.path.join(ROOT, "bin", "tercio-coordinator"), "--state-dir", self.path("other"),
              "--listen", "0.0.0.0:0", "--metrics-listen", "127.0.0.1:0"],

@@ -34,10 +34,10 @@ class Simulation {
  public:
   explicit Simulation(uint64_t seed) : random_(seed) {
     settings_.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                             int threads) -> absl::StatusOr<v1::Plan> {
+                             const RankShare& share) -> absl::StatusOr<v1::Plan> {
       const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
       if (!layout.ok()) return layout.status();
-      return plan::BuildPlan(spec, *layout, slots, threads);
+      return plan::BuildPlan(spec, *layout, slots, share.threads);
     };
     for (const char* name : {"a", "b", "c"}) nodes_[name];
   }

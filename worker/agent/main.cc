@@ -144,6 +144,7 @@ v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics
   hello.set_device_kind("cpu");
   hello.set_devices(options.slots);
   hello.set_cores(options.cores);
+  hello.set_memory_bytes(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
   // A run whose end the coordinator may have missed counts as running until it is told again.
   for (const v1::RunId& run : runs.Running(/*ended=*/true)) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());

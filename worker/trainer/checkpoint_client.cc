@@ -1,6 +1,7 @@
 #include "worker/trainer/checkpoint_client.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +14,7 @@ namespace tercio {
 namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
-constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
+constexpr std::chrono::milliseconds kRetryInterval{500};
 
 }  // namespace
 
@@ -82,7 +83,7 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
                                    absl::Span<const float> values,
                                    const std::string& training_state, const std::string& tokenizer,
                                    absl::Duration patience, Done done) {
-  WaitForUpload();
+  WaitForUpload().IgnoreError();  // its `done` has told it
   v1::UploadBegin begin;
   *begin.mutable_run() = identity_.run;
   begin.set_token(identity_.token);
@@ -92,20 +93,37 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.mutable_slices()->Add(slices.begin(), slices.end());
   begin.set_training_state(training_state);
   begin.set_tokenizer(tokenizer);
+  stop_ = false;
   uploader_ = std::thread([this, begin, values, patience, done = std::move(done)] {
     const absl::Time start = absl::Now();
-    absl::Status status = Upload(begin, values);
-    while (absl::IsUnavailable(status) && absl::Now() - start < patience) {
-      absl::SleepFor(kRetryInterval);
-      status = Upload(begin, values);
+    outcome_ = Upload(begin, values);
+    while (absl::IsUnavailable(outcome_) && absl::Now() - start < patience && !StopsWithin()) {
+      outcome_ = Upload(begin, values);
     }
-    done(status, static_cast<int64_t>(values.size() * sizeof(float)),
+    done(outcome_, static_cast<int64_t>(values.size() * sizeof(float)),
          absl::ToDoubleSeconds(absl::Now() - start));
   });
 }
 
-void CheckpointClient::WaitForUpload() {
+CheckpointClient::~CheckpointClient() {
+  StopRetrying();
+  WaitForUpload().IgnoreError();  // `done` has told it
+}
+
+void CheckpointClient::StopRetrying() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stop_ = true;
+  stopped_.notify_all();
+}
+
+bool CheckpointClient::StopsWithin() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return stopped_.wait_for(lock, kRetryInterval, [this] { return stop_; });
+}
+
+absl::Status CheckpointClient::WaitForUpload() {
   if (uploader_.joinable()) uploader_.join();
+  return outcome_;
 }
 
 }  // namespace tercio

@@ -2,8 +2,10 @@
 // CheckpointService.
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,27 +29,37 @@ class CheckpointClient {
  public:
   CheckpointClient(std::unique_ptr<v1::CheckpointService::Stub> stub, CheckpointIdentity identity)
       : stub_(std::move(stub)), identity_(std::move(identity)) {}
-  ~CheckpointClient() { WaitForUpload(); }
+  ~CheckpointClient();
 
   // Reads every slice the engine needs from the checkpoint of `step`.
   absl::Status Load(int64_t step, TrainingEngine& engine);
 
   // Streams the values in the background; they must stay unchanged until WaitForUpload returns.
   // While nobody answers it tries again for as long as `patience`.
-  // `done(status, bytes, seconds)` is called from the uploading thread.
+  // `done(status, bytes, seconds)` is called from the uploading thread when the whole checkpoint is
+  // visible, or given up.
   using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                    absl::Span<const float> values, const std::string& training_state,
                    const std::string& tokenizer, absl::Duration patience, Done done);
-  void WaitForUpload();
+  // An upload that nobody has answered is not tried again; one under way goes on.
+  void StopRetrying();
+  // How the last upload ended; OK before the first.
+  absl::Status WaitForUpload();
 
  private:
   absl::Status ReadSlice(int64_t step, const v1::TensorSlice& slice, std::vector<float>* values);
   absl::Status Upload(const v1::UploadBegin& begin, absl::Span<const float> values);
+  // Waits for the next try; true when there is to be none.
+  bool StopsWithin();
 
   std::unique_ptr<v1::CheckpointService::Stub> stub_;
   CheckpointIdentity identity_;
   std::thread uploader_;
+  absl::Status outcome_;  // written by the uploader, read when it has ended
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stop_ = false;
 };
 
 }  // namespace tercio

@@ -137,7 +137,7 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
                         EXPECT_EQ(bytes, 2'800'000);
                         EXPECT_GT(seconds, 0);
                       });
-  client->WaitForUpload();
+  client->WaitForUpload().IgnoreError();
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(service_.begin.run().attempt(), 2);
   EXPECT_EQ(service_.begin.token(), "token");
@@ -161,10 +161,10 @@ TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.refuse = true;
   client->StartUpload(1, {Rows("w", 0, 1'000'000)}, values, "", "", absl::Seconds(20), done);
-  client->WaitForUpload();
+  client->WaitForUpload().IgnoreError();
   service_.refuse = false;
   client->StartUpload(2, {Rows("w", 0, 1'000'000)}, values, "", "", absl::Seconds(20), done);
-  client->WaitForUpload();
+  client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(outcomes[0].message()), HasSubstr("the disk is full"));
@@ -178,14 +178,27 @@ TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.away = 2;
   client->StartUpload(1, {Rows("w", 0, 1000)}, values, "", "", absl::ZeroDuration(), done);
-  client->WaitForUpload();
+  client->WaitForUpload().IgnoreError();
   EXPECT_EQ(service_.away, 1);
   client->StartUpload(2, {Rows("w", 0, 1000)}, values, "", "", absl::Seconds(20), done);
-  client->WaitForUpload();
+  client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kUnavailable);
   EXPECT_TRUE(outcomes[1].ok()) << outcomes[1];
   EXPECT_EQ(service_.bytes.size(), 4000u);
+}
+
+TEST_F(CheckpointClientTest, AnUploadThatNobodyAnswersIsGivenUpForTheNext) {
+  const std::vector<float> values(1000, 1.0f);
+  const auto client = Client();
+  const auto done = [](const absl::Status&, int64_t, double) {};
+  service_.away = 1'000'000;
+  client->StartUpload(1, {Rows("w", 0, 1000)}, values, "", "", absl::Hours(1), done);
+  client->StopRetrying();
+  EXPECT_EQ(client->WaitForUpload().code(), absl::StatusCode::kUnavailable);
+  service_.away = 1;
+  client->StartUpload(2, {Rows("w", 0, 1000)}, values, "", "", absl::Hours(1), done);
+  EXPECT_TRUE(client->WaitForUpload().ok());
 }
 
 TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {

@@ -22,7 +22,8 @@ namespace tercio {
 namespace {
 
 constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
-constexpr absl::Duration kLastSavePatience = absl::Minutes(5);
+// A coordinator may be away for so long without the loss of a checkpoint.
+constexpr absl::Duration kSavePatience = absl::Minutes(5);
 // Where the job gives no hang_timeout.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(10);
 // Ranks other than 0 report steps at most this often, all ranks their memory.
@@ -60,7 +61,7 @@ class TrainingLoop {
   absl::Status Connect();
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
-  absl::Status Save(int64_t step, bool last);
+  absl::Status Save(int64_t step);
   bool EvaluatesAfter(int64_t step) const;
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
               bool evaluated);
@@ -108,10 +109,13 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   ReportMemory();
   link_.SendPhase(v1::TRAINER_PHASE_RUNNING);
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
-  checkpoints_->WaitForUpload();
+  const absl::Status saved = checkpoints_->WaitForUpload();
   // A loss that is not finite comes again at the same step: the job itself is at fault.
   *permanent = absl::IsFailedPrecondition(outcome.status());
-  return outcome;
+  if (!outcome.ok() || saved.ok()) return outcome;
+  *permanent = absl::IsResourceExhausted(saved);  // nothing is mended by training again
+  return absl::Status(saved.code(), absl::StrCat("the last checkpoint could not be saved: ",
+                                                 std::string(saved.message())));
 }
 
 absl::Status TrainingLoop::Connect() {
@@ -167,17 +171,19 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
     const bool finished = step == training().steps();
     const bool stops = request == AgentLink::Request::kSaveAndStop && !finished;
     if (request != AgentLink::Request::kNone || finished || (every > 0 && step % every == 0)) {
-      TERCIO_RETURN_IF_ERROR(Save(step, /*last=*/finished || stops));
+      TERCIO_RETURN_IF_ERROR(Save(step));
     }
     if (stops) return TrainingOutcome::kStoppedAfterSave;
   }
   return TrainingOutcome::kFinished;
 }
 
-// A coordinator that is away costs a checkpoint on the way, since training goes on; but the last
-// one waits for it.
-absl::Status TrainingLoop::Save(int64_t step, bool last) {
-  checkpoints_->WaitForUpload();  // the snapshot is in use until then
+// Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
+// one must succeed.
+absl::Status TrainingLoop::Save(int64_t step) {
+  // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
+  checkpoints_->StopRetrying();
+  checkpoints_->WaitForUpload().IgnoreError();  // reported when it ended
   TERCIO_ASSIGN_OR_RETURN(const auto values, engine_->Snapshot());
   const nlohmann::json state = {
       {"step", step},
@@ -187,8 +193,7 @@ absl::Status TrainingLoop::Save(int64_t step, bool last) {
       {"next_sample", step * training().global_batch()}};
   checkpoints_->StartUpload(
       step, engine_->SavedSlices(), values, state.dump(), IsRankZero() ? tokenizer_json_ : "",
-      last ? kLastSavePatience : absl::ZeroDuration(),
-      [this, step](const absl::Status& status, int64_t bytes, double seconds) {
+      kSavePatience, [this, step](const absl::Status& status, int64_t bytes, double seconds) {
         v1::TrainerMessage message;
         v1::CheckpointProgress* progress = message.mutable_checkpoint();
         progress->set_step(step);
@@ -196,7 +201,6 @@ absl::Status TrainingLoop::Save(int64_t step, bool last) {
         progress->set_seconds(seconds);
         progress->set_done(true);
         if (!status.ok()) {
-          // Training goes on: the checkpoint before is still there.
           progress->set_error(std::string(status.message()));
           LogWarning(absl::StrCat("checkpoint of step ", step,
                                   " failed: ", std::string(status.message())));

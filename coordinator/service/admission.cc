@@ -1,0 +1,49 @@
+#include "coordinator/service/admission.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_format.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "coordinator/core/core.h"
+#include "coordinator/planner/planner.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int64_t kUnlimited = int64_t{1} << 62;
+
+// Of one rank on the roomiest node, with as many ranks beside it as the node can take.
+int64_t MemoryOfRank(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes) {
+  int64_t memory = 0;
+  for (const Coordinator::NodeView& node : nodes) {
+    const v1::AgentHello& hello = node.state.hello;
+    if (hello.memory_bytes() == 0 || hello.devices() == 0) return kUnlimited;
+    const int ranks = std::max(1, std::min(RanksOf(spec), hello.devices()));
+    memory = std::max(memory, hello.memory_bytes() / ranks);
+  }
+  return nodes.empty() ? kUnlimited : memory;
+}
+
+absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& state_dir) {
+  constexpr double kMiB = 1 << 20;
+  TERCIO_ASSIGN_OR_RETURN(const int64_t free, FreeBytes(state_dir));
+  const int64_t one = CheckpointBytes(spec);
+  const int64_t count = int64_t{spec.checkpoint().keep_last()} + 1;
+  if (one <= free / count) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrFormat(
+      "disk full: %d checkpoints of %.1f MiB each (checkpoint.keep_last and the one being written) "
+      "do not fit into the %.1f MiB that are free in the state directory %s; make room, or lower "
+      "checkpoint.keep_last",
+      count, static_cast<double>(one) / kMiB, static_cast<double>(free) / kMiB, state_dir));
+}
+
+}  // namespace
+
+absl::Status Admit(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes,
+                   const std::string& state_dir) {
+  TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MemoryOfRank(spec, nodes)));
+  return CheckDisk(spec, state_dir);
+}
+
+}  // namespace tercio::coordinator
