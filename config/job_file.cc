@@ -8,6 +8,7 @@
 #include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "config/model_section.h"
 #include "config/reader.h"
 #include "nlohmann/json.hpp"
 #include "plan/lanes.h"
@@ -29,7 +30,7 @@ class JobParser {
 
   absl::StatusOr<v1::JobSpec> Parse() {
     spec_.set_name(root_.Text("name", "job"));
-    ParseModel(root_.Child("model"));
+    ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
     ParseData(root_.Child("data"));
     ParseTraining(root_.Child("training"));
     ParseParallelism();
@@ -42,42 +43,6 @@ class JobParser {
   }
 
  private:
-  void ParseModel(Section model) {
-    v1::ModelSpec* out = spec_.mutable_model();
-    if (model.Has("from")) model.Fault("from", NotYet("starting from a Hugging Face directory"));
-    const bool preset = model.Has("preset");
-    if (preset && model.Text("preset", "") != "gpt2-124m") {
-      model.Fault("preset", "unknown preset; there is gpt2-124m");
-    }
-    const std::string architecture = model.OneOf("architecture", "gpt2", {"gpt2", "llama", "bert"});
-    if (architecture != "gpt2") model.Fault("architecture", NotYet(architecture));
-    out->set_architecture("gpt2");
-    const auto size = [&](const char* key, int64_t of_preset) {
-      if (!preset && !model.Has(key)) model.Fault(key, "missing; a model needs it");
-      return static_cast<int32_t>(model.Integer(key, of_preset, 1, 1 << 24));
-    };
-    out->set_layers(size("layers", 12));
-    out->set_hidden(size("hidden", 768));
-    out->set_heads(size("heads", 12));
-    out->set_context(size("context", 1024));
-    out->set_ffn_hidden(
-        static_cast<int32_t>(model.Integer("ffn_hidden", 4 * int64_t{out->hidden()}, 1)));
-    out->set_bias(model.Flag("bias", true));
-    out->set_dropout(model.Number("dropout", 0, 0, 0.999));
-    out->set_vocab_size(static_cast<int32_t>(model.Integer("vocab_size", 0, 0, 1 << 30)));
-    if (model.Has("kv_heads") && model.Integer("kv_heads", 0, 1) != out->heads()) {
-      model.Fault("kv_heads", NotYet("grouped-query attention"));
-    }
-    if (model.Has("rope_theta")) model.Fault("rope_theta", NotYet("rotary position embedding"));
-    if (out->hidden() % out->heads() != 0) {
-      model.Fault("hidden",
-                  absl::StrCat(out->hidden(), " is not a multiple of heads ", out->heads()));
-    } else if (out->hidden() / out->heads() > 256) {
-      model.Fault("heads", "hidden / heads is above 256, the largest head dimension");
-    }
-    model.Finish();
-  }
-
   std::string Resolve(const std::string& path) const {
     if (path.empty() || path[0] == '/') return path;
     return (std::filesystem::path(directory_) / path).lexically_normal().string();
@@ -342,7 +307,6 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
 }  // namespace
 
 std::string EffectiveYaml(const v1::JobSpec& spec) {
-  const v1::ModelSpec& model = spec.model();
   const v1::TrainingSpec& training = spec.training();
   const v1::OptimizerSpec& optimizer = training.optimizer();
   const v1::ParallelismSpec& parallelism = spec.parallelism();
@@ -351,12 +315,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
     return value > 0 ? absl::StrCat(value) : std::string("auto");
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
-  std::string yaml = absl::StrCat(
-      "name: ", quoted(spec.name()), "\nmodel:\n  architecture: ", model.architecture(),
-      "\n  layers: ", model.layers(), "\n  hidden: ", model.hidden(), "\n  heads: ", model.heads());
-  absl::StrAppend(&yaml, "\n  ffn_hidden: ", model.ffn_hidden(), "\n  context: ", model.context(),
-                  "\n  bias: ", flag(model.bias()), "\n  dropout: ", Number(model.dropout()),
-                  "\n  vocab_size: ", model.vocab_size(), "\n");
+  std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()));
   absl::StrAppend(&yaml, "data:\n  train: ", quoted(spec.data().train()));
   if (!spec.data().validation_path().empty()) {
     absl::StrAppend(&yaml, "\n  validation: ", quoted(spec.data().validation_path()));

@@ -102,7 +102,7 @@ training:
 
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change :
-       {"model.architecture=llama", "training.precision=bf16", "resources.device=cuda",
+       {"model.architecture=bert", "training.precision=bf16", "resources.device=cuda",
         "data.tokenizer=tokenizer.json", "data.train=text.jsonl", "model.from=dir",
         "parallelism.zero_stage=1", "parallelism.schedule=interleaved",
         "parallelism.recompute=full", "parallelism.sequence_parallel=true",

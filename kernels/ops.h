@@ -75,6 +75,7 @@ struct LayerNormArgs {
   float* rstd;          // (N)
   int64_t rows, columns;
   float eps = 1e-5f;
+  bool rms = false;  // RMSNorm (Zhang and Sennrich 2019): the mean counts as 0, and is stored as 0
 };
 
 // dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
@@ -90,6 +91,7 @@ struct LayerNormBackwardArgs {
   int64_t rows, columns;
   int64_t rows_per_leaf;
   bool accumulate = false;
+  bool rms = false;
 };
 
 // out = residual + dropout(branch + bias). out may be residual.
@@ -131,7 +133,33 @@ struct BiasGeluBackwardArgs {
   int64_t rows_per_leaf;
 };
 
-// Causal attention. q, k, v: element (row, head*D + d) at pointer[row * stride + head*D + d].
+// g = silu(gate) * up, silu(x) = x / (1 + exp(-x)); a row of h is gate, then up (Shazeer 2020).
+struct SwigluArgs {
+  const float* h;  // (rows, 2 columns)
+  float* g;        // (rows, columns)
+  int64_t rows, columns;
+};
+
+// dh may not be h.
+struct SwigluBackwardArgs {
+  const float* dg;
+  const float* h;
+  float* dh;  // (rows, 2 columns)
+  int64_t rows, columns;
+};
+
+// Rotary positions (Su et al. 2021), the pairs (d, d + D/2) of Hugging Face's llama, in place. Head
+// h of row n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): D/2
+// cosines, then D/2 sines. inverse: the other way round, which is the gradient.
+struct RotaryArgs {
+  float* x;
+  const float* table;  // (T, D)
+  int64_t rows, tokens, stride, heads, head_dim;
+  bool inverse = false;
+};
+
+// Causal attention. q, k, v: element (row, head*D + d) at pointer[row * stride + head*D + d]. k and
+// v have H / group heads; query head h uses theirs number h / group (Ainslie et al. 2023).
 // s[i,j] = q_i . k_j / sqrt(D), j <= i; p = softmax(s); out_i = sum_j dropout(p)[i,j] v_j.
 // lse (sequences, H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head
 // first_head + head, query position and key position.
@@ -143,6 +171,7 @@ struct AttentionArgs {
   float* out;  // (N, H*D)
   float* lse;
   int64_t sequences, tokens, heads, head_dim;
+  int64_t group = 1;  // query heads for each key head; divides heads
   int64_t first_head = 0;
   Dropout dropout;
   float* scratch;  // AttentionScratch(...) elements (cpu/attention_scratch.h)
@@ -161,6 +190,7 @@ struct AttentionBackwardArgs {
   float* dv;
   int64_t stride;
   int64_t sequences, tokens, heads, head_dim;
+  int64_t group = 1;
   int64_t first_head = 0;
   Dropout dropout;
   float* scratch;
@@ -188,7 +218,7 @@ struct EmbeddingBackwardArgs {
 // x[n] = dropout(x[n] + weight[n mod T])
 struct PositionEmbeddingArgs {
   float* x;
-  const float* weight;  // (T,C)
+  const float* weight;  // (T,C), or null: nothing is added
   int64_t rows, columns, tokens;
   Dropout dropout;
 };
@@ -196,7 +226,7 @@ struct PositionEmbeddingArgs {
 // dx = dropout'(dx) in place; dweight[n mod T] += dx[n], n ascending.
 struct PositionEmbeddingBackwardArgs {
   float* dx;
-  float* dweight;
+  float* dweight;  // or null
   int64_t rows, columns, tokens;
   Dropout dropout;
 };
@@ -260,6 +290,9 @@ class Ops {
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
   virtual void BiasGelu(const BiasGeluArgs& args) = 0;
   virtual void BiasGeluBackward(const BiasGeluBackwardArgs& args) = 0;
+  virtual void Swiglu(const SwigluArgs& args) = 0;
+  virtual void SwigluBackward(const SwigluBackwardArgs& args) = 0;
+  virtual void Rotary(const RotaryArgs& args) = 0;
   virtual void Attention(const AttentionArgs& args) = 0;
   virtual void AttentionBackward(const AttentionBackwardArgs& args) = 0;
   virtual void Embedding(const EmbeddingArgs& args) = 0;

@@ -11,6 +11,7 @@
 #include "plan/buckets.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/model_traits.h"
 #include "plan/reduction_scratch.h"
 #include "plan/schedule.h"
 
@@ -69,7 +70,7 @@ int64_t SnapshotElements(const StageTensors& stage, int data) {
 }
 
 void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
-  const int64_t wide = std::max(3 * shape.attention, shape.ffn);
+  const int64_t wide = std::max(shape.qkv, shape.up);
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
   };
@@ -78,6 +79,9 @@ void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
   add("workspace.norm_gradient", shape.rows * shape.hidden);
   add("workspace.wide_gradient", shape.rows * wide);
   add("workspace.attention_gradient", shape.rows * shape.attention);
+  // The gradient of a gated MLP's product cannot be made in place.
+  add("workspace.gated_gradient", shape.up > shape.ffn ? shape.rows * shape.ffn : 0);
+  add("workspace.rotary", shape.rotary ? shape.tokens * shape.head_dim : 0);
   add("workspace.attention", kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
 }
 
@@ -139,6 +143,7 @@ const char* KindName(v1::BufferKind kind) {
 
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
   const v1::ModelSpec& model = job.model();
+  const ModelTraits traits = TraitsOf(model);
   StageShape shape;
   shape.sequences = layout.micro_batch();
   shape.tokens = model.context();
@@ -146,8 +151,12 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.hidden = model.hidden();
   shape.attention = model.hidden() / layout.tensor();
   shape.heads = model.heads() / layout.tensor();
-  shape.head_dim = model.hidden() / model.heads();
+  shape.head_dim = traits.head_dim;
+  shape.key_heads = traits.kv_heads / layout.tensor();
+  shape.qkv = shape.attention + 2 * shape.key_heads * shape.head_dim;
   shape.ffn = model.ffn_hidden() / layout.tensor();
+  shape.up = traits.gated_mlp ? 2 * shape.ffn : shape.ffn;
+  shape.rotary = !traits.learned_positions;
   shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
   shape.layers = LayersOfStage(model.layers(), layout.pipeline(), stage).count;
   shape.first = stage == 0;
@@ -167,14 +176,14 @@ LayerActivations ActivationsOfLayer(const StageShape& shape) {
   at.norm1 = cut.Take(residual);
   at.mean1 = cut.Take(shape.rows);
   at.rstd1 = cut.Take(shape.rows);
-  at.qkv = cut.Take(shape.rows * 3 * shape.attention);
+  at.qkv = cut.Take(shape.rows * shape.qkv);
   at.attention = cut.Take(shape.rows * shape.attention);
   at.lse = cut.Take(shape.rows * shape.heads);
   at.middle = cut.Take(residual);
   at.norm2 = cut.Take(residual);
   at.mean2 = cut.Take(shape.rows);
   at.rstd2 = cut.Take(shape.rows);
-  at.up = cut.Take(shape.rows * shape.ffn);
+  at.up = cut.Take(shape.rows * shape.up);
   at.gelu = cut.Take(shape.rows * shape.ffn);
   at.total = cut.total();
   return at;

@@ -19,11 +19,15 @@ struct StageShape {
   int64_t attention = 0;  // local heads * head dimension
   int64_t heads = 0;      // local
   int64_t head_dim = 0;
+  int64_t key_heads = 0;   // local
+  int64_t qkv = 0;         // local width of query, key and value
   int64_t ffn = 0;         // local
+  int64_t up = 0;          // local width before the activation: ffn, or gate and up
   int64_t vocabulary = 0;  // local, padded
   int layers = 0;
   bool first = false;
   bool last = false;
+  bool rotary = false;
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
 };

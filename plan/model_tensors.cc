@@ -4,13 +4,30 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "plan/model_traits.h"
 
 namespace tercio::plan {
 namespace {
 
 class TensorList {
  public:
-  explicit TensorList(const v1::ModelSpec& model) : model_(model) {}
+  explicit TensorList(const v1::ModelSpec& model) : model_(model), traits_(TraitsOf(model)) {}
+
+  void Embedding() {
+    Matrix("embedding.token.weight", model_.vocab_size(), model_.hidden(), Shard::kRows,
+           Initialization::kNormal);
+    tensors.back().vocabulary = true;
+    if (!traits_.learned_positions) return;
+    Matrix("embedding.position.weight", model_.context(), model_.hidden(), Shard::kWhole,
+           Initialization::kNormal);
+  }
+  void Head() {
+    Norm("final_norm");
+    if (traits_.tied_head) return;
+    Matrix("head.weight", model_.vocab_size(), model_.hidden(), Shard::kRows,
+           Initialization::kNormal);
+    tensors.back().vocabulary = true;
+  }
 
   void Matrix(const std::string& name, int64_t rows, int64_t columns, Shard shard,
               Initialization initialization) {
@@ -25,23 +42,28 @@ class TensorList {
   }
   void Norm(const std::string& name) {
     Vector(name + ".weight", model_.hidden(), Shard::kWhole, Initialization::kOnes);
-    Bias(name + ".bias", model_.hidden(), Shard::kWhole);
+    if (!traits_.rms_norm) Bias(name + ".bias", model_.hidden(), Shard::kWhole);
   }
   void Layer(int layer) {
     const std::string at = absl::StrCat("layers.", layer, ".");
     const int64_t c = model_.hidden();
     const int64_t f = model_.ffn_hidden();
     Norm(at + "attention_norm");
-    for (const char* part : {"query", "key", "value"}) {
-      Matrix(absl::StrCat(at, "attention.", part, ".weight"), c, c, Shard::kRows,
+    const int64_t k = traits_.kv_heads * traits_.head_dim;
+    const std::pair<const char*, int64_t> parts[] = {{"query", c}, {"key", k}, {"value", k}};
+    for (const auto& [part, rows] : parts) {
+      Matrix(absl::StrCat(at, "attention.", part, ".weight"), rows, c, Shard::kRows,
              Initialization::kNormal);
     }
-    for (const char* part : {"query", "key", "value"}) {
-      Bias(absl::StrCat(at, "attention.", part, ".bias"), c, Shard::kRows);
+    for (const auto& [part, rows] : parts) {
+      Bias(absl::StrCat(at, "attention.", part, ".bias"), rows, Shard::kRows);
     }
     Matrix(at + "attention.output.weight", c, c, Shard::kColumns, Initialization::kResidualNormal);
     Bias(at + "attention.output.bias", c, Shard::kWhole);
     Norm(at + "mlp_norm");
+    if (traits_.gated_mlp) {
+      Matrix(at + "mlp.gate.weight", f, c, Shard::kRows, Initialization::kNormal);
+    }
     Matrix(at + "mlp.up.weight", f, c, Shard::kRows, Initialization::kNormal);
     Bias(at + "mlp.up.bias", f, Shard::kRows);
     Matrix(at + "mlp.down.weight", c, f, Shard::kColumns, Initialization::kResidualNormal);
@@ -66,6 +88,7 @@ class TensorList {
   }
 
   const v1::ModelSpec& model_;
+  const ModelTraits traits_;
 };
 
 // Layer that a name belongs to, or -1.
@@ -74,10 +97,11 @@ int LayerOfName(const std::string& name) {
   return std::stoi(name.substr(7));
 }
 
-// The second and third of query, key, value follow the first without a gap.
-bool FollowsWithoutGap(const std::string& name) {
+// Key and value follow the query, up follows the gate.
+bool FollowsWithoutGap(const std::string& name, bool gated) {
   return name.find("attention.key.") != std::string::npos ||
-         name.find("attention.value.") != std::string::npos;
+         name.find("attention.value.") != std::string::npos ||
+         (gated && name.find("mlp.up.weight") != std::string::npos);
 }
 
 int64_t RoundUp16(int64_t value) { return (value + 15) / 16 * 16; }
@@ -85,7 +109,8 @@ int64_t RoundUp16(int64_t value) { return (value + 15) / 16 * 16; }
 class StageBuilder {
  public:
   StageBuilder(const v1::ModelSpec& model, const v1::Layout& layout)
-      : tensor_degree_(layout.tensor()),
+      : gated_(TraitsOf(model).gated_mlp),
+        tensor_degree_(layout.tensor()),
         padded_(PaddedVocabulary(model.vocab_size(), layout.tensor())) {}
 
   void Add(const LogicalTensor& tensor, TensorRole role, int layer, bool own_parameter) {
@@ -95,7 +120,7 @@ class StageBuilder {
     entry.layer = layer;
     const TensorShard shard = ShardOfRank(tensor, tensor_degree_, 0, padded_);
     entry.elements = shard.local_rows * shard.local_columns;
-    if (!FollowsWithoutGap(tensor.name)) {
+    if (!FollowsWithoutGap(tensor.name, gated_)) {
       stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
       if (own_parameter) stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
     }
@@ -117,6 +142,7 @@ class StageBuilder {
   }
 
  private:
+  bool gated_;
   int tensor_degree_;
   int64_t padded_;
   StageTensors stage_;
@@ -127,12 +153,9 @@ class StageBuilder {
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model) {
   TERCIO_CHECK_GT(model.vocab_size(), 0);
   TensorList list(model);
-  list.Matrix("embedding.token.weight", model.vocab_size(), model.hidden(), Shard::kRows,
-              Initialization::kNormal);
-  list.Matrix("embedding.position.weight", model.context(), model.hidden(), Shard::kWhole,
-              Initialization::kNormal);
+  list.Embedding();
   for (int layer = 0; layer < model.layers(); ++layer) list.Layer(layer);
-  list.Norm("final_norm");
+  list.Head();
   return std::move(list.tensors);
 }
 
@@ -147,8 +170,7 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
   shard.row_end = shard.local_rows = tensor.rows;
   shard.column_end = shard.local_columns = tensor.columns;
   if (tensor.shard == Shard::kRows) {
-    const bool vocabulary = tensor.name == "embedding.token.weight";
-    shard.local_rows = (vocabulary ? padded_vocabulary : tensor.rows) / tensor_degree;
+    shard.local_rows = (tensor.vocabulary ? padded_vocabulary : tensor.rows) / tensor_degree;
     shard.row_begin = std::min(tensor.rows, tensor_index * shard.local_rows);
     shard.row_end = std::min(tensor.rows, (tensor_index + 1) * shard.local_rows);
   } else if (tensor.shard == Shard::kColumns) {
@@ -164,11 +186,12 @@ StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout
   const LayerRange range = LayersOfStage(model.layers(), layout.pipeline(), stage);
   const bool first = stage == 0;
   const bool last = stage == layout.pipeline() - 1;
+  const bool tied = TraitsOf(model).tied_head;
   StageBuilder builder(model, layout);
   for (const LogicalTensor& tensor : all) {
     const int layer = LayerOfName(tensor.name);
     if (tensor.name == "embedding.token.weight") {
-      if (first) builder.Add(tensor, TensorRole::kLookup, -1, true);
+      if (first) builder.Add(tensor, tied ? TensorRole::kLookup : TensorRole::kPlain, -1, true);
     } else if (tensor.name == "embedding.position.weight") {
       if (first) builder.Add(tensor, TensorRole::kPlain, -1, true);
     } else if (layer >= 0) {
@@ -178,7 +201,7 @@ StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout
       builder.Add(tensor, TensorRole::kPlain, model.layers(), true);
     }
   }
-  if (last) builder.Add(all.front(), TensorRole::kHead, model.layers(), !first);
+  if (last && tied) builder.Add(all.front(), TensorRole::kHead, model.layers(), !first);
   return builder.Finish();
 }
 
@@ -194,10 +217,13 @@ int64_t ParameterCount(const v1::ModelSpec& model) {
 }
 
 double FlopsPerToken(const v1::ModelSpec& model, bool causal) {
+  const ModelTraits traits = TraitsOf(model);
   const double c = model.hidden();
   const double f = model.ffn_hidden();
   const double layers = model.layers();
-  const double products = layers * (4 * c * c + 2 * c * f) + c * model.vocab_size();
+  const double keys = static_cast<double>(traits.kv_heads * traits.head_dim);
+  const double products =
+      layers * (2 * c * (c + keys) + (traits.gated_mlp ? 3 : 2) * c * f) + c * model.vocab_size();
   const double attention = (causal ? 6.0 : 12.0) * layers * c * model.context();
   return 6 * products + attention;
 }

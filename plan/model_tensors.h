@@ -4,13 +4,16 @@
 //
 //   embedding.token.weight [V, C]          embedding.position.weight [T, C]
 //   layers.N.attention_norm.weight|bias [C]
-//   layers.N.attention.query|key|value.weight [C, C] (cut by rows = heads)   ...bias [C] (cut)
+//   layers.N.attention.query.weight [C, C] (cut by rows = heads)             ...bias [C] (cut)
+//   layers.N.attention.key|value.weight [K, C] (cut by rows = heads)         ...bias [K] (cut)
 //   layers.N.attention.output.weight [C, C] (cut by columns)                 ...bias [C] (whole)
 //   layers.N.mlp_norm.weight|bias [C]
+//   layers.N.mlp.gate.weight [F, C] (cut by rows; llama)
 //   layers.N.mlp.up.weight [F, C] (cut by rows)   ...bias [F] (cut)
 //   layers.N.mlp.down.weight [C, F] (cut by columns)   ...bias [C] (whole)
 //   final_norm.weight|bias [C]
-// The output head is tied to embedding.token.weight.
+//   head.weight [V, C] (cut by rows; absent where the head is tied to embedding.token.weight)
+// K = C * kv_heads / heads. llama has no position table and no norm biases.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +34,7 @@ struct LogicalTensor {
   int64_t rows = 0;  // logical, never padded
   int64_t columns = 1;
   bool is_vector = false;
+  bool vocabulary = false;  // rows are token ids: padded where they are cut
   Shard shard = Shard::kWhole;
   bool weight_decay = false;
   Initialization initialization = Initialization::kZeros;
@@ -56,13 +60,13 @@ struct TensorShard {
 TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tensor_index,
                         int64_t padded_vocabulary);
 
-// kHead: the head's use of the tied token embedding. It has a gradient of its own, and its own copy
-// of the parameter only where the stage does not also hold the lookup.
+// Both uses of a tied token embedding: kLookup, and kHead, which has a gradient of its own, and its
+// own copy of the parameter only where the stage does not also hold the lookup.
 enum class TensorRole { kPlain, kLookup, kHead };
 
 // One entry of a stage's flat buffers. Offsets count elements; every tensor starts at a multiple of
-// 16, except that query, key, value (weights, and biases) follow each other without a gap, as one
-// matrix.
+// 16, except that query, key, value (weights, and biases), and gate and up, follow each other
+// without a gap, as one matrix.
 struct StageTensor {
   LogicalTensor tensor;
   TensorRole role = TensorRole::kPlain;

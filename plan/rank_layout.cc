@@ -90,6 +90,10 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.heads ", model.heads()));
   }
+  if (model.kv_heads() % tensor != 0) {
+    return Impossible(
+        absl::StrCat("tensor ", tensor, " does not divide model.kv_heads ", model.kv_heads()));
+  }
   if (model.ffn_hidden() % tensor != 0) {
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));

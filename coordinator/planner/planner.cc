@@ -116,7 +116,7 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return absl::InvalidArgumentError(absl::StrCat(what, " is not supported by this version"));
   };
   const v1::ParallelismSpec& parallelism = job.parallelism();
-  if (job.model().architecture() != "gpt2") {
+  if (job.model().architecture() != "gpt2" && job.model().architecture() != "llama") {
     return unsupported("model.architecture " + job.model().architecture());
   }
   if (job.training().precision() != "fp32") {

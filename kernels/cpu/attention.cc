@@ -1,9 +1,9 @@
 // Causal attention in blocks of queries. Only the log-sum-exp of each row is kept for the backward
 // pass, which computes the probabilities again (Dao et al., "FlashAttention", section 3.1).
 //
-// A work item is one head of one sequence; it uses its thread's part of the scratch and nothing of
-// any other item, and its blocks start at fixed positions of the sequence: so its bits depend on
-// its own inputs only.
+// A work item is one head of one sequence (backward: one key head with its query heads); it uses
+// its thread's part of the scratch and nothing of any other item, and its blocks start at fixed
+// positions of the sequence: so its bits depend on its own inputs only.
 #include <algorithm>
 #include <cmath>
 
@@ -76,10 +76,11 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   const int64_t sequence = item / a.heads;
   const int64_t head = item % a.heads;
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
+  const int64_t key_start = sequence * a.tokens * a.stride + head / a.group * a.head_dim;
   AttentionPieces s;
   CutScratch(scratch, a.tokens, a.head_dim, &s);
-  PackB({a.k + start, 1, a.stride}, a.head_dim, a.tokens, s.keys);
-  PackDeep({a.v + start, a.stride, 1}, a.tokens, a.head_dim, s.values);
+  PackB({a.k + key_start, 1, a.stride}, a.head_dim, a.tokens, s.keys);
+  PackDeep({a.v + key_start, a.stride, 1}, a.tokens, a.head_dim, s.values);
   const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
@@ -147,24 +148,22 @@ void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
   std::fill(g_row + count, g_row + keys, 0.0f);
 }
 
-// d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]: keys before `first` have had earlier blocks.
+// d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]: keys before `first` have had earlier blocks,
+// and all keys where the head is not the first of its group.
 void AddKeyGradients(const float* weights, int64_t weights_stride, const float* packed,
-                     int64_t rows, int64_t first, int64_t head_dim, float* out, int64_t stride) {
+                     int64_t rows, int64_t first, int64_t head_dim, bool first_head, float* out,
+                     int64_t stride) {
   MultiplyPacked({weights, 1, weights_stride}, packed, first, head_dim, rows, out, stride,
                  Store::kAdd);
   MultiplyPacked({weights + first, 1, weights_stride}, packed, rows, head_dim, rows,
-                 out + first * stride, stride, Store::kAssign);
+                 out + first * stride, stride, first_head ? Store::kAssign : Store::kAdd);
 }
 
-void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* scratch) {
-  const int64_t sequence = item / a.heads;
-  const int64_t head = item % a.heads;
+// One query head against the keys that are packed in `s`; key gradients go to key_start.
+void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
+                           int64_t key_start, const AttentionPieces& s) {
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
-  AttentionPieces s;
-  CutScratch(scratch, a.tokens, a.head_dim, &s);
-  PackB({a.k + start, 1, a.stride}, a.head_dim, a.tokens, s.keys);
-  PackB({a.v + start, 1, a.stride}, a.head_dim, a.tokens, s.values);
-  PackDeep({a.k + start, a.stride, 1}, a.tokens, a.head_dim, s.rows);
+  const bool first_head = head % a.group == 0;
   const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
@@ -186,10 +185,27 @@ void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* 
     MultiplyDeep({s.gradients, s.stride, 1}, s.rows, a.tokens, rows, a.head_dim, keys,
                  a.dq + start + first * a.stride, a.stride);
     PackB({q, a.stride, 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.gradients, s.stride, s.block, rows, first, a.head_dim, a.dk + start,
-                    a.stride);
+    AddKeyGradients(s.gradients, s.stride, s.block, rows, first, a.head_dim, first_head,
+                    a.dk + key_start, a.stride);
     PackB({dout, out_stride, 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.scores, s.stride, s.block, rows, first, a.head_dim, a.dv + start, a.stride);
+    AddKeyGradients(s.scores, s.stride, s.block, rows, first, a.head_dim, first_head,
+                    a.dv + key_start, a.stride);
+  }
+}
+
+// A key head of one sequence, with the query heads of its group in ascending order.
+void AttentionBackwardItem(const AttentionBackwardArgs& a, int64_t item, float* scratch) {
+  const int64_t key_heads = a.heads / a.group;
+  const int64_t sequence = item / key_heads;
+  const int64_t key_head = item % key_heads;
+  const int64_t key_start = sequence * a.tokens * a.stride + key_head * a.head_dim;
+  AttentionPieces s;
+  CutScratch(scratch, a.tokens, a.head_dim, &s);
+  PackB({a.k + key_start, 1, a.stride}, a.head_dim, a.tokens, s.keys);
+  PackB({a.v + key_start, 1, a.stride}, a.head_dim, a.tokens, s.values);
+  PackDeep({a.k + key_start, a.stride, 1}, a.tokens, a.head_dim, s.rows);
+  for (int64_t i = 0; i < a.group; ++i) {
+    AttentionBackwardHead(a, sequence, key_head * a.group + i, key_start, s);
   }
 }
 
@@ -213,7 +229,7 @@ void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool) {
   TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
   const int64_t per_thread = AttentionScratch(args.tokens, args.head_dim, 1);
-  pool.ParallelFor(args.sequences * args.heads, [&](int64_t item, int thread) {
+  pool.ParallelFor(args.sequences * args.heads / args.group, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionBackwardItem)(args, item, args.scratch + thread * per_thread);
   });
 }

@@ -39,6 +39,9 @@ class CpuOps : public Ops {
   void ResidualBackward(const ResidualBackwardArgs& a) override { ResidualBackwardCpu(a, pool_); }
   void BiasGelu(const BiasGeluArgs& a) override { BiasGeluCpu(a, pool_); }
   void BiasGeluBackward(const BiasGeluBackwardArgs& a) override { BiasGeluBackwardCpu(a, pool_); }
+  void Swiglu(const SwigluArgs& a) override { SwigluCpu(a, pool_); }
+  void SwigluBackward(const SwigluBackwardArgs& a) override { SwigluBackwardCpu(a, pool_); }
+  void Rotary(const RotaryArgs& a) override { RotaryCpu(a, pool_); }
   void Attention(const AttentionArgs& a) override { AttentionCpu(a, pool_); }
   void AttentionBackward(const AttentionBackwardArgs& a) override {
     AttentionBackwardCpu(a, pool_);

@@ -175,9 +175,101 @@ TEST_F(CpuOpsTest, GeluAndItsGradient) {
   }
 }
 
+TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
+  for (const int64_t columns : {1, 7, 64, 300}) {
+    const int64_t rows = 3;
+    const Floats x = Random(rows * columns);
+    const Floats weight = Random(columns);
+    Floats y(x.size()), mean(3, 9.0f), rstd(3);
+    LayerNormArgs args{x.data(),    weight.data(), nullptr, y.data(),
+                       mean.data(), rstd.data(),   rows,    columns};
+    args.eps = 1e-6f;
+    args.rms = true;
+    ops_->LayerNorm(args);
+    const auto norm = [&](const Values& values, const Values& w) {
+      return reference::RmsNorm(values, w, rows, columns, 1e-6);
+    };
+    ExpectRows(y, norm(Exact(x), Exact(weight)), columns, 1e-6, "norm");
+    EXPECT_EQ(mean, (Floats{0, 0, 0}));
+    if (columns == 1) continue;  // its gradient is zero but for the epsilon
+    const Floats dy = Random(rows * columns);
+    Floats dx(x.size()), dweight(static_cast<size_t>(columns));
+    LayerNormBackwardArgs back{dy.data(), x.data(),       weight.data(), mean.data(), rstd.data(),
+                               dx.data(), dweight.data(), nullptr,       rows,        columns,
+                               rows};
+    back.rms = true;
+    ops_->LayerNormBackward(back);
+    ExpectRows(dx,
+               reference::NumericGradient([&](const Values& v) { return norm(v, Exact(weight)); },
+                                          Exact(x), Exact(dy)),
+               rows * columns, 2e-6, "dx");
+    ExpectRows(dweight,
+               reference::NumericGradient([&](const Values& w) { return norm(Exact(x), w); },
+                                          Exact(weight), Exact(dy)),
+               columns, 2e-6, "dweight");
+  }
+}
+
+TEST_F(CpuOpsTest, SwigluAndItsGradient) {
+  for (const int64_t columns : {1, 5, 16, 257}) {
+    const int64_t rows = 3;
+    const Floats h = Random(rows * 2 * columns, 3.0f);
+    Floats g(static_cast<size_t>(rows * columns));
+    ops_->Swiglu({h.data(), g.data(), rows, columns});
+    const auto swiglu = [&](const Values& x) { return reference::Swiglu(x, rows, columns); };
+    ExpectRows(g, swiglu(Exact(h)), columns, 1e-6, "swiglu");
+    const Floats dg = Random(rows * columns);
+    Floats dh(h.size());
+    ops_->SwigluBackward({dg.data(), h.data(), dh.data(), rows, columns});
+    ExpectRows(dh, reference::NumericGradient(swiglu, Exact(h), Exact(dg)), 2 * columns, 1e-6,
+               "gradient");
+  }
+}
+
+// A turn and its inverse give back what was there; a turn is the formula's.
+TEST_F(CpuOpsTest, RotaryTurnsPairsOfChannels) {
+  const int64_t tokens = 5, heads = 3, head_dim = 12, stride = 50;
+  const int64_t rows = 2 * tokens;
+  const Floats table = Random(tokens * head_dim);
+  const Floats before = Random(rows * stride);
+  Floats x = before;
+  ops_->Rotary({x.data(), table.data(), rows, tokens, stride, heads, head_dim, false});
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t c = 0; c < stride; ++c) {
+      const auto at = static_cast<size_t>(row * stride + c);
+      if (c >= heads * head_dim) {
+        ASSERT_EQ(x[at], before[at]) << "beyond the heads";
+        continue;
+      }
+      const int64_t channel = c % head_dim, half = head_dim / 2, i = channel % half;
+      const double cosine = table[static_cast<size_t>(row % tokens * head_dim + i)];
+      const double sine = table[static_cast<size_t>(row % tokens * head_dim + half + i)];
+      const double other = before[at + static_cast<size_t>(channel < half ? half : -half)];
+      const double expected = before[at] * cosine + (channel < half ? -other : other) * sine;
+      ASSERT_NEAR(x[at], expected, 2e-6) << row << " " << c;
+    }
+  }
+  Floats unit = table;  // a turn keeps lengths only where cos^2 + sin^2 = 1
+  for (int64_t t = 0; t < tokens; ++t) {
+    for (int64_t i = 0; i < head_dim / 2; ++i) {
+      unit[static_cast<size_t>(t * head_dim + i)] = std::cos(static_cast<float>(t * i));
+      unit[static_cast<size_t>(t * head_dim + head_dim / 2 + i)] =
+          std::sin(static_cast<float>(t * i));
+    }
+  }
+  x = before;
+  ops_->Rotary({x.data(), unit.data(), rows, tokens, stride, heads, head_dim, false});
+  ops_->Rotary({x.data(), unit.data(), rows, tokens, stride, heads, head_dim, true});
+  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], before[i], 1e-5);
+}
+
 struct AttentionCase {
   int64_t tokens, heads, head_dim;
   float dropout;
+  int64_t group = 1;
+  int64_t width() const { return heads * head_dim; }
+  int64_t keys() const { return width() / group; }
+  int64_t stride() const { return width() + 2 * keys(); }
 };
 
 // One attention forward and backward over random values, all heads.
@@ -186,17 +278,18 @@ struct AttentionRun {
 };
 
 AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats dout) {
-  const int64_t width = c.heads * c.head_dim;
+  const int64_t width = c.width();
   AttentionRun run{std::move(qkv), std::move(dout), Floats(static_cast<size_t>(c.tokens * width)),
-                   Floats(static_cast<size_t>(c.tokens * width * 3))};
+                   Floats(static_cast<size_t>(c.tokens * c.stride()))};
   Floats lse(static_cast<size_t>(c.tokens * c.heads));
   auto scratch =
       hwy::AllocateAligned<float>(static_cast<size_t>(AttentionScratch(c.tokens, c.head_dim, 2)));
   AttentionArgs args{};
   args.q = run.qkv.data();
   args.k = args.q + width;
-  args.v = args.k + width;
-  args.stride = 3 * width;
+  args.v = args.k + c.keys();
+  args.stride = c.stride();
+  args.group = c.group;
   args.out = run.out.data();
   args.lse = lse.data();
   args.sequences = 1;
@@ -217,8 +310,9 @@ AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats d
   back.v = args.v;
   back.dq = run.dqkv.data();
   back.dk = back.dq + width;
-  back.dv = back.dk + width;
+  back.dv = back.dk + c.keys();
   back.stride = args.stride;
+  back.group = c.group;
   back.sequences = 1;
   back.tokens = c.tokens;
   back.heads = c.heads;
@@ -260,41 +354,61 @@ Values HeadOf(const Floats& from, const AttentionCase& c, int64_t head, int64_t 
 
 Floats ToFloats(const Values& values) { return Floats(values.begin(), values.end()); }
 
-void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t head) {
-  const int64_t width = c.heads * c.head_dim;
-  const auto part = [&](const Floats& from, int64_t index) {
-    return HeadOf(from, c, head, 3 * width, index * width);
+// All query heads of one key head: their outputs, and the gradients of what they share.
+void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t key_head) {
+  const auto query = [&](const Floats& from, int64_t i) {
+    return HeadOf(from, c, key_head * c.group + i, c.stride(), 0);
   };
-  const Values mask = AttentionMask(c, head);
-  const Values q = part(run.qkv, 0);
-  const Values k = part(run.qkv, 1);
-  const Values v = part(run.qkv, 2);
-  const Values weights = HeadOf(run.dout, c, head, width, 0);
-  const auto of = [&](const Values& a, const Values& b, const Values& d) {
-    return reference::Attention(a, b, d, mask, c.tokens, c.head_dim);
+  const auto key = [&](const Floats& from) {
+    return HeadOf(from, c, key_head, c.stride(), c.width());
   };
-  ExpectRows(ToFloats(HeadOf(run.out, c, head, width, 0)), of(q, k, v), c.head_dim, 1e-5, "out");
-  if (c.tokens > 40) return;  // differences take tokens^3
+  const auto value = [&](const Floats& from) {
+    return HeadOf(from, c, key_head, c.stride(), c.width() + c.keys());
+  };
+  const Values k = key(run.qkv);
+  const Values v = value(run.qkv);
+  Values dk(k.size()), dv(v.size());
+  const auto add = [](Values& sum, const Values& part) {
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+  };
   // Gradients are compared by the largest magnitude of the tensor: single rows may be all noise.
-  const auto expect = [&](int64_t index, const auto& function, const Values& at, const char* name) {
-    ExpectRows(ToFloats(part(run.dqkv, index)), reference::NumericGradient(function, at, weights),
-               c.tokens * c.head_dim, 1e-5, name);
-  };
-  expect(
-      0, [&](const Values& x) { return of(x, k, v); }, q, "dq");
-  expect(
-      1, [&](const Values& x) { return of(q, x, v); }, k, "dk");
-  expect(
-      2, [&](const Values& x) { return of(q, k, x); }, v, "dv");
+  const int64_t all = c.tokens * c.head_dim;
+  for (int64_t i = 0; i < c.group; ++i) {
+    const int64_t head = key_head * c.group + i;
+    const Values mask = AttentionMask(c, head);
+    const Values q = query(run.qkv, i);
+    const Values weights = HeadOf(run.dout, c, head, c.width(), 0);
+    const auto of = [&](const Values& a, const Values& b, const Values& d) {
+      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim);
+    };
+    ExpectRows(ToFloats(HeadOf(run.out, c, head, c.width(), 0)), of(q, k, v), c.head_dim, 1e-5,
+               "out");
+    if (c.tokens > 40) continue;  // differences take tokens^3
+    const auto gradient = [&](const auto& function, const Values& at) {
+      return reference::NumericGradient(function, at, weights);
+    };
+    ExpectRows(ToFloats(query(run.dqkv, i)),
+               gradient([&](const Values& x) { return of(x, k, v); }, q), all, 1e-5, "dq");
+    add(dk, gradient([&](const Values& x) { return of(q, x, v); }, k));
+    add(dv, gradient([&](const Values& x) { return of(q, k, x); }, v));
+  }
+  if (c.tokens > 40) return;
+  ExpectRows(ToFloats(key(run.dqkv)), dk, all, 1e-5, "dk");
+  ExpectRows(ToFloats(value(run.dqkv)), dv, all, 1e-5, "dv");
 }
 
 TEST_F(CpuOpsTest, AttentionAndItsGradients) {
-  for (const AttentionCase& c : std::vector<AttentionCase>{
-           {1, 1, 1, 0}, {5, 2, 3, 0}, {17, 1, 16, 0.3f}, {64, 1, 4, 0}, {70, 1, 5, 0.2f}}) {
-    const int64_t width = c.heads * c.head_dim;
+  for (const AttentionCase& c : std::vector<AttentionCase>{{1, 1, 1, 0},
+                                                           {5, 2, 3, 0},
+                                                           {17, 1, 16, 0.3f},
+                                                           {64, 1, 4, 0},
+                                                           {70, 1, 5, 0.2f},
+                                                           {9, 6, 4, 0, 3},
+                                                           {33, 4, 8, 0.2f, 2},
+                                                           {66, 4, 4, 0, 4}}) {
     const AttentionRun run =
-        RunAttention(*ops_, c, Random(c.tokens * 3 * width), Random(c.tokens * width));
-    for (int64_t head = 0; head < c.heads; ++head) ExpectAttention(run, c, head);
+        RunAttention(*ops_, c, Random(c.tokens * c.stride()), Random(c.tokens * c.width()));
+    for (int64_t head = 0; head < c.heads / c.group; ++head) ExpectAttention(run, c, head);
   }
 }
 

@@ -70,8 +70,10 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
     const int64_t end = std::min(args.rows, begin + split.rows_per_block);
     for (int64_t n = begin; n < end; ++n) {
       float* x = args.x + n * args.columns;
-      const float* weight = args.weight + n % args.tokens * args.columns;
-      for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
+      if (args.weight != nullptr) {
+        const float* weight = args.weight + n % args.tokens * args.columns;
+        for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
+      }
       DropRow(args.dropout, n, args.columns, x);
     }
   });
@@ -87,8 +89,9 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
     for (int64_t first = 0; first < args.rows; first += args.tokens) {
       for (int64_t t = begin; t < end; ++t) {
         float* dx = args.dx + (first + t) * args.columns;
-        float* to = args.dweight + t * args.columns;
         DropRow(args.dropout, first + t, args.columns, dx);
+        if (args.dweight == nullptr) continue;
+        float* to = args.dweight + t * args.columns;
         for (int64_t c = 0; c < args.columns; ++c) to[c] += dx[c];
       }
     }

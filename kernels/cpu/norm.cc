@@ -28,7 +28,8 @@ namespace tercio::kernels::HWY_NAMESPACE {
 // order.
 void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, float* rstd_out) {
   const Tag d;
-  const float mean = SumRow(a.columns, [&](auto load) HWY_ATTR { return load(x); }) / a.columns;
+  const float mean =
+      a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR { return load(x); }) / a.columns;
   const Vector m = hn::Set(d, mean);
   const float variance = SumRow(a.columns,
                                 [&](auto load) HWY_ATTR {
@@ -52,7 +53,8 @@ void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-// With h = dy * weight, n = (x - mean) * rstd:  dx = rstd * (h - mean(h) - n * mean(h * n)).
+// With h = dy * weight, n = (x - mean) * rstd:  dx = rstd * (h - mean(h) - n * mean(h * n));
+// without mean(h) where the mean is not part of the norm.
 void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
   const Tag d;
   for (int64_t i = begin; i < end; ++i) {
@@ -61,8 +63,9 @@ void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_
     float* dx = a.dx + i * a.columns;
     const Vector mean = hn::Set(d, a.mean[i]);
     const Vector rstd = hn::Set(d, a.rstd[i]);
-    const float sum_h =
-        SumRow(a.columns, [&](auto load) HWY_ATTR { return hn::Mul(load(dy), load(a.weight)); });
+    const float sum_h = a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR {
+      return hn::Mul(load(dy), load(a.weight));
+    });
     const float sum_hn = SumRow(a.columns, [&](auto load) HWY_ATTR {
       const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
       return hn::Mul(hn::Mul(load(dy), load(a.weight)), n);
@@ -226,16 +229,6 @@ HWY_EXPORT(BiasGeluRows);
 HWY_EXPORT(BiasGeluBackwardRange);
 
 namespace {
-
-// Calls body(begin, end) over blocks of rows.
-template <typename Body>
-void OverRows(int64_t rows, int64_t columns, ThreadPool& pool, const Body& body) {
-  const RowBlocks split = SplitRows(rows, columns, pool.threads());
-  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
-    const int64_t begin = block * split.rows_per_block;
-    body(begin, std::min(rows, begin + split.rows_per_block));
-  });
-}
 
 template <typename Body>
 void OverColumns(int64_t columns, ThreadPool& pool, const Body& body) {

@@ -20,6 +20,17 @@ inline RowBlocks SplitRows(int64_t rows, int64_t columns, int threads) {
   return {per_block, (rows + per_block - 1) / per_block};
 }
 
+// Calls body(begin, end) over blocks of rows.
+template <typename Body>
+void OverRows(int64_t rows, int64_t columns, ThreadPool& pool, const Body& body) {
+  const RowBlocks split = SplitRows(rows, columns, pool.threads());
+  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
+    const int64_t begin = block * split.rows_per_block;
+    const int64_t end = begin + split.rows_per_block;
+    body(begin, end < rows ? end : rows);
+  });
+}
+
 // Writes 0 or 1 / (1 - p) for channels [begin, begin + count) of one row. channel `begin` is a
 // multiple of 4. `row_word`, `sequence`, `tag` are counter words 1 to 3 of random.h.
 void DropoutMultipliers(const Dropout& dropout, uint32_t row_word, uint32_t sequence, uint32_t tag,
@@ -32,6 +43,10 @@ void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
 
 void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool);
 void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool);
+
+void SwigluCpu(const SwigluArgs& args, ThreadPool& pool);
+void SwigluBackwardCpu(const SwigluBackwardArgs& args, ThreadPool& pool);
+void RotaryCpu(const RotaryArgs& args, ThreadPool& pool);
 
 // out[c] += leaf sums over rows of value[row, c].
 void ColumnLeafSums(const float* value, int64_t rows, int64_t columns, int64_t rows_per_leaf,

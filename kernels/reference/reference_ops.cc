@@ -59,6 +59,32 @@ Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int6
   return y;
 }
 
+Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t columns, double eps) {
+  Values y(x.size());
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* row = x.data() + i * columns;
+    double squares = 0;
+    for (int64_t c = 0; c < columns; ++c) squares += row[c] * row[c] / static_cast<double>(columns);
+    for (int64_t c = 0; c < columns; ++c) {
+      y[static_cast<size_t>(i * columns + c)] =
+          row[c] / std::sqrt(squares + eps) * weight[static_cast<size_t>(c)];
+    }
+  }
+  return y;
+}
+
+Values Swiglu(const Values& x, int64_t rows, int64_t columns) {
+  Values y(static_cast<size_t>(rows * columns));
+  for (int64_t i = 0; i < rows; ++i) {
+    const double* gate = x.data() + i * 2 * columns;
+    for (int64_t c = 0; c < columns; ++c) {
+      y[static_cast<size_t>(i * columns + c)] =
+          gate[c] / (1 + std::exp(-gate[c])) * gate[columns + c];
+    }
+  }
+  return y;
+}
+
 Values Gelu(const Values& x) {
   Values y;
   for (const double value : x) {

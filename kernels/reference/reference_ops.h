@@ -20,7 +20,10 @@ Values Transpose(const Values& x, int64_t rows, int64_t columns);
 
 Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int64_t rows,
                  int64_t columns, double eps);
+Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t columns, double eps);
 Values Gelu(const Values& x);
+// x: (rows, 2 columns), gate then up.
+Values Swiglu(const Values& x, int64_t rows, int64_t columns);
 
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
 // (tokens, tokens), empty for none.

@@ -1,5 +1,6 @@
 // Training agrees with PyTorch: the gradients of one step, and 100 losses and gradient norms, of a
-// tiny GPT-2 with and without bias. Fixtures and their meaning: tests/golden/make_fixtures.py.
+// tiny GPT-2 with and without bias, and of a tiny Llama. Fixtures and their meaning:
+// tests/golden/make_fixtures.py.
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/safetensors.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -58,7 +60,19 @@ class FixtureSource : public SampleSource {
 v1::JobSpec JobOf(const nlohmann::json& fixture) {
   v1::JobSpec spec;
   const nlohmann::json& model = fixture["model"];
-  spec.mutable_model()->set_architecture("gpt2");
+  spec.mutable_model()->set_architecture(model.value("architecture", "gpt2"));
+  spec.mutable_model()->set_kv_heads(model.value("kv_heads", 0));
+  spec.mutable_model()->set_untied_head(model.value("untied_head", false));
+  spec.mutable_model()->set_norm_eps(model.value("norm_eps", 0.0));
+  spec.mutable_model()->set_rope_theta(model.value("rope_theta", 0.0));
+  if (model.contains("rope_scaling")) {
+    const nlohmann::json& scaling = model["rope_scaling"];
+    v1::RopeScaling* rope = spec.mutable_model()->mutable_rope_scaling();
+    rope->set_factor(scaling["factor"]);
+    rope->set_low_freq_factor(scaling["low_freq_factor"]);
+    rope->set_high_freq_factor(scaling["high_freq_factor"]);
+    rope->set_original_context(scaling["original_context"]);
+  }
   spec.mutable_model()->set_layers(model["layers"]);
   spec.mutable_model()->set_hidden(model["hidden"]);
   spec.mutable_model()->set_heads(model["heads"]);
@@ -146,8 +160,9 @@ TEST_P(Golden, GradientsOfTheFirstStepAgreeWithPyTorch) {
 }
 
 TEST_P(Golden, OneHundredStepsAgreeWithPyTorchInEveryLayout) {
-  for (const Layout& layout : {Layout{1, 1, 1}, Layout{2, 2, 2}}) {
-    SCOPED_TRACE(layout.tensor == 1 ? "1 x 1 x 1" : "2 x 2 x 2");
+  for (const Layout& layout : {Layout{1, 1, 1}, Layout{2, 1, 1}, Layout{1, 2, 1}, Layout{1, 1, 2},
+                               Layout{2, 2, 1}, Layout{2, 2, 2}}) {
+    SCOPED_TRACE(absl::StrCat(layout.tensor, " x ", layout.pipeline, " x ", layout.data));
     const RunResult result = Train(JobOf(fixture_), layout, fixture_["training"]["steps"]);
     ASSERT_EQ(result.steps.size(), fixture_["steps"].size());
     for (size_t i = 0; i < result.steps.size(); ++i) {
@@ -162,7 +177,7 @@ TEST_P(Golden, OneHundredStepsAgreeWithPyTorchInEveryLayout) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden, ::testing::Values("bias", "no_bias"));
+INSTANTIATE_TEST_SUITE_P(Models, Golden, ::testing::Values("bias", "no_bias", "llama"));
 
 }  // namespace
 }  // namespace tercio::testing

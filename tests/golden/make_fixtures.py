@@ -1,7 +1,8 @@
-"""Writes the fixtures of golden_test.cc: what PyTorch says about a tiny GPT-2. Run by hand, once:
+"""Writes the fixtures of golden_test.cc: what PyTorch says about a tiny GPT-2 (written out here), and what
+transformers' LlamaForCausalLM says. Run by hand, once; names of models make only those:
 
-    python3 -m venv ~/golden-venv && ~/golden-venv/bin/pip install torch numpy
-    ~/golden-venv/bin/python tests/golden/make_fixtures.py
+    python3 -m venv ~/golden-venv && ~/golden-venv/bin/pip install torch numpy transformers
+    ~/golden-venv/bin/python tests/golden/make_fixtures.py [MODEL...]
 
 The initial weights are not in a fixture: they are Tercio's own (kernels/random.h), computed here a second
 time with numpy. So the test also fails when the initialisation changes.
@@ -11,13 +12,15 @@ fixtures/<model>.json           the job, and per step: loss, grad_norm, learning
                                 double precision from the same fp32 weights), and the largest relative
                                 difference of the loss when PyTorch computes in fp32
 fixtures/<model>.safetensors    the gradient of the first step, before clipping, by canonical name
-for <model> in: bias, no_bias.
+for <model> in: bias, no_bias, llama (two query heads for each key head, stretched rotary positions, a head of its
+own).
 """
 
 import json
 import math
 import os
 import struct
+import sys
 
 import numpy
 import torch
@@ -75,8 +78,59 @@ def normal_matrix(seed, tensor_index, rows, columns, deviation):
     return (values.reshape(rows, columns) * float(numpy.float32(deviation))).astype(numpy.float32)
 
 
-def tensor_table(bias):
+LLAMA = {"architecture": "llama", "layers": LAYERS, "heads": 4, "kv_heads": 2, "hidden": HIDDEN, "ffn_hidden": 96,
+         "context": CONTEXT, "vocab_size": VOCABULARY, "bias": False, "dropout": 0, "untied_head": True,
+         "norm_eps": 1e-6, "rope_theta": 1000.0,
+         "rope_scaling": {"factor": 4.0, "low_freq_factor": 0.8, "high_freq_factor": 4.0, "original_context": 30}}
+
+
+def gpt2(bias):
+    return {"architecture": "gpt2", "layers": LAYERS, "heads": HEADS, "kv_heads": HEADS, "hidden": HIDDEN,
+            "ffn_hidden": 4 * HIDDEN, "context": CONTEXT, "vocab_size": VOCABULARY, "bias": bias, "dropout": 0}
+
+
+MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA}
+
+
+def llama_names():
+    """transformers' name -> canonical name, in canonical order of the canonical names."""
+    names = {"model.embed_tokens.weight": "embedding.token.weight"}
+    parts = {"input_layernorm": "attention_norm", "self_attn.q_proj": "attention.query",
+             "self_attn.k_proj": "attention.key", "self_attn.v_proj": "attention.value",
+             "self_attn.o_proj": "attention.output", "post_attention_layernorm": "mlp_norm",
+             "mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down"}
+    for layer in range(LAYERS):
+        for theirs, ours in parts.items():
+            names[f"model.layers.{layer}.{theirs}.weight"] = f"layers.{layer}.{ours}.weight"
+    names["model.norm.weight"] = "final_norm.weight"
+    names["lm_head.weight"] = "head.weight"
+    return names
+
+
+def llama_model(dtype):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    scaling = LLAMA["rope_scaling"]
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=LLAMA["ffn_hidden"], num_hidden_layers=LAYERS,
+        num_attention_heads=LLAMA["heads"], num_key_value_heads=LLAMA["kv_heads"],
+        max_position_embeddings=CONTEXT, rms_norm_eps=LLAMA["norm_eps"], tie_word_embeddings=False,
+        rope_theta=LLAMA["rope_theta"],
+        rope_scaling={"rope_type": "llama3", "rope_theta": LLAMA["rope_theta"], "factor": scaling["factor"],
+                      "low_freq_factor": scaling["low_freq_factor"],
+                      "high_freq_factor": scaling["high_freq_factor"],
+                      "original_max_position_embeddings": scaling["original_context"]})
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def tensor_table(model):
     """(name, shape, kind) in canonical order: plan/model_tensors.h."""
+    if model["architecture"] == "llama":
+        shapes = dict(llama_model(torch.float32).named_parameters())
+
+        def kind(name):
+            return "ones" if "norm" in name else "residual" if "output" in name or "down" in name else "normal"
+        return [(ours, tuple(shapes[theirs].shape), kind(ours)) for theirs, ours in llama_names().items()]
+    bias = model["bias"]
     table = [("embedding.token.weight", (VOCABULARY, HIDDEN), "normal"),
              ("embedding.position.weight", (CONTEXT, HIDDEN), "normal")]
 
@@ -106,9 +160,9 @@ def tensor_table(bias):
     return table
 
 
-def initial_weights(bias):
+def initial_weights(model):
     weights = {}
-    for index, (name, shape, kind) in enumerate(tensor_table(bias)):
+    for index, (name, shape, kind) in enumerate(tensor_table(model)):
         if kind == "ones":
             weights[name] = numpy.ones(shape, numpy.float32)
         elif kind == "zeros":
@@ -145,6 +199,16 @@ def loss_of(w, tokens):
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+def llama_loss(dtype):
+    module = llama_model(dtype)
+
+    def loss(w, tokens):
+        named = {theirs: w[ours] for theirs, ours in llama_names().items()}
+        logits = torch.func.functional_call(module, named, (tokens[:, :-1],)).logits
+        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return loss
+
+
 def learning_rate(step):
     t = TRAINING
     if step <= t["warmup_steps"]:
@@ -154,10 +218,11 @@ def learning_rate(step):
     return low + (t["learning_rate"] - low) / 2 * (1 + math.cos(math.pi * min(part, 1)))
 
 
-def train(bias, tokens, dtype):
+def train(model, tokens, dtype):
     """(loss, gradient norm) of each step, and the gradient of the first."""
     weights = {name: torch.tensor(value, dtype=dtype, requires_grad=True)
-               for name, value in initial_weights(bias).items()}
+               for name, value in initial_weights(model).items()}
+    loss_function = llama_loss(dtype) if model["architecture"] == "llama" else loss_of
     optimizer = torch.optim.AdamW(
         [{"params": [v for v in weights.values() if v.dim() >= 2], "weight_decay": TRAINING["weight_decay"]},
          {"params": [v for v in weights.values() if v.dim() < 2], "weight_decay": 0.0}],
@@ -167,7 +232,7 @@ def train(bias, tokens, dtype):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
         optimizer.zero_grad()
-        loss = loss_of(weights, tokens[step - 1])
+        loss = loss_function(weights, tokens[step - 1])
         loss.backward()
         if first is None:
             first = {name: value.grad.to(torch.float32).numpy().copy() for name, value in weights.items()}
@@ -213,14 +278,13 @@ def main():
         json.dump({"tokens": tokens.tolist()}, file, separators=(",", ":"))
         file.write("\n")
     tokens = torch.tensor(tokens)
-    for name, bias in (("bias", True), ("no_bias", False)):
-        curve, gradient = train(bias, tokens, torch.float64)
-        single, _ = train(bias, tokens, torch.float32)
+    for name in sys.argv[1:] or MODELS:
+        curve, gradient = train(MODELS[name], tokens, torch.float64)
+        single, _ = train(MODELS[name], tokens, torch.float32)
         difference = max(abs(a[0] - b[0]) / a[0] for a, b in zip(curve, single))
         write_safetensors(os.path.join(FOLDER, name + ".safetensors"), gradient)
         fixture = {
-            "model": {"layers": LAYERS, "heads": HEADS, "hidden": HIDDEN, "ffn_hidden": 4 * HIDDEN,
-                      "context": CONTEXT, "vocab_size": VOCABULARY, "bias": bias, "dropout": 0},
+            "model": MODELS[name],
             "training": {**TRAINING, "steps": STEPS, "global_batch": BATCH, "seed": SEED},
             "pytorch": torch.__version__.split("+")[0],
             "fp32_loss_difference": difference,

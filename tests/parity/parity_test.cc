@@ -85,6 +85,23 @@ TEST(Parity, TensorDegree2HasTheSameBitsInEveryLayout) {
                               {2, 1, 4, 2, 1, "1f1b"}});
 }
 
+TEST(Parity, LlamaHasTheSameBitsInEveryLayout) {
+  ExpectSameGrid(SmallLlama(), {{1, 1, 1, 8, 1, "1f1b"},
+                                {1, 1, 1, 2, 2, "gpipe"},
+                                {1, 2, 1, 2, 1, "1f1b"},
+                                {1, 4, 2, 1, 1, "1f1b"},
+                                {1, 1, 8, 1, 1, "1f1b"},
+                                {1, 2, 2, 2, 1, "gpipe"}});
+  ExpectSameGrid(SmallLlama(),
+                 {{2, 1, 1, 8, 1, "1f1b"}, {2, 2, 2, 2, 1, "1f1b"}, {2, 4, 1, 1, 2, "gpipe"}});
+}
+
+TEST(Parity, LlamaWithATiedHead) {
+  v1::JobSpec spec = SmallLlama();
+  spec.mutable_model()->set_untied_head(false);
+  ExpectSameGrid(spec, {{1, 1, 1, 8, 1, "1f1b"}, {1, 2, 2, 2, 1, "1f1b"}});
+}
+
 TEST(Parity, LanesThatMicroBatchesStraddle) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_global_batch(12);  // 4 lanes of 3 sequences
@@ -105,18 +122,23 @@ TEST(Parity, SequencesLongerThanAPiece) {
   ExpectSameGrid(spec, {{1, 1, 1, 4, 1, "1f1b"}, {1, 2, 2, 1, 2, "1f1b"}, {1, 1, 1, 2, 2, "1f1b"}});
 }
 
-TEST(Parity, TensorDegreesAgreeWithinTheBound) {
+void ExpectTensorDegreesAgree(const v1::JobSpec& spec, const std::vector<int>& degrees) {
   RunOptions options;
   options.steps = 10;
-  const RunResult one = Train(SmallJob(), {1, 1, 1, 4, 1, "1f1b"}, options);
-  for (const int tensor : {2, 4}) {
-    const RunResult other = Train(SmallJob(), {tensor, 1, 1, 4, 1, "1f1b"}, options);
+  const RunResult one = Train(spec, {1, 1, 1, 4, 1, "1f1b"}, options);
+  for (const int tensor : degrees) {
+    const RunResult other = Train(spec, {tensor, 1, 1, 4, 1, "1f1b"}, options);
     ASSERT_EQ(other.steps.size(), one.steps.size());
     for (size_t i = 0; i < one.steps.size(); ++i) {
       EXPECT_NEAR(other.steps[i].loss / one.steps[i].loss, 1, 1e-4) << "step " << i + 1;
       EXPECT_NEAR(other.steps[i].grad_norm / one.steps[i].grad_norm, 1, 1e-4) << "step " << i + 1;
     }
   }
+}
+
+TEST(Parity, TensorDegreesAgreeWithinTheBound) {
+  ExpectTensorDegreesAgree(SmallJob(), {2, 4});
+  ExpectTensorDegreesAgree(SmallLlama(), {2});
 }
 
 TEST(Parity, ADataDegreeThatDoesNotDivideTheLanesIsEquivalent) {

@@ -159,6 +159,19 @@ v1::JobSpec SmallJob() {
   return spec;
 }
 
+v1::JobSpec SmallLlama() {
+  v1::JobSpec spec = SmallJob();
+  v1::ModelSpec* model = spec.mutable_model();
+  model->set_architecture("llama");
+  model->set_kv_heads(2);
+  model->set_ffn_hidden(96);
+  model->set_bias(false);
+  model->set_untied_head(true);
+  model->set_norm_eps(1e-6);
+  model->set_rope_theta(500);
+  return spec;
+}
+
 void SyntheticSource::ReadTraining(int64_t step, int64_t sequence, int32_t* out) {
   for (int i = 0; i <= context_; ++i) {
     const uint64_t word =

@@ -32,6 +32,8 @@ struct RunResult {
 
 // A small model and batch; tests change what they are about.
 v1::JobSpec SmallJob();
+// The same as a llama: grouped queries, rotary positions, gated feed-forward, a head of its own.
+v1::JobSpec SmallLlama();
 
 // INVALID_ARGUMENT when the layout in spec.parallelism is impossible, else what the engine said.
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);

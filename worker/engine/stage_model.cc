@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "kernels/random.h"
+#include "worker/engine/rotary_table.h"
 
 namespace tercio {
 
@@ -13,6 +14,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                        const plan::StageTensors& tensors, Arena& arena, Stream& stream,
                        Communicator& tensor_group)
     : shape_(plan::ShapeOfStage(spec, plan.layout(), plan.placement().pipeline_index())),
+      traits_(plan::TraitsOf(spec.model())),
       layout_(plan::ActivationsOfLayer(shape_)),
       slot_layout_(plan::ActivationsOfSlot(shape_)),
       weights_(FindWeights(tensors, plan.stage().first_layer(), plan.stage().layers())),
@@ -39,6 +41,12 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   wide_gradient_ = arena.Floats("workspace.wide_gradient");
   attention_gradient_ = arena.Floats("workspace.attention_gradient");
   attention_scratch_ = arena.Floats("workspace.attention");
+  gated_gradient_ = arena.Floats("workspace.gated_gradient");
+  rotary_ = arena.Floats("workspace.rotary");
+  if (shape_.rotary) {
+    const std::vector<float> table = RotaryTable(spec.model());
+    stream.CopyFromHost(rotary_, table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
+  }
   tensor_scratch_ = arena.Floats("tensor_scratch");
   if (shape_.last) {
     logits_ = arena.Floats("head.logits");
@@ -73,7 +81,8 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
   args.rstd = rstd;
   args.rows = shape_.rows;
   args.columns = shape_.hidden;
-  args.eps = 1e-5f;
+  args.eps = traits_.norm_eps;
+  args.rms = traits_.rms_norm;
   return args;
 }
 
@@ -125,17 +134,33 @@ void StageModel::Embed(const MicroBatch& batch) {
   ops_.PositionEmbedding(position);
 }
 
+// Queries and keys lie side by side: one call turns both.
+void StageModel::Rotate(float* qkv, bool inverse) {
+  if (!shape_.rotary) return;
+  ops_.Rotary({qkv, rotary_, shape_.rows, shape_.tokens, shape_.qkv,
+               shape_.heads + shape_.key_heads, shape_.head_dim, inverse});
+}
+
+void StageModel::Activate(float* up, WeightRef bias, float* out) {
+  if (traits_.gated_mlp) {
+    ops_.Swiglu({up, out, shape_.rows, shape_.ffn});
+  } else {
+    ops_.BiasGelu({up, bias.In(parameters_), out, shape_.rows, shape_.ffn});
+  }
+}
+
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   float* at = Layer(batch.slot, layer);
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const int64_t width = 3 * shape_.attention;
   ops_.Matmul({at + layout_.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
-               at + layout_.qkv, shape_.rows, width, shape_.hidden, false});
+               at + layout_.qkv, shape_.rows, shape_.qkv, shape_.hidden, false});
+  Rotate(at + layout_.qkv, false);
   kernels::AttentionArgs attention{};
   attention.q = at + layout_.qkv;
   attention.k = attention.q + shape_.attention;
-  attention.v = attention.k + shape_.attention;
-  attention.stride = width;
+  attention.v = attention.k + shape_.key_heads * shape_.head_dim;
+  attention.stride = shape_.qkv;
+  attention.group = shape_.heads / shape_.key_heads;
   attention.out = at + layout_.attention;
   attention.lse = at + layout_.lse;
   attention.sequences = shape_.sequences;
@@ -167,9 +192,8 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   ops_.ResidualLayerNorm(add, Norm(add.out, w.norm2, w.norm2_bias, at + layout_.norm2,
                                    at + layout_.mean2, at + layout_.rstd2));
   ops_.Matmul({at + layout_.norm2, w.up.In(parameters_), nullptr, at + layout_.up, shape_.rows,
-               shape_.ffn, shape_.hidden, false});
-  ops_.BiasGelu(
-      {at + layout_.up, w.up_bias.In(parameters_), at + layout_.gelu, shape_.rows, shape_.ffn});
+               shape_.up, shape_.hidden, false});
+  Activate(at + layout_.up, w.up_bias, at + layout_.gelu);
   ops_.Matmul({at + layout_.gelu, w.down.In(parameters_), nullptr, branch_, shape_.rows,
                shape_.hidden, shape_.ffn, false});
   SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
@@ -275,6 +299,7 @@ void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightR
                      args.columns = shape_.hidden;
                      args.rows_per_leaf = shape_.tokens;
                      args.accumulate = accumulate;
+                     args.rms = traits_.rms_norm;
                      ops_.LayerNormBackward(args);
                    });
 }
@@ -311,6 +336,21 @@ void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, Weigh
       });
 }
 
+void StageModel::BackwardActivation(const MicroBatch& batch, const float* up, WeightRef bias,
+                                    GradientLanes& lanes) {
+  if (traits_.gated_mlp) {
+    ops_.SwigluBackward({gated_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn});
+    return;
+  }
+  lanes.Accumulate(
+      batch.index, {bias}, ops_, [&](const plan::LaneSegment& segment, float* gradients) {
+        const int64_t start = segment.first_sequence * shape_.tokens * shape_.ffn;
+        ops_.BiasGeluBackward({wide_gradient_ + start, up + start, wide_gradient_ + start,
+                               bias.GradientIn(gradients), segment.sequences * shape_.tokens,
+                               shape_.ffn, shape_.tokens});
+      });
+}
+
 void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
                              GradientLanes& lanes) {
   float* at = Layer(batch.slot, layer);
@@ -318,19 +358,14 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
   const float* branch = BackwardResidual(batch, first_layer_ + layer, kernels::kSiteMlpOutput,
                                          w.down_bias, flow, lanes);
   BackwardWeight(batch, w.down, {}, branch, at + layout_.gelu, shape_.hidden, shape_.ffn, lanes);
-  ops_.MatmulBackwardInput({branch, w.down.In(parameters_), wide_gradient_, shape_.rows,
-                            shape_.hidden, shape_.ffn, false});
-  lanes.Accumulate(
-      batch.index, {w.up_bias}, ops_, [&](const plan::LaneSegment& segment, float* gradients) {
-        const int64_t start = segment.first_sequence * shape_.tokens * shape_.ffn;
-        ops_.BiasGeluBackward({wide_gradient_ + start, at + layout_.up + start,
-                               wide_gradient_ + start, w.up_bias.GradientIn(gradients),
-                               segment.sequences * shape_.tokens, shape_.ffn, shape_.tokens});
-      });
-  BackwardWeight(batch, w.up, {}, wide_gradient_, at + layout_.norm2, shape_.ffn, shape_.hidden,
+  float* gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
+  ops_.MatmulBackwardInput(
+      {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn, false});
+  BackwardActivation(batch, at + layout_.up, w.up_bias, lanes);
+  BackwardWeight(batch, w.up, {}, wide_gradient_, at + layout_.norm2, shape_.up, shape_.hidden,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.ffn, shape_.hidden, false});
+                            shape_.up, shape_.hidden, false});
   SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
   BackwardNorm(batch, w.norm2, w.norm2_bias, at + layout_.middle, at + layout_.mean2,
                at + layout_.rstd2, flow, true, lanes);
@@ -340,7 +375,6 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
                                    GradientLanes& lanes) {
   float* at = Layer(batch.slot, layer);
   const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const int64_t width = 3 * shape_.attention;
   const float* branch = BackwardResidual(batch, first_layer_ + layer, kernels::kSiteAttentionOutput,
                                          w.output_bias, flow, lanes);
   BackwardWeight(batch, w.output, {}, branch, at + layout_.attention, shape_.hidden,
@@ -353,11 +387,12 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.lse = at + layout_.lse;
   args.q = at + layout_.qkv;
   args.k = args.q + shape_.attention;
-  args.v = args.k + shape_.attention;
+  args.v = args.k + shape_.key_heads * shape_.head_dim;
   args.dq = wide_gradient_;
   args.dk = args.dq + shape_.attention;
-  args.dv = args.dk + shape_.attention;
-  args.stride = width;
+  args.dv = args.dk + shape_.key_heads * shape_.head_dim;
+  args.stride = shape_.qkv;
+  args.group = shape_.heads / shape_.key_heads;
   args.sequences = shape_.sequences;
   args.tokens = shape_.tokens;
   args.heads = shape_.heads;
@@ -366,10 +401,11 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.dropout = DropoutAt(batch, first_layer_ + layer, kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
-  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at + layout_.norm1, width, shape_.hidden,
-                 lanes);
+  Rotate(wide_gradient_, true);
+  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at + layout_.norm1, shape_.qkv,
+                 shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
-                            width, shape_.hidden, false});
+                            shape_.qkv, shape_.hidden, false});
   SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
   BackwardNorm(batch, w.norm1, w.norm1_bias, at + layout_.input, at + layout_.mean1,
                at + layout_.rstd1, flow, true, lanes);

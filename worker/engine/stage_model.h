@@ -1,6 +1,6 @@
-// One pipeline stage of a GPT-2 style transformer (pre-LayerNorm, learned positions, tied head), as
-// one tensor rank computes it: forward and backward of a micro-batch. Radford et al. 2019; the
-// partition is that of Shoeybi et al., "Megatron-LM", section 3.
+// One pipeline stage of a decoder (gpt2 or llama, plan/model_traits.h), as one tensor rank computes
+// it: forward and backward of a micro-batch. The partition is that of Shoeybi et al.,
+// "Megatron-LM", section 3.
 //
 // Works in the buffers of the arena only; all operations go to the given stream.
 #pragma once
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/memory_map.h"
+#include "plan/model_traits.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
@@ -75,12 +76,17 @@ class StageModel {
   kernels::LayerNormArgs NormAfter(const MicroBatch& batch, int layer) const;
   void SumOverTensorRanks(float* data, int64_t count);
 
+  void Rotate(float* qkv, bool inverse);
   void Embed(const MicroBatch& batch);
+  void Activate(float* up, WeightRef bias, float* out);
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);
   std::vector<Chunk> ChunksOf(int64_t first_sequence, int64_t sequences) const;
   void ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses);
   void BackwardHead(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes);
+  // Gradient of the activation's input, from wide_gradient_ or gated_gradient_ into wide_gradient_.
+  void BackwardActivation(const MicroBatch& batch, const float* up, WeightRef bias,
+                          GradientLanes& lanes);
   void BackwardMlp(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
   void BackwardAttention(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
   void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* x,
@@ -95,6 +101,7 @@ class StageModel {
   void BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes);
 
   plan::StageShape shape_;
+  plan::ModelTraits traits_;
   plan::LayerActivations layout_;
   plan::SlotActivations slot_layout_;
   StageWeights weights_;
@@ -118,6 +125,8 @@ class StageModel {
   float* wide_gradient_;
   float* attention_gradient_;
   float* attention_scratch_;
+  float* gated_gradient_;
+  float* rotary_;  // cosines and sines of every position
   float* tensor_scratch_;
   float* logits_ = nullptr;
   float* stats_ = nullptr;

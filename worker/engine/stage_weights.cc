@@ -20,15 +20,32 @@ WeightRef Find(const plan::StageTensors& tensors, const std::string& name) {
   return Find(tensors, name, plan::TensorRole::kPlain);
 }
 
-// Three equal tensors that follow each other.
-WeightRef Joined(WeightRef first) { return {first.parameter, first.gradient, first.elements * 3}; }
+// Tensors that follow each other without a gap, as one; those that the model lacks have no
+// elements.
+WeightRef Joined(const plan::StageTensors& tensors, const std::vector<std::string>& names) {
+  WeightRef joined;
+  for (const std::string& name : names) {
+    const WeightRef part = Find(tensors, name);
+    if (joined.elements == 0) {
+      joined = part;
+    } else {
+      joined.elements += part.elements;
+    }
+  }
+  return joined;
+}
+
+// The token table of a tied head has another role than that of an untied one.
+WeightRef Either(WeightRef first, WeightRef second) { return first.elements > 0 ? first : second; }
 
 }  // namespace
 
 StageWeights FindWeights(const plan::StageTensors& tensors, int first_layer, int layers) {
   StageWeights weights;
-  weights.token = Find(tensors, "embedding.token.weight", plan::TensorRole::kLookup);
-  weights.head = Find(tensors, "embedding.token.weight", plan::TensorRole::kHead);
+  const std::string token = "embedding.token.weight";
+  weights.token = Either(Find(tensors, token, plan::TensorRole::kLookup), Find(tensors, token));
+  weights.head =
+      Either(Find(tensors, token, plan::TensorRole::kHead), Find(tensors, "head.weight"));
   weights.position = Find(tensors, "embedding.position.weight");
   weights.final_norm = Find(tensors, "final_norm.weight");
   weights.final_norm_bias = Find(tensors, "final_norm.bias");
@@ -37,13 +54,16 @@ StageWeights FindWeights(const plan::StageTensors& tensors, int first_layer, int
     LayerWeights layer;
     layer.norm1 = Find(tensors, at + "attention_norm.weight");
     layer.norm1_bias = Find(tensors, at + "attention_norm.bias");
-    layer.qkv = Joined(Find(tensors, at + "attention.query.weight"));
-    layer.qkv_bias = Joined(Find(tensors, at + "attention.query.bias"));
+    const std::string attention = at + "attention.";
+    layer.qkv = Joined(tensors, {attention + "query.weight", attention + "key.weight",
+                                 attention + "value.weight"});
+    layer.qkv_bias = Joined(
+        tensors, {attention + "query.bias", attention + "key.bias", attention + "value.bias"});
     layer.output = Find(tensors, at + "attention.output.weight");
     layer.output_bias = Find(tensors, at + "attention.output.bias");
     layer.norm2 = Find(tensors, at + "mlp_norm.weight");
     layer.norm2_bias = Find(tensors, at + "mlp_norm.bias");
-    layer.up = Find(tensors, at + "mlp.up.weight");
+    layer.up = Joined(tensors, {at + "mlp.gate.weight", at + "mlp.up.weight"});
     layer.up_bias = Find(tensors, at + "mlp.up.bias");
     layer.down = Find(tensors, at + "mlp.down.weight");
     layer.down_bias = Find(tensors, at + "mlp.down.bias");

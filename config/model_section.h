@@ -1,0 +1,18 @@
+// The `model:` section of a job file.
+#pragma once
+
+#include <string>
+
+#include "config/reader.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::config {
+
+// Reads the section, every default resolved; faults go to the section's list. `directory` is where
+// relative paths begin.
+void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out);
+
+// The section as YAML that reads back as the same message.
+std::string ModelYaml(const v1::ModelSpec& model);
+
+}  // namespace tercio::config

@@ -1,0 +1,41 @@
+#include "worker/engine/rotary_table.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace tercio {
+namespace {
+
+constexpr double kDefaultTheta = 10000;
+
+float Stretch(float frequency, const v1::RopeScaling& scaling) {
+  const double wavelength = 2 * std::numbers::pi / frequency;
+  const double longest = scaling.original_context() / scaling.low_freq_factor();
+  const double shortest = scaling.original_context() / scaling.high_freq_factor();
+  if (wavelength < shortest) return frequency;
+  if (wavelength > longest) return static_cast<float>(frequency / scaling.factor());
+  const double smooth = (scaling.original_context() / wavelength - scaling.low_freq_factor()) /
+                        (scaling.high_freq_factor() - scaling.low_freq_factor());
+  return static_cast<float>((1 - smooth) * frequency / scaling.factor() + smooth * frequency);
+}
+
+}  // namespace
+
+std::vector<float> RotaryTable(const v1::ModelSpec& model) {
+  const int dimension = model.hidden() / model.heads();
+  const double theta = model.rope_theta() > 0 ? model.rope_theta() : kDefaultTheta;
+  std::vector<float> table(static_cast<size_t>(model.context()) * static_cast<size_t>(dimension));
+  for (int i = 0; i < dimension / 2; ++i) {
+    auto frequency = static_cast<float>(1.0 / std::pow(theta, 2.0 * i / dimension));
+    if (model.has_rope_scaling()) frequency = Stretch(frequency, model.rope_scaling());
+    for (int position = 0; position < model.context(); ++position) {
+      const float angle = static_cast<float>(position) * frequency;
+      float* row = table.data() + static_cast<size_t>(position) * static_cast<size_t>(dimension);
+      row[i] = static_cast<float>(std::cos(static_cast<double>(angle)));
+      row[dimension / 2 + i] = static_cast<float>(std::sin(static_cast<double>(angle)));
+    }
+  }
+  return table;
+}
+
+}  // namespace tercio
