@@ -1,6 +1,7 @@
 #include "kernels/cpu/gemm.h"
 
 #include <algorithm>
+#include <cstring>
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/gemm.cc"
@@ -18,6 +19,8 @@ inline constexpr int64_t kColumnBlock = 3072;
 // and 12.
 inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kMaxPanel = 32;
+// Rows of A are packed where they are used for more columns than this; for fewer it costs too much.
+inline constexpr int64_t kPackedColumns = 512;
 }  // namespace tercio::kernels
 #endif
 
@@ -42,9 +45,17 @@ HWY_INLINE void PackTransposedA(const MatrixView& a, int64_t rows, int64_t depth
                                 float* HWY_RESTRICT out) {
   for (int64_t i = 0; i < rows; i += kTileRows) {
     const int64_t strip_rows = std::min<int64_t>(kTileRows, rows - i);
-    for (int64_t k = 0; k < depth; ++k) {
-      const float* from = a.data + i + k * a.column_stride;
-      for (int64_t r = 0; r < strip_rows; ++r) out[k * kTileRows + r] = from[r];
+    const float* from = a.data + i;
+    if (strip_rows == kTileRows) {
+      for (int64_t k = 0; k < depth; ++k) {
+        std::memcpy(out + k * kTileRows, from + k * a.column_stride, kTileRows * sizeof(float));
+      }
+    } else {
+      for (int64_t k = 0; k < depth; ++k) {
+        for (int64_t r = 0; r < strip_rows; ++r) {
+          out[k * kTileRows + r] = from[k * a.column_stride + r];
+        }
+      }
     }
     out += depth * kTileRows;
   }
@@ -61,18 +72,27 @@ struct Block {
 
 void ComputeBlock(const GemmArgs& args, const MatrixView& a, const Block& block, float* a_scratch) {
   const int64_t width = PanelColumns();
+  // Strip i of the block starts at strips + i * strip_stride.
+  const float* strips = a_scratch;
+  int64_t strip_stride = block.depth;
+  int64_t row_stride = 1;
+  int64_t column_stride = kTileRows;
   if (a.row_stride == 1) {
     PackTransposedA(a, block.rows, block.depth, a_scratch);
-  } else {
+  } else if (block.columns > kPackedColumns) {
     PackA(a, block.rows, block.depth, a_scratch);
+  } else {
+    strips = a.data;
+    strip_stride = row_stride = a.row_stride;
+    column_stride = a.column_stride;
   }
   for (int64_t j = 0; j < block.columns; j += width) {
     const float* panel = block.packed_b + j * block.depth;
     for (int64_t i = 0; i < block.rows; i += kTileRows) {
       float* c = args.c + (block.row + i) * args.n + block.column + j;
-      TileOfRows<kTileRows>(std::min<int64_t>(kTileRows, block.rows - i),
-                            a_scratch + i * block.depth, 1, kTileRows, panel, block.depth, c,
-                            args.n, std::min(width, block.columns - j), block.store);
+      TileOfRows<kTileRows>(std::min<int64_t>(kTileRows, block.rows - i), strips + i * strip_stride,
+                            row_stride, column_stride, panel, block.depth, c, args.n,
+                            std::min(width, block.columns - j), block.store);
     }
   }
   if (!block.last || args.bias == nullptr) return;
@@ -91,48 +111,79 @@ int64_t ItemColumns(int64_t rows, int64_t columns, int threads) {
   return (panels + wanted - 1) / wanted * width;
 }
 
-void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+// Pieces of k that are packed and worked on together: each has a sum of its own, so that short
+// leaves cost no more synchronisation than long ones.
+struct Group {
+  static constexpr int kMost = 32;
+  int64_t begin[kMost + 1];  // of piece i; begin[count] is the end
+  int count = 0;
+};
+
+Group GroupAt(const GemmArgs& args, int64_t k) {
+  Group group;
+  group.begin[0] = k;
+  int64_t at = k;
+  while (at < args.k && group.count < Group::kMost) {
+    const int64_t leaf_end = std::min(args.k, (at / args.leaf + 1) * args.leaf);
+    const int64_t depth = std::min(kPieceRows, leaf_end - at);
+    if (at + depth - k > kPieceRows) break;
+    at += depth;
+    group.begin[++group.count] = at;
+  }
+  return group;
+}
+
+// Columns [column, column + columns) of C.
+void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPool& pool,
+                 float* packed_b, float* a_scratch) {
   const int64_t width = PanelColumns();
-  float* packed_b = scratch;
-  float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
+  const int64_t panels = (columns + width - 1) / width;
+  const int64_t panels_per_item = std::max<int64_t>(1, panels / (4 * pool.threads()));
   const int64_t row_items = (args.m + kRowBlock - 1) / kRowBlock;
-  for (int64_t column = 0; column < args.n; column += kColumnBlock) {
-    const int64_t columns = std::min(kColumnBlock, args.n - column);
-    const int64_t item_columns = ItemColumns(args.m, columns, pool.threads());
-    const int64_t column_items = (columns + item_columns - 1) / item_columns;
-    for (int64_t k = 0; k < args.k;) {
-      const int64_t leaf_end = std::min(args.k, (k / args.leaf + 1) * args.leaf);
-      const int64_t depth = std::min(kPieceRows, leaf_end - k);
-      const MatrixView b{args.b + k * args.b_row_stride + column * args.b_column_stride,
-                         args.b_row_stride, args.b_column_stride};
-      const int64_t panels = (columns + width - 1) / width;
-      const int64_t panels_per_item = std::max<int64_t>(1, panels / (4 * pool.threads()));
-      pool.ParallelFor((panels + panels_per_item - 1) / panels_per_item, [&](int64_t item, int) {
-        const int64_t begin = item * panels_per_item * width;
-        const int64_t end = std::min(columns, begin + panels_per_item * width);
-        const MatrixView part{b.data + begin * b.column_stride, b.row_stride, b.column_stride};
-        PackB(part, depth, end - begin, packed_b + begin * depth);
-      });
-      const bool first = k == 0 && !args.accumulate;
-      const bool last = k + depth == args.k;
-      pool.ParallelFor(row_items * column_items, [&](int64_t item, int thread) {
-        const int64_t row = item / column_items * kRowBlock;
-        const int64_t item_column = item % column_items * item_columns;
-        Block block;
-        block.row = row;
-        block.rows = std::min(kRowBlock, args.m - row);
-        block.column = column + item_column;
-        block.columns = std::min(item_columns, columns - item_column);
-        block.depth = depth;
-        block.packed_b = packed_b + item_column * depth;
-        block.store = first ? Store::kAssign : Store::kAdd;
-        block.last = last;
-        const MatrixView a{args.a + row * args.a_row_stride + k * args.a_column_stride,
+  const int64_t item_columns = ItemColumns(args.m, columns, pool.threads());
+  const int64_t column_items = (columns + item_columns - 1) / item_columns;
+  for (int64_t k = 0; k < args.k;) {
+    const Group group = GroupAt(args, k);
+    const auto packed = [&](int piece) {
+      return packed_b + (group.begin[piece] - k) * panels * width;
+    };
+    pool.ParallelFor((panels + panels_per_item - 1) / panels_per_item, [&](int64_t item, int) {
+      const int64_t begin = item * panels_per_item * width;
+      const int64_t end = std::min(columns, begin + panels_per_item * width);
+      for (int i = 0; i < group.count; ++i) {
+        const int64_t depth = group.begin[i + 1] - group.begin[i];
+        const MatrixView part{
+            args.b + group.begin[i] * args.b_row_stride + (column + begin) * args.b_column_stride,
+            args.b_row_stride, args.b_column_stride};
+        PackB(part, depth, end - begin, packed(i) + begin * depth);
+      }
+    });
+    pool.ParallelFor(row_items * column_items, [&](int64_t item, int thread) {
+      const int64_t row = item / column_items * kRowBlock;
+      const int64_t item_column = item % column_items * item_columns;
+      Block block;
+      block.row = row;
+      block.rows = std::min(kRowBlock, args.m - row);
+      block.column = column + item_column;
+      block.columns = std::min(item_columns, columns - item_column);
+      for (int i = 0; i < group.count; ++i) {
+        block.depth = group.begin[i + 1] - group.begin[i];
+        block.packed_b = packed(i) + item_column * block.depth;
+        block.store = group.begin[i] == 0 && !args.accumulate ? Store::kAssign : Store::kAdd;
+        block.last = group.begin[i + 1] == args.k;
+        const MatrixView a{args.a + row * args.a_row_stride + group.begin[i] * args.a_column_stride,
                            args.a_row_stride, args.a_column_stride};
         ComputeBlock(args, a, block, a_scratch + thread * kRowBlock * kPieceRows);
-      });
-      k += depth;
-    }
+      }
+    });
+    k = group.begin[group.count];
+  }
+}
+
+void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+  float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
+  for (int64_t column = 0; column < args.n; column += kColumnBlock) {
+    GemmColumns(args, column, std::min(kColumnBlock, args.n - column), pool, scratch, a_scratch);
   }
 }
 
