@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -54,6 +55,9 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
   for (int r = 0; r < Rows; ++r) {
     acc0[r] = hn::Zero(d);
     acc1[r] = hn::Zero(d);
+    // C is far away where the product is large; it arrives while the loop runs.
+    hwy::Prefetch(c + r * c_stride);
+    hwy::Prefetch(c + r * c_stride + columns - 1);
   }
   for (int64_t k = 0; k < depth; ++k) {
     const GemmVector b0 = hn::Load(d, panel);
