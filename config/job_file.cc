@@ -12,6 +12,7 @@
 #include "config/reader.h"
 #include "nlohmann/json.hpp"
 #include "plan/lanes.h"
+#include "plan/tensor_policy.h"
 #include "yaml-cpp/yaml.h"
 
 namespace tercio::config {
@@ -104,6 +105,8 @@ class JobParser {
     out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
     out->mutable_evaluate()->set_batches(evaluate.Integer("batches", 0, 0));
     evaluate.Finish();
+    out->set_label_smoothing(training.Number("label_smoothing", 0, 0, 0.999));
+    ParsePatterns(training, "frozen", out->mutable_frozen());
     out->set_lanes(plan::LaneCount(out->global_batch()));
     training.Finish();
   }
@@ -133,7 +136,24 @@ class JobParser {
     }
     out->set_eps(optimizer.Number("eps", 1e-8, 0, kLargest));
     out->set_weight_decay(optimizer.Number("weight_decay", 0.1, 0, kLargest));
+    ParsePatterns(optimizer, "no_decay", out->mutable_no_decay());
     optimizer.Finish();
+  }
+
+  // A list of names of tensors, in which * stands for anything.
+  void ParsePatterns(Section& section, const char* key,
+                     google::protobuf::RepeatedPtrField<std::string>* out) {
+    const YAML::Node list = section.Get(key);
+    if (!list.IsDefined()) return;
+    if (!list.IsSequence()) return section.Fault(key, "expected a list of tensor names");
+    for (const YAML::Node& pattern : list) {
+      *out->Add() = pattern.IsScalar() ? pattern.Scalar() : "";
+      if (spec_.model().hidden() > 0 && spec_.model().heads() > 0 &&
+          !plan::MatchesAnyTensor(spec_.model(), out->at(out->size() - 1))) {
+        section.Fault(key, absl::StrCat("no tensor of the model is named '",
+                                        out->at(out->size() - 1), "' (docs/formats.md)"));
+      }
+    }
   }
 
   void ParseSchedule(Section schedule) {
@@ -141,11 +161,11 @@ class JobParser {
     v1::ScheduleSpec* out = training->mutable_schedule();
     const std::string kind = schedule.OneOf(
         "kind", "cosine", {"cosine", "constant", "linear", "wsd", "inverse_square_root"});
-    if (kind != "cosine" && kind != "constant") schedule.Fault("kind", NotYet(kind));
     out->set_kind(kind);
     out->set_warmup_steps(schedule.Integer("warmup_steps", 0, 0));
     out->set_min_learning_rate(schedule.Number("min_learning_rate", 0, 0, kLargest));
     out->set_decay_steps(schedule.Integer("decay_steps", training->steps(), 0));
+    if (kind == "wsd") out->set_decay_fraction(schedule.Number("decay_fraction", 0.2, 0, 1));
     schedule.Finish();
   }
 
@@ -168,17 +188,15 @@ class JobParser {
     out->set_virtual_pipeline(degree("virtual_pipeline", 1));
     out->set_context_parallel(degree("context_parallel", 1));
     const std::string schedule =
-        section.OneOf("schedule", "1f1b", {"gpipe", "1f1b", "interleaved"});
-    out->set_schedule(schedule == "interleaved" ? "1f1b" : schedule);
-    if (schedule == "interleaved") section.Fault("schedule", NotYet("interleaved"));
+        section.OneOf("schedule", out->virtual_pipeline() > 1 ? "interleaved" : "1f1b",
+                      {"gpipe", "1f1b", "interleaved"});
+    out->set_schedule(schedule);
     out->set_sequence_parallel(section.Flag("sequence_parallel", false));
     out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
     out->set_recompute(section.OneOf("recompute", "none", {"none", "selective", "full"}));
-    if (out->virtual_pipeline() > 1) section.Fault("virtual_pipeline", NotYet("a value above 1"));
     if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
     if (out->sequence_parallel()) section.Fault("sequence_parallel", NotYet("true"));
     if (out->zero_stage() > 0) section.Fault("zero_stage", NotYet("a stage above 0"));
-    if (out->recompute() != "none") section.Fault("recompute", NotYet(out->recompute()));
     section.Finish();
   }
 
@@ -290,6 +308,13 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
 
 namespace {
 
+// A list after its key; nothing where it is empty.
+std::string Patterns(const char* key, const google::protobuf::RepeatedPtrField<std::string>& list) {
+  if (list.empty()) return "";
+  return absl::StrCat(key,
+                      nlohmann::json(std::vector<std::string>(list.begin(), list.end())).dump());
+}
+
 std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
   std::string yaml;
   absl::StrAppend(&yaml, "fault_tolerance: {max_restarts: ", fault.max_restarts(),
@@ -332,12 +357,19 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   ", learning_rate: ", Number(optimizer.learning_rate()));
   absl::StrAppend(&yaml, ", betas: [", Number(optimizer.beta1()), ", ", Number(optimizer.beta2()),
                   "], eps: ", Number(optimizer.eps()),
-                  ", weight_decay: ", Number(optimizer.weight_decay()), "}\n");
+                  ", weight_decay: ", Number(optimizer.weight_decay()),
+                  Patterns(", no_decay: ", optimizer.no_decay()), "}\n");
   absl::StrAppend(&yaml, "  schedule: {kind: ", training.schedule().kind(),
                   ", warmup_steps: ", training.schedule().warmup_steps(),
                   ", min_learning_rate: ", Number(training.schedule().min_learning_rate()),
-                  ", decay_steps: ", training.schedule().decay_steps(), "}\n");
+                  ", decay_steps: ", training.schedule().decay_steps(),
+                  training.schedule().kind() == "wsd"
+                      ? ", decay_fraction: " + Number(training.schedule().decay_fraction())
+                      : "",
+                  "}\n");
   absl::StrAppend(&yaml, "  clip_grad_norm: ", Number(training.clip_grad_norm()),
+                  "\n  label_smoothing: ", Number(training.label_smoothing()),
+                  Patterns("\n  frozen: ", training.frozen()),
                   "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
                   "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
                   ", batches: ", training.evaluate().batches(), "}\n");

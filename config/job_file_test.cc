@@ -59,7 +59,13 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
            {"parallelism={tensor: 2, pipeline: 2, data: 2, schedule: gpipe}"},
            {"data.validation=0.1", "training.optimizer.learning_rate=0.1234567890123",
             "fault_tolerance.elastic_wait=90s", "resources.threads_per_rank=3"},
-           {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4"}}) {
+           {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4"},
+           {"training.schedule.kind=wsd", "training.label_smoothing=0.1",
+            "training.frozen=[embedding.*]",
+            "training.optimizer.no_decay=['*.bias', final_norm.*]"},
+           {"model.architecture=llama", "model.kv_heads=2", "model.rope_scaling={factor: 8}",
+            "parallelism.pipeline=2", "parallelism.virtual_pipeline=2",
+            "parallelism.recompute=full"}}) {
     const auto spec = Parse(kGood, overrides);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = Parse(EffectiveYaml(*spec));
@@ -100,13 +106,17 @@ training:
                     HasSubstr("training.optimizer.betas")));
 }
 
+TEST(JobFile, PatternsMustNameATensor) {
+  EXPECT_THAT(FaultOf(kGood, {"training.frozen=[layer.*]"}),
+              HasSubstr("training.frozen: no tensor of the model is named 'layer.*'"));
+}
+
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change :
        {"model.architecture=bert", "training.precision=bf16", "resources.device=cuda",
         "data.tokenizer=tokenizer.json", "data.train=text.jsonl", "model.from=dir",
-        "parallelism.zero_stage=1", "parallelism.schedule=interleaved",
-        "parallelism.recompute=full", "parallelism.sequence_parallel=true",
-        "training.schedule.kind=wsd", "data.train=[{path: a.txt, weight: 1}]"}) {
+        "parallelism.zero_stage=1", "parallelism.sequence_parallel=true",
+        "data.train=[{path: a.txt, weight: 1}]"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
 }

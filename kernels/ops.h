@@ -231,28 +231,39 @@ struct PositionEmbeddingBackwardArgs {
   Dropout dropout;
 };
 
+// Label smoothing (Szegedy et al. 2016): a target keeps 1 - amount of its weight, and all
+// `vocabulary` tokens of the model share the rest.
+struct LabelSmoothing {
+  float amount = 0;
+  int64_t vocabulary = 1;
+};
+
+inline constexpr int64_t kCrossEntropyStats = 4;
+
 // Per row over the valid columns [0, valid): stats[row] = {max, sum exp(l - max), l[target] or
-// -inf}. With no valid column: {-inf, 0, -inf}. target is global; the rank owns [vocabulary_begin,
-// + valid).
+// -inf, sum l where `sums`, else 0}. With no valid column: {-inf, 0, -inf, 0}. target is global;
+// the rank owns [vocabulary_begin, + valid).
 struct CrossEntropyLocalArgs {
   const float* logits;  // (R, stride)
   const int32_t* targets;
-  float* stats;  // (R, 3)
+  float* stats;  // (R, kCrossEntropyStats)
   int64_t rows, valid, stride;
   int64_t vocabulary_begin;
+  bool sums = false;  // smoothing needs them
 };
 
-// Joins the stats of `ranks` tensor ranks in rank order: stats (ranks, R, 3) -> lse (R), loss (R).
-// loss = lse - target logit.
+// Joins the stats of `ranks` tensor ranks in rank order: stats (ranks, R, kCrossEntropyStats) ->
+// lse (R), loss (R). loss = lse - (1 - amount) * target logit - amount * mean of the logits.
 struct CrossEntropyCombineArgs {
   const float* stats;
   float* lse;
   float* loss;
   int64_t rows, ranks;
+  LabelSmoothing smoothing;
 };
 
-// logits[r,c] = (exp(logits[r,c] - lse[r]) - [c is the target]) * scale in place; columns from
-// `valid` to `stride` become 0.
+// logits[r,c] = (exp(logits[r,c] - lse[r]) - weight of c) * scale in place, weight = (1 - amount)
+// [c is the target] + amount / vocabulary; columns from `valid` to `stride` become 0.
 struct CrossEntropyBackwardArgs {
   float* logits;
   const float* lse;
@@ -260,6 +271,7 @@ struct CrossEntropyBackwardArgs {
   int64_t rows, valid, stride;
   int64_t vocabulary_begin;
   float scale;
+  LabelSmoothing smoothing;
 };
 
 // One AdamW step as torch.optim.AdamW: g = gradient * clip; p -= lr*decay*p; m, v updated;

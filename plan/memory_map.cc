@@ -91,8 +91,8 @@ void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
   };
   add("head.logits", shape.chunk_rows * shape.vocabulary);
-  add("head.stats", shape.chunk_rows * 3);
-  add("head.all_stats", shape.chunk_rows * 3 * tensor);
+  add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
+  add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * tensor);
   add("head.lse", shape.chunk_rows);
   add("head.loss", shape.chunk_rows);
 }
@@ -158,7 +158,11 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.up = traits.gated_mlp ? 2 * shape.ffn : shape.ffn;
   shape.rotary = !traits.learned_positions;
   shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
-  shape.layers = LayersOfStage(model.layers(), layout.pipeline(), stage).count;
+  shape.chunks = std::max(1, layout.virtual_pipeline());
+  shape.layers = model.layers() / (layout.pipeline() * shape.chunks);
+  shape.recompute = layout.recompute() == "full"        ? Recompute::kFull
+                    : layout.recompute() == "selective" ? Recompute::kSelective
+                                                        : Recompute::kNone;
   shape.first = stage == 0;
   shape.last = stage == layout.pipeline() - 1;
   shape.sequences_per_rank = int64_t{layout.micro_batch()} * layout.micro_batches();
@@ -169,23 +173,30 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
 }
 
 LayerActivations ActivationsOfLayer(const StageShape& shape) {
-  Cutter cut;
-  LayerActivations at;
+  Cutter own;
+  Cutter shared;
+  const auto take = [&](bool again, int64_t count) {
+    return LayerField{again ? shared.Take(count) : own.Take(count), again};
+  };
+  const bool full = shape.recompute == Recompute::kFull;
+  const bool cheap = shape.recompute != Recompute::kNone;
   const int64_t residual = shape.rows * shape.hidden;
-  at.input = cut.Take(residual);
-  at.norm1 = cut.Take(residual);
-  at.mean1 = cut.Take(shape.rows);
-  at.rstd1 = cut.Take(shape.rows);
-  at.qkv = cut.Take(shape.rows * shape.qkv);
-  at.attention = cut.Take(shape.rows * shape.attention);
-  at.lse = cut.Take(shape.rows * shape.heads);
-  at.middle = cut.Take(residual);
-  at.norm2 = cut.Take(residual);
-  at.mean2 = cut.Take(shape.rows);
-  at.rstd2 = cut.Take(shape.rows);
-  at.up = cut.Take(shape.rows * shape.up);
-  at.gelu = cut.Take(shape.rows * shape.ffn);
-  at.total = cut.total();
+  LayerActivations at;
+  at.input = take(false, residual);
+  at.norm1 = take(cheap, residual);
+  at.mean1 = take(full, shape.rows);
+  at.rstd1 = take(full, shape.rows);
+  at.qkv = take(full, shape.rows * shape.qkv);
+  at.attention = take(full, shape.rows * shape.attention);
+  at.lse = take(full, shape.rows * shape.heads);
+  at.middle = take(full, residual);
+  at.norm2 = take(cheap, residual);
+  at.mean2 = take(full, shape.rows);
+  at.rstd2 = take(full, shape.rows);
+  at.up = take(full, shape.rows * shape.up);
+  at.gelu = take(cheap, shape.rows * shape.ffn);
+  at.total = own.total();
+  at.shared_total = shared.total();
   return at;
 }
 
@@ -210,9 +221,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
                               int threads) {
   const StageShape shape = ShapeOfStage(job, layout, stage);
   const StageTensors tensors = TensorsOfStage(job.model(), layout, stage);
-  const absl::StatusOr<ScheduleKind> kind = ParseScheduleKind(layout.schedule());
-  TERCIO_CHECK(kind.ok());
-  const int slots = ActivationSlots(*kind, layout.pipeline(), stage, layout.micro_batches());
+  const int slots = ActivationSlots(ShapeOfSchedule(layout), stage);
   const int lanes = LanesPerDataRank(LaneCount(job.training().global_batch()), layout.data());
   TableBuilder table;
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
@@ -226,6 +235,8 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Floats(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,
                  ActivationsOfSlot(shape).total);
   }
+  table.Floats("activations.shared", v1::BUFFER_KIND_ACTIVATION,
+               ActivationsOfLayer(shape).shared_total);
   AddWorkspace(shape, threads, &table);
   AddHead(shape, layout.tensor(), &table);
   AddCommunication(job, layout, shape, stage, &table);

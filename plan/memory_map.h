@@ -10,6 +10,11 @@
 
 namespace tercio::plan {
 
+// What is computed again in the backward pass instead of kept. kSelective: norms and activations,
+// which cost little. kFull: all of a layer but its input (Chen et al. 2016). Attention's
+// probabilities are never kept.
+enum class Recompute { kNone, kSelective, kFull };
+
 // Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
 struct StageShape {
   int64_t sequences = 0;  // of a micro-batch
@@ -24,20 +29,28 @@ struct StageShape {
   int64_t ffn = 0;         // local
   int64_t up = 0;          // local width before the activation: ffn, or gate and up
   int64_t vocabulary = 0;  // local, padded
-  int layers = 0;
-  bool first = false;
-  bool last = false;
+  int layers = 0;          // of a chunk
+  int chunks = 1;          // plan/schedule.h
+  bool first = false;      // its first chunk is the model's
+  bool last = false;       // its last chunk is the model's
   bool rotary = false;
+  Recompute recompute = Recompute::kNone;
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
-// What the forward pass of a micro-batch keeps for its backward pass: offsets in floats into an
-// activation slot. Per layer, then the stage's output, then (last stage) the final norm.
+// What the forward pass of a micro-batch leaves for its backward pass: offsets in floats into an
+// activation slot, or, where it is computed again, into a buffer that all layers share. Per layer,
+// then the chunk's output, then (last stage) the final norm.
+struct LayerField {
+  int64_t offset = 0;
+  bool shared = false;
+};
 struct LayerActivations {
-  int64_t input, norm1, mean1, rstd1, qkv, attention, lse, middle, norm2, mean2, rstd2, up, gelu;
-  int64_t total;
+  LayerField input, norm1, mean1, rstd1, qkv, attention, lse, middle, norm2, mean2, rstd2, up, gelu;
+  int64_t total = 0;         // in the slot
+  int64_t shared_total = 0;  // in the shared buffer
 };
 LayerActivations ActivationsOfLayer(const StageShape& shape);
 

@@ -183,7 +183,7 @@ TensorShard ShardOfRank(const LogicalTensor& tensor, int tensor_degree, int tens
 
 StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage) {
   const std::vector<LogicalTensor> all = ModelTensors(model);
-  const LayerRange range = LayersOfStage(model.layers(), layout.pipeline(), stage);
+  const std::vector<int> mine = LayersOfStage(model.layers(), layout, stage);
   const bool first = stage == 0;
   const bool last = stage == layout.pipeline() - 1;
   const bool tied = TraitsOf(model).tied_head;
@@ -195,7 +195,7 @@ StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout
     } else if (tensor.name == "embedding.position.weight") {
       if (first) builder.Add(tensor, TensorRole::kPlain, -1, true);
     } else if (layer >= 0) {
-      if (layer < range.first || layer >= range.first + range.count) continue;
+      if (!std::binary_search(mine.begin(), mine.end(), layer)) continue;
       builder.Add(tensor, TensorRole::kPlain, layer, true);
     } else if (last) {
       builder.Add(tensor, TensorRole::kPlain, model.layers(), true);
@@ -205,9 +205,15 @@ StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout
   return builder.Finish();
 }
 
-LayerRange LayersOfStage(int layers, int pipeline, int stage) {
-  TERCIO_CHECK_EQ(layers % pipeline, 0);
-  return {layers / pipeline * stage, layers / pipeline};
+std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage) {
+  const int chunks = std::max(1, layout.virtual_pipeline());
+  TERCIO_CHECK_EQ(layers % (layout.pipeline() * chunks), 0);
+  const int run = layers / (layout.pipeline() * chunks);
+  std::vector<int> result;
+  for (int chunk = 0; chunk < chunks; ++chunk) {
+    for (int i = 0; i < run; ++i) result.push_back((chunk * layout.pipeline() + stage) * run + i);
+  }
+  return result;
 }
 
 int64_t ParameterCount(const v1::ModelSpec& model) {

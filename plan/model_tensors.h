@@ -85,12 +85,9 @@ struct StageTensors {
 // The table of one stage; the same for all its tensor and data ranks.
 StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout, int stage);
 
-// Layers of a stage: [first, first + count). REQUIRES: pipeline divides layers.
-struct LayerRange {
-  int first = 0;
-  int count = 0;
-};
-LayerRange LayersOfStage(int layers, int pipeline, int stage);
+// The model's layers that a stage holds, ascending: one run for each of its chunks, all of the same
+// length (plan/schedule.h). REQUIRES: pipeline * virtual_pipeline divides layers.
+std::vector<int> LayersOfStage(int layers, const v1::Layout& layout, int stage);
 
 int64_t ParameterCount(const v1::ModelSpec& model);
 

@@ -21,17 +21,12 @@ namespace {
 constexpr int64_t kTokensPerMicroBatch = 2048;
 
 v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads) {
-  const ScheduleKind kind = *ParseScheduleKind(layout.schedule());
-  const LayerRange range = LayersOfStage(job.model().layers(), layout.pipeline(), stage);
+  const ScheduleShape schedule = ShapeOfSchedule(layout);
+  const std::vector<int> layers = LayersOfStage(job.model().layers(), layout, stage);
   v1::StagePlan plan;
-  plan.set_first_layer(range.first);
-  plan.set_layers(range.count);
-  plan.set_activation_slots(
-      ActivationSlots(kind, layout.pipeline(), stage, layout.micro_batches()));
-  for (const v1::Action& action :
-       StageActions(kind, layout.pipeline(), stage, layout.micro_batches())) {
-    *plan.add_actions() = action;
-  }
+  plan.mutable_layers()->Add(layers.begin(), layers.end());
+  plan.set_activation_slots(ActivationSlots(schedule, stage));
+  for (const v1::Action& action : StageActions(schedule, stage)) *plan.add_actions() = action;
   *plan.mutable_memory() = MemoryOfStage(job, layout, stage, threads);
   for (const v1::BucketRange& bucket : BucketsOfStage(job.model(), layout, stage)) {
     *plan.add_buckets() = bucket;
@@ -146,10 +141,10 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   v1::Layout layout;
   layout.set_tensor(std::max(1, wanted.tensor()));
   layout.set_pipeline(std::max(1, wanted.pipeline()));
-  layout.set_virtual_pipeline(1);
+  layout.set_virtual_pipeline(std::max(1, wanted.virtual_pipeline()));
   layout.set_context_parallel(1);
   layout.set_schedule(wanted.schedule().empty() ? "1f1b" : wanted.schedule());
-  layout.set_recompute("none");
+  layout.set_recompute(wanted.recompute().empty() ? "none" : wanted.recompute());
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()
                                                 : model_ranks * std::max(1, wanted.data());

@@ -10,6 +10,7 @@
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
 #include "plan/schedule.h"
+#include "plan/tensor_policy.h"
 
 namespace tercio::plan {
 namespace {
@@ -42,45 +43,66 @@ v1::Layout LayoutOf(int tensor, int pipeline, int data, int micro_batch = 1) {
   return layout;
 }
 
+std::vector<std::vector<v1::Action>> ListsOf(const ScheduleShape& shape) {
+  std::vector<std::vector<v1::Action>> lists;
+  for (int stage = 0; stage < shape.stages; ++stage) lists.push_back(StageActions(shape, stage));
+  return lists;
+}
+
+void ExpectGoodSchedule(const ScheduleShape& shape) {
+  SCOPED_TRACE("stages " + std::to_string(shape.stages) + " micro-batches " +
+               std::to_string(shape.micro_batches) + " chunks " + std::to_string(shape.chunks));
+  const absl::StatusOr<ScheduleReport> report = CheckSchedule(ListsOf(shape), shape);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_NEAR(report->bubble_ratio,
+              static_cast<double>(shape.stages - 1) / (shape.micro_batches * shape.chunks), 1e-12);
+  for (int stage = 0; stage < shape.stages; ++stage) {
+    EXPECT_LE(report->max_in_flight[static_cast<size_t>(stage)], ActivationSlots(shape, stage));
+  }
+}
+
 TEST(Schedule, EveryCaseUpToSixStagesAndTwelveMicroBatches) {
   for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::kOneForwardOneBackward}) {
     for (int stages = 1; stages <= 6; ++stages) {
-      for (int m = 1; m <= 12; ++m) {
-        std::vector<std::vector<v1::Action>> lists;
-        for (int stage = 0; stage < stages; ++stage) {
-          lists.push_back(StageActions(kind, stages, stage, m));
-        }
-        const absl::StatusOr<ScheduleReport> report = CheckSchedule(lists, m);
-        ASSERT_TRUE(report.ok()) << report.status() << " stages " << stages << " m " << m;
-        EXPECT_DOUBLE_EQ(report->bubble_ratio, static_cast<double>(stages - 1) / m);
-        for (int stage = 0; stage < stages; ++stage) {
-          EXPECT_LE(report->max_in_flight[static_cast<size_t>(stage)],
-                    ActivationSlots(kind, stages, stage, m));
-        }
+      for (int m = 1; m <= 12; ++m) ExpectGoodSchedule({kind, stages, m, 1});
+    }
+  }
+}
+
+TEST(Schedule, EveryInterleavedCaseUpToSixStagesAndFourChunks) {
+  for (int stages = 2; stages <= 6; ++stages) {
+    for (int chunks = 2; chunks <= 4; ++chunks) {
+      for (int m = stages; m <= 12; m += stages) {
+        ExpectGoodSchedule({ScheduleKind::kInterleaved, stages, m, chunks});
       }
     }
   }
 }
 
+TEST(Schedule, SlotsAreTheFormulas) {
+  EXPECT_EQ(ActivationSlots({ScheduleKind::kGpipe, 4, 6, 1}, 1), 6);
+  EXPECT_EQ(ActivationSlots({ScheduleKind::kOneForwardOneBackward, 4, 6, 1}, 1), 3);
+  EXPECT_EQ(ActivationSlots({ScheduleKind::kOneForwardOneBackward, 4, 2, 1}, 0), 2);
+}
+
 // A checker that accepts everything would pass the test above.
 TEST(Schedule, TheCheckerFindsFaults) {
-  const auto good = [] {
-    std::vector<std::vector<v1::Action>> lists;
-    for (int stage = 0; stage < 3; ++stage) {
-      lists.push_back(StageActions(ScheduleKind::kOneForwardOneBackward, 3, stage, 4));
+  const ScheduleShape shapes[] = {{ScheduleKind::kOneForwardOneBackward, 3, 4, 1},
+                                  {ScheduleKind::kInterleaved, 2, 4, 2}};
+  for (const ScheduleShape& shape : shapes) {
+    const auto good = ListsOf(shape);
+    for (size_t stage = 0; stage < good.size(); ++stage) {
+      for (size_t i = 0; i + 2 < good[stage].size(); ++i) {
+        auto lists = good;
+        lists[stage].erase(lists[stage].begin() + static_cast<ptrdiff_t>(i));
+        EXPECT_FALSE(CheckSchedule(lists, shape).ok())
+            << "stage " << stage << " without action " << i;
+      }
     }
-    return lists;
-  };
-  for (size_t stage = 0; stage < 3; ++stage) {
-    for (size_t i = 0; i + 2 < good()[stage].size(); ++i) {
-      auto lists = good();
-      lists[stage].erase(lists[stage].begin() + static_cast<ptrdiff_t>(i));
-      EXPECT_FALSE(CheckSchedule(lists, 4).ok()) << "stage " << stage << " without action " << i;
-    }
+    auto one_slot = good;
+    for (v1::Action& action : one_slot[0]) action.set_slot(0);
+    EXPECT_FALSE(CheckSchedule(one_slot, shape).ok());
   }
-  auto one_slot = good();
-  for (v1::Action& action : one_slot[0]) action.set_slot(0);
-  EXPECT_FALSE(CheckSchedule(one_slot, 4).ok());
 }
 
 TEST(RankLayout, IsABijectionAndGroupsAgree) {
@@ -198,6 +220,37 @@ TEST(ModelTensors, StagesHoldEveryTensorAndKeepQkvTogether) {
     EXPECT_EQ(names.size(), ModelTensors(job.model()).size());
     EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
   }
+}
+
+TEST(TensorPolicy, Patterns) {
+  EXPECT_TRUE(MatchesPattern("layers.0.mlp.up.bias", "*.bias"));
+  EXPECT_TRUE(MatchesPattern("layers.0.mlp.up.bias", "layers.*.mlp.*"));
+  EXPECT_TRUE(MatchesPattern("abcabd", "*abd"));
+  EXPECT_TRUE(MatchesPattern("abc", "***"));
+  EXPECT_FALSE(MatchesPattern("abc", "ab"));
+  EXPECT_FALSE(MatchesPattern("abc", "*b"));
+  EXPECT_FALSE(MatchesPattern("", "a*"));
+  v1::TrainingSpec training;
+  training.mutable_optimizer()->add_no_decay("embedding.*");
+  training.add_frozen("layers.1.*");
+  for (const LogicalTensor& tensor : ModelTensors(Job().model())) {
+    const TensorPolicy policy = PolicyOf(tensor, training);
+    EXPECT_EQ(policy.weight_decay, !tensor.is_vector && tensor.name.rfind("embedding", 0) != 0);
+    EXPECT_EQ(policy.frozen, tensor.name.rfind("layers.1.", 0) == 0) << tensor.name;
+  }
+  EXPECT_TRUE(MatchesAnyTensor(Job().model(), "layers.11.*"));
+  EXPECT_FALSE(MatchesAnyTensor(Job().model(), "layers.12.*"));
+}
+
+TEST(MemoryMap, RecomputationKeepsLess) {
+  v1::Layout layout = LayoutOf(2, 2, 1, 4);
+  std::vector<int64_t> bytes;
+  for (const char* recompute : {"full", "selective", "none"}) {
+    layout.set_recompute(recompute);
+    bytes.push_back(MemoryOfStage(Job(), layout, 0, 1).total_bytes());
+  }
+  EXPECT_LT(bytes[0], bytes[1]);
+  EXPECT_LT(bytes[1], bytes[2]);
 }
 
 TEST(MemoryMap, BuffersDoNotOverlap) {

@@ -98,15 +98,27 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));
   }
-  if (model.layers() % pipeline != 0) {
-    return Impossible(
-        absl::StrCat("pipeline ", pipeline, " does not divide model.layers ", model.layers()));
+  const int chunks = std::max(1, layout.virtual_pipeline());
+  if (model.layers() % (pipeline * chunks) != 0) {
+    return Impossible(absl::StrCat("pipeline ", pipeline,
+                                   chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
+                                   " does not divide model.layers ", model.layers()));
   }
+  if ((layout.schedule() == "interleaved") != (chunks > 1)) {
+    return Impossible(absl::StrCat("schedule ", layout.schedule(), " with virtual_pipeline ",
+                                   chunks, ": interleaved needs 2 or more, the others 1"));
+  }
+  if (chunks > 1 && pipeline < 2) return Impossible("interleaved needs pipeline 2 or more");
   const int64_t batch = job.training().global_batch();
   const int64_t unit = int64_t{data} * layout.micro_batch();
   if (layout.micro_batch() < 1 || batch % unit != 0) {
     return Impossible(absl::StrCat("training.global_batch ", batch, " is not a multiple of data ",
                                    data, " x micro_batch ", layout.micro_batch()));
+  }
+  if (chunks > 1 && batch / unit % pipeline != 0) {
+    return Impossible(absl::StrCat("interleaved needs a multiple of pipeline ", pipeline,
+                                   " micro-batches, global_batch / (data x micro_batch) is ",
+                                   batch / unit));
   }
   if (layout.micro_batches() != batch / unit) {
     return Impossible(absl::StrCat("micro_batches is ", layout.micro_batches(),

@@ -13,24 +13,42 @@ namespace {
 // A gradient lives in one of two buffers, received into and sent from in place.
 constexpr int kGradientBuffers = 2;
 
-constexpr double kForwardTime = 1;
-constexpr double kBackwardTime = 2;
-
 struct Work {
   bool forward;
   int micro_batch;
+  int chunk;
 };
 
-std::vector<Work> WorkOfStage(ScheduleKind kind, int stages, int stage, int micro_batches) {
+// The k-th forward (or backward) of any stage: micro-batches in groups of `stages`, each group
+// through all chunks.
+Work WorkAt(const ScheduleShape& shape, bool forward, int k) {
+  if (shape.chunks == 1) return {forward, k, 0};
+  const int group = k / (shape.stages * shape.chunks);
+  const int within = k % (shape.stages * shape.chunks);
+  const int chunk = within / shape.stages;
+  return {forward, group * shape.stages + within % shape.stages,
+          forward ? chunk : shape.chunks - 1 - chunk};
+}
+
+// Forwards before the first backward.
+int WarmUp(const ScheduleShape& shape, int stage) {
+  const int all = shape.micro_batches * shape.chunks;
+  if (shape.kind == ScheduleKind::kGpipe) return all;
+  if (shape.chunks == 1) return std::min(shape.stages - stage - 1, all);
+  if (shape.micro_batches == shape.stages) return all;
+  return std::min((shape.stages - stage - 1) * 2 + (shape.chunks - 1) * shape.stages, all);
+}
+
+std::vector<Work> WorkOfStage(const ScheduleShape& shape, int stage) {
+  const int all = shape.micro_batches * shape.chunks;
+  const int warm_up = WarmUp(shape, stage);
   std::vector<Work> work;
-  const int warm_up =
-      kind == ScheduleKind::kGpipe ? micro_batches : std::min(stages - stage - 1, micro_batches);
-  for (int m = 0; m < warm_up; ++m) work.push_back({true, m});
-  for (int m = warm_up; m < micro_batches; ++m) {
-    work.push_back({true, m});
-    work.push_back({false, m - warm_up});
+  for (int k = 0; k < warm_up; ++k) work.push_back(WorkAt(shape, true, k));
+  for (int k = warm_up; k < all; ++k) {
+    work.push_back(WorkAt(shape, true, k));
+    work.push_back(WorkAt(shape, false, k - warm_up));
   }
-  for (int m = micro_batches - warm_up; m < micro_batches; ++m) work.push_back({false, m});
+  for (int k = all - warm_up; k < all; ++k) work.push_back(WorkAt(shape, false, k));
   return work;
 }
 
@@ -38,58 +56,114 @@ std::vector<Work> WorkOfStage(ScheduleKind kind, int stages, int stage, int micr
 // possible.
 class StageList {
  public:
-  StageList(ScheduleKind kind, int stages, int stage, int micro_batches)
-      : work_(WorkOfStage(kind, stages, stage, micro_batches)),
-        slots_(ActivationSlots(kind, stages, stage, micro_batches)),
-        has_previous_(stage > 0),
-        has_next_(stage + 1 < stages),
-        micro_batches_(micro_batches) {}
+  StageList(const ScheduleShape& shape, int stage)
+      : shape_(shape), stage_(stage), slots_(ActivationSlots(shape, stage)) {
+    for (const Work& work : WorkOfStage(shape, stage)) {
+      work_.push_back(work);
+      (work.forward ? forwards_ : backwards_).push_back(work);
+    }
+    for (int slot = 0; slot < slots_; ++slot) free_.insert(slot);
+  }
 
   std::vector<v1::Action> Build() {
     for (const Work& work : work_) {
-      PostReceives(work);
-      Add(work.forward ? v1::ACTION_KIND_FORWARD : v1::ACTION_KIND_BACKWARD, work.micro_batch);
+      PostActivations();
+      if (!work.forward) PostGradients();
       if (work.forward) {
-        forwards_done_ = work.micro_batch + 1;
-        if (has_next_) Add(v1::ACTION_KIND_SEND_ACTIVATION, work.micro_batch);
+        if (!ReceivesActivation(work)) TakeSlot(work);
+        Add(v1::ACTION_KIND_FORWARD, work);
+        ++forwards_done_;
+        if (!IsEnd(work)) Add(v1::ACTION_KIND_SEND_ACTIVATION, work);
       } else {
-        backwards_done_ = work.micro_batch + 1;
-        if (has_previous_) Add(v1::ACTION_KIND_SEND_GRADIENT, work.micro_batch);
+        Add(v1::ACTION_KIND_BACKWARD, work);
+        if (ReceivesActivation(work)) Add(v1::ACTION_KIND_SEND_GRADIENT, work);
+        ++backwards_done_;
+        free_.insert(slot_of_.at({work.micro_batch, work.chunk}));
       }
     }
-    Add(v1::ACTION_KIND_REDUCE_GRADIENTS, 0);
-    Add(v1::ACTION_KIND_OPTIMIZER_STEP, 0);
+    Add(v1::ACTION_KIND_REDUCE_GRADIENTS, {});
+    Add(v1::ACTION_KIND_OPTIMIZER_STEP, {});
     return std::move(actions_);
   }
 
  private:
-  // At most one micro-batch ahead of the work, and only into a free slot or buffer.
-  void PostReceives(const Work& next) {
-    while (has_previous_ && activations_posted_ < micro_batches_ &&
-           activations_posted_ < backwards_done_ + slots_ &&
+  bool ReceivesActivation(const Work& work) const { return stage_ > 0 || work.chunk > 0; }
+  bool IsEnd(const Work& work) const {
+    return stage_ + 1 == shape_.stages && work.chunk + 1 == shape_.chunks;
+  }
+
+  // At most one forward ahead of the work, and only into a free slot; one slot is kept for the next
+  // forward where that needs one without a message.
+  void PostActivations() {
+    while (activations_posted_ < static_cast<int>(forwards_.size()) &&
            activations_posted_ <= forwards_done_ + 1) {
-      Add(v1::ACTION_KIND_RECEIVE_ACTIVATION, activations_posted_++);
-    }
-    if (next.forward) return;
-    while (has_next_ && gradients_posted_ < micro_batches_ &&
-           gradients_posted_ < backwards_done_ + kGradientBuffers) {
-      Add(v1::ACTION_KIND_RECEIVE_GRADIENT, gradients_posted_++);
+      const Work& next = forwards_[static_cast<size_t>(activations_posted_)];
+      if (ReceivesActivation(next)) {
+        if (free_.size() < SlotsBefore(activations_posted_) + 1) return;
+        TakeSlot(next);
+        Add(v1::ACTION_KIND_RECEIVE_ACTIVATION, next);
+      } else if (activations_posted_ > forwards_done_) {
+        return;
+      }
+      ++activations_posted_;
     }
   }
 
-  void Add(v1::ActionKind kind, int micro_batch) {
+  // Slots that forwards before this one will take without a message.
+  size_t SlotsBefore(int forward) const {
+    size_t count = 0;
+    for (int k = forwards_done_; k < forward; ++k) {
+      count += ReceivesActivation(forwards_[static_cast<size_t>(k)]) ? 0 : 1;
+    }
+    return count;
+  }
+
+  void PostGradients() {
+    while (gradients_posted_ < static_cast<int>(backwards_.size()) &&
+           gradients_posted_ < backwards_done_ + kGradientBuffers) {
+      const Work& next = backwards_[static_cast<size_t>(gradients_posted_)];
+      // A gradient may arrive only where its forward has been.
+      if (!slot_of_.contains({next.micro_batch, next.chunk})) return;
+      if (!IsEnd(next)) Add(v1::ACTION_KIND_RECEIVE_GRADIENT, next);
+      ++gradients_posted_;
+    }
+  }
+
+  void TakeSlot(const Work& work) {
+    TERCIO_CHECK(!free_.empty());
+    slot_of_[{work.micro_batch, work.chunk}] = *free_.begin();
+    free_.erase(free_.begin());
+  }
+
+  int FlowOf(const Work& work) const {
+    const int group = shape_.stages * shape_.chunks;
+    const int k = shape_.chunks == 1 ? work.micro_batch
+                                     : work.micro_batch / shape_.stages * group +
+                                           (shape_.chunks - 1 - work.chunk) * shape_.stages +
+                                           work.micro_batch % shape_.stages;
+    return k % kGradientBuffers;
+  }
+
+  void Add(v1::ActionKind kind, const Work& work) {
     v1::Action action;
     action.set_kind(kind);
-    action.set_micro_batch(micro_batch);
-    action.set_slot(micro_batch % slots_);
+    action.set_micro_batch(work.micro_batch);
+    action.set_chunk(work.chunk);
+    action.set_flow(FlowOf(work));
+    if (const auto slot = slot_of_.find({work.micro_batch, work.chunk}); slot != slot_of_.end()) {
+      action.set_slot(slot->second);
+    }
     actions_.push_back(action);
   }
 
-  std::vector<Work> work_;
+  ScheduleShape shape_;
+  int stage_;
   int slots_;
-  bool has_previous_;
-  bool has_next_;
-  int micro_batches_;
+  std::vector<Work> work_;
+  std::vector<Work> forwards_;
+  std::vector<Work> backwards_;
+  std::set<int> free_;
+  std::map<std::pair<int, int>, int> slot_of_;  // (micro-batch, chunk)
   int forwards_done_ = 0;
   int backwards_done_ = 0;
   int activations_posted_ = 0;
@@ -97,165 +171,39 @@ class StageList {
   std::vector<v1::Action> actions_;
 };
 
-// Plays all lists against each other. A message arrives when its send has been executed and its
-// receive posted; sends and receives cost nothing.
-class Simulation {
- public:
-  Simulation(const std::vector<std::vector<v1::Action>>& stages, int micro_batches)
-      : stages_(stages), micro_batches_(micro_batches), at_(stages.size()), time_(stages.size()) {
-    report_.max_in_flight.assign(stages.size(), 0);
-    slot_owner_.resize(stages.size());
-    posted_.resize(stages.size());
-    forwards_.resize(stages.size());
-    backwards_.resize(stages.size());
-  }
-
-  absl::StatusOr<ScheduleReport> Run() {
-    bool moved = true;
-    while (moved) {
-      moved = false;
-      for (size_t stage = 0; stage < stages_.size(); ++stage) {
-        while (at_[stage] < stages_[stage].size() && Ready(stage, stages_[stage][at_[stage]])) {
-          if (absl::Status status = Execute(stage, stages_[stage][at_[stage]]); !status.ok()) {
-            return status;
-          }
-          ++at_[stage];
-          moved = true;
-        }
-      }
-    }
-    for (size_t stage = 0; stage < stages_.size(); ++stage) {
-      if (at_[stage] < stages_[stage].size()) return Fault(stage, "deadlock");
-      if (forwards_[stage] != micro_batches_ || backwards_[stage] != micro_batches_) {
-        return Fault(stage, "not every micro-batch was run");
-      }
-    }
-    const double ideal = (kForwardTime + kBackwardTime) * micro_batches_;
-    const double end = *std::max_element(time_.begin(), time_.end());
-    report_.bubble_ratio = (end - ideal) / ideal;
-    return report_;
-  }
-
- private:
-  using Message = std::pair<size_t, int>;  // receiving stage, micro-batch
-
-  bool Ready(size_t stage, const v1::Action& action) const {
-    const Message message{stage, action.micro_batch()};
-    switch (action.kind()) {
-      case v1::ACTION_KIND_FORWARD:
-        return stage == 0 || activation_sent_.contains(message);
-      case v1::ACTION_KIND_BACKWARD:
-        return stage + 1 == stages_.size() || gradient_sent_.contains(message);
-      case v1::ACTION_KIND_RECEIVE_GRADIENT:
-        // The buffer's earlier gradient must have left: its receiver must have posted.
-        return stage == 0 || action.micro_batch() < kGradientBuffers ||
-               posted_[stage - 1].contains(
-                   {v1::ACTION_KIND_RECEIVE_GRADIENT, action.micro_batch() - kGradientBuffers});
-      default:
-        return true;
-    }
-  }
-
-  absl::Status Execute(size_t stage, const v1::Action& action) {
-    const int m = action.micro_batch();
-    const Message message{stage, m};
-    switch (action.kind()) {
-      case v1::ACTION_KIND_RECEIVE_ACTIVATION:
-        posted_[stage].insert({action.kind(), m});
-        return TakeSlot(stage, action);
-      case v1::ACTION_KIND_RECEIVE_GRADIENT:
-        posted_[stage].insert({action.kind(), m});
-        return absl::OkStatus();
-      case v1::ACTION_KIND_FORWARD:
-        if (m != forwards_[stage]++) return Fault(stage, "forward out of order");
-        if (stage == 0) {
-          if (absl::Status status = TakeSlot(stage, action); !status.ok()) return status;
-        } else {
-          if (!posted_[stage].contains({v1::ACTION_KIND_RECEIVE_ACTIVATION, m})) {
-            return Fault(stage, "forward without a receive");
-          }
-          time_[stage] = std::max(time_[stage], activation_sent_.at(message));
-        }
-        time_[stage] += kForwardTime;
-        report_.max_in_flight[stage] =
-            std::max(report_.max_in_flight[stage], forwards_[stage] - backwards_[stage]);
-        return absl::OkStatus();
-      case v1::ACTION_KIND_SEND_ACTIVATION:
-        if (m >= forwards_[stage]) return Fault(stage, "activation sent before its forward");
-        activation_sent_[{stage + 1, m}] = time_[stage];
-        return absl::OkStatus();
-      case v1::ACTION_KIND_BACKWARD:
-        if (m != backwards_[stage]++) return Fault(stage, "backward out of order");
-        if (m >= forwards_[stage]) return Fault(stage, "backward before forward");
-        if (stage + 1 < stages_.size()) {
-          if (!posted_[stage].contains({v1::ACTION_KIND_RECEIVE_GRADIENT, m})) {
-            return Fault(stage, "backward without a receive");
-          }
-          time_[stage] = std::max(time_[stage], gradient_sent_.at(message));
-        }
-        time_[stage] += kBackwardTime;
-        slot_owner_[stage].erase(action.slot());
-        return absl::OkStatus();
-      case v1::ACTION_KIND_SEND_GRADIENT:
-        if (m >= backwards_[stage]) return Fault(stage, "gradient sent before its backward");
-        gradient_sent_[{stage - 1, m}] = time_[stage];
-        return absl::OkStatus();
-      default:
-        return absl::OkStatus();
-    }
-  }
-
-  absl::Status TakeSlot(size_t stage, const v1::Action& action) {
-    if (!slot_owner_[stage].emplace(action.slot(), action.micro_batch()).second) {
-      return Fault(stage, "slot taken twice");
-    }
-    return absl::OkStatus();
-  }
-
-  absl::Status Fault(size_t stage, const std::string& what) const {
-    std::string where = "the end";
-    if (at_[stage] < stages_[stage].size()) {
-      const v1::Action& action = stages_[stage][at_[stage]];
-      where = absl::StrCat(v1::ActionKind_Name(action.kind()), " ", action.micro_batch());
-    }
-    return absl::InternalError(absl::StrCat("schedule: ", what, " in stage ", stage, " at action ",
-                                            at_[stage], " (", where, ")"));
-  }
-
-  const std::vector<std::vector<v1::Action>>& stages_;
-  int micro_batches_;
-  std::vector<size_t> at_;
-  std::vector<double> time_;
-  std::vector<std::map<int, int>> slot_owner_;
-  std::vector<std::set<std::pair<v1::ActionKind, int>>> posted_;
-  std::vector<int> forwards_;
-  std::vector<int> backwards_;
-  std::map<Message, double> activation_sent_;
-  std::map<Message, double> gradient_sent_;
-  ScheduleReport report_;
-};
-
 }  // namespace
 
 absl::StatusOr<ScheduleKind> ParseScheduleKind(std::string_view name) {
   if (name == "gpipe") return ScheduleKind::kGpipe;
   if (name == "1f1b") return ScheduleKind::kOneForwardOneBackward;
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown pipeline schedule '", std::string(name), "': use gpipe or 1f1b"));
+  if (name == "interleaved") return ScheduleKind::kInterleaved;
+  return absl::InvalidArgumentError(absl::StrCat("unknown pipeline schedule '", std::string(name),
+                                                 "': use gpipe, 1f1b or interleaved"));
 }
 
-std::vector<v1::Action> StageActions(ScheduleKind kind, int stages, int stage, int micro_batches) {
-  TERCIO_CHECK(stage >= 0 && stage < stages && micro_batches >= 1);
-  return StageList(kind, stages, stage, micro_batches).Build();
+ScheduleShape ShapeOfSchedule(const v1::Layout& layout) {
+  ScheduleShape shape;
+  shape.kind = *ParseScheduleKind(layout.schedule());
+  shape.stages = layout.pipeline();
+  shape.micro_batches = layout.micro_batches();
+  shape.chunks = std::max(1, layout.virtual_pipeline());
+  return shape;
 }
 
-int ActivationSlots(ScheduleKind kind, int stages, int stage, int micro_batches) {
-  return kind == ScheduleKind::kGpipe ? micro_batches : std::min(stages - stage, micro_batches);
+std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage) {
+  TERCIO_CHECK(stage >= 0 && stage < shape.stages && shape.micro_batches >= 1);
+  TERCIO_CHECK(shape.chunks == 1 || shape.micro_batches % shape.stages == 0);
+  return StageList(shape, stage).Build();
 }
 
-absl::StatusOr<ScheduleReport> CheckSchedule(const std::vector<std::vector<v1::Action>>& stages,
-                                             int micro_batches) {
-  return Simulation(stages, micro_batches).Run();
+int ActivationSlots(const ScheduleShape& shape, int stage) {
+  int in_flight = 0;
+  int most = 0;
+  for (const Work& work : WorkOfStage(shape, stage)) {
+    in_flight += work.forward ? 1 : -1;
+    most = std::max(most, in_flight);
+  }
+  return most;
 }
 
 }  // namespace tercio::plan

@@ -1,8 +1,13 @@
 // A pipeline schedule as data: the list of actions of each stage. Pure; walked by the trainer and
 // by the simulator alike.
 //
-// Both kinds run micro-batches in ascending order, forward and backward, so gradients are summed in
-// the same order whatever the schedule (docs/numerics.md).
+// A stage holds `chunks` runs of layers (1, but for the interleaved schedule): chunk c of stage s
+// is number c * stages + s along the model. For each chunk all kinds run micro-batches in ascending
+// order, forward and backward, so gradients are summed in the same order whatever the schedule
+// (docs/numerics.md).
+//
+// gpipe: Huang et al. 2019. 1f1b: Narayanan et al. 2021 (PipeDream-Flush). interleaved: Narayanan
+// et al. 2021, "Efficient Large-Scale Language Model Training", section 2.2.2.
 #pragma once
 
 #include <string>
@@ -15,29 +20,40 @@
 
 namespace tercio::plan {
 
-enum class ScheduleKind { kGpipe, kOneForwardOneBackward };
+enum class ScheduleKind { kGpipe, kOneForwardOneBackward, kInterleaved };
 
-absl::StatusOr<ScheduleKind> ParseScheduleKind(std::string_view name);  // "gpipe" | "1f1b"
+// "gpipe" | "1f1b" | "interleaved"
+absl::StatusOr<ScheduleKind> ParseScheduleKind(std::string_view name);
 
-// The actions of `stage` (0-based) of `stages` for one step of `micro_batches`, ending with
-// REDUCE_GRADIENTS and OPTIMIZER_STEP. Receives are started one micro-batch ahead where a slot is
-// free. REQUIRES: 0 <= stage < stages, micro_batches >= 1.
-std::vector<v1::Action> StageActions(ScheduleKind kind, int stages, int stage, int micro_batches);
+struct ScheduleShape {
+  ScheduleKind kind = ScheduleKind::kOneForwardOneBackward;
+  int stages = 1;
+  int micro_batches = 1;
+  int chunks = 1;  // of a stage; above 1 only for interleaved
+};
+// REQUIRES: a schedule that ParseScheduleKind knows.
+ScheduleShape ShapeOfSchedule(const v1::Layout& layout);
 
-// Most micro-batches of `stage` between the start of their forward and the end of their backward:
-// gpipe: micro_batches; 1f1b: min(stages - stage, micro_batches).
-int ActivationSlots(ScheduleKind kind, int stages, int stage, int micro_batches);
+// The actions of `stage` (0-based) for one step, ending with REDUCE_GRADIENTS and OPTIMIZER_STEP.
+// Receives are started one micro-batch ahead where a slot is free. REQUIRES: 0 <= stage < stages,
+// micro_batches >= 1; for interleaved micro_batches a multiple of stages.
+std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage);
 
-// What CheckSchedule measured, for one forward costing 1 and one backward costing 2 time units.
+// Most (micro-batch, chunk) pairs of `stage` between the start of their forward and the end of
+// their backward. gpipe: micro_batches; 1f1b: min(stages - stage, micro_batches).
+int ActivationSlots(const ScheduleShape& shape, int stage);
+
+// What CheckSchedule measured, for one forward of a whole stage costing 1 and one backward costing
+// 2 time units.
 struct ScheduleReport {
   double bubble_ratio = 0;         // idle time / ideal time of the busiest stage
   std::vector<int> max_in_flight;  // per stage
 };
 
-// Simulates all stages' lists against each other: every send meets its receive, forward before
-// backward, each micro-batch once, slots never hold two micro-batches, no deadlock. Error: INTERNAL
-// with the story.
+// Simulates all stages' lists against each other: every send meets its receive, messages between
+// two stages arrive in the order of their receives, forward before backward, each micro-batch once
+// in every chunk, slots never hold two of them, no deadlock. Error: INTERNAL with the story.
 absl::StatusOr<ScheduleReport> CheckSchedule(const std::vector<std::vector<v1::Action>>& stages,
-                                             int micro_batches);
+                                             const ScheduleShape& shape);
 
 }  // namespace tercio::plan

@@ -31,11 +31,14 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double p = layout.pipeline();
   const double d = layout.data();
   const double m = layout.micro_batches();
+  const double v = std::max(1, layout.virtual_pipeline());
   const double context = job.model().context();
   const double tokens = static_cast<double>(job.training().global_batch()) * context;
   const double flops = plan::FlopsPerToken(job.model(), /*causal=*/false) * tokens;
   const double ranks = t * p * d;
-  const double compute = flops / ranks / cluster.flops_per_second;
+  // A full recomputation is one more forward pass: a third of forward and backward.
+  const double again = layout.recompute() == "full" ? 4.0 / 3 : 1;
+  const double compute = again * flops / ranks / cluster.flops_per_second;
   const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
   const double layers_per_stage = job.model().layers() / p;
   const double tensor_time = t == 1 ? 0
@@ -43,13 +46,14 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
                                           (2 * (t - 1) / t * activation / cluster.bytes_per_second +
                                            2 * cluster.seconds_per_message);
   const double pipeline_time =
-      p == 1 ? 0 : m * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
+      p == 1 ? 0
+             : m * v * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
   const double gradient =
       static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
   const double data_time = d == 1 ? 0
                                   : 2 * (d - 1) / d * gradient / cluster.bytes_per_second +
                                         2 * cluster.seconds_per_message;
-  const double bubble = (p - 1) / m;
+  const double bubble = (p - 1) / (m * v);
   const double busy = compute + tensor_time + pipeline_time;
   // Two thirds of the work are the backward pass; the reduction hides behind half of it.
   const double seconds = busy * (1 + bubble) + std::max(0.0, data_time - compute / 3);
@@ -128,11 +132,6 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");
-  if (parallelism.virtual_pipeline() > 1)
-    return unsupported("parallelism.virtual_pipeline above 1");
-  if (!parallelism.recompute().empty() && parallelism.recompute() != "none") {
-    return unsupported("parallelism.recompute " + parallelism.recompute());
-  }
   return absl::OkStatus();
 }
 

@@ -419,12 +419,14 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
   const Floats logits = Random(rows * vocabulary, 3.0f);
   std::vector<int32_t> targets;
   for (int64_t i = 0; i < rows; ++i) targets.push_back(static_cast<int32_t>(i * 6 % vocabulary));
-  const auto loss_of = [&](const Values& x) {
-    return Values{reference::CrossEntropySum(x, targets, rows, vocabulary)};
-  };
-  for (const int64_t ranks : {1, 3}) {
+  for (const auto& [ranks, smoothing] :
+       {std::pair<int64_t, double>{1, 0}, {3, 0}, {1, 0.2}, {3, 0.2}}) {
+    const LabelSmoothing smooth{static_cast<float>(smoothing), vocabulary};
+    const auto loss_of = [&, s = smoothing](const Values& x) {
+      return Values{reference::CrossEntropySum(x, targets, rows, vocabulary, s)};
+    };
     const int64_t stride = ranks == 1 ? 48 : 20;
-    Floats stats(static_cast<size_t>(ranks * rows * 3));
+    Floats stats(static_cast<size_t>(ranks * rows * kCrossEntropyStats));
     std::vector<Floats> locals;
     for (int64_t rank = 0; rank < ranks; ++rank) {
       const int64_t begin = rank * stride;
@@ -436,13 +438,14 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
               logits[static_cast<size_t>(i * vocabulary + begin + c)];
         }
       }
-      ops_->CrossEntropyLocal({local.data(), targets.data(), stats.data() + rank * rows * 3, rows,
-                               valid, stride, begin});
+      ops_->CrossEntropyLocal({local.data(), targets.data(),
+                               stats.data() + rank * rows * kCrossEntropyStats, rows, valid, stride,
+                               begin, smoothing > 0});
       locals.push_back(local);
     }
     Floats lse(static_cast<size_t>(rows));
     Floats loss(static_cast<size_t>(rows));
-    ops_->CrossEntropyCombine({stats.data(), lse.data(), loss.data(), rows, ranks});
+    ops_->CrossEntropyCombine({stats.data(), lse.data(), loss.data(), rows, ranks, smooth});
     double sum = 0;
     for (const float value : loss) sum += value;
     EXPECT_NEAR(sum, loss_of(Exact(logits))[0], 1e-5 * sum);
@@ -452,7 +455,7 @@ TEST_F(CpuOpsTest, CrossEntropyOverTensorRanks) {
       const int64_t valid = std::clamp<int64_t>(vocabulary - begin, 0, stride);
       Floats& local = locals[static_cast<size_t>(rank)];
       ops_->CrossEntropyBackward(
-          {local.data(), lse.data(), targets.data(), rows, valid, stride, begin, 1.0f});
+          {local.data(), lse.data(), targets.data(), rows, valid, stride, begin, 1.0f, smooth});
       for (int64_t i = 0; i < rows; ++i) {
         for (int64_t c = 0; c < stride; ++c) {
           const double expected =

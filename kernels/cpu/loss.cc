@@ -18,11 +18,13 @@ void CrossEntropyLocalRows(const CrossEntropyLocalArgs& a, int64_t begin, int64_
   const Tag d;
   for (int64_t r = begin; r < end; ++r) {
     const float* logits = a.logits + r * a.stride;
-    float* stats = a.stats + r * 3;
+    float* stats = a.stats + r * kCrossEntropyStats;
     stats[0] = -std::numeric_limits<float>::infinity();
     stats[1] = 0;
     stats[2] = -std::numeric_limits<float>::infinity();
+    stats[3] = 0;
     if (a.valid == 0) continue;
+    if (a.sums) stats[3] = SumRow(a.valid, [&](auto load) HWY_ATTR { return load(logits); });
     stats[0] = MaxRow(logits, a.valid);
     const Vector max = hn::Set(d, stats[0]);
     stats[1] = SumRow(a.valid, [&](auto load) HWY_ATTR { return Exp(hn::Sub(load(logits), max)); });
@@ -34,6 +36,8 @@ void CrossEntropyLocalRows(const CrossEntropyLocalArgs& a, int64_t begin, int64_
 void CrossEntropyBackwardRows(const CrossEntropyBackwardArgs& a, int64_t begin, int64_t end) {
   const Tag d;
   const Vector scale = hn::Set(d, a.scale);
+  const float each = a.smoothing.amount / static_cast<float>(a.smoothing.vocabulary);
+  const Vector shared = hn::Set(d, each);
   for (int64_t r = begin; r < end; ++r) {
     float* logits = a.logits + r * a.stride;
     const Vector lse = hn::Set(d, a.lse[r]);
@@ -41,11 +45,11 @@ void CrossEntropyBackwardRows(const CrossEntropyBackwardArgs& a, int64_t begin, 
     const bool mine = target >= 0 && target < a.valid;
     const float target_logit = mine ? logits[target] : 0.0f;
     ForVectors(a.valid, [&](auto load, auto store) HWY_ATTR {
-      store(hn::Mul(Exp(hn::Sub(load(logits), lse)), scale), logits);
+      store(hn::Mul(hn::Sub(Exp(hn::Sub(load(logits), lse)), shared), scale), logits);
     });
     if (mine) {
       const float p = hn::GetLane(Exp(hn::Set(d, target_logit - a.lse[r])));
-      logits[target] = (p - 1.0f) * a.scale;
+      logits[target] = (p - (1.0f - a.smoothing.amount) - each) * a.scale;
     }
     std::fill(logits + a.valid, logits + a.stride, 0.0f);
   }
@@ -73,19 +77,25 @@ void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args) {
   for (int64_t r = 0; r < args.rows; ++r) {
     float max = -std::numeric_limits<float>::infinity();
     float target = -std::numeric_limits<float>::infinity();
+    double logits = 0;
     for (int64_t rank = 0; rank < args.ranks; ++rank) {
-      const float* stats = args.stats + (rank * args.rows + r) * 3;
+      const float* stats = args.stats + (rank * args.rows + r) * kCrossEntropyStats;
       max = std::max(max, stats[0]);
       target = std::max(target, stats[2]);
+      logits += stats[3];
     }
     double sum = 0;
     for (int64_t rank = 0; rank < args.ranks; ++rank) {
-      const float* stats = args.stats + (rank * args.rows + r) * 3;
+      const float* stats = args.stats + (rank * args.rows + r) * kCrossEntropyStats;
       // A rank without valid columns has sum 0 and maximum -inf: exp(-inf) * 0 = 0.
       sum += stats[1] * std::exp(static_cast<double>(stats[0]) - max);
     }
     args.lse[r] = static_cast<float>(max + std::log(sum));
     args.loss[r] = args.lse[r] - target;
+    if (args.smoothing.amount > 0) {
+      const double mean = logits / static_cast<double>(args.smoothing.vocabulary);
+      args.loss[r] += static_cast<float>(args.smoothing.amount * (target - mean));
+    }
   }
 }
 

@@ -124,14 +124,17 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
 }
 
 double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
-                       int64_t columns) {
+                       int64_t columns, double smoothing) {
   double total = 0;
   for (int64_t i = 0; i < rows; ++i) {
     const double* row = logits.data() + i * columns;
     const double largest = *std::max_element(row, row + columns);
     double sum = 0;
     for (int64_t c = 0; c < columns; ++c) sum += std::exp(row[c] - largest);
-    total += largest + std::log(sum) - row[targets[static_cast<size_t>(i)]];
+    double mean = 0;
+    for (int64_t c = 0; c < columns; ++c) mean += row[c] / static_cast<double>(columns);
+    total += largest + std::log(sum) - (1 - smoothing) * row[targets[static_cast<size_t>(i)]] -
+             smoothing * mean;
   }
   return total;
 }

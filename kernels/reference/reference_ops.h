@@ -30,9 +30,10 @@ Values Swiglu(const Values& x, int64_t rows, int64_t columns);
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
                  int64_t tokens, int64_t head_dim);
 
-// Sum over rows of log-sum-exp minus the logit of the target.
+// Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
+// shared by all columns.
 double CrossEntropySum(const Values& logits, const std::vector<int32_t>& targets, int64_t rows,
-                       int64_t columns);
+                       int64_t columns, double smoothing);
 
 struct AdamWState {
   double parameter, m, v;

@@ -14,12 +14,15 @@ namespace {
 struct Case {
   int tensor, pipeline, data, micro_batch, threads;
   const char* schedule;
+  const char* recompute = "none";
+  int virtual_pipeline = 1;
 };
 
 std::string NameOf(const Case& c) {
   return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
          " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) +
-         " threads " + std::to_string(c.threads) + " " + c.schedule;
+         " threads " + std::to_string(c.threads) + " " + c.schedule + " " +
+         std::to_string(c.virtual_pipeline) + " recompute " + c.recompute;
 }
 
 RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options = {}) {
@@ -28,6 +31,8 @@ RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options = {}) {
   parallelism->set_pipeline(c.pipeline);
   parallelism->set_data(c.data);
   parallelism->set_schedule(c.schedule);
+  parallelism->set_virtual_pipeline(c.virtual_pipeline);
+  parallelism->set_recompute(c.recompute);
   spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
   spec.mutable_training()->set_micro_batch(c.micro_batch);
   options.threads_per_rank = c.threads;
@@ -94,6 +99,55 @@ TEST(Parity, LlamaHasTheSameBitsInEveryLayout) {
                                 {1, 2, 2, 2, 1, "gpipe"}});
   ExpectSameGrid(SmallLlama(),
                  {{2, 1, 1, 8, 1, "1f1b"}, {2, 2, 2, 2, 1, "1f1b"}, {2, 4, 1, 1, 2, "gpipe"}});
+}
+
+TEST(Parity, RecomputationAndInterleavingHaveTheSameBits) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
+    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, "1f1b"},
+                          {1, 1, 1, 2, 1, "1f1b", "selective"},
+                          {1, 1, 1, 4, 2, "1f1b", "full"},
+                          {1, 2, 1, 1, 1, "1f1b", "full"},
+                          {1, 2, 2, 2, 1, "gpipe", "selective"},
+                          {1, 2, 1, 1, 1, "interleaved", "none", 2},
+                          {1, 2, 1, 4, 1, "interleaved", "none", 2},
+                          {1, 2, 2, 1, 1, "interleaved", "full", 2}});
+    ExpectSameGrid(spec, {{2, 1, 1, 8, 1, "1f1b"},
+                          {2, 2, 1, 2, 1, "interleaved", "selective", 2},
+                          {2, 2, 2, 1, 1, "interleaved", "full", 2}});
+  }
+}
+
+TEST(Parity, SmoothedLabelsAndFrozenTensors) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_training()->set_label_smoothing(0.1);
+  spec.mutable_training()->add_frozen("layers.1.*");
+  spec.mutable_training()->mutable_optimizer()->add_no_decay("embedding.*");
+  const std::vector<Case> cases = {{1, 1, 1, 8, 1, "1f1b"}, {1, 2, 2, 2, 1, "1f1b"}};
+  ExpectSameGrid(spec, cases);
+  const RunResult trained = Train(spec, cases[0]);
+  RunOptions none;
+  none.steps = 1;
+  v1::JobSpec still = spec;
+  still.mutable_training()->mutable_optimizer()->set_learning_rate(0);
+  const RunResult initial = Train(still, cases[0], none);
+  for (const auto& [name, values] : trained.state) {
+    const bool frozen = name.rfind("layers.1.", 0) == 0;
+    if (name.rfind("adamw", 0) == 0) continue;
+    EXPECT_EQ(values == initial.state.at(name), frozen) << name;
+  }
+  EXPECT_GT(initial.steps[0].loss, initial.validation_loss - 1);  // both near log of the vocabulary
+  v1::JobSpec sharp = still;
+  sharp.mutable_training()->set_label_smoothing(0);
+  EXPECT_NE(Train(sharp, cases[0], none).steps[0].loss, initial.steps[0].loss);
+}
+
+TEST(Parity, ThreeStagesInterleaved) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_model()->set_layers(6);
+  spec.mutable_training()->set_global_batch(12);
+  ExpectSameGrid(spec, {{1, 1, 1, 4, 1, "1f1b"},
+                        {1, 3, 1, 1, 1, "interleaved", "none", 2},
+                        {1, 3, 2, 2, 1, "interleaved", "none", 2}});
 }
 
 TEST(Parity, LlamaWithATiedHead) {

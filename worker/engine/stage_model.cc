@@ -17,14 +17,15 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       traits_(plan::TraitsOf(spec.model())),
       layout_(plan::ActivationsOfLayer(shape_)),
       slot_layout_(plan::ActivationsOfSlot(shape_)),
-      weights_(FindWeights(tensors, plan.stage().first_layer(), plan.stage().layers())),
-      first_layer_(plan.stage().first_layer()),
+      weights_(FindWeights(tensors, plan.stage().layers())),
+      layers_(plan.stage().layers().begin(), plan.stage().layers().end()),
       model_layers_(spec.model().layers()),
       tensor_index_(plan.placement().tensor_index()),
       dropout_(static_cast<float>(spec.model().dropout())),
       seed_(spec.training().seed()),
       loss_scale_(static_cast<float>(
           1.0 / (static_cast<double>(spec.training().global_batch()) * spec.model().context()))),
+      smoothing_{static_cast<float>(spec.training().label_smoothing()), spec.model().vocab_size()},
       stream_(stream),
       ops_(stream.ops()),
       tensor_group_(tensor_group) {
@@ -34,6 +35,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   for (int slot = 0; slot < plan.stage().activation_slots(); ++slot) {
     slots_.push_back(arena.Floats(absl::StrCat("activations.", slot)));
   }
+  shared_ = arena.Floats("activations.shared");
   parameters_ = arena.Floats("parameters");
   branch_ = arena.Floats("workspace.branch");
   branch_gradient_ = arena.Floats("workspace.branch_gradient");
@@ -55,6 +57,17 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
     lse_ = arena.Floats("head.lse");
     loss_ = arena.Floats("head.loss");
   }
+}
+
+StageModel::LayerView StageModel::View(int slot, int layer) const {
+  float* own = slots_[static_cast<size_t>(slot)] + layer * slot_layout_.layer_stride;
+  const auto at = [&](const plan::LayerField& field) {
+    return (field.shared ? shared_ : own) + field.offset;
+  };
+  return {at(layout_.input), at(layout_.norm1),     at(layout_.mean1), at(layout_.rstd1),
+          at(layout_.qkv),   at(layout_.attention), at(layout_.lse),   at(layout_.middle),
+          at(layout_.norm2), at(layout_.mean2),     at(layout_.rstd2), at(layout_.up),
+          at(layout_.gelu)};
 }
 
 kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
@@ -89,10 +102,9 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
 // The norm of what `layer` hands on: the next layer's first one, or the final one.
 kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer) const {
   if (layer + 1 < shape_.layers) {
-    float* next = Layer(batch.slot, layer + 1);
-    const LayerWeights& w = weights_.layers[static_cast<size_t>(layer + 1)];
-    return Norm(next + layout_.input, w.norm1, w.norm1_bias, next + layout_.norm1,
-                next + layout_.mean1, next + layout_.rstd1);
+    const LayerView next = View(batch.slot, layer + 1);
+    const LayerWeights& w = WeightsOf(batch, layer + 1);
+    return Norm(next.input, w.norm1, w.norm1_bias, next.norm1, next.mean1, next.rstd1);
   }
   float* slot = slots_[static_cast<size_t>(batch.slot)];
   return Norm(Output(batch.slot), weights_.final_norm, weights_.final_norm_bias,
@@ -105,12 +117,15 @@ void StageModel::SumOverTensorRanks(float* data, int64_t count) {
 }
 
 void StageModel::Forward(const MicroBatch& batch) {
-  if (shape_.first) Embed(batch);
-  float* first = Layer(batch.slot, 0);
-  const LayerWeights& w = weights_.layers.front();
-  ops_.LayerNorm(Norm(first + layout_.input, w.norm1, w.norm1_bias, first + layout_.norm1,
-                      first + layout_.mean1, first + layout_.rstd1));
+  if (IsFirst(batch)) Embed(batch);
+  NormInput(batch, 0);
   for (int layer = 0; layer < shape_.layers; ++layer) ForwardLayer(batch, layer);
+}
+
+void StageModel::NormInput(const MicroBatch& batch, int layer) {
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  ops_.LayerNorm(Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1));
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
@@ -150,63 +165,85 @@ void StageModel::Activate(float* up, WeightRef bias, float* out) {
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
-  float* at = Layer(batch.slot, layer);
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  ops_.Matmul({at + layout_.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
-               at + layout_.qkv, shape_.rows, shape_.qkv, shape_.hidden, false});
-  Rotate(at + layout_.qkv, false);
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  ops_.Matmul({at.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_), at.qkv, shape_.rows,
+               shape_.qkv, shape_.hidden, false});
+  Rotate(at.qkv, false);
   kernels::AttentionArgs attention{};
-  attention.q = at + layout_.qkv;
+  attention.q = at.qkv;
   attention.k = attention.q + shape_.attention;
   attention.v = attention.k + shape_.key_heads * shape_.head_dim;
   attention.stride = shape_.qkv;
   attention.group = shape_.heads / shape_.key_heads;
-  attention.out = at + layout_.attention;
-  attention.lse = at + layout_.lse;
+  attention.out = at.attention;
+  attention.lse = at.lse;
   attention.sequences = shape_.sequences;
   attention.tokens = shape_.tokens;
   attention.heads = shape_.heads;
   attention.head_dim = shape_.head_dim;
   attention.first_head = tensor_index_ * shape_.heads;
-  attention.dropout = DropoutAt(batch, first_layer_ + layer, kernels::kSiteAttention, 0);
+  attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   attention.scratch = attention_scratch_;
   ops_.Attention(attention);
-  ops_.Matmul({at + layout_.attention, w.output.In(parameters_), nullptr, branch_, shape_.rows,
-               shape_.hidden, shape_.attention, false});
+  ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, shape_.rows, shape_.hidden,
+               shape_.attention, false});
   SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
 }
 
-void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
-  float* at = Layer(batch.slot, layer);
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const int model_layer = first_layer_ + layer;
-  ForwardAttention(batch, layer);
+void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
   kernels::ResidualArgs add{};
-  add.residual = at + layout_.input;
+  add.residual = at.input;
   add.branch = branch_;
   add.bias = w.output_bias.In(parameters_);
-  add.out = at + layout_.middle;
+  add.out = at.middle;
   add.rows = shape_.rows;
   add.columns = shape_.hidden;
-  add.dropout = DropoutAt(batch, model_layer, kernels::kSiteAttentionOutput, 0);
-  ops_.ResidualLayerNorm(add, Norm(add.out, w.norm2, w.norm2_bias, at + layout_.norm2,
-                                   at + layout_.mean2, at + layout_.rstd2));
-  ops_.Matmul({at + layout_.norm2, w.up.In(parameters_), nullptr, at + layout_.up, shape_.rows,
-               shape_.up, shape_.hidden, false});
-  Activate(at + layout_.up, w.up_bias, at + layout_.gelu);
-  ops_.Matmul({at + layout_.gelu, w.down.In(parameters_), nullptr, branch_, shape_.rows,
-               shape_.hidden, shape_.ffn, false});
+  add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, 0);
+  ops_.ResidualLayerNorm(add, Norm(add.out, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2));
+  ops_.Matmul({at.norm2, w.up.In(parameters_), nullptr, at.up, shape_.rows, shape_.up,
+               shape_.hidden, false});
+  Activate(at.up, w.up_bias, at.gelu);
+}
+
+void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  ForwardAttention(batch, layer);
+  ForwardUp(batch, layer);
+  ops_.Matmul({at.gelu, w.down.In(parameters_), nullptr, branch_, shape_.rows, shape_.hidden,
+               shape_.ffn, false});
   SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
-  add.residual = at + layout_.middle;
+  const bool inner = layer + 1 < shape_.layers;
+  kernels::ResidualArgs add{};
+  add.residual = at.middle;
+  add.branch = branch_;
   add.bias = w.down_bias.In(parameters_);
-  add.out =
-      layer + 1 < shape_.layers ? Layer(batch.slot, layer + 1) + layout_.input : Output(batch.slot);
-  add.dropout = DropoutAt(batch, model_layer, kernels::kSiteMlpOutput, 0);
-  if (layer + 1 < shape_.layers || shape_.last) {
+  add.out = inner ? View(batch.slot, layer + 1).input : Output(batch.slot);
+  add.rows = shape_.rows;
+  add.columns = shape_.hidden;
+  add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, 0);
+  if (inner || IsLast(batch)) {
     ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
   } else {
     ops_.Residual(add);
   }
+}
+
+void StageModel::Restore(const MicroBatch& batch, int layer) {
+  if (shape_.recompute == plan::Recompute::kNone) return;
+  NormInput(batch, layer);
+  if (shape_.recompute == plan::Recompute::kFull) {
+    ForwardAttention(batch, layer);
+    ForwardUp(batch, layer);
+    return;
+  }
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  ops_.LayerNorm(Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2));
+  Activate(at.up, {}, at.gelu);  // the bias was added in place
 }
 
 // Whole sequences together where they are short, pieces of one sequence where they are long. The
@@ -239,9 +276,10 @@ void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, doubl
   Logits(batch, chunk.row, chunk.rows);
   const int32_t* targets = batch.targets + chunk.row;
   ops_.CrossEntropyLocal({logits_, targets, stats_, chunk.rows, vocabulary_valid_,
-                          shape_.vocabulary, vocabulary_begin_});
-  tensor_group_.AllGather(stream_, stats_, all_stats_, chunk.rows * 3);
-  ops_.CrossEntropyCombine({all_stats_, lse_, loss_, chunk.rows, tensor_group_.size()});
+                          shape_.vocabulary, vocabulary_begin_, SmoothingOf(batch).amount > 0});
+  tensor_group_.AllGather(stream_, stats_, all_stats_, chunk.rows * kernels::kCrossEntropyStats);
+  ops_.CrossEntropyCombine(
+      {all_stats_, lse_, loss_, chunk.rows, tensor_group_.size(), SmoothingOf(batch)});
   stream_.RunOnHost([=, this] {
     for (int64_t i = 0; i < chunk.rows; ++i) losses[(chunk.row + i) / shape_.tokens] += loss_[i];
     return absl::OkStatus();
@@ -262,7 +300,7 @@ void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* loss
                    ForwardChunk(batch, chunk, losses);
                    ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
                                               vocabulary_valid_, shape_.vocabulary,
-                                              vocabulary_begin_, loss_scale_});
+                                              vocabulary_begin_, loss_scale_, SmoothingOf(batch)});
                    ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
                                               weights_.head.GradientIn(gradients), nullptr,
                                               chunk.rows, shape_.vocabulary, shape_.hidden,
@@ -353,39 +391,36 @@ void StageModel::BackwardActivation(const MicroBatch& batch, const float* up, We
 
 void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
                              GradientLanes& lanes) {
-  float* at = Layer(batch.slot, layer);
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const float* branch = BackwardResidual(batch, first_layer_ + layer, kernels::kSiteMlpOutput,
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  const float* branch = BackwardResidual(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput,
                                          w.down_bias, flow, lanes);
-  BackwardWeight(batch, w.down, {}, branch, at + layout_.gelu, shape_.hidden, shape_.ffn, lanes);
+  BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
   float* gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
   ops_.MatmulBackwardInput(
       {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn, false});
-  BackwardActivation(batch, at + layout_.up, w.up_bias, lanes);
-  BackwardWeight(batch, w.up, {}, wide_gradient_, at + layout_.norm2, shape_.up, shape_.hidden,
-                 lanes);
+  BackwardActivation(batch, at.up, w.up_bias, lanes);
+  BackwardWeight(batch, w.up, {}, wide_gradient_, at.norm2, shape_.up, shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.up, shape_.hidden, false});
   SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
-  BackwardNorm(batch, w.norm2, w.norm2_bias, at + layout_.middle, at + layout_.mean2,
-               at + layout_.rstd2, flow, true, lanes);
+  BackwardNorm(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, true, lanes);
 }
 
 void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* flow,
                                    GradientLanes& lanes) {
-  float* at = Layer(batch.slot, layer);
-  const LayerWeights& w = weights_.layers[static_cast<size_t>(layer)];
-  const float* branch = BackwardResidual(batch, first_layer_ + layer, kernels::kSiteAttentionOutput,
-                                         w.output_bias, flow, lanes);
-  BackwardWeight(batch, w.output, {}, branch, at + layout_.attention, shape_.hidden,
-                 shape_.attention, lanes);
+  const LayerView at = View(batch.slot, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  const float* branch = BackwardResidual(batch, ModelLayer(batch, layer),
+                                         kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
+  BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
   ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
                             shape_.hidden, shape_.attention, false});
   kernels::AttentionBackwardArgs args{};
   args.dout = attention_gradient_;
-  args.out = at + layout_.attention;
-  args.lse = at + layout_.lse;
-  args.q = at + layout_.qkv;
+  args.out = at.attention;
+  args.lse = at.lse;
+  args.q = at.qkv;
   args.k = args.q + shape_.attention;
   args.v = args.k + shape_.key_heads * shape_.head_dim;
   args.dq = wide_gradient_;
@@ -398,17 +433,16 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.heads = shape_.heads;
   args.head_dim = shape_.head_dim;
   args.first_head = tensor_index_ * shape_.heads;
-  args.dropout = DropoutAt(batch, first_layer_ + layer, kernels::kSiteAttention, 0);
+  args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
   Rotate(wide_gradient_, true);
-  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at + layout_.norm1, shape_.qkv,
-                 shape_.hidden, lanes);
+  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at.norm1, shape_.qkv, shape_.hidden,
+                 lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.qkv, shape_.hidden, false});
   SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
-  BackwardNorm(batch, w.norm1, w.norm1_bias, at + layout_.input, at + layout_.mean1,
-               at + layout_.rstd1, flow, true, lanes);
+  BackwardNorm(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, true, lanes);
 }
 
 void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes) {
@@ -428,16 +462,17 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, Gradien
 
 void StageModel::Backward(const MicroBatch& batch, float* flow, double* losses,
                           GradientLanes& lanes, const std::function<void(int layer)>& layer_done) {
-  if (shape_.last) {
+  if (IsLast(batch)) {
     BackwardHead(batch, flow, losses, lanes);
     layer_done(model_layers_);
   }
   for (int layer = shape_.layers - 1; layer >= 0; --layer) {
+    Restore(batch, layer);
     BackwardMlp(batch, layer, flow, lanes);
     BackwardAttention(batch, layer, flow, lanes);
-    layer_done(first_layer_ + layer);
+    layer_done(ModelLayer(batch, layer));
   }
-  if (shape_.first) {
+  if (IsFirst(batch)) {
     BackwardEmbedding(batch, flow, lanes);
     layer_done(-1);
   }

@@ -24,6 +24,7 @@ namespace tercio {
 struct MicroBatch {
   int index = 0;  // within the step
   int slot = 0;
+  int chunk = 0;  // which of the stage's runs of layers (plan/schedule.h)
   int64_t step = 0;
   int64_t first_sequence = 0;        // in the global batch
   bool training = true;              // dropout applies
@@ -36,23 +37,28 @@ class StageModel {
   StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageTensors& tensors,
              Arena& arena, Stream& stream, Communicator& tensor_group);
 
-  // Where the stage before puts the activation of a slot, and where the stage after finds it.
-  float* Input(int slot) const { return Layer(slot, 0) + layout_.input; }
+  // Where the chunk before puts the activation of a slot, and where the chunk after finds it.
+  float* Input(int slot) const { return View(slot, 0).input; }
   float* Output(int slot) const { return slots_[static_cast<size_t>(slot)] + slot_layout_.output; }
 
-  // Input (or tokens) -> Output, and on the last stage the final norm.
+  bool IsFirst(const MicroBatch& batch) const { return shape_.first && batch.chunk == 0; }
+  bool IsLast(const MicroBatch& batch) const {
+    return shape_.last && batch.chunk + 1 == shape_.chunks;
+  }
+
+  // Input (or tokens) -> Output, and in the model's last chunk the final norm.
   void Forward(const MicroBatch& batch);
 
-  // Last stage, after Forward: adds the loss of each sequence of the micro-batch to
+  // Last chunk, after Forward: adds the loss of each sequence of the micro-batch to
   // losses[0..sequences). No gradients.
   void Loss(const MicroBatch& batch, double* losses);
 
-  // Last stage, after Forward: logits of rows [row, row + rows) over this rank's vocabulary
+  // Last chunk, after Forward: logits of rows [row, row + rows) over this rank's vocabulary
   // (padding included), rows x local vocabulary. REQUIRES: rows is at most the chunk of the stage's
   // shape.
   const float* Logits(const MicroBatch& batch, int64_t row, int64_t rows);
 
-  // After Forward. `flow` holds the gradient of Output (on the last stage: nothing; losses are
+  // After Forward. `flow` holds the gradient of Output (in the last chunk: nothing; losses are
   // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
   // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
   // for the head, descending, -1 for the embedding.
@@ -66,8 +72,19 @@ class StageModel {
     int64_t rows_per_leaf;
   };
 
-  float* Layer(int slot, int layer) const {
-    return slots_[static_cast<size_t>(slot)] + layer * slot_layout_.layer_stride;
+  // A layer's activations, of a slot or shared (plan/memory_map.h).
+  struct LayerView {
+    float *input, *norm1, *mean1, *rstd1, *qkv, *attention, *lse, *middle, *norm2, *mean2, *rstd2,
+        *up, *gelu;
+  };
+
+  // `layer` counts from the first of the chunk.
+  LayerView View(int slot, int layer) const;
+  const LayerWeights& WeightsOf(const MicroBatch& batch, int layer) const {
+    return weights_.layers[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
+  }
+  int ModelLayer(const MicroBatch& batch, int layer) const {
+    return layers_[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
   }
   kernels::Dropout DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
                              int64_t sequence_offset) const;
@@ -79,9 +96,17 @@ class StageModel {
   void Rotate(float* qkv, bool inverse);
   void Embed(const MicroBatch& batch);
   void Activate(float* up, WeightRef bias, float* out);
+  void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);
+  // Up to the activation of the feed-forward part.
+  void ForwardUp(const MicroBatch& batch, int layer);
+  // Computes again what Forward did not keep of a layer.
+  void Restore(const MicroBatch& batch, int layer);
   std::vector<Chunk> ChunksOf(int64_t first_sequence, int64_t sequences) const;
+  kernels::LabelSmoothing SmoothingOf(const MicroBatch& batch) const {
+    return batch.training ? smoothing_ : kernels::LabelSmoothing();
+  }
   void ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses);
   void BackwardHead(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes);
   // Gradient of the activation's input, from wide_gradient_ or gated_gradient_ into wide_gradient_.
@@ -105,7 +130,7 @@ class StageModel {
   plan::LayerActivations layout_;
   plan::SlotActivations slot_layout_;
   StageWeights weights_;
-  int first_layer_;
+  std::vector<int> layers_;  // of the model
   int model_layers_;
   int tensor_index_;
   int64_t vocabulary_begin_ = 0;
@@ -113,11 +138,13 @@ class StageModel {
   float dropout_;
   uint64_t seed_;
   float loss_scale_;
+  kernels::LabelSmoothing smoothing_;
 
   Stream& stream_;
   kernels::Ops& ops_;
   Communicator& tensor_group_;
   std::vector<float*> slots_;
+  float* shared_;
   const float* parameters_;
   float* branch_;
   float* branch_gradient_;

@@ -40,7 +40,7 @@ WeightRef Either(WeightRef first, WeightRef second) { return first.elements > 0 
 
 }  // namespace
 
-StageWeights FindWeights(const plan::StageTensors& tensors, int first_layer, int layers) {
+StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int> layers) {
   StageWeights weights;
   const std::string token = "embedding.token.weight";
   weights.token = Either(Find(tensors, token, plan::TensorRole::kLookup), Find(tensors, token));
@@ -49,8 +49,8 @@ StageWeights FindWeights(const plan::StageTensors& tensors, int first_layer, int
   weights.position = Find(tensors, "embedding.position.weight");
   weights.final_norm = Find(tensors, "final_norm.weight");
   weights.final_norm_bias = Find(tensors, "final_norm.bias");
-  for (int i = first_layer; i < first_layer + layers; ++i) {
-    const std::string at = absl::StrCat("layers.", i, ".");
+  for (const int model_layer : layers) {
+    const std::string at = absl::StrCat("layers.", model_layer, ".");
     LayerWeights layer;
     layer.norm1 = Find(tensors, at + "attention_norm.weight");
     layer.norm1_bias = Find(tensors, at + "attention_norm.bias");

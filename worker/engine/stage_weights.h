@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "plan/model_tensors.h"
 
 namespace tercio {
@@ -34,10 +35,11 @@ struct LayerWeights {
 
 struct StageWeights {
   WeightRef token, position;                    // first stage
-  std::vector<LayerWeights> layers;             // of this stage
+  std::vector<LayerWeights> layers;             // of this stage, ascending
   WeightRef final_norm, final_norm_bias, head;  // last stage
 };
 
-StageWeights FindWeights(const plan::StageTensors& tensors, int first_layer, int layers);
+// `layers`: the model's layers that the stage holds.
+StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int> layers);
 
 }  // namespace tercio

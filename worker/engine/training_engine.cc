@@ -9,6 +9,7 @@
 #include "common/status_macros.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
+#include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/gradient_lanes.h"
 #include "worker/engine/initialization.h"
@@ -81,6 +82,9 @@ class Engine : public TrainingEngine {
  private:
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
+  // The ends are neighbours where a stage has several chunks.
+  int PreviousStage() const { return (stage() + stages() - 1) % stages(); }
+  int NextStage() const { return (stage() + 1) % stages(); }
   int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
   int64_t FirstSequenceOfRank() const {
     return plan_.placement().data_index() * shape_.sequences_per_rank;
@@ -103,13 +107,14 @@ class Engine : public TrainingEngine {
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
   void Forward(const MicroBatch& batch);
-  void Backward(const MicroBatch& batch);
+  void Backward(const MicroBatch& batch, int flow_index);
   void ReduceBucket(int layer);
   void FinishReduction();
   void JoinTiedGradients();
   void MeasureGradients();
   void ClearForeignLosses(bool keep_own);
   void UpdateWeights(int64_t step, const StepResult& result);
+  void EvaluateChunk(int micro_batch, int chunk);
   absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, double* sum);
   float* Buffer(StateKind kind) const;
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
@@ -166,6 +171,7 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
   MicroBatch batch;
   batch.index = action.micro_batch();
   batch.slot = action.slot();
+  batch.chunk = action.chunk();
   batch.step = step;
   batch.first_sequence = FirstSequenceOfRank() + int64_t{batch.index} * shape_.sequences;
   batch.inputs = inputs_ + batch.index * shape_.rows;
@@ -175,11 +181,11 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
 
 void Engine::Run(const v1::Action& action, int64_t step) {
   const MicroBatch batch = BatchAt(step, action);
-  const int flow = action.micro_batch() % kGradientFlows;
+  const int flow = action.flow();
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
       links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot), FlowBytes(),
-                     stage() - 1);
+                     PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
       links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
@@ -188,20 +194,20 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       return;
     case v1::ACTION_KIND_SEND_ACTIVATION:
       links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot), FlowBytes(),
-                  stage() + 1);
+                  NextStage());
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
       links_.WaitSend(PipelineLinks::kGradient, flow);
-      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), stage() + 1);
+      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
       links_.WaitReceive(PipelineLinks::kGradient, flow);
       // The last stage receives no gradient that would have waited for this buffer.
       links_.WaitSend(PipelineLinks::kGradient, flow);
-      Backward(batch);
+      Backward(batch, flow);
       return;
     case v1::ACTION_KIND_SEND_GRADIENT:
-      links_.Send(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), stage() - 1);
+      links_.Send(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), PreviousStage());
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
       FinishReduction();
@@ -211,10 +217,10 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   }
 }
 
-void Engine::Backward(const MicroBatch& batch) {
+void Engine::Backward(const MicroBatch& batch, int flow_index) {
   const bool last = batch.index + 1 == plan_.layout().micro_batches();
   // With one stage only the first flow buffer exists.
-  float* flow = stages() == 1 ? flows_[0] : flows_[batch.index % kGradientFlows];
+  float* flow = stages() == 1 ? flows_[0] : flows_[flow_index];
   double* losses = RankLosses() + int64_t{batch.index} * shape_.sequences;
   model_.Backward(batch, flow, losses, lanes_, [&](int layer) {
     if (last) ReduceBucket(layer);
@@ -280,6 +286,7 @@ void Engine::MeasureGradients() {
   if (plan_.placement().data_index() == 0) {
     for (const plan::StageTensor& entry : tensors_.tensors) {
       if (entry.role == plan::TensorRole::kHead) continue;
+      if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
       if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
       compute_->ops().SumOfSquares(lanes_.result() + entry.gradient_offset, entry.elements,
                                    NormSlot(entry.tensor.index, tensor_index));
@@ -341,6 +348,8 @@ void Engine::UpdateWeights(int64_t step, const StepResult& result) {
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   for (const plan::StageTensor& entry : tensors_.tensors) {
     if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;
+    const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, spec_.training());
+    if (policy.frozen) continue;
     kernels::AdamWArgs args{};
     args.parameter = parameters_ + entry.parameter_offset;
     args.gradient = lanes_.result() + entry.gradient_offset;
@@ -351,8 +360,7 @@ void Engine::UpdateWeights(int64_t step, const StepResult& result) {
     args.beta1 = static_cast<float>(optimizer.beta1());
     args.beta2 = static_cast<float>(optimizer.beta2());
     args.eps = static_cast<float>(optimizer.eps());
-    args.weight_decay =
-        entry.tensor.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
+    args.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
     args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(step));
     args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(step));
     args.clip = static_cast<float>(clip);
@@ -370,21 +378,7 @@ absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, double
   }
   std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
-    v1::Action action;
-    action.set_micro_batch(m);
-    MicroBatch batch = BatchAt(0, action);
-    batch.training = false;
-    if (!shape_.first) {
-      links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0), FlowBytes(), stage() - 1);
-      links_.WaitReceive(PipelineLinks::kActivation, 0);
-    }
-    links_.WaitSend(PipelineLinks::kActivation, 0);
-    model_.Forward(batch);
-    if (shape_.last) {
-      model_.Loss(batch, RankLosses() + int64_t{m} * shape_.sequences);
-    } else {
-      links_.Send(PipelineLinks::kActivation, 0, model_.Output(0), FlowBytes(), stage() + 1);
-    }
+    for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
   }
   links_.WaitAll();
   ClearForeignLosses(shape_.last && plan_.placement().tensor_index() == 0);
@@ -392,6 +386,25 @@ absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, double
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
   for (int64_t i = 0; i < samples; ++i) *sum += exchange_[i];
   return absl::OkStatus();
+}
+
+void Engine::EvaluateChunk(int micro_batch, int chunk) {
+  v1::Action action;
+  action.set_micro_batch(micro_batch);
+  action.set_chunk(chunk);
+  MicroBatch batch = BatchAt(0, action);
+  batch.training = false;
+  links_.WaitSend(PipelineLinks::kActivation, 0);
+  if (!model_.IsFirst(batch)) {
+    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0), FlowBytes(), PreviousStage());
+    links_.WaitReceive(PipelineLinks::kActivation, 0);
+  }
+  model_.Forward(batch);
+  if (model_.IsLast(batch)) {
+    model_.Loss(batch, RankLosses() + int64_t{micro_batch} * shape_.sequences);
+  } else {
+    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0), FlowBytes(), NextStage());
+  }
 }
 
 absl::StatusOr<double> Engine::Evaluate() {

@@ -52,8 +52,12 @@ struct StepResult {
   double signal = 0;                 // what rank 0 gave to Step; the same on every rank
 };
 
-// Learning rate of step k >= 1: linear warm-up, then cosine to the minimum at decay_steps, or
-// constant.
+// Learning rate of step k >= 1: linear warm-up to the peak, then, by schedule.kind:
+//   constant               the peak
+//   cosine, linear         down to the minimum at decay_steps
+//   wsd                    the peak, then linear to the minimum over the last decay_fraction of
+//                          decay_steps (Hu et al. 2024)
+//   inverse_square_root    peak * sqrt(warmup / k), at least the minimum (Vaswani et al. 2017)
 double LearningRate(const v1::TrainingSpec& training, int64_t step);
 
 class TrainingEngine {
