@@ -106,6 +106,7 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   generate.tokens = options.tokens;
   generate.temperature = options.temperature;
   generate.top_k = options.top_k;
+  generate.top_p = options.top_p;
   generate.seed = options.seed;
   std::vector<int32_t> ids;
   TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&ids](int32_t id) {

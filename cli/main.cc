@@ -194,6 +194,8 @@ void AddLocalVerbs(CommandLine& line) {
   command->add_option("--temperature", o.temperature, "0: always the likeliest")
       ->check(CLI::NonNegativeNumber);
   command->add_option("--top-k", o.top_k, "only among the k likeliest; 0: all");
+  command->add_option("--top-p", o.top_p, "only among the likeliest of this probability together")
+      ->check(CLI::Range(0.0, 1.0));
   command->add_option("--seed", o.seed, "same seed, same text");
   command = line.Add("evaluate", "how well a model predicts a text",
                      "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);

@@ -43,6 +43,7 @@ struct Options {
   int64_t tokens = 100;
   double temperature = 0.8;
   int64_t top_k = 0;
+  double top_p = 1;
   uint64_t seed = 1337;
 
   Output format() const {

@@ -171,7 +171,8 @@ struct AttentionArgs {
   float* out;  // (N, H*D)
   float* lse;
   int64_t sequences, tokens, heads, head_dim;
-  int64_t group = 1;  // query heads for each key head; divides heads
+  int64_t group = 1;        // query heads for each key head; divides heads
+  int64_t first_query = 0;  // rows of out before this one of each sequence stay as they are
   int64_t first_head = 0;
   Dropout dropout;
   float* scratch;  // AttentionScratch(...) elements (cpu/attention_scratch.h)

@@ -83,8 +83,9 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   PackDeep({a.v + key_start, a.stride, 1}, a.tokens, a.head_dim, s.values);
   const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
   const int64_t out_stride = a.heads * a.head_dim;
-  for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
-    const int64_t rows = std::min(kQueryBlock, a.tokens - first);
+  for (int64_t first = a.first_query; first < a.tokens;) {
+    // Blocks end at the same places wherever they begin.
+    const int64_t rows = std::min(kQueryBlock - first % kQueryBlock, a.tokens - first);
     const int64_t keys = first + rows;
     ScoreBlock({a.q + start + first * a.stride, a.stride, 1}, s.keys, rows, keys, a.head_dim, scale,
                s.scores, s.stride);
@@ -113,6 +114,7 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
     float* out = a.out + (sequence * a.tokens + first) * out_stride + head * a.head_dim;
     MultiplyDeep({s.scores, s.stride, 1}, s.values, a.tokens, rows, a.head_dim, keys, out,
                  out_stride);
+    first += rows;
   }
 }
 

@@ -70,6 +70,18 @@ StageModel::LayerView StageModel::View(int slot, int layer) const {
           at(layout_.gelu)};
 }
 
+StageModel::LayerView StageModel::ViewOf(const MicroBatch& batch, int layer) const {
+  LayerView at = View(batch.slot, layer);
+  const int64_t row = batch.first_row;
+  for (float** field : {&at.input, &at.norm1, &at.middle, &at.norm2}) *field += row * shape_.hidden;
+  for (float** field : {&at.mean1, &at.rstd1, &at.mean2, &at.rstd2}) *field += row;
+  at.qkv += row * shape_.qkv;
+  at.attention += row * shape_.attention;
+  at.up += row * shape_.up;
+  at.gelu += row * shape_.ffn;
+  return at;
+}
+
 kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
                                        int64_t sequence_offset) const {
   kernels::Dropout dropout;
@@ -84,7 +96,7 @@ kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint3
 }
 
 kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
-                                        float* mean, float* rstd) const {
+                                        float* mean, float* rstd, int64_t rows) const {
   kernels::LayerNormArgs args{};
   args.x = x;
   args.weight = weight.In(parameters_);
@@ -92,7 +104,7 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
   args.y = y;
   args.mean = mean;
   args.rstd = rstd;
-  args.rows = shape_.rows;
+  args.rows = rows;
   args.columns = shape_.hidden;
   args.eps = traits_.norm_eps;
   args.rms = traits_.rms_norm;
@@ -102,14 +114,16 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
 // The norm of what `layer` hands on: the next layer's first one, or the final one.
 kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer) const {
   if (layer + 1 < shape_.layers) {
-    const LayerView next = View(batch.slot, layer + 1);
+    const LayerView next = ViewOf(batch, layer + 1);
     const LayerWeights& w = WeightsOf(batch, layer + 1);
-    return Norm(next.input, w.norm1, w.norm1_bias, next.norm1, next.mean1, next.rstd1);
+    return Norm(next.input, w.norm1, w.norm1_bias, next.norm1, next.mean1, next.rstd1,
+                RowsOf(batch));
   }
   float* slot = slots_[static_cast<size_t>(batch.slot)];
-  return Norm(Output(batch.slot), weights_.final_norm, weights_.final_norm_bias,
-              slot + slot_layout_.final_norm, slot + slot_layout_.final_mean,
-              slot + slot_layout_.final_rstd);
+  return Norm(OutputOf(batch), weights_.final_norm, weights_.final_norm_bias,
+              slot + slot_layout_.final_norm + batch.first_row * shape_.hidden,
+              slot + slot_layout_.final_mean + batch.first_row,
+              slot + slot_layout_.final_rstd + batch.first_row, RowsOf(batch));
 }
 
 void StageModel::SumOverTensorRanks(float* data, int64_t count) {
@@ -123,26 +137,28 @@ void StageModel::Forward(const MicroBatch& batch) {
 }
 
 void StageModel::NormInput(const MicroBatch& batch, int layer) {
-  const LayerView at = View(batch.slot, layer);
+  const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  ops_.LayerNorm(Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1));
+  ops_.LayerNorm(
+      Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, RowsOf(batch)));
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
   kernels::EmbeddingArgs lookup{};
-  lookup.tokens = batch.inputs;
+  lookup.tokens = batch.inputs + batch.first_row;
   lookup.weight = weights_.token.In(parameters_);
-  lookup.out = Input(batch.slot);
-  lookup.count = shape_.rows;
+  lookup.out = Input(batch.slot) + batch.first_row * shape_.hidden;
+  lookup.count = RowsOf(batch);
   lookup.columns = shape_.hidden;
   lookup.vocabulary_begin = vocabulary_begin_;
   lookup.vocabulary_rows = shape_.vocabulary;
   ops_.Embedding(lookup);
-  SumOverTensorRanks(lookup.out, shape_.rows * shape_.hidden);
+  SumOverTensorRanks(lookup.out, lookup.count * shape_.hidden);
   kernels::PositionEmbeddingArgs position{};
   position.x = lookup.out;
   position.weight = weights_.position.In(parameters_);
-  position.rows = shape_.rows;
+  if (position.weight != nullptr) position.weight += batch.first_row * shape_.hidden;
+  position.rows = lookup.count;
   position.columns = shape_.hidden;
   position.tokens = shape_.tokens;
   position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, 0);
@@ -150,79 +166,85 @@ void StageModel::Embed(const MicroBatch& batch) {
 }
 
 // Queries and keys lie side by side: one call turns both.
-void StageModel::Rotate(float* qkv, bool inverse) {
+void StageModel::Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse) {
   if (!shape_.rotary) return;
-  ops_.Rotary({qkv, rotary_, shape_.rows, shape_.tokens, shape_.qkv,
+  ops_.Rotary({qkv, rotary_ + first_row * shape_.head_dim, rows, shape_.tokens, shape_.qkv,
                shape_.heads + shape_.key_heads, shape_.head_dim, inverse});
 }
 
-void StageModel::Activate(float* up, WeightRef bias, float* out) {
+void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
   if (traits_.gated_mlp) {
-    ops_.Swiglu({up, out, shape_.rows, shape_.ffn});
+    ops_.Swiglu({up, out, rows, shape_.ffn});
   } else {
-    ops_.BiasGelu({up, bias.In(parameters_), out, shape_.rows, shape_.ffn});
+    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn});
   }
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
-  const LayerView at = View(batch.slot, layer);
+  const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  ops_.Matmul({at.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_), at.qkv, shape_.rows,
+  const int64_t rows = RowsOf(batch);
+  ops_.Matmul({at.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_), at.qkv, rows,
                shape_.qkv, shape_.hidden, false});
-  Rotate(at.qkv, false);
+  Rotate(at.qkv, batch.first_row, rows, false);
+  const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
-  attention.q = at.qkv;
+  attention.q = all.qkv;
   attention.k = attention.q + shape_.attention;
   attention.v = attention.k + shape_.key_heads * shape_.head_dim;
   attention.stride = shape_.qkv;
   attention.group = shape_.heads / shape_.key_heads;
-  attention.out = at.attention;
-  attention.lse = at.lse;
+  attention.out = all.attention;
+  attention.lse = all.lse;
   attention.sequences = shape_.sequences;
-  attention.tokens = shape_.tokens;
+  attention.tokens = batch.rows > 0 ? batch.first_row + rows : shape_.tokens;
+  attention.first_query = batch.first_row;
   attention.heads = shape_.heads;
   attention.head_dim = shape_.head_dim;
   attention.first_head = tensor_index_ * shape_.heads;
   attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   attention.scratch = attention_scratch_;
   ops_.Attention(attention);
-  ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, shape_.rows, shape_.hidden,
+  ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
                shape_.attention, false});
-  SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
+  SumOverTensorRanks(branch_, rows * shape_.hidden);
 }
 
 void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
-  const LayerView at = View(batch.slot, layer);
+  const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
+  const int64_t rows = RowsOf(batch);
   kernels::ResidualArgs add{};
   add.residual = at.input;
   add.branch = branch_;
   add.bias = w.output_bias.In(parameters_);
   add.out = at.middle;
-  add.rows = shape_.rows;
+  add.rows = rows;
   add.columns = shape_.hidden;
   add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, 0);
-  ops_.ResidualLayerNorm(add, Norm(add.out, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2));
-  ops_.Matmul({at.norm2, w.up.In(parameters_), nullptr, at.up, shape_.rows, shape_.up,
-               shape_.hidden, false});
-  Activate(at.up, w.up_bias, at.gelu);
+  ops_.ResidualLayerNorm(
+      add, Norm(add.out, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, RowsOf(batch)));
+  ops_.Matmul(
+      {at.norm2, w.up.In(parameters_), nullptr, at.up, rows, shape_.up, shape_.hidden, false});
+  Activate(at.up, w.up_bias, at.gelu, rows);
 }
 
 void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
-  const LayerView at = View(batch.slot, layer);
+  const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
+  const int64_t rows = RowsOf(batch);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
-  ops_.Matmul({at.gelu, w.down.In(parameters_), nullptr, branch_, shape_.rows, shape_.hidden,
-               shape_.ffn, false});
-  SumOverTensorRanks(branch_, shape_.rows * shape_.hidden);
+  ops_.Matmul(
+      {at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn, false});
+  SumOverTensorRanks(branch_, rows * shape_.hidden);
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
   add.branch = branch_;
   add.bias = w.down_bias.In(parameters_);
-  add.out = inner ? View(batch.slot, layer + 1).input : Output(batch.slot);
-  add.rows = shape_.rows;
+  add.out = inner ? ViewOf(batch, layer + 1).input : OutputOf(batch);
+  add.rows = rows;
   add.columns = shape_.hidden;
   add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, 0);
   if (inner || IsLast(batch)) {
@@ -240,10 +262,12 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
     ForwardUp(batch, layer);
     return;
   }
-  const LayerView at = View(batch.slot, layer);
+  const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  ops_.LayerNorm(Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2));
-  Activate(at.up, {}, at.gelu);  // the bias was added in place
+  const int64_t rows = RowsOf(batch);
+  ops_.LayerNorm(
+      Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, RowsOf(batch)));
+  Activate(at.up, {}, at.gelu, rows);  // the bias was added in place
 }
 
 // Whole sequences together where they are short, pieces of one sequence where they are long. The
@@ -436,7 +460,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
-  Rotate(wide_gradient_, true);
+  Rotate(wide_gradient_, 0, shape_.rows, true);
   BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at.norm1, shape_.qkv, shape_.hidden,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,

@@ -26,9 +26,13 @@ struct MicroBatch {
   int slot = 0;
   int chunk = 0;  // which of the stage's runs of layers (plan/schedule.h)
   int64_t step = 0;
-  int64_t first_sequence = 0;        // in the global batch
-  bool training = true;              // dropout applies
-  const int32_t* inputs = nullptr;   // rows ids; first stage
+  int64_t first_sequence = 0;  // in the global batch
+  bool training = true;        // dropout applies
+  // Forward only, with one sequence: rows [first_row, first_row + rows) of it, after those before,
+  // which are still in the slot. rows 0: all of the micro-batch.
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  const int32_t* inputs = nullptr;   // rows ids, from row 0; first stage
   const int32_t* targets = nullptr;  // rows ids; last stage
 };
 
@@ -80,6 +84,14 @@ class StageModel {
 
   // `layer` counts from the first of the chunk.
   LayerView View(int slot, int layer) const;
+  // The same from the first row that the batch asks for; lse as it is.
+  LayerView ViewOf(const MicroBatch& batch, int layer) const;
+  float* OutputOf(const MicroBatch& batch) const {
+    return Output(batch.slot) + batch.first_row * shape_.hidden;
+  }
+  int64_t RowsOf(const MicroBatch& batch) const {
+    return batch.rows > 0 ? batch.rows : shape_.rows;
+  }
   const LayerWeights& WeightsOf(const MicroBatch& batch, int layer) const {
     return weights_.layers[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
   }
@@ -89,13 +101,13 @@ class StageModel {
   kernels::Dropout DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
                              int64_t sequence_offset) const;
   kernels::LayerNormArgs Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
-                              float* mean, float* rstd) const;
+                              float* mean, float* rstd, int64_t rows) const;
   kernels::LayerNormArgs NormAfter(const MicroBatch& batch, int layer) const;
   void SumOverTensorRanks(float* data, int64_t count);
 
-  void Rotate(float* qkv, bool inverse);
+  void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
   void Embed(const MicroBatch& batch);
-  void Activate(float* up, WeightRef bias, float* out);
+  void Activate(float* up, WeightRef bias, float* out, int64_t rows);
   void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);

@@ -72,6 +72,8 @@ class LoadedModel : public LanguageModel {
 
  private:
   MicroBatch Forward(absl::Span<const int32_t> ids);
+  // Ids [first, size): those before are still in the activations.
+  MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
   int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
 
@@ -94,6 +96,17 @@ MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
   MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
+  model_.Forward(batch);
+  return batch;
+}
+
+MicroBatch LoadedModel::Extend(absl::Span<const int32_t> ids, size_t first) {
+  std::copy(ids.begin() + static_cast<ptrdiff_t>(first), ids.end(), inputs_ + first);
+  MicroBatch batch;
+  batch.training = false;
+  batch.inputs = inputs_;
+  batch.first_row = static_cast<int64_t>(first);
+  batch.rows = static_cast<int64_t>(ids.size() - first);
   model_.Forward(batch);
   return batch;
 }
@@ -125,12 +138,20 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
         std::exp((static_cast<double>(logits[id]) - logits[order.front()]) / options.temperature));
     sum += weights.back();
   }
+  if (options.top_p < 1) {
+    // The likeliest that together have the probability top_p, at least one.
+    double kept = 0;
+    size_t count = 0;
+    while (count < weights.size() && kept < options.top_p * sum) kept += weights[count++];
+    weights.resize(std::max<size_t>(1, count));
+    sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+  }
   double left = uniform * sum;
   for (size_t i = 0; i < order.size(); ++i) {
     left -= weights[i];
     if (left < 0) return order[i];
   }
-  return order.back();
+  return order[weights.size() - 1];
 }
 
 absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
@@ -138,11 +159,14 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   if (prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
   TERCIO_RETURN_IF_ERROR(CheckIds(prompt));
   std::vector<int32_t> ids = std::move(prompt);
+  size_t known = 0;  // ids whose keys and values are in the activations
   for (int64_t i = 0; i < options.tokens; ++i) {
     const size_t window = std::min(ids.size(), static_cast<size_t>(shape_.tokens));
     const absl::Span<const int32_t> last =
         absl::MakeConstSpan(ids).subspan(ids.size() - window, window);
-    const MicroBatch batch = Forward(last);
+    // Once the window slides every id has a new position, and nothing that is known helps.
+    const MicroBatch batch = Extend(last, window == ids.size() ? known : 0);
+    known = window;
     const float* logits = model_.Logits(batch, static_cast<int64_t>(window) - 1, 1);
     const uint64_t word =
         kernels::SplitMix64(kernels::SplitMix64(options.seed) ^ static_cast<uint64_t>(i));

@@ -22,6 +22,7 @@ struct GenerateOptions {
   int64_t tokens = 100;
   double temperature = 1.0;  // 0: always the likeliest
   int64_t top_k = 0;         // 0: all
+  double top_p = 1;          // the likeliest that together have this probability; 1: all
   uint64_t seed = 1337;
 };
 
