@@ -195,7 +195,6 @@ class JobParser {
     out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
     out->set_recompute(section.OneOf("recompute", "none", {"none", "selective", "full"}));
     if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
-    if (out->sequence_parallel()) section.Fault("sequence_parallel", NotYet("true"));
     if (out->zero_stage() > 0) section.Fault("zero_stage", NotYet("a stage above 0"));
     section.Finish();
   }

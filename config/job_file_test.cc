@@ -115,8 +115,7 @@ TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change :
        {"model.architecture=bert", "training.precision=bf16", "resources.device=cuda",
         "data.tokenizer=tokenizer.json", "data.train=text.jsonl", "model.from=dir",
-        "parallelism.zero_stage=1", "parallelism.sequence_parallel=true",
-        "data.train=[{path: a.txt, weight: 1}]"}) {
+        "parallelism.zero_stage=1", "data.train=[{path: a.txt, weight: 1}]"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
 }

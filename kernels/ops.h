@@ -23,16 +23,18 @@ namespace tercio::kernels {
 inline constexpr int64_t kPieceRows = 256;
 
 // Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
-// (seed, step, layer, site, sequence, position, channel), where row = (sequence - first_sequence) *
-// T + position. probability 0 means: no dropout, nothing else is read. See random.h for the bits.
+// (seed, step, layer, site, sequence, position, channel), where first_row + row = (sequence -
+// first_sequence) * T + position. probability 0 means: no dropout, nothing else is read. See
+// random.h for the bits.
 struct Dropout {
   float probability = 0;
   uint64_t seed = 0;
   uint64_t step = 0;
   uint32_t layer = 0;
   uint32_t site = 0;           // kSite... of random.h
-  int64_t first_sequence = 0;  // index in the global batch of the first sequence of the call
+  int64_t first_sequence = 0;  // index in the global batch of the micro-batch's first sequence
   int64_t tokens = 0;          // T
+  int64_t first_row = 0;       // of the micro-batch, that the call begins with
 };
 
 // y[m,n] (= or +=) sum_k x[m,k] w[n,k] (+ bias[n])                     x (M,K)  w (N,K)  y (M,N)
@@ -216,19 +218,21 @@ struct EmbeddingBackwardArgs {
   int64_t vocabulary_begin, vocabulary_rows;
 };
 
-// x[n] = dropout(x[n] + weight[n mod T])
+// x[n] = dropout(x[n] + weight[(first_row + n) mod T])
 struct PositionEmbeddingArgs {
   float* x;
   const float* weight;  // (T,C), or null: nothing is added
   int64_t rows, columns, tokens;
+  int64_t first_row = 0;
   Dropout dropout;
 };
 
-// dx = dropout'(dx) in place; dweight[n mod T] += dx[n], n ascending.
+// dx = dropout'(dx) in place; dweight[(first_row + n) mod T] += dx[n], n ascending.
 struct PositionEmbeddingBackwardArgs {
   float* dx;
   float* dweight;  // or null
   int64_t rows, columns, tokens;
+  int64_t first_row = 0;
   Dropout dropout;
 };
 

@@ -75,7 +75,9 @@ void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
   };
   add("workspace.branch", shape.rows * shape.hidden);
-  add("workspace.branch_gradient", shape.rows * shape.hidden);
+  add("workspace.branch_gradient", shape.local_rows * shape.hidden);
+  add("workspace.gathered", shape.sequence_parallel ? shape.rows * shape.hidden : 0);
+  add("workspace.local_sum", shape.sequence_parallel ? shape.local_rows * shape.hidden : 0);
   add("workspace.norm_gradient", shape.rows * shape.hidden);
   add("workspace.wide_gradient", shape.rows * wide);
   add("workspace.attention_gradient", shape.rows * shape.attention);
@@ -106,8 +108,8 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
-  add("gradient_flow.0", shape.rows * shape.hidden);
-  add("gradient_flow.1", layout.pipeline() > 1 ? shape.rows * shape.hidden : 0);
+  add("gradient_flow.0", shape.local_rows * shape.hidden);
+  add("gradient_flow.1", layout.pipeline() > 1 ? shape.local_rows * shape.hidden : 0);
   add("tensor_scratch", AllReduceScratch(shape.rows * shape.hidden, layout.tensor()));
   add("data_scratch", AllReduceScratch(bucket, layout.data()));
   const bool tied_exchange = layout.pipeline() > 1 && (shape.first || shape.last);
@@ -148,6 +150,8 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.sequences = layout.micro_batch();
   shape.tokens = model.context();
   shape.rows = shape.sequences * shape.tokens;
+  shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
+  shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
   shape.hidden = model.hidden();
   shape.attention = model.hidden() / layout.tensor();
   shape.heads = model.heads() / layout.tensor();
@@ -180,19 +184,19 @@ LayerActivations ActivationsOfLayer(const StageShape& shape) {
   };
   const bool full = shape.recompute == Recompute::kFull;
   const bool cheap = shape.recompute != Recompute::kNone;
-  const int64_t residual = shape.rows * shape.hidden;
+  const int64_t residual = shape.local_rows * shape.hidden;
   LayerActivations at;
   at.input = take(false, residual);
   at.norm1 = take(cheap, residual);
-  at.mean1 = take(full, shape.rows);
-  at.rstd1 = take(full, shape.rows);
+  at.mean1 = take(full, shape.local_rows);
+  at.rstd1 = take(full, shape.local_rows);
   at.qkv = take(full, shape.rows * shape.qkv);
   at.attention = take(full, shape.rows * shape.attention);
   at.lse = take(full, shape.rows * shape.heads);
   at.middle = take(full, residual);
   at.norm2 = take(cheap, residual);
-  at.mean2 = take(full, shape.rows);
-  at.rstd2 = take(full, shape.rows);
+  at.mean2 = take(full, shape.local_rows);
+  at.rstd2 = take(full, shape.local_rows);
   at.up = take(full, shape.rows * shape.up);
   at.gelu = take(cheap, shape.rows * shape.ffn);
   at.total = own.total();
@@ -205,10 +209,10 @@ SlotActivations ActivationsOfSlot(const StageShape& shape) {
   SlotActivations at;
   at.layer_stride = ActivationsOfLayer(shape).total;
   cut.Take(at.layer_stride * shape.layers);
-  at.output = cut.Take(shape.rows * shape.hidden);
-  at.final_norm = cut.Take(shape.last ? shape.rows * shape.hidden : 0);
-  at.final_mean = cut.Take(shape.last ? shape.rows : 0);
-  at.final_rstd = cut.Take(shape.last ? shape.rows : 0);
+  at.output = cut.Take(shape.local_rows * shape.hidden);
+  at.final_norm = cut.Take(shape.last ? shape.local_rows * shape.hidden : 0);
+  at.final_mean = cut.Take(shape.last ? shape.local_rows : 0);
+  at.final_rstd = cut.Take(shape.last ? shape.local_rows : 0);
   at.total = cut.total();
   return at;
 }

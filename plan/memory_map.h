@@ -20,6 +20,9 @@ struct StageShape {
   int64_t sequences = 0;  // of a micro-batch
   int64_t tokens = 0;     // of a sequence
   int64_t rows = 0;       // sequences * tokens
+  // Rows of the residual stream, of norms and of dropout that a rank works on: a tensor rank's
+  // share with sequence parallelism (Korthikanti et al. 2022), else all.
+  int64_t local_rows = 0;
   int64_t hidden = 0;
   int64_t attention = 0;  // local heads * head dimension
   int64_t heads = 0;      // local
@@ -34,6 +37,7 @@ struct StageShape {
   bool first = false;      // its first chunk is the model's
   bool last = false;       // its last chunk is the model's
   bool rotary = false;
+  bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once

@@ -94,6 +94,10 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.kv_heads ", model.kv_heads()));
   }
+  if (layout.sequence_parallel() && model.context() % tensor != 0) {
+    return Impossible(absl::StrCat("sequence_parallel: tensor ", tensor,
+                                   " does not divide model.context ", model.context()));
+  }
   if (model.ffn_hidden() % tensor != 0) {
     return Impossible(
         absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));

@@ -128,7 +128,6 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   }
   if (job.resources().device() != "cpu")
     return unsupported("resources.device " + job.resources().device());
-  if (parallelism.sequence_parallel()) return unsupported("parallelism.sequence_parallel");
   if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <vector>
 
-#include "common/check.h"
 #include "kernels/cpu/parts.h"
 #include "kernels/random.h"
 
@@ -16,8 +15,9 @@ constexpr int64_t kChunk = 256;  // channels whose dropout multipliers are made 
 // row[c] *= multiplier, for one row of an embedding's output.
 void DropRow(const Dropout& dropout, int64_t row, int64_t columns, float* values) {
   if (dropout.probability <= 0) return;
-  const uint32_t position = static_cast<uint32_t>(row % dropout.tokens);
-  const uint32_t sequence = static_cast<uint32_t>(dropout.first_sequence + row / dropout.tokens);
+  const int64_t at = dropout.first_row + row;
+  const uint32_t position = static_cast<uint32_t>(at % dropout.tokens);
+  const uint32_t sequence = static_cast<uint32_t>(dropout.first_sequence + at / dropout.tokens);
   float multipliers[kChunk];
   for (int64_t c = 0; c < columns; c += kChunk) {
     const int64_t count = std::min(kChunk, columns - c);
@@ -71,7 +71,7 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
     for (int64_t n = begin; n < end; ++n) {
       float* x = args.x + n * args.columns;
       if (args.weight != nullptr) {
-        const float* weight = args.weight + n % args.tokens * args.columns;
+        const float* weight = args.weight + (args.first_row + n) % args.tokens * args.columns;
         for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
       }
       DropRow(args.dropout, n, args.columns, x);
@@ -80,20 +80,23 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
 }
 
 void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, ThreadPool& pool) {
-  TERCIO_CHECK_EQ(args.rows % args.tokens, 0);
-  // Threads own positions; sequences are added in ascending order.
-  const RowBlocks split = SplitRows(args.tokens, args.columns, pool.threads());
-  pool.ParallelFor(split.blocks, [&](int64_t block, int) {
-    const int64_t begin = block * split.rows_per_block;
-    const int64_t end = std::min(args.tokens, begin + split.rows_per_block);
-    for (int64_t first = 0; first < args.rows; first += args.tokens) {
-      for (int64_t t = begin; t < end; ++t) {
-        float* dx = args.dx + (first + t) * args.columns;
-        DropRow(args.dropout, first + t, args.columns, dx);
-        if (args.dweight == nullptr) continue;
-        float* to = args.dweight + t * args.columns;
-        for (int64_t c = 0; c < args.columns; ++c) to[c] += dx[c];
+  if (args.dropout.probability > 0) {
+    OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        DropRow(args.dropout, n, args.columns, args.dx + n * args.columns);
       }
+    });
+  }
+  if (args.dweight == nullptr) return;
+  // Threads own columns, so that every element is summed in the order of n.
+  const int64_t chunk = std::max<int64_t>(64, (args.columns + pool.threads() - 1) / pool.threads());
+  pool.ParallelFor((args.columns + chunk - 1) / chunk, [&](int64_t item, int) {
+    const int64_t begin = item * chunk;
+    const int64_t end = std::min(args.columns, begin + chunk);
+    for (int64_t n = 0; n < args.rows; ++n) {
+      const float* dx = args.dx + n * args.columns;
+      float* to = args.dweight + (args.first_row + n) % args.tokens * args.columns;
+      for (int64_t c = begin; c < end; ++c) to[c] += dx[c];
     }
   });
 }

@@ -139,8 +139,8 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
       float* out = a.out + row + c;
       if (dropping) {
         const Dropout& p = a.dropout;
-        DropoutMultipliers(p, static_cast<uint32_t>(i % p.tokens),
-                           static_cast<uint32_t>(p.first_sequence + i / p.tokens),
+        DropoutMultipliers(p, static_cast<uint32_t>((p.first_row + i) % p.tokens),
+                           static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
                            p.site | p.layer << 4, c, count, multiplier);
       }
       ForVectors(count, [&](auto load, auto store) HWY_ATTR {
@@ -164,8 +164,8 @@ void ResidualBackwardRows(const ResidualBackwardArgs& a, int64_t begin, int64_t 
       const int64_t count = std::min(kDropoutChunk, a.columns - c);
       const float* from = a.dout + i * a.columns + c;
       float* to = a.dbranch + i * a.columns + c;
-      DropoutMultipliers(p, static_cast<uint32_t>(i % p.tokens),
-                         static_cast<uint32_t>(p.first_sequence + i / p.tokens),
+      DropoutMultipliers(p, static_cast<uint32_t>((p.first_row + i) % p.tokens),
+                         static_cast<uint32_t>(p.first_sequence + (p.first_row + i) / p.tokens),
                          p.site | p.layer << 4, c, count, multiplier);
       ForVectors(count, [&](auto load, auto store)
                             HWY_ATTR { store(hn::Mul(load(from), load(multiplier)), to); });

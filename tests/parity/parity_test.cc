@@ -16,13 +16,15 @@ struct Case {
   const char* schedule;
   const char* recompute = "none";
   int virtual_pipeline = 1;
+  bool sequence_parallel = false;
 };
 
 std::string NameOf(const Case& c) {
   return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
          " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) +
          " threads " + std::to_string(c.threads) + " " + c.schedule + " " +
-         std::to_string(c.virtual_pipeline) + " recompute " + c.recompute;
+         std::to_string(c.virtual_pipeline) + " recompute " + c.recompute +
+         (c.sequence_parallel ? " sequence parallel" : "");
 }
 
 RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options = {}) {
@@ -33,6 +35,7 @@ RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options = {}) {
   parallelism->set_schedule(c.schedule);
   parallelism->set_virtual_pipeline(c.virtual_pipeline);
   parallelism->set_recompute(c.recompute);
+  parallelism->set_sequence_parallel(c.sequence_parallel);
   spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
   spec.mutable_training()->set_micro_batch(c.micro_batch);
   options.threads_per_rank = c.threads;
@@ -187,6 +190,33 @@ void ExpectTensorDegreesAgree(const v1::JobSpec& spec, const std::vector<int>& d
       EXPECT_NEAR(other.steps[i].loss / one.steps[i].loss, 1, 1e-4) << "step " << i + 1;
       EXPECT_NEAR(other.steps[i].grad_norm / one.steps[i].grad_norm, 1, 1e-4) << "step " << i + 1;
     }
+  }
+}
+
+// The sums over rows of norms and biases are cut by rank: equal bits among themselves, the bound
+// against one rank.
+TEST(Parity, SequenceParallel) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
+    RunOptions options;
+    options.steps = 10;
+    const RunResult one = Train(spec, {1, 1, 1, 4, 1, "1f1b"}, options);
+    const std::vector<Case> cases = {{2, 1, 1, 8, 1, "1f1b", "none", 1, true},
+                                     {2, 1, 1, 1, 2, "1f1b", "full", 1, true},
+                                     {2, 2, 2, 2, 1, "1f1b", "selective", 1, true},
+                                     {2, 2, 1, 1, 1, "interleaved", "none", 2, true}};
+    for (const Case& c : cases) {
+      SCOPED_TRACE(NameOf(c));
+      const RunResult other = Train(spec, c, options);
+      ASSERT_EQ(other.steps.size(), one.steps.size());
+      for (size_t i = 0; i < one.steps.size(); ++i) {
+        EXPECT_NEAR(other.steps[i].loss / one.steps[i].loss, 1, 1e-4) << "step " << i + 1;
+        EXPECT_NEAR(other.steps[i].grad_norm / one.steps[i].grad_norm, 1, 1e-4);
+      }
+      EXPECT_NEAR(other.validation_loss / one.validation_loss, 1, 1e-4);
+    }
+    // Layouts that cut the rows alike.
+    ExpectSameBits(Train(spec, {2, 1, 1, 2, 1, "1f1b", "none", 1, true}),
+                   Train(spec, {2, 2, 2, 2, 2, "gpipe", "full", 1, true}));
   }
 }
 

@@ -50,6 +50,13 @@ class RealCommunicator : public Communicator {
     });
   }
 
+  void ReduceScatterSum(Stream& stream, const float* in, float* out, int64_t count,
+                        float* scratch) override {
+    stream.RunOnHost([=, this, &stream] {
+      return Named("reduce-scatter", count, ScatterFloats(stream.ops(), in, out, count, scratch));
+    });
+  }
+
   void AllReduceSum(Stream& stream, double* data, int64_t count) override {
     if (size() == 1 || count == 0) return;
     stream.RunOnHost([=, this] { return Named("all-reduce", count, SumDoubles(data, count)); });
@@ -149,6 +156,22 @@ class RealCommunicator : public Communicator {
       transfers.push_back(transport_->Send(data + begin(rank()), FloatBytes(mine), r, kGatherTag));
     }
     return WaitAll(transfers);
+  }
+
+  absl::Status ScatterFloats(kernels::Ops& ops, const float* in, float* out, int64_t count,
+                             float* scratch) {
+    Transfers transfers;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      transfers.push_back(
+          transport_->Receive(scratch + r * count, FloatBytes(count), r, kScatterTag));
+      transfers.push_back(transport_->Send(in + r * count, FloatBytes(count), r, kScatterTag));
+    }
+    TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
+    const auto block = [&](int r) { return r == rank() ? in + r * count : scratch + r * count; };
+    ops.Copy(out, block(0), count);
+    for (int r = 1; r < size(); ++r) ops.Add(out, block(r), count);
+    return absl::OkStatus();
   }
 
   // out holds this rank's block already.

@@ -37,6 +37,10 @@ class Communicator {
   virtual void AllReduceSum(Stream& stream, float* data, int64_t count, SumOrder order,
                             float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
+  // in: size() blocks of `count`; out becomes the sum over ranks of the own block, in rank order.
+  // `scratch` holds size() * count floats.
+  virtual void ReduceScatterSum(Stream& stream, const float* in, float* out, int64_t count,
+                                float* scratch) = 0;
   // Host memory; for vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
   // out: size() blocks of `count`, in rank order; the own block is in[0, count).

@@ -40,6 +40,9 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   branch_ = arena.Floats("workspace.branch");
   branch_gradient_ = arena.Floats("workspace.branch_gradient");
   norm_gradient_ = arena.Floats("workspace.norm_gradient");
+  gathered_ = arena.Floats("workspace.gathered");
+  local_sum_ = arena.Floats("workspace.local_sum");
+  if (shape_.sequence_parallel) first_local_row_ = tensor_index_ * shape_.local_rows;
   wide_gradient_ = arena.Floats("workspace.wide_gradient");
   attention_gradient_ = arena.Floats("workspace.attention_gradient");
   attention_scratch_ = arena.Floats("workspace.attention");
@@ -83,15 +86,16 @@ StageModel::LayerView StageModel::ViewOf(const MicroBatch& batch, int layer) con
 }
 
 kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
-                                       int64_t sequence_offset) const {
+                                       int64_t first_row) const {
   kernels::Dropout dropout;
   dropout.probability = batch.training ? dropout_ : 0.0f;
   dropout.seed = seed_;
   dropout.step = static_cast<uint64_t>(batch.step);
   dropout.layer = static_cast<uint32_t>(layer);
   dropout.site = site;
-  dropout.first_sequence = batch.first_sequence + sequence_offset;
+  dropout.first_sequence = batch.first_sequence;
   dropout.tokens = shape_.tokens;
+  dropout.first_row = first_row;
   return dropout;
 }
 
@@ -117,17 +121,38 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
     const LayerView next = ViewOf(batch, layer + 1);
     const LayerWeights& w = WeightsOf(batch, layer + 1);
     return Norm(next.input, w.norm1, w.norm1_bias, next.norm1, next.mean1, next.rstd1,
-                RowsOf(batch));
+                LocalRowsOf(batch));
   }
   float* slot = slots_[static_cast<size_t>(batch.slot)];
   return Norm(OutputOf(batch), weights_.final_norm, weights_.final_norm_bias,
               slot + slot_layout_.final_norm + batch.first_row * shape_.hidden,
               slot + slot_layout_.final_mean + batch.first_row,
-              slot + slot_layout_.final_rstd + batch.first_row, RowsOf(batch));
+              slot + slot_layout_.final_rstd + batch.first_row, LocalRowsOf(batch));
 }
 
-void StageModel::SumOverTensorRanks(float* data, int64_t count) {
-  tensor_group_.AllReduceSum(stream_, data, count, SumOrder::kRanks, tensor_scratch_);
+float* StageModel::SumRows(float* partial, int64_t rows) {
+  if (!shape_.sequence_parallel) {
+    tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, SumOrder::kRanks,
+                               tensor_scratch_);
+    return partial;
+  }
+  tensor_group_.ReduceScatterSum(stream_, partial, local_sum_, shape_.local_rows * shape_.hidden,
+                                 tensor_scratch_);
+  return local_sum_;
+}
+
+const float* StageModel::GatherRows(const float* local) {
+  if (!shape_.sequence_parallel) return local;
+  tensor_group_.AllGather(stream_, local, gathered_, shape_.local_rows * shape_.hidden);
+  return gathered_;
+}
+
+StageModel::LocalRows StageModel::LocalPart(const plan::LaneSegment& segment) const {
+  const int64_t first = segment.first_sequence * shape_.tokens;
+  const int64_t begin = std::max(first, first_local_row_);
+  const int64_t end =
+      std::min(first + segment.sequences * shape_.tokens, first_local_row_ + shape_.local_rows);
+  return {begin - first_local_row_, std::max<int64_t>(0, end - begin)};
 }
 
 void StageModel::Forward(const MicroBatch& batch) {
@@ -140,28 +165,30 @@ void StageModel::NormInput(const MicroBatch& batch, int layer) {
   const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   ops_.LayerNorm(
-      Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, RowsOf(batch)));
+      Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, LocalRowsOf(batch)));
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
   kernels::EmbeddingArgs lookup{};
   lookup.tokens = batch.inputs + batch.first_row;
   lookup.weight = weights_.token.In(parameters_);
-  lookup.out = Input(batch.slot) + batch.first_row * shape_.hidden;
+  float* input = Input(batch.slot) + batch.first_row * shape_.hidden;
+  lookup.out = shape_.sequence_parallel ? branch_ : input;  // all rows: not all of them stay here
   lookup.count = RowsOf(batch);
   lookup.columns = shape_.hidden;
   lookup.vocabulary_begin = vocabulary_begin_;
   lookup.vocabulary_rows = shape_.vocabulary;
   ops_.Embedding(lookup);
-  SumOverTensorRanks(lookup.out, lookup.count * shape_.hidden);
+  const float* embedded = SumRows(lookup.out, lookup.count);
+  if (embedded != input) ops_.Copy(input, embedded, shape_.local_rows * shape_.hidden);
   kernels::PositionEmbeddingArgs position{};
-  position.x = lookup.out;
+  position.x = input;
   position.weight = weights_.position.In(parameters_);
-  if (position.weight != nullptr) position.weight += batch.first_row * shape_.hidden;
-  position.rows = lookup.count;
+  position.rows = LocalRowsOf(batch);
+  position.first_row = batch.first_row + first_local_row_;
   position.columns = shape_.hidden;
   position.tokens = shape_.tokens;
-  position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, 0);
+  position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, position.first_row);
   ops_.PositionEmbedding(position);
 }
 
@@ -184,8 +211,8 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
-  ops_.Matmul({at.norm1, w.qkv.In(parameters_), w.qkv_bias.In(parameters_), at.qkv, rows,
-               shape_.qkv, shape_.hidden, false});
+  ops_.Matmul({GatherRows(at.norm1), w.qkv.In(parameters_), w.qkv_bias.In(parameters_), at.qkv,
+               rows, shape_.qkv, shape_.hidden, false});
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -207,7 +234,6 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   ops_.Attention(attention);
   ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
                shape_.attention, false});
-  SumOverTensorRanks(branch_, rows * shape_.hidden);
 }
 
 void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
@@ -216,16 +242,17 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   kernels::ResidualArgs add{};
   add.residual = at.input;
-  add.branch = branch_;
+  add.branch = SumRows(branch_, rows);
   add.bias = w.output_bias.In(parameters_);
   add.out = at.middle;
-  add.rows = rows;
+  add.rows = LocalRowsOf(batch);
   add.columns = shape_.hidden;
-  add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, 0);
+  add.dropout =
+      DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
   ops_.ResidualLayerNorm(
-      add, Norm(add.out, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, RowsOf(batch)));
-  ops_.Matmul(
-      {at.norm2, w.up.In(parameters_), nullptr, at.up, rows, shape_.up, shape_.hidden, false});
+      add, Norm(add.out, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, add.rows));
+  ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_), nullptr, at.up, rows, shape_.up,
+               shape_.hidden, false});
   Activate(at.up, w.up_bias, at.gelu, rows);
 }
 
@@ -237,16 +264,16 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   ForwardUp(batch, layer);
   ops_.Matmul(
       {at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn, false});
-  SumOverTensorRanks(branch_, rows * shape_.hidden);
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
-  add.branch = branch_;
+  add.branch = SumRows(branch_, rows);
   add.bias = w.down_bias.In(parameters_);
   add.out = inner ? ViewOf(batch, layer + 1).input : OutputOf(batch);
-  add.rows = rows;
+  add.rows = LocalRowsOf(batch);
   add.columns = shape_.hidden;
-  add.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, 0);
+  add.dropout =
+      DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, first_local_row_);
   if (inner || IsLast(batch)) {
     ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
   } else {
@@ -266,7 +293,7 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
   ops_.LayerNorm(
-      Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, RowsOf(batch)));
+      Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, LocalRowsOf(batch)));
   Activate(at.up, {}, at.gelu, rows);  // the bias was added in place
 }
 
@@ -289,9 +316,8 @@ std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
 
 const float* StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
   TERCIO_CHECK_LE(rows, shape_.chunk_rows);
-  const float* normed = slots_[static_cast<size_t>(batch.slot)] + slot_layout_.final_norm;
-  ops_.Matmul({normed + row * shape_.hidden, weights_.head.In(parameters_), nullptr, logits_, rows,
-               shape_.vocabulary, shape_.hidden, false});
+  ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.head.In(parameters_), nullptr,
+               logits_, rows, shape_.vocabulary, shape_.hidden, false});
   return logits_;
 }
 
@@ -311,13 +337,13 @@ void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, doubl
 }
 
 void StageModel::Loss(const MicroBatch& batch, double* losses) {
+  GatherRows(FinalNorm(batch.slot));
   for (const Chunk& chunk : ChunksOf(0, shape_.sequences)) ForwardChunk(batch, chunk, losses);
 }
 
 void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* losses,
                               GradientLanes& lanes) {
-  float* slot = slots_[static_cast<size_t>(batch.slot)];
-  const float* normed = slot + slot_layout_.final_norm;
+  const float* normed = GatherRows(FinalNorm(batch.slot));
   lanes.Assign(batch.index, {weights_.head}, ops_,
                [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
                  for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
@@ -335,29 +361,30 @@ void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* loss
                                              shape_.vocabulary, shape_.hidden, false});
                  }
                });
-  SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
-  BackwardNorm(batch, weights_.final_norm, weights_.final_norm_bias, Output(batch.slot),
+  const float* slot = slots_[static_cast<size_t>(batch.slot)];
+  BackwardNorm(batch, weights_.final_norm, weights_.final_norm_bias,
+               SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
                slot + slot_layout_.final_mean, slot + slot_layout_.final_rstd, flow, false, lanes);
 }
 
-// From norm_gradient_ into flow.
 void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                              const float* x, const float* mean, const float* rstd, float* flow,
-                              bool accumulate, GradientLanes& lanes) {
+                              const float* dy, const float* x, const float* mean, const float* rstd,
+                              float* flow, bool accumulate, GradientLanes& lanes) {
   lanes.Accumulate(batch.index, {weight, bias}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
-                     const int64_t row = segment.first_sequence * shape_.tokens;
-                     const int64_t at = row * shape_.hidden;
+                     const LocalRows part = LocalPart(segment);
+                     if (part.count == 0) return;
+                     const int64_t at = part.begin * shape_.hidden;
                      kernels::LayerNormBackwardArgs args{};
-                     args.dy = norm_gradient_ + at;
+                     args.dy = dy + at;
                      args.x = x + at;
                      args.weight = weight.In(parameters_);
-                     args.mean = mean + row;
-                     args.rstd = rstd + row;
+                     args.mean = mean + part.begin;
+                     args.rstd = rstd + part.begin;
                      args.dx = flow + at;
                      args.dweight = weight.GradientIn(gradients);
                      args.dbias = bias.GradientIn(gradients);
-                     args.rows = segment.sequences * shape_.tokens;
+                     args.rows = part.count;
                      args.columns = shape_.hidden;
                      args.rows_per_leaf = shape_.tokens;
                      args.accumulate = accumulate;
@@ -371,18 +398,20 @@ const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, ui
   const bool dropped = batch.training && dropout_ > 0;
   lanes.Accumulate(batch.index, {bias}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
-                     const int64_t at = segment.first_sequence * shape_.tokens * shape_.hidden;
+                     const LocalRows part = LocalPart(segment);
+                     if (part.count == 0) return;
+                     const int64_t at = part.begin * shape_.hidden;
                      kernels::ResidualBackwardArgs args{};
                      args.dout = flow + at;
                      args.dbranch = dropped ? branch_gradient_ + at : nullptr;
                      args.dbias = bias.GradientIn(gradients);
-                     args.rows = segment.sequences * shape_.tokens;
+                     args.rows = part.count;
                      args.columns = shape_.hidden;
                      args.rows_per_leaf = shape_.tokens;
-                     args.dropout = DropoutAt(batch, layer, site, segment.first_sequence);
+                     args.dropout = DropoutAt(batch, layer, site, first_local_row_ + part.begin);
                      ops_.ResidualBackward(args);
                    });
-  return dropped ? branch_gradient_ : flow;
+  return GatherRows(dropped ? branch_gradient_ : flow);
 }
 
 void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias,
@@ -424,11 +453,12 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
   ops_.MatmulBackwardInput(
       {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn, false});
   BackwardActivation(batch, at.up, w.up_bias, lanes);
-  BackwardWeight(batch, w.up, {}, wide_gradient_, at.norm2, shape_.up, shape_.hidden, lanes);
+  BackwardWeight(batch, w.up, {}, wide_gradient_, GatherRows(at.norm2), shape_.up, shape_.hidden,
+                 lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.up, shape_.hidden, false});
-  SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
-  BackwardNorm(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, true, lanes);
+  BackwardNorm(batch, w.norm2, w.norm2_bias, SumRows(norm_gradient_, shape_.rows), at.middle,
+               at.mean2, at.rstd2, flow, true, lanes);
 }
 
 void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* flow,
@@ -461,27 +491,35 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
   Rotate(wide_gradient_, 0, shape_.rows, true);
-  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, at.norm1, shape_.qkv, shape_.hidden,
-                 lanes);
+  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(at.norm1), shape_.qkv,
+                 shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.qkv, shape_.hidden, false});
-  SumOverTensorRanks(norm_gradient_, shape_.rows * shape_.hidden);
-  BackwardNorm(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, true, lanes);
+  BackwardNorm(batch, w.norm1, w.norm1_bias, SumRows(norm_gradient_, shape_.rows), at.input,
+               at.mean1, at.rstd1, flow, true, lanes);
 }
 
 void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes) {
   lanes.Accumulate(
-      batch.index, {weights_.position, weights_.token}, ops_,
+      batch.index, {weights_.position}, ops_,
       [&](const plan::LaneSegment& segment, float* gradients) {
-        const int64_t row = segment.first_sequence * shape_.tokens;
-        const int64_t rows = segment.sequences * shape_.tokens;
-        float* dx = flow + row * shape_.hidden;
-        ops_.PositionEmbeddingBackward(
-            {dx, weights_.position.GradientIn(gradients), rows, shape_.hidden, shape_.tokens,
-             DropoutAt(batch, 0, kernels::kSiteEmbedding, segment.first_sequence)});
-        ops_.EmbeddingBackward({batch.inputs + row, dx, weights_.token.GradientIn(gradients), rows,
-                                shape_.hidden, vocabulary_begin_, shape_.vocabulary});
+        const LocalRows part = LocalPart(segment);
+        if (part.count == 0) return;
+        const int64_t first = first_local_row_ + part.begin;
+        ops_.PositionEmbeddingBackward({flow + part.begin * shape_.hidden,
+                                        weights_.position.GradientIn(gradients), part.count,
+                                        shape_.hidden, shape_.tokens, first,
+                                        DropoutAt(batch, 0, kernels::kSiteEmbedding, first)});
       });
+  const float* all = GatherRows(flow);
+  lanes.Accumulate(batch.index, {weights_.token}, ops_,
+                   [&](const plan::LaneSegment& segment, float* gradients) {
+                     const int64_t row = segment.first_sequence * shape_.tokens;
+                     ops_.EmbeddingBackward({batch.inputs + row, all + row * shape_.hidden,
+                                             weights_.token.GradientIn(gradients),
+                                             segment.sequences * shape_.tokens, shape_.hidden,
+                                             vocabulary_begin_, shape_.vocabulary});
+                   });
 }
 
 void StageModel::Backward(const MicroBatch& batch, float* flow, double* losses,

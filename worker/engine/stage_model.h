@@ -89,6 +89,10 @@ class StageModel {
   float* OutputOf(const MicroBatch& batch) const {
     return Output(batch.slot) + batch.first_row * shape_.hidden;
   }
+  // Of the residual stream: what this rank works on.
+  int64_t LocalRowsOf(const MicroBatch& batch) const {
+    return batch.rows > 0 ? batch.rows : shape_.local_rows;
+  }
   int64_t RowsOf(const MicroBatch& batch) const {
     return batch.rows > 0 ? batch.rows : shape_.rows;
   }
@@ -98,12 +102,29 @@ class StageModel {
   int ModelLayer(const MicroBatch& batch, int layer) const {
     return layers_[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
   }
+  // `first_row`: of the micro-batch, that the call begins with.
   kernels::Dropout DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
-                             int64_t sequence_offset) const;
+                             int64_t first_row) const;
   kernels::LayerNormArgs Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
                               float* mean, float* rstd, int64_t rows) const;
   kernels::LayerNormArgs NormAfter(const MicroBatch& batch, int layer) const;
-  void SumOverTensorRanks(float* data, int64_t count);
+  const float* FinalNorm(int slot) const {
+    return slots_[static_cast<size_t>(slot)] + slot_layout_.final_norm;
+  }
+  // All rows of the final norm; REQUIRES: gathered, where they are spread.
+  const float* HeadInput(const MicroBatch& batch) const {
+    return shape_.sequence_parallel ? gathered_ : FinalNorm(batch.slot);
+  }
+  // The sum over tensor ranks of all rows; what comes back is this rank's part of them.
+  float* SumRows(float* partial, int64_t rows);
+  // All rows, from every tensor rank's part; valid until the next call.
+  const float* GatherRows(const float* local);
+  // Where a lane's segment meets the rows of the residual stream that are here.
+  struct LocalRows {
+    int64_t begin = 0;  // from the first local row
+    int64_t count = 0;
+  };
+  LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
   void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
   void Embed(const MicroBatch& batch);
@@ -126,9 +147,9 @@ class StageModel {
                           GradientLanes& lanes);
   void BackwardMlp(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
   void BackwardAttention(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
-  void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* x,
-                    const float* mean, const float* rstd, float* flow, bool accumulate,
-                    GradientLanes& lanes);
+  void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* dy,
+                    const float* x, const float* mean, const float* rstd, float* flow,
+                    bool accumulate, GradientLanes& lanes);
   // The gradient of a branch that was added to the residual stream.
   const float* BackwardResidual(const MicroBatch& batch, int layer, uint32_t site, WeightRef bias,
                                 const float* flow, GradientLanes& lanes);
@@ -161,6 +182,9 @@ class StageModel {
   float* branch_;
   float* branch_gradient_;
   float* norm_gradient_;
+  float* gathered_;
+  float* local_sum_;
+  int64_t first_local_row_ = 0;
   float* wide_gradient_;
   float* attention_gradient_;
   float* attention_scratch_;

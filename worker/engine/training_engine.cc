@@ -58,6 +58,7 @@ class Engine : public TrainingEngine {
       flows_[i] = arena_.Floats(absl::StrCat("gradient_flow.", i));
     }
     data_scratch_ = arena_.Floats("data_scratch");
+    tensor_scratch_ = arena_.Floats("tensor_scratch");
     tied_gradient_ = arena_.Floats("tied_gradient");
     exchange_ = arena_.Get<double>("exchange");
     inputs_ = arena_.Get<int32_t>("tokens.inputs");
@@ -90,7 +91,7 @@ class Engine : public TrainingEngine {
     return plan_.placement().data_index() * shape_.sequences_per_rank;
   }
   int64_t FlowBytes() const {
-    return shape_.rows * shape_.hidden * static_cast<int64_t>(sizeof(float));
+    return shape_.local_rows * shape_.hidden * static_cast<int64_t>(sizeof(float));
   }
   // Losses of this rank's sequences, inside the exchange vector.
   double* RankLosses() { return exchange_ + FirstSequenceOfRank(); }
@@ -108,6 +109,7 @@ class Engine : public TrainingEngine {
   void Run(const v1::Action& action, int64_t step);
   void Forward(const MicroBatch& batch);
   void Backward(const MicroBatch& batch, int flow_index);
+  void SumOverSequenceParts();
   void ReduceBucket(int layer);
   void FinishReduction();
   void JoinTiedGradients();
@@ -143,6 +145,7 @@ class Engine : public TrainingEngine {
   float* second_moments_;
   float* flows_[kGradientFlows];
   float* data_scratch_;
+  float* tensor_scratch_;
   float* tied_gradient_;
   double* exchange_;
   double signal_ = 0;
@@ -227,6 +230,17 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
   });
 }
 
+// Tensors that every tensor rank holds have had the gradient of its rows only. Added last, so that
+// the data degree does not change the order.
+void Engine::SumOverSequenceParts() {
+  if (!shape_.sequence_parallel) return;
+  for (const plan::StageTensor& entry : tensors_.tensors) {
+    if (entry.tensor.shard != plan::Shard::kWhole) continue;
+    communicators_.tensor->AllReduceSum(*compute_, lanes_.result() + entry.gradient_offset,
+                                        entry.elements, SumOrder::kRanks, tensor_scratch_);
+  }
+}
+
 // Starts the sum over data ranks of the bucket that a layer completes, while the backward pass goes
 // on.
 void Engine::ReduceBucket(int layer) {
@@ -243,6 +257,7 @@ void Engine::ReduceBucket(int layer) {
 
 void Engine::FinishReduction() {
   compute_->RunOnHost([this] { return communication_->Synchronize(); });
+  SumOverSequenceParts();
   JoinTiedGradients();
   links_.WaitAll();
   MeasureGradients();
