@@ -142,6 +142,10 @@ void AddRunVerbs(CommandLine& line) {
   command->add_option("--ranks", o.ranks, "resources.ranks")->check(CLI::Range(1, 4096));
   command->add_option("--state-dir", o.state_dir,
                       "jobs and checkpoints (default $XDG_STATE_HOME/tercio)");
+  command->add_option("--trace", o.trace,
+                      "write what each rank does in one step to this file (Chrome, Perfetto)");
+  command->add_option("--trace-step", o.trace_step, "the step that is traced")
+      ->check(CLI::PositiveNumber);
   command = line.Add("resume", "go on with a failed or cancelled job, and follow",
                      "resume --state-dir ./state --set training.steps=4000", Resume);
   line.Reach(command, true);

@@ -45,6 +45,8 @@ struct Options {
   int64_t top_k = 0;
   double top_p = 1;
   uint64_t seed = 1337;
+  std::string trace;  // file; empty: none
+  int64_t trace_step = 5;
 
   Output format() const {
     return output == "json"    ? Output::kJson

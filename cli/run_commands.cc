@@ -16,6 +16,7 @@
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/request_id.h"
+#include "cli/trace.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/status_macros.h"
@@ -142,6 +143,10 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
     std::cout.flush();
   }
   if (!status.error().empty()) std::fprintf(stderr, "error: %s\n", status.error().c_str());
+  if (!options.trace.empty()) {
+    const absl::Status traced = WriteTrace(client, status, options.trace);
+    if (!traced.ok()) std::fprintf(stderr, "error: %s\n", std::string(traced.message()).c_str());
+  }
   if (status.state() != v1::JOB_STATE_SUCCEEDED) {
     std::fprintf(stderr, "to go on: tercio resume %s --state-dir %s\n", status.id().c_str(),
                  options.state_dir.c_str());
@@ -259,6 +264,9 @@ int Run(const Options& given) {
   Options options = given;
   if (options.state_dir.empty()) options.state_dir = DefaultStateDir();
   std::vector<std::string> changes = options.set;
+  if (!options.trace.empty()) {
+    changes.push_back(absl::StrCat("training.trace_step=", options.trace_step));
+  }
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
   const auto spec = config::ParseJobFile(options.job_file, changes);
   if (!spec.ok()) return Fail(spec.status());

@@ -107,6 +107,7 @@ class JobParser {
     evaluate.Finish();
     out->set_label_smoothing(training.Number("label_smoothing", 0, 0, 0.999));
     ParsePatterns(training, "frozen", out->mutable_frozen());
+    out->set_trace_step(training.Integer("trace_step", 0, 0));
     out->set_lanes(plan::LaneCount(out->global_batch()));
     training.Finish();
   }
@@ -366,12 +367,14 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                       ? ", decay_fraction: " + Number(training.schedule().decay_fraction())
                       : "",
                   "}\n");
-  absl::StrAppend(&yaml, "  clip_grad_norm: ", Number(training.clip_grad_norm()),
-                  "\n  label_smoothing: ", Number(training.label_smoothing()),
-                  Patterns("\n  frozen: ", training.frozen()),
-                  "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
-                  "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
-                  ", batches: ", training.evaluate().batches(), "}\n");
+  absl::StrAppend(
+      &yaml, "  clip_grad_norm: ", Number(training.clip_grad_norm()),
+      "\n  label_smoothing: ", Number(training.label_smoothing()),
+      Patterns("\n  frozen: ", training.frozen()),
+      training.trace_step() > 0 ? absl::StrCat("\n  trace_step: ", training.trace_step()) : "",
+      "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
+      "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
+      ", batches: ", training.evaluate().batches(), "}\n");
   if (parallelism.automatic()) {
     absl::StrAppend(&yaml, "parallelism: auto\n");
   } else {

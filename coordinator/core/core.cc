@@ -221,6 +221,10 @@ class Stepper {
       case v1::AgentMessage::kRunStopped:
         return WithRun(message.run_stopped().run(),
                        [&](JobState& job) { NodeStopped(job, said.node); });
+      case v1::AgentMessage::kTrace:
+        return WithRun(message.trace().run(), [&](JobState& job) {
+          effects_.traces.emplace_back(job.record.id(), message.trace().trace());
+        });
       case v1::AgentMessage::kLogs:
         return WithRun(message.logs().run(), [&](JobState& job) {
           for (const v1::LogLine& line : message.logs().lines()) {

@@ -143,6 +143,7 @@ struct Effects {
   std::vector<std::pair<std::string, v1::StepRecord>> steps;  // job, record
   std::vector<v1::JobEvent> events;  // sequence and time are set by the store
   std::vector<std::pair<std::string, v1::LogLine>> logs;
+  std::vector<std::pair<std::string, v1::RankTrace>> traces;
   // To be done after that.
   std::vector<SendToNode> messages;
   std::vector<FindCheckpoint> searches;

@@ -158,6 +158,7 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
     jobs.insert(effect.changed_jobs.begin(), effect.changed_jobs.end());
     changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
     changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
+    changes.traces.insert(changes.traces.end(), effect.traces.begin(), effect.traces.end());
     for (v1::JobEvent event : effect.events) {
       event.mutable_time()->set_seconds(static_cast<int64_t>(now));
       event.mutable_time()->set_nanos(

@@ -155,6 +155,18 @@ grpc::Status JobServiceImpl::Logs(grpc::ServerContext* context, const v1::LogsRe
   });
 }
 
+grpc::Status JobServiceImpl::Trace(grpc::ServerContext*, const v1::TraceRequest* request,
+                                   grpc::ServerWriter<v1::RankTrace>* writer) {
+  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
+  if (!job.ok()) return ToGrpc(job.status());
+  const auto traces = coordinator_.store().Traces(job->id());
+  if (!traces.ok()) return ToGrpc(traces.status());
+  for (const v1::RankTrace& trace : *traces) {
+    if (!writer->Write(trace)) break;
+  }
+  return grpc::Status::OK;
+}
+
 grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*,
                                    v1::NodesResponse* response) {
   for (const Coordinator::NodeView& view : coordinator_.Nodes()) {

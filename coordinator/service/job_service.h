@@ -33,6 +33,8 @@ class JobServiceImpl : public v1::JobService::Service {
                       grpc::ServerWriter<v1::JobEvent>*) override;
   grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest*,
                     grpc::ServerWriter<v1::LogLine>*) override;
+  grpc::Status Trace(grpc::ServerContext*, const v1::TraceRequest*,
+                     grpc::ServerWriter<v1::RankTrace>*) override;
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest*, v1::NodesResponse*) override;
   grpc::Status Checkpoints(grpc::ServerContext*, const v1::CheckpointsRequest*,
                            v1::CheckpointsResponse*) override;

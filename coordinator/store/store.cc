@@ -18,6 +18,8 @@ CREATE TABLE IF NOT EXISTS steps(job TEXT, step INTEGER, attempt INTEGER, record
   PRIMARY KEY(job, step, attempt)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS events(sequence INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, record BLOB);
 CREATE TABLE IF NOT EXISTS logs(sequence INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, record BLOB);
+CREATE TABLE IF NOT EXISTS traces(job TEXT, attempt INTEGER, rank INTEGER, record BLOB,
+  PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS events_of_job ON events(job, sequence);
 CREATE INDEX IF NOT EXISTS logs_of_job ON logs(job, sequence);
 )";
@@ -163,6 +165,14 @@ absl::Status Store::WriteAll(const Changes& changes) {
     log.BindBlob(2, line.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(log.Execute());
   }
+  Statement trace(database_, "INSERT OR REPLACE INTO traces VALUES(?,?,?,?)");
+  for (const auto& [id, record] : changes.traces) {
+    trace.Bind(1, id);
+    trace.Bind(2, int64_t{record.attempt()});
+    trace.Bind(3, int64_t{record.rank()});
+    trace.BindBlob(4, record.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(trace.Execute());
+  }
   if (!changes.logs.empty()) {
     trim.Bind(1, changes.logs.front().first);
     trim.Bind(2, kLogLines);
@@ -238,6 +248,21 @@ absl::StatusOr<std::vector<Store::StoredLine>> Store::Logs(const std::string& jo
     if (!row) return lines;
     TERCIO_ASSIGN_OR_RETURN(v1::LogLine line, Parse<v1::LogLine>(query.Bytes(1)));
     lines.push_back({query.Integer(0), std::move(line)});
+  }
+}
+
+absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_,
+                  "SELECT record FROM traces WHERE job=?1 AND attempt=(SELECT MAX(attempt) FROM "
+                  "traces WHERE job=?1) ORDER BY rank");
+  query.Bind(1, job);
+  std::vector<v1::RankTrace> traces;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return traces;
+    TERCIO_ASSIGN_OR_RETURN(v1::RankTrace trace, Parse<v1::RankTrace>(query.Bytes(0)));
+    traces.push_back(std::move(trace));
   }
 }
 

@@ -28,9 +28,11 @@ struct Changes {
   std::vector<std::pair<std::string, v1::StepRecord>> steps;
   std::vector<v1::JobEvent> events;
   std::vector<std::pair<std::string, v1::LogLine>> logs;
+  std::vector<std::pair<std::string, v1::RankTrace>> traces;
   std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
   bool empty() const {
-    return jobs.empty() && steps.empty() && events.empty() && logs.empty() && requests.empty();
+    return jobs.empty() && steps.empty() && events.empty() && logs.empty() && traces.empty() &&
+           requests.empty();
   }
 };
 
@@ -58,6 +60,8 @@ class Store {
     v1::LogLine line;
   };
   absl::StatusOr<std::vector<StoredLine>> Logs(const std::string& job, int64_t after);
+  // Of the newest attempt that has any, by rank.
+  absl::StatusOr<std::vector<v1::RankTrace>> Traces(const std::string& job);
 
  private:
   explicit Store(sqlite3* database) : database_(database) {}

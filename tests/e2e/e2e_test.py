@@ -39,6 +39,22 @@ class Layouts(TercioTest):
             self.assertAlmostEqual(b[2] / a[2], 1, delta=1e-4)
 
 
+    def test_a_trace_shows_what_every_rank_did(self):
+        path = self.path("trace.json")
+        _, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, "--trace", path,
+                             "--trace-step", "3", *layout(1, 2, 2))
+        self.assertRegex(err, r"trace of step 3 .* bubble \d+\.\d+ measured, \d+\.\d+ by the formula")
+        with open(path, encoding="utf-8") as file:
+            events = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+        for rank in range(4):
+            names = {e["name"] for e in events if e["pid"] == rank}
+            self.assertLessEqual({"forward", "backward", "finish reduction", "optimizer"}, names)
+            self.assertTrue(any(name.startswith("reduce layer") for name in names))
+            self.assertEqual(names & {"send activation", "send gradient"},
+                             {"send activation"} if rank < 2 else {"send gradient"})
+        self.assertEqual({e["args"]["step"] for e in events}, {3})
+
+
 class Recovery(TercioTest):
 
     def killed(self, moment, *changes):

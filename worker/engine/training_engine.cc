@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
+#include "worker/engine/step_trace.h"
 
 namespace tercio {
 namespace {
@@ -72,6 +74,8 @@ class Engine : public TrainingEngine {
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<double> Evaluate() override;
+  void SetTracing(bool on) override { trace_.Set(on); }
+  std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
   absl::StatusOr<absl::Span<const float>> Snapshot() override;
   absl::Status Load(int64_t slice_index, absl::Span<const float> values) override;
 
@@ -149,6 +153,7 @@ class Engine : public TrainingEngine {
   float* tied_gradient_;
   double* exchange_;
   double signal_ = 0;
+  StepTrace trace_;
   int32_t* inputs_;
   int32_t* targets_;
   float* snapshot_;
@@ -185,35 +190,46 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
 void Engine::Run(const v1::Action& action, int64_t step) {
   const MicroBatch batch = BatchAt(step, action);
   const int flow = action.flow();
+  const auto measure = [&](const char* name, const std::function<void()>& work) {
+    trace_.Measure(name, batch.index, batch.chunk, work);
+  };
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
       links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot), FlowBytes(),
                      PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
-      links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
-      links_.WaitSend(PipelineLinks::kActivation, batch.slot);
-      model_.Forward(batch);
+      measure("wait activation", [&] {
+        links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
+        links_.WaitSend(PipelineLinks::kActivation, batch.slot);
+      });
+      measure("forward", [&] { model_.Forward(batch); });
       return;
     case v1::ACTION_KIND_SEND_ACTIVATION:
-      links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot), FlowBytes(),
-                  NextStage());
+      measure("send activation", [&] {
+        links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot), FlowBytes(),
+                    NextStage());
+      });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
       links_.WaitSend(PipelineLinks::kGradient, flow);
       links_.Receive(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
-      links_.WaitReceive(PipelineLinks::kGradient, flow);
-      // The last stage receives no gradient that would have waited for this buffer.
-      links_.WaitSend(PipelineLinks::kGradient, flow);
-      Backward(batch, flow);
+      measure("wait gradient", [&] {
+        links_.WaitReceive(PipelineLinks::kGradient, flow);
+        // The last stage receives no gradient that would have waited for this buffer.
+        links_.WaitSend(PipelineLinks::kGradient, flow);
+      });
+      measure("backward", [&] { Backward(batch, flow); });
       return;
     case v1::ACTION_KIND_SEND_GRADIENT:
-      links_.Send(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), PreviousStage());
+      measure("send gradient", [&] {
+        links_.Send(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), PreviousStage());
+      });
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
-      FinishReduction();
+      measure("finish reduction", [&] { FinishReduction(); });
       return;
     default:
       return;  // OPTIMIZER_STEP needs the gradient norm: see Step
@@ -249,9 +265,21 @@ void Engine::ReduceBucket(int layer) {
     if (bucket.ready_after_layer() != layer) continue;
     compute_->Record(*bucket_ready_);
     communication_->Wait(*bucket_ready_);
+    auto start = std::make_shared<double>(0);
+    if (trace_.on())
+      communication_->RunOnHost([start] {
+        *start = StepTrace::Now();
+        return absl::OkStatus();
+      });
     communicators_.data->AllReduceSum(*communication_, lanes_.result() + bucket.begin(),
                                       bucket.end() - bucket.begin(), SumOrder::kTree,
                                       data_scratch_);
+    if (trace_.on())
+      communication_->RunOnHost([this, start, layer] {
+        trace_.Add(
+            {absl::StrCat("reduce layer ", layer), 0, 0, *start, StepTrace::Now() - *start, true});
+        return absl::OkStatus();
+      });
   }
 }
 
@@ -349,7 +377,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
         absl::StrCat("loss is ", result.loss, " and the gradient norm ", result.grad_norm,
                      " at step ", step, "; lower optimizer.learning_rate or clip_grad_norm"));
   }
-  UpdateWeights(step, result);
+  trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(step, result); });
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
   result.communication_seconds = communicators_.world->WaitSeconds() +
                                  communicators_.tensor->WaitSeconds() +

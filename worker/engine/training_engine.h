@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,6 +53,16 @@ struct StepResult {
   double signal = 0;                 // what rank 0 gave to Step; the same on every rank
 };
 
+// One thing that a rank did in a step; times in seconds of the monotonic clock.
+struct TraceEvent {
+  std::string name;
+  int micro_batch = 0;
+  int chunk = 0;
+  double start = 0;
+  double seconds = 0;
+  bool communication = false;  // on the communication stream
+};
+
 // Learning rate of step k >= 1: linear warm-up to the peak, then, by schedule.kind:
 //   constant               the peak
 //   cosine, linear         down to the minimum at decay_steps
@@ -78,6 +89,10 @@ class TrainingEngine {
   // FAILED_PRECONDITION "loss is nan at step ..." when loss or gradient norm is not finite; the
   // weights are then unchanged.
   virtual absl::StatusOr<StepResult> Step(int64_t step, double signal) = 0;
+
+  // Whether the next steps are traced, and what the last one left.
+  virtual void SetTracing(bool on) = 0;
+  virtual std::vector<TraceEvent> TakeTrace() = 0;
 
   // Mean loss over the first evaluate.batches global batches of validation samples (all when fewer,
   // or when batches is 0), dropout off. REQUIRES: the source has validation samples. Collective:

@@ -96,6 +96,8 @@ class FakeEngine : public TrainingEngine {
  public:
   absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
   absl::StatusOr<double> Evaluate() override { return 0.0; }
+  void SetTracing(bool) override {}
+  std::vector<TraceEvent> TakeTrace() override { return {}; }
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
   absl::StatusOr<absl::Span<const float>> Snapshot() override { return absl::Span<const float>(); }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }

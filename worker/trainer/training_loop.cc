@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -66,6 +67,7 @@ class TrainingLoop {
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
               bool evaluated);
   void ReportMemory();
+  void ReportTrace(int64_t step);
   double Signal();
 
   AgentLink& link_;
@@ -158,6 +160,7 @@ bool TrainingLoop::EvaluatesAfter(int64_t step) const {
 absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   const int64_t every = assignment_.spec().checkpoint().every_steps();
   for (int64_t step = assignment_.resume_step() + 1; step <= training().steps(); ++step) {
+    engine_->SetTracing(step == training().trace_step());
     const absl::Time start = absl::Now();
     TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
     const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
@@ -167,6 +170,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
       TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
     }
     Report(step, result, seconds, validation_loss, evaluated);
+    if (step == training().trace_step()) ReportTrace(step);
     const auto request = static_cast<AgentLink::Request>(static_cast<int>(result.signal));
     const bool finished = step == training().steps();
     const bool stops = request == AgentLink::Request::kSaveAndStop && !finished;
@@ -238,6 +242,28 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
   }
   link_.Send(message);
   ReportMemory();
+}
+
+void TrainingLoop::ReportTrace(int64_t step) {
+  // From the monotonic clock to that of the day.
+  const double monotonic =
+      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  const double offset = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - monotonic;
+  v1::TrainerMessage message;
+  v1::RankTrace* trace = message.mutable_trace();
+  trace->set_attempt(identity_.run.attempt());
+  trace->set_step(step);
+  trace->set_rank(identity_.rank);
+  for (const TraceEvent& event : engine_->TakeTrace()) {
+    v1::TraceEvent* out = trace->add_events();
+    out->set_name(event.name);
+    out->set_micro_batch(event.micro_batch);
+    out->set_chunk(event.chunk);
+    out->set_start_seconds(event.start + offset);
+    out->set_seconds(event.seconds);
+    out->set_communication(event.communication);
+  }
+  link_.Send(message);
 }
 
 void TrainingLoop::ReportMemory() {

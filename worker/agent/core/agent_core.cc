@@ -60,6 +60,10 @@ class Stepper {
       report.mutable_step_report()->set_tokens_per_second(step.tokens_per_second());
       report.mutable_step_report()->set_mfu(step.mfu());
       Tell(std::move(report));
+    } else if (event.message.has_trace()) {
+      *report.mutable_trace()->mutable_run() = ToRunId(event.run);
+      *report.mutable_trace()->mutable_trace() = event.message.trace();
+      Tell(std::move(report));
     } else if (event.message.has_failure()) {
       rank->failure = event.message.failure().message();
       rank->permanent = event.message.failure().permanent();

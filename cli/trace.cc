@@ -1,0 +1,107 @@
+#include "cli/trace.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+bool IsWork(const v1::TraceEvent& event) {
+  return event.name() == "forward" || event.name() == "backward";
+}
+
+double Earliest(const std::vector<v1::RankTrace>& traces) {
+  double first = std::numeric_limits<double>::max();
+  for (const v1::RankTrace& trace : traces) {
+    for (const v1::TraceEvent& event : trace.events())
+      first = std::min(first, event.start_seconds());
+  }
+  return first;
+}
+
+Json Label(const char* kind, int rank, int thread, const std::string& name) {
+  return {{"name", kind}, {"ph", "M"}, {"pid", rank}, {"tid", thread}, {"args", {{"name", name}}}};
+}
+
+}  // namespace
+
+std::string TraceJson(const std::vector<v1::RankTrace>& traces, const v1::Plan& plan) {
+  Json events = Json::array();
+  const double first = Earliest(traces);
+  for (const v1::RankTrace& trace : traces) {
+    const int rank = trace.rank();
+    std::string name = absl::StrCat("rank ", rank);
+    if (rank < plan.ranks_size()) {
+      absl::StrAppend(&name, " (stage ", plan.ranks(rank).pipeline_index(), ", data ",
+                      plan.ranks(rank).data_index(), ", tensor ", plan.ranks(rank).tensor_index(),
+                      ")");
+    }
+    events.push_back(Label("process_name", rank, 0, name));
+    events.push_back(Label("thread_name", rank, 0, "compute"));
+    events.push_back(Label("thread_name", rank, 1, "communication"));
+    for (const v1::TraceEvent& event : trace.events()) {
+      events.push_back({{"name", event.name()},
+                        {"ph", "X"},
+                        {"pid", rank},
+                        {"tid", event.communication() ? 1 : 0},
+                        {"ts", (event.start_seconds() - first) * 1e6},
+                        {"dur", event.seconds() * 1e6},
+                        {"args",
+                         {{"step", trace.step()},
+                          {"micro_batch", event.micro_batch()},
+                          {"chunk", event.chunk()}}}});
+    }
+  }
+  return Json({{"traceEvents", events}, {"displayTimeUnit", "ms"}}).dump();
+}
+
+double MeasuredBubble(const std::vector<v1::RankTrace>& traces) {
+  double begin = std::numeric_limits<double>::max();
+  double end = 0;
+  double busiest = 0;
+  for (const v1::RankTrace& trace : traces) {
+    double busy = 0;
+    for (const v1::TraceEvent& event : trace.events()) {
+      if (!IsWork(event)) continue;
+      begin = std::min(begin, event.start_seconds());
+      end = std::max(end, event.start_seconds() + event.seconds());
+      busy += event.seconds();
+    }
+    busiest = std::max(busiest, busy);
+  }
+  return busiest > 0 ? (end - begin) / busiest - 1 : -1;
+}
+
+absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::string& path) {
+  grpc::ClientContext context;
+  v1::TraceRequest request;
+  request.set_job(job.id());
+  const auto reader = client.stub().Trace(&context, request);
+  std::vector<v1::RankTrace> traces;
+  v1::RankTrace trace;
+  while (reader->Read(&trace)) traces.push_back(trace);
+  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client.address()));
+  if (traces.empty()) {
+    return absl::NotFoundError(absl::StrCat("no trace: the job did not complete step ",
+                                            job.spec().training().trace_step(),
+                                            " in this run; --trace-step chooses another"));
+  }
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(path, TraceJson(traces, job.plan())));
+  const v1::Layout& layout = job.plan().layout();
+  const double formula = static_cast<double>(layout.pipeline() - 1) /
+                         (layout.micro_batches() * std::max(1, layout.virtual_pipeline()));
+  std::fprintf(stderr, "trace of step %lld in %s; bubble %.3f measured, %.3f by the formula\n",
+               static_cast<long long>(traces.front().step()), path.c_str(), MeasuredBubble(traces),
+               formula);
+  return absl::OkStatus();
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,49 @@
+// Collects what a step does and how long it takes; costs nothing while it is off. Both streams of
+// an engine write to it.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "worker/engine/training_engine.h"
+
+namespace tercio {
+
+class StepTrace {
+ public:
+  void Set(bool on) { on_ = on; }
+  bool on() const { return on_; }
+
+  // Seconds of the monotonic clock.
+  static double Now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  // Does `work` and notes how long it took. REQUIRES: it has ended when it returns.
+  void Measure(const char* name, int micro_batch, int chunk, const std::function<void()>& work) {
+    const double start = on_ ? Now() : 0;
+    work();
+    if (on_) Add({name, micro_batch, chunk, start, Now() - start, false});
+  }
+
+  void Add(TraceEvent event) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    events_.push_back(std::move(event));
+  }
+
+  std::vector<TraceEvent> Take() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(events_, {});
+  }
+
+ private:
+  bool on_ = false;
+  std::mutex mutex_;
+  std::vector<TraceEvent> events_;
+};
+
+}  // namespace tercio
