@@ -185,6 +185,10 @@ absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& pat
         absl::StrCat("the tokenizer '", tokenizer.kind(),
                      "' has no end-of-text id; leave --append-eod out or use another tokenizer"));
   }
+  if (prefix.empty() || prefix.back() == '/') {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the output '", prefix, "' is no PREFIX of file names; name one, like ", prefix, "corpus"));
+  }
   TERCIO_ASSIGN_OR_RETURN(TextSource source,
                           TextSource::Open(paths, MayCutText(tokenizer) ? kTextPieceBytes : 0));
   TERCIO_ASSIGN_OR_RETURN(auto writer,
