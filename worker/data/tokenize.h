@@ -36,7 +36,7 @@ struct TokenizeOptions {
   // tokenizer has one.
   bool append_end_of_text = false;
   // Bytes of ids between two places where a run can go on.
-  int64_t block_bytes = 4 << 20;
+  int64_t block_bytes = 16 << 20;
   // Called after every batch; false stops the run after it has saved its place.
   std::function<bool(const TokenizeProgress&)> progress;
 };

@@ -60,7 +60,7 @@ TEST_F(TokenizeTest, FilesDoNotDependOnThreads) {
   const auto one = TokenizeTexts(corpus, *tokenizer, Path("one"), options);
   ASSERT_TRUE(one.ok()) << one.status();
   options.text.threads = 5;
-  options.block_bytes = 10000;
+  options.block_bytes = 100000;
   EXPECT_EQ(*ChooseTokenizer("chars", corpus, options.text), *tokenizer);
   const auto five = TokenizeTexts(corpus, *tokenizer, Path("five"), options);
   ASSERT_TRUE(five.ok()) << five.status();
