@@ -108,7 +108,7 @@ class Blends(DataTest):
                 (["data.train=" + self.path("x_*.bin")], "no file has a name like this"),
                 (["data.train=" + self.path("corpus.txt"), "model.vocab_size=5"], "model.vocab_size is 5"),
                 (["data.train=" + self.path("s_0.bin"), "data.tokenizer=null", "model.vocab_size=100"],
-                 "token id 250 is outside the vocabulary of 100")):
+                 "token id 249 is outside the vocabulary of 100")):
             settings = [word for change in changes for word in ("--set", change)]
             out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, *settings, code=2)
             self.assertEqual(out, "")

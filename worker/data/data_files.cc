@@ -3,6 +3,7 @@
 #include <glob.h>
 
 #include <algorithm>
+#include <set>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -130,6 +131,7 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
   if (names.empty()) return absl::InvalidArgumentError("no file is named");
   std::sort(names.begin(), names.end());
   DataFiles files;
+  std::set<std::string> pairs;
   for (const std::string& name : names) {
     const DataKind kind = KindOf(name);
     TERCIO_RETURN_IF_ERROR(CheckThere(name, kind));
@@ -141,9 +143,7 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
     }
     const std::string path = kind == DataKind::kIndexed ? PrefixOf(name) : name;
     // A pattern finds both files of a pair.
-    if (std::find(files.paths.begin(), files.paths.end(), path) == files.paths.end()) {
-      files.paths.push_back(path);
-    }
+    if (kind != DataKind::kIndexed || pairs.insert(path).second) files.paths.push_back(path);
   }
   return files;
 }
