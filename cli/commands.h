@@ -25,11 +25,13 @@ int Resume(const Options& options);
 
 // On this machine alone (local_commands.cc).
 int Plan(const Options& options);
-int DataTokenize(const Options& options);
-int DataInspect(const Options& options);
 int Generate(const Options& options);
 int Evaluate(const Options& options);
 int Completion(const Options& options);
 int Version(const Options& options);
+
+// Data sets (data_commands.cc).
+int DataTokenize(const Options& options);
+int DataInspect(const Options& options);
 
 }  // namespace tercio::cli

@@ -171,27 +171,6 @@ constexpr char kVerbs[] =
 
 int Plan(const Options& options) { return Report(PlanJob(options)); }
 
-int DataTokenize(const Options& options) {
-  const absl::Status status = data::TokenizeFile(options.input, options.tokenizer, options.prefix);
-  return status.ok() ? kExitOk : Fail(status);
-}
-
-int DataInspect(const Options& options) {
-  const auto summary = data::InspectDataset(options.prefix);
-  if (!summary.ok()) return Fail(summary.status());
-  if (options.format() != Output::kTable) {
-    const Json json = {{"documents", summary->documents},
-                       {"tokens", summary->tokens},
-                       {"dtype", summary->dtype},
-                       {"vocab_size", summary->vocab_size}};
-    std::cout << json.dump(2) << std::endl;
-  } else {
-    std::cout << summary->documents << " documents, " << summary->tokens << " tokens of "
-              << summary->dtype << ", vocabulary " << summary->vocab_size << "\n";
-  }
-  return kExitOk;
-}
-
 int Generate(const Options& options) { return Report(GenerateText(options)); }
 
 int Evaluate(const Options& options) { return Report(EvaluateModel(options)); }

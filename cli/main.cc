@@ -169,6 +169,36 @@ void AddCheckpointVerbs(CommandLine& line) {
   command->add_option("--step", o.step, "only that one");
 }
 
+void AddDataVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* data = line.Add("data", "token data sets", "data inspect corpus", nullptr);
+  data->require_subcommand(1);
+  CLI::App* command = line.Add("tokenize", "texts become PREFIX.bin and PREFIX.idx",
+                               "data tokenize --input corpus.txt --tokenizer chars --output corpus",
+                               DataTokenize, data);
+  command->add_option("--input", o.input, "text or .jsonl files: F[,F...], or a pattern")
+      ->required();
+  command
+      ->add_option("--tokenizer", o.tokenizer,
+                   "bytes, chars, or the file of a tokenizer (PREFIX.tokenizer.json)")
+      ->required();
+  // -o is the output format everywhere else: here --output names the result.
+  command->remove_option(command->get_option("--output"));
+  command->add_option("--output", o.prefix, "PREFIX of the files")->required();
+  command->add_option("--threads", o.threads, "default: all cores")->check(CLI::Range(1, 1024));
+  command->add_option("--text-key", o.text_key, "key of the text in .jsonl lines (default text)");
+  command->add_flag("--skip-bad-lines", o.skip_bad_lines,
+                    "count .jsonl lines that hold no document instead of ending there");
+  command->add_flag("--append-eod", o.append_eod, "the end-of-text id after every document");
+  command = line.Add("inspect", "what a data set holds", "data inspect corpus -o json", DataInspect,
+                     data);
+  command
+      ->add_option("prefix", o.prefix,
+                   "PREFIX of a Megatron data set, an llm.c .bin, a .jsonl file, or a pattern")
+      ->required();
+  command->add_option("--text-key", o.text_key, "key of the text in .jsonl lines (default text)");
+}
+
 void AddLocalVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* command = line.Add("plan", "which layouts a job can have, and which it gets",
@@ -177,19 +207,6 @@ void AddLocalVerbs(CommandLine& line) {
   command->add_option("--ranks", o.ranks, "resources.ranks")->check(CLI::Range(1, 65536));
   command->add_option("--cluster", o.cluster, "cluster file");
   command->add_flag("--effective", o.effective, "print the complete job instead");
-  CLI::App* data = line.Add("data", "token data sets", "data inspect corpus", nullptr);
-  data->require_subcommand(1);
-  command = line.Add("tokenize", "a text becomes PREFIX.bin and PREFIX.idx",
-                     "data tokenize --input corpus.txt --tokenizer chars --output corpus",
-                     DataTokenize, data);
-  command->add_option("--input", o.input, "text file")->required();
-  command->add_option("--tokenizer", o.tokenizer, "bytes or chars")->required();
-  // -o is the output format everywhere else: here --output names the result.
-  command->remove_option(command->get_option("--output"));
-  command->add_option("--output", o.prefix, "PREFIX of the files")->required();
-  command = line.Add("inspect", "what a data set holds", "data inspect corpus -o json", DataInspect,
-                     data);
-  command->add_option("prefix", o.prefix, "PREFIX of the files")->required();
   command = line.Add("generate", "continue a text",
                      "generate --checkpoint DIR --prompt 'Once' --tokens 200", Generate);
   command->add_option("--checkpoint", o.checkpoint, "checkpoint directory")->required();
@@ -242,6 +259,7 @@ int Main(int argc, char** argv) {
   AddRunVerbs(line);
   AddJobVerbs(line);
   AddCheckpointVerbs(line);
+  AddDataVerbs(line);
   AddLocalVerbs(line);
   return line.Parse(argc, argv);
 }

@@ -35,6 +35,10 @@ struct Options {
   std::string input;
   std::string tokenizer;
   std::string prefix;
+  std::string text_key = "text";
+  bool skip_bad_lines = false;
+  bool append_eod = false;
+  int threads = 0;  // data tokenize; 0: cores
   std::string checkpoint;
   std::string prompt;
   std::string data;

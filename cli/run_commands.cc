@@ -162,10 +162,15 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
       ranks, MachineCores(), MachineMemory(), spec.resources().threads_per_rank());
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
-  const absl::Status data =
+  const absl::StatusOr<data::PreparedData> prepared =
       data::PrepareData(spec.data(), spec.model().context(), state_dir + "/agent/data-cache",
-                        spec.model().vocab_size())
-          .status();
+                        spec.model().vocab_size());
+  if (prepared.ok()) {
+    for (const std::string& notice : prepared->notices) {
+      std::fprintf(stderr, "notice: %s\n", notice.c_str());
+    }
+  }
+  const absl::Status& data = prepared.status();
   if (absl::IsNotFound(data) || absl::IsPermissionDenied(data)) {
     return absl::InvalidArgumentError(std::string(data.message()));
   }

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "config/data_section.h"
 #include "config/model_section.h"
 #include "config/reader.h"
 #include "nlohmann/json.hpp"
@@ -32,7 +32,7 @@ class JobParser {
   absl::StatusOr<v1::JobSpec> Parse() {
     spec_.set_name(root_.Text("name", "job"));
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
-    ParseData(root_.Child("data"));
+    ParseData(root_.Child("data"), directory_, &faults_, spec_.mutable_data());
     ParseTraining(root_.Child("training"));
     ParseParallelism();
     ParseResources(root_.Child("resources"));
@@ -44,45 +44,6 @@ class JobParser {
   }
 
  private:
-  std::string Resolve(const std::string& path) const {
-    if (path.empty() || path[0] == '/') return path;
-    return (std::filesystem::path(directory_) / path).lexically_normal().string();
-  }
-
-  void CheckDataPath(Section& data, const char* key, const std::string& path) {
-    if (absl::EndsWith(path, ".jsonl")) data.Fault(key, NotYet("a .jsonl data set"));
-  }
-
-  void ParseData(Section data) {
-    v1::DataSpec* out = spec_.mutable_data();
-    const YAML::Node train = data.Get("train");
-    if (!train.IsDefined()) {
-      data.Fault("train", "missing; name a .txt file or a Megatron PREFIX");
-    } else if (train.IsSequence()) {
-      data.Fault("train", NotYet("a list of data sets"));
-    } else {
-      out->set_train(Resolve(data.Text("train", "")));
-      CheckDataPath(data, "train", out->train());
-    }
-    const YAML::Node validation = data.Get("validation");
-    double fraction = 0;
-    if (validation.IsDefined() && validation.IsScalar() &&
-        YAML::convert<double>::decode(validation, fraction)) {
-      out->set_validation_fraction(data.Number("validation", 0, 0, 0.999));
-    } else if (validation.IsDefined()) {
-      out->set_validation_path(Resolve(data.Text("validation", "")));
-      CheckDataPath(data, "validation", out->validation_path());
-    }
-    const bool text = absl::EndsWith(out->train(), ".txt");
-    const std::string tokenizer = data.Text("tokenizer", text ? "bytes" : "");
-    if (!tokenizer.empty() && tokenizer != "bytes" && tokenizer != "chars") {
-      data.Fault("tokenizer",
-                 NotYet(absl::StrCat("the tokenizer '", tokenizer, "'")) + "; use bytes or chars");
-    }
-    out->set_tokenizer(tokenizer);
-    data.Finish();
-  }
-
   void ParseTraining(Section training) {
     v1::TrainingSpec* out = spec_.mutable_training();
     for (const char* key : {"steps", "global_batch"}) {
@@ -341,16 +302,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   std::string yaml = absl::StrCat("name: ", quoted(spec.name()), "\n", ModelYaml(spec.model()));
-  absl::StrAppend(&yaml, "data:\n  train: ", quoted(spec.data().train()));
-  if (!spec.data().validation_path().empty()) {
-    absl::StrAppend(&yaml, "\n  validation: ", quoted(spec.data().validation_path()));
-  } else if (spec.data().validation_fraction() > 0) {
-    absl::StrAppend(&yaml, "\n  validation: ", Number(spec.data().validation_fraction()));
-  }
-  if (!spec.data().tokenizer().empty()) {
-    absl::StrAppend(&yaml, "\n  tokenizer: ", spec.data().tokenizer());
-  }
-  absl::StrAppend(&yaml, "\ntraining:\n  steps: ", training.steps(),
+  absl::StrAppend(&yaml, DataYaml(spec.data()), "training:\n  steps: ", training.steps(),
                   "\n  global_batch: ", training.global_batch(),
                   "\n  micro_batch: ", or_auto(training.micro_batch()),
                   "\n  optimizer: {name: ", optimizer.name(),

@@ -65,7 +65,11 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
             "training.optimizer.no_decay=['*.bias', final_norm.*]"},
            {"model.architecture=llama", "model.kv_heads=2", "model.rope_scaling={factor: 8}",
             "parallelism.pipeline=2", "parallelism.virtual_pipeline=2",
-            "parallelism.recompute=full"}}) {
+            "parallelism.recompute=full"},
+           {"data.train=[{path: a.jsonl, weight: 0.7}, {path: [b.bin, c.bin], weight: 1e-3}]",
+            "data.validation=[{path: v, weight: 2}]", "data.text_key=body",
+            "data.skip_bad_lines=true"},
+           {"data.train=[s_0.bin, s_1.bin]", "data.tokenizer=chars"}}) {
     const auto spec = Parse(kGood, overrides);
     ASSERT_TRUE(spec.ok()) << spec.status();
     const auto again = Parse(EffectiveYaml(*spec));
@@ -114,10 +118,52 @@ TEST(JobFile, PatternsMustNameATensor) {
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change :
        {"model.architecture=bert", "training.precision=bf16", "resources.device=cuda",
-        "data.tokenizer=tokenizer.json", "data.train=text.jsonl", "model.from=dir",
-        "parallelism.zero_stage=1", "data.train=[{path: a.txt, weight: 1}]"}) {
+        "data.tokenizer=tokenizer.json", "model.from=dir", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
+}
+
+TEST(JobFile, DataSetsOfManyKinds) {
+  const auto spec = Parse(kGood, {"data.train=[{path: a.jsonl, weight: 0.7}, "
+                                  "{path: ['/b/x_*.bin', c.bin], weight: 3}]"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().train(), "");
+  ASSERT_EQ(spec->data().train_blend_size(), 2);
+  EXPECT_EQ(spec->data().train_blend(0).paths(0), "/where/a.jsonl");
+  EXPECT_EQ(spec->data().train_blend(0).weight(), 0.7);
+  EXPECT_EQ(spec->data().train_blend(1).paths(0), "/b/x_*.bin");
+  EXPECT_EQ(spec->data().train_blend(1).paths(1), "/where/c.bin");
+  EXPECT_EQ(spec->data().tokenizer(), "bytes");
+  EXPECT_EQ(spec->data().text_key(), "text");
+  EXPECT_FALSE(spec->data().skip_bad_lines());
+  const auto parts = Parse(kGood, {"data.train=[s_0.bin, s_1.bin]"});
+  ASSERT_TRUE(parts.ok()) << parts.status();
+  ASSERT_EQ(parts->data().train_blend_size(), 1);
+  EXPECT_EQ(parts->data().train_blend(0).paths_size(), 2);
+  EXPECT_EQ(parts->data().tokenizer(), "");
+}
+
+TEST(JobFile, BadDataSets) {
+  std::string text = kGood;
+  const std::string line = "  train: corpus.txt\n";
+  text.replace(text.find(line), line.size(),
+               "  train:\n    - {path: a.txt, weight: 0}\n    - {path: b.txt}\n"
+               "    - {weight: 2}\n    - {path: c.txt, weight: 1, wight: 2}\n    - d.txt\n"
+               "    - {path: [], weight: .inf}\n");
+  EXPECT_THAT(
+      FaultOf(text),
+      AllOf(HasSubstr("job.yaml:9: data.train[0].weight: 0 is not a positive number"),
+            HasSubstr("job.yaml:10: data.train[1].weight: missing"),
+            HasSubstr("job.yaml:11: data.train[2].path: missing"),
+            HasSubstr("job.yaml:12: data.train[3].wight: unknown key; did you mean 'weight'?"),
+            HasSubstr("job.yaml:13: data.train[4]: expected {path, weight}"),
+            HasSubstr("data.train[5].path: an empty list"),
+            HasSubstr("data.train[5].weight: .inf is not a positive number")));
+  EXPECT_THAT(FaultOf(kGood, {"data.train=[]"}), HasSubstr("data.train: a list of 0 data sets"));
+  EXPECT_THAT(FaultOf(kGood, {"data.train={path: a, weight: 1}"}),
+              HasSubstr("data.train: expected a path, a list of paths"));
+  EXPECT_THAT(FaultOf(kGood, {"data.skip_bad_lines=maybe"}), HasSubstr("data.skip_bad_lines"));
+  EXPECT_THAT(FaultOf(kGood, {"data.text_key=''"}), HasSubstr("data.text_key: an empty key"));
 }
 
 TEST(JobFile, NotYaml) {

@@ -128,6 +128,7 @@ v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
     answer->set_train_tokens(prepared->train_tokens);
     answer->set_validation_tokens(prepared->validation_tokens);
     answer->set_digest(prepared->digest);
+    for (const std::string& notice : prepared->notices) LogWarning(notice);
   } else {
     answer->set_error(
         absl::StrCat("node ", options_.node, ": ", std::string(prepared.status().message())));

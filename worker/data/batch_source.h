@@ -1,25 +1,29 @@
-// The samples of a job in the order of worker/data/sample_order.h, for the training engine.
+// The samples of a job in the order of worker/data/blended_dataset.h, for the training engine.
 #pragma once
 
+#include <utility>
+
 #include "worker/data/prepared_data.h"
-#include "worker/data/sample_order.h"
 #include "worker/engine/training_engine.h"
 
 namespace tercio::data {
 
 class BatchSource : public SampleSource {
  public:
-  // REQUIRES: `data` holds at least one training sample of `context` tokens.
+  // REQUIRES: every training data set of `data` holds at least one sample of `context` tokens.
   BatchSource(PreparedData data, uint64_t seed, int64_t global_batch, int64_t context)
-      : data_(std::move(data)), seed_(seed), global_batch_(global_batch), context_(context) {}
+      : data_(std::move(data)),
+        seed_(seed),
+        global_batch_(global_batch),
+        context_(context),
+        validation_samples_(data_.validation.Samples(context)) {}
 
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
-    const int64_t position = (step - 1) * global_batch_ + sequence;
-    data_.train.ReadSample(SampleAt(seed_, data_.train.Samples(context_), position), context_, out);
+    data_.train.ReadShuffled(seed_, (step - 1) * global_batch_ + sequence, context_, out);
   }
-  int64_t validation_samples() const override { return data_.validation.Samples(context_); }
+  int64_t validation_samples() const override { return validation_samples_; }
   void ReadValidation(int64_t index, int32_t* out) override {
-    data_.validation.ReadSample(index, context_, out);
+    data_.validation.ReadInOrder(index, context_, out);
   }
 
  private:
@@ -27,6 +31,7 @@ class BatchSource : public SampleSource {
   uint64_t seed_;
   int64_t global_batch_;
   int64_t context_;
+  int64_t validation_samples_;
 };
 
 }  // namespace tercio::data

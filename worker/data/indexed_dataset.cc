@@ -1,8 +1,6 @@
 #include "worker/data/indexed_dataset.h"
 
-#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
@@ -20,11 +18,6 @@ T ReadAt(std::string_view bytes, size_t offset) {
   T value;
   std::memcpy(&value, bytes.data() + offset, sizeof(T));
   return value;
-}
-
-template <typename T>
-void Append(T value, std::string* out) {
-  out->append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
 absl::Status Fault(const std::string& path, const std::string& what) {
@@ -107,97 +100,11 @@ absl::StatusOr<IndexedDataset> OpenIndexedDataset(const std::string& prefix) {
   const std::string tokenizer_path = prefix + ".tokenizer.json";
   if (PathExists(tokenizer_path)) {
     TERCIO_ASSIGN_OR_RETURN(const std::string json, ReadFile(tokenizer_path));
-    TERCIO_ASSIGN_OR_RETURN(dataset.tokenizer, Tokenizer::FromJson(json));
+    absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromJson(json);
+    if (!tokenizer.ok()) return Fault(tokenizer_path, std::string(tokenizer.status().message()));
+    dataset.tokenizer = *std::move(tokenizer);
   }
   return dataset;
-}
-
-absl::StatusOr<int32_t> HighestToken(const IndexedDataset& dataset) {
-  if (dataset.type == TokenType::kInt64) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        dataset.prefix, ".idx: int64 tokens are not supported by this version; use int32"));
-  }
-  constexpr int64_t kBlock = 65536;
-  std::vector<int32_t> ids(kBlock);
-  int32_t highest = -1;
-  for (int64_t at = 0; at < dataset.tokens.tokens(); at += kBlock) {
-    const int64_t count = std::min(kBlock, dataset.tokens.tokens() - at);
-    dataset.tokens.Read(at, count, ids.data());
-    for (int64_t i = 0; i < count; ++i) {
-      if (ids[static_cast<size_t>(i)] < 0) {
-        return absl::InvalidArgumentError(absl::StrCat(dataset.prefix, ".bin: token ", at + i,
-                                                       " is ", ids[static_cast<size_t>(i)]));
-      }
-      highest = std::max(highest, ids[static_cast<size_t>(i)]);
-    }
-  }
-  return highest;
-}
-
-TokenType TokenTypeFor(int32_t vocab_size) {
-  return vocab_size < 65500 ? TokenType::kUint16 : TokenType::kInt32;
-}
-
-absl::Status WriteIndexedDataset(const std::string& prefix, absl::Span<const int32_t> ids,
-                                 const Tokenizer& tokenizer) {
-  const TokenType type = TokenTypeFor(tokenizer.vocab_size());
-  if (ids.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(prefix, ": more than 2^31-1 tokens in one document; split the text"));
-  }
-  std::string bin;
-  bin.reserve(ids.size() * static_cast<size_t>(BytesOf(type)));
-  for (const int32_t id : ids) {
-    if (type == TokenType::kUint16) {
-      Append(static_cast<uint16_t>(id), &bin);
-    } else {
-      Append(id, &bin);
-    }
-  }
-  std::string index(kMagic, kMagicBytes);
-  Append<uint64_t>(1, &index);
-  Append<uint8_t>(static_cast<uint8_t>(type), &index);
-  Append<uint64_t>(1, &index);
-  Append<uint64_t>(2, &index);
-  Append<int32_t>(static_cast<int32_t>(ids.size()), &index);
-  Append<int64_t>(0, &index);
-  Append<int64_t>(0, &index);
-  Append<int64_t>(1, &index);
-  TERCIO_RETURN_IF_ERROR(WriteFileDurably(prefix + ".bin", bin));
-  TERCIO_RETURN_IF_ERROR(WriteFileDurably(prefix + ".tokenizer.json", tokenizer.ToJson()));
-  return WriteFileDurably(prefix + ".idx", index);
-}
-
-absl::Status TokenizeFile(const std::string& text_path, const std::string& tokenizer,
-                          const std::string& prefix) {
-  TERCIO_ASSIGN_OR_RETURN(const auto file, MappedFile::Open(text_path));
-  const std::string_view text = file->content();
-  if (text.empty()) return Fault(text_path, "the file is empty");
-  absl::StatusOr<Tokenizer> made =
-      tokenizer == "bytes" ? Tokenizer::Bytes()
-      : tokenizer == "chars"
-          ? Tokenizer::CharsOf({text})
-          : absl::InvalidArgumentError(absl::StrCat("the tokenizer '", tokenizer,
-                                                    "' is not supported by this version; use bytes "
-                                                    "or chars"));
-  if (!made.ok()) return Fault(text_path, std::string(made.status().message()));
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, made->Encode(text));
-  return WriteIndexedDataset(prefix, ids, *made);
-}
-
-absl::StatusOr<DatasetSummary> InspectDataset(const std::string& prefix) {
-  TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset, OpenIndexedDataset(prefix));
-  DatasetSummary summary;
-  summary.documents = dataset.documents;
-  summary.tokens = dataset.tokens.tokens();
-  summary.dtype = NameOf(dataset.type);
-  if (dataset.tokenizer.has_value()) {
-    summary.vocab_size = dataset.tokenizer->vocab_size();
-  } else {
-    TERCIO_ASSIGN_OR_RETURN(const int32_t highest, HighestToken(dataset));
-    summary.vocab_size = highest + 1;
-  }
-  return summary;
 }
 
 }  // namespace tercio::data

@@ -2,21 +2,26 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <optional>
+#include <thread>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/file.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
-#include "worker/data/indexed_dataset.h"
+#include "worker/data/data_files.h"
+#include "worker/data/text_source.h"
+#include "worker/data/tokenize.h"
 
 namespace tercio::data {
 namespace {
 
-// One side (training or validation) of the data section.
+// One data set of the job, from its paths to its tokens.
 struct Source {
+  std::string name;  // for messages
+  double weight = 1;
+  DataFiles files;
   TokenDataset tokens;
   std::optional<Tokenizer> tokenizer;
   std::string digest;
@@ -26,163 +31,261 @@ absl::Status Fault(const std::string& path, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
 }
 
-bool IsIndexed(const std::string& path) {
-  return absl::EndsWith(path, ".idx") || absl::EndsWith(path, ".bin") || PathExists(path + ".idx");
+using Blended = google::protobuf::RepeatedPtrField<v1::WeightedData>;
+
+// The data sets of one side: a single path, or a blend.
+absl::StatusOr<std::vector<Source>> FindSources(const std::string& path, const Blended& blend) {
+  std::vector<Source> sources;
+  if (!path.empty()) {
+    Source& source = sources.emplace_back();
+    source.name = path;
+    TERCIO_ASSIGN_OR_RETURN(source.files, FindDataFiles({path}));
+  }
+  for (const v1::WeightedData& data : blend) {
+    Source& source = sources.emplace_back();
+    source.name = absl::StrJoin(data.paths(), ", ");
+    source.weight = data.weight();
+    TERCIO_ASSIGN_OR_RETURN(source.files, FindDataFiles(std::vector<std::string>(
+                                              data.paths().begin(), data.paths().end())));
+  }
+  return sources;
 }
 
-std::string PrefixOf(const std::string& path) {
-  const bool suffix = absl::EndsWith(path, ".idx") || absl::EndsWith(path, ".bin");
-  return suffix ? path.substr(0, path.size() - 4) : path;
-}
+struct Sides {
+  std::vector<Source> train;
+  std::vector<Source> validation;  // empty: none, or a fraction
 
-// Digest of token ids as they are stored, and of the tokenizer that made them.
-std::string DigestOf(std::string_view bin, const std::string& tokenizer) {
-  Sha256 sha;
-  sha.Update(tokenizer);
-  sha.Update(bin);
-  return sha.HexDigest();
-}
-
-absl::StatusOr<Source> OpenTokens(const std::string& prefix) {
-  TERCIO_ASSIGN_OR_RETURN(IndexedDataset dataset, OpenIndexedDataset(prefix));
-  TERCIO_ASSIGN_OR_RETURN(const auto bin, MappedFile::Open(prefix + ".bin"));
-  Source source;
-  source.tokens = dataset.tokens;
-  source.tokenizer = dataset.tokenizer;
-  source.digest = DigestOf(bin->content(), dataset.tokenizer ? dataset.tokenizer->ToJson() : "");
-  return source;
-}
-
-// The texts of a job: the vocabulary of `chars` is that of all of them together.
-struct Texts {
-  std::shared_ptr<const MappedFile> train;
-  std::shared_ptr<const MappedFile> validation;  // null: none, or a fraction
+  std::vector<Source*> All() {
+    std::vector<Source*> all;
+    for (Source& source : train) all.push_back(&source);
+    for (Source& source : validation) all.push_back(&source);
+    return all;
+  }
 };
 
-absl::StatusOr<std::shared_ptr<const MappedFile>> OpenText(const std::string& path) {
-  if (std::filesystem::is_directory(path)) return Fault(path, "is a directory, not a text");
-  TERCIO_ASSIGN_OR_RETURN(auto file, MappedFile::Open(path));
-  if (file->content().empty()) return Fault(path, "the file is empty");
-  return file;
-}
-
-absl::StatusOr<Tokenizer> MakeTokenizer(const v1::DataSpec& spec, const Texts& texts) {
-  if (spec.tokenizer() == "bytes") return Tokenizer::Bytes();
-  if (spec.tokenizer() != "chars") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("data.tokenizer '", spec.tokenizer(),
-                     "' is not supported by this version; use bytes or chars"));
+class Preparation {
+ public:
+  Preparation(const v1::DataSpec& spec, int64_t context, const std::string& cache_dir,
+              int32_t vocab_size)
+      : spec_(spec), context_(context), cache_dir_(cache_dir), vocab_size_(vocab_size) {
+    text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
+    text_.skip_bad_lines = spec.skip_bad_lines();
+    text_.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   }
-  std::vector<std::string_view> all = {texts.train->content()};
-  if (texts.validation != nullptr) all.push_back(texts.validation->content());
-  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::CharsOf(all);
-  if (!tokenizer.ok()) return Fault(spec.train(), std::string(tokenizer.status().message()));
-  return tokenizer;
+
+  absl::StatusOr<PreparedData> Prepare();
+
+ private:
+  absl::Status FindTokenizer();
+  absl::Status OpenTokens(Source* source);
+  absl::Status CachedTokens(Source* source);
+  absl::StatusOr<std::string> CacheEntry(const Source& source) const;
+  absl::Status CheckVocabulary();
+  absl::Status CheckLength(const Source& source, const char* part, int64_t tokens) const;
+  absl::Status Split();
+  absl::Status Join(const std::vector<Source>& sources, std::vector<TokenDataset> tokens,
+                    BlendedDataset* out) const;
+
+  const v1::DataSpec& spec_;
+  int64_t context_;
+  const std::string& cache_dir_;
+  int32_t vocab_size_;
+  TextOptions text_;
+  Sides sides_;
+  std::optional<Tokenizer> tokenizer_;
+  PreparedData prepared_;
+};
+
+// The tokenizer of the texts, or the one that the job names for token files.
+absl::Status Preparation::FindTokenizer() {
+  std::vector<std::string> texts;
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind != DataKind::kText) continue;
+    texts.insert(texts.end(), source->files.paths.begin(), source->files.paths.end());
+  }
+  if (texts.empty() && (spec_.tokenizer().empty() || spec_.tokenizer() == "chars")) {
+    return absl::OkStatus();  // the one beside the files, where there is one
+  }
+  absl::StatusOr<Tokenizer> tokenizer = ChooseTokenizer(spec_.tokenizer(), texts, text_);
+  if (!tokenizer.ok()) {
+    return absl::Status(
+        tokenizer.status().code(),
+        absl::StrCat("data.tokenizer: ", std::string(tokenizer.status().message())));
+  }
+  tokenizer_ = *std::move(tokenizer);
+  return absl::OkStatus();
 }
 
-// Tokens of a text from the cache, or made now and put there. An entry that does not open is made
-// again.
-absl::StatusOr<Source> CachedTokens(std::string_view text, const std::string& path,
-                                    const Tokenizer& tokenizer, const std::string& cache_dir) {
+// Entries are named by what decides their bytes. A text alone: tokenizer and content.
+absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const {
   Sha256 sha;
-  sha.Update(tokenizer.ToJson());
-  sha.Update(text);
-  const std::string prefix = absl::StrCat(cache_dir, "/", sha.HexDigest());
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir));
+  sha.Update(tokenizer_->ToJson());
+  const bool one_text = source.files.paths.size() == 1 && !IsJsonl(source.files.paths[0]);
+  for (const std::string& path : source.files.paths) {
+    TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
+    if (!one_text) {
+      sha.Update(absl::StrCat("\n", IsJsonl(path) ? "jsonl" : "text", " ", file->content().size(),
+                              " ", text_.skip_bad_lines, " ", text_.text_key.size(), " ",
+                              text_.text_key, "\n"));
+    }
+    sha.Update(file->content());
+  }
+  return absl::StrCat(cache_dir_, "/", sha.HexDigest());
+}
+
+// Tokens of texts from the cache, or made now and put there.
+absl::Status Preparation::CachedTokens(Source* source) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string prefix, CacheEntry(*source));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", /*wait=*/true));
-  if (absl::StatusOr<Source> cached = OpenTokens(prefix);
-      cached.ok() && cached->tokenizer.has_value() && *cached->tokenizer == tokenizer) {
-    return cached;
+  const DataFiles entry = {DataKind::kIndexed, {prefix}};
+  const std::string notice = prefix + ".notice";
+  absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry);
+  if (!cached.ok() || cached->tokenizer != tokenizer_) {
+    TokenizeOptions options;
+    options.text = text_;
+    TERCIO_ASSIGN_OR_RETURN(const TokenizeReport report,
+                            TokenizeTexts(source->files.paths, *tokenizer_, prefix, options));
+    if (report.skipped_lines > 0) {
+      TERCIO_RETURN_IF_ERROR(WriteFileDurably(
+          notice, absl::StrCat(report.skipped_lines, " lines were skipped, the first is ",
+                               report.first_skipped)));
+    }
+    cached = OpenTokenFiles(entry);
+    if (!cached.ok()) return cached.status();
   }
-  absl::StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(text);
-  if (!ids.ok()) return Fault(path, std::string(ids.status().message()));
-  TERCIO_RETURN_IF_ERROR(WriteIndexedDataset(prefix, *ids, tokenizer));
-  return OpenTokens(prefix);
+  if (PathExists(notice)) {
+    TERCIO_ASSIGN_OR_RETURN(std::string text, ReadFile(notice));
+    prepared_.notices.push_back(std::move(text));
+  }
+  source->tokens = cached->tokens;
+  source->tokenizer = cached->tokenizer;
+  source->digest = cached->digest;
+  return absl::OkStatus();
 }
 
-absl::Status CheckLength(const std::string& path, const char* part, int64_t tokens,
-                         int64_t context) {
-  if (tokens > context) return absl::OkStatus();
-  return Fault(path,
+absl::Status Preparation::OpenTokens(Source* source) {
+  if (source->files.kind == DataKind::kText) return CachedTokens(source);
+  TERCIO_ASSIGN_OR_RETURN(TokenFiles files, OpenTokenFiles(source->files));
+  source->tokens = std::move(files.tokens);
+  source->tokenizer = std::move(files.tokenizer);
+  source->digest = std::move(files.digest);
+  if (!source->tokenizer.has_value()) return absl::OkStatus();
+  if (!tokenizer_.has_value()) tokenizer_ = source->tokenizer;
+  if (*source->tokenizer == *tokenizer_) return absl::OkStatus();
+  return Fault(source->name,
+               absl::StrCat("was made with another tokenizer (", source->tokenizer->kind(), ", ",
+                            source->tokenizer->vocab_size(), " ids) than the rest of the job (",
+                            tokenizer_->kind(), ", ", tokenizer_->vocab_size(),
+                            " ids); tokenise all of it with the same tokenizer, or leave ",
+                            "data.tokenizer out"));
+}
+
+absl::Status Preparation::CheckVocabulary() {
+  int32_t highest = -1;
+  const Source* with_highest = nullptr;
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind == DataKind::kText) continue;
+    TERCIO_ASSIGN_OR_RETURN(const int32_t here, source->tokens.HighestToken(source->name));
+    if (here > highest) with_highest = source;
+    highest = std::max(highest, here);
+  }
+  prepared_.vocab_size = tokenizer_        ? tokenizer_->vocab_size()
+                         : vocab_size_ > 0 ? vocab_size_
+                                           : highest + 1;
+  if (vocab_size_ > 0 && vocab_size_ < prepared_.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.vocab_size is ", vocab_size_, ", but the tokenizer '", tokenizer_->kind(), "' has ",
+        prepared_.vocab_size, " ids; leave model.vocab_size out or make it at least that"));
+  }
+  if (highest < prepared_.vocab_size) return absl::OkStatus();
+  return Fault(with_highest->name,
+               absl::StrCat("token id ", highest, " is outside the vocabulary of ",
+                            prepared_.vocab_size, tokenizer_ ? " of the tokenizer" : "",
+                            "; the data was made with another tokenizer, or model.vocab_size is ",
+                            "too small"));
+}
+
+absl::Status Preparation::CheckLength(const Source& source, const char* part,
+                                      int64_t tokens) const {
+  if (tokens > context_) return absl::OkStatus();
+  return Fault(source.name,
                absl::StrCat(part, " has ", tokens,
-                            " tokens, but one sample needs model.context + 1 = ", context + 1,
-                            "; use more text, a shorter context", " or another data.validation"));
+                            " tokens, but one sample needs model.context + 1 = ", context_ + 1,
+                            "; use more text, a shorter context or another data.validation"));
 }
 
-absl::StatusOr<PreparedData> FinishData(const v1::DataSpec& spec, int64_t context,
-                                        const Source& train,
-                                        const std::optional<Source>& validation) {
-  PreparedData prepared;
-  prepared.train = train.tokens;
-  prepared.digest = train.digest;
-  if (train.tokenizer.has_value()) prepared.tokenizer_json = train.tokenizer->ToJson();
-  if (validation.has_value()) {
-    prepared.validation = validation->tokens;
-    prepared.digest = Sha256Hex(train.digest + validation->digest);
-  } else if (spec.validation_fraction() > 0) {
-    const int64_t all = train.tokens.tokens();
+absl::Status Preparation::Join(const std::vector<Source>& sources, std::vector<TokenDataset> tokens,
+                               BlendedDataset* out) const {
+  std::vector<double> weights;
+  for (const Source& source : sources) weights.push_back(source.weight);
+  absl::StatusOr<Blend> blend = Blend::Create(weights);
+  if (!blend.ok()) return Fault("data", std::string(blend.status().message()));
+  *out = BlendedDataset(std::move(tokens), *std::move(blend));
+  return absl::OkStatus();
+}
+
+absl::Status Preparation::Split() {
+  std::vector<TokenDataset> train;
+  std::vector<TokenDataset> validation;
+  for (const Source& source : sides_.train) {
+    const int64_t all = source.tokens.tokens();
     const auto kept = static_cast<int64_t>(
-        std::floor(static_cast<double>(all) * (1.0 - spec.validation_fraction())));
-    prepared.train = train.tokens.Slice(0, kept);
-    prepared.validation = train.tokens.Slice(kept, all);
+        std::floor(static_cast<double>(all) * (1.0 - spec_.validation_fraction())));
+    train.push_back(source.tokens.Slice(0, kept));
+    TERCIO_RETURN_IF_ERROR(CheckLength(source, "the training part", kept));
+    if (spec_.validation_fraction() > 0 && sides_.validation.empty()) {
+      validation.push_back(source.tokens.Slice(kept, all));
+      TERCIO_RETURN_IF_ERROR(CheckLength(source, "the validation part", all - kept));
+    }
   }
-  prepared.train_tokens = prepared.train.tokens();
-  prepared.validation_tokens = prepared.validation.tokens();
-  TERCIO_RETURN_IF_ERROR(
-      CheckLength(spec.train(), "the training part", prepared.train_tokens, context));
-  if (validation.has_value() || spec.validation_fraction() > 0) {
-    TERCIO_RETURN_IF_ERROR(CheckLength(validation ? spec.validation_path() : spec.train(),
-                                       "the validation part", prepared.validation_tokens, context));
+  for (const Source& source : sides_.validation) {
+    validation.push_back(source.tokens);
+    TERCIO_RETURN_IF_ERROR(CheckLength(source, "the validation part", source.tokens.tokens()));
   }
-  return prepared;
+  TERCIO_RETURN_IF_ERROR(Join(sides_.train, std::move(train), &prepared_.train));
+  if (!validation.empty()) {
+    const auto& sources = sides_.validation.empty() ? sides_.train : sides_.validation;
+    TERCIO_RETURN_IF_ERROR(Join(sources, std::move(validation), &prepared_.validation));
+  }
+  prepared_.train_tokens = prepared_.train.tokens();
+  prepared_.validation_tokens = prepared_.validation.tokens();
+  return absl::OkStatus();
 }
 
-absl::StatusOr<PreparedData> PrepareTokens(const v1::DataSpec& spec, int64_t context,
-                                           int32_t vocab_size) {
-  TERCIO_ASSIGN_OR_RETURN(const Source train, OpenTokens(PrefixOf(spec.train())));
-  std::optional<Source> validation;
-  if (!spec.validation_path().empty()) {
-    TERCIO_ASSIGN_OR_RETURN(validation, OpenTokens(PrefixOf(spec.validation_path())));
+// Of one data set its own; of a blend that of all of them and their shares.
+std::string DigestOf(const std::vector<Source>& sources, const BlendedDataset& blended) {
+  if (sources.size() == 1) return sources[0].digest;
+  std::string all;
+  for (size_t d = 0; d < sources.size(); ++d) {
+    absl::StrAppend(&all, sources[d].digest, " ", blended.blend().units()[d], "\n");
   }
-  TERCIO_ASSIGN_OR_RETURN(PreparedData prepared, FinishData(spec, context, train, validation));
-  TERCIO_ASSIGN_OR_RETURN(IndexedDataset dataset, OpenIndexedDataset(PrefixOf(spec.train())));
-  TERCIO_ASSIGN_OR_RETURN(int32_t highest, HighestToken(dataset));
-  if (validation.has_value()) {
-    TERCIO_ASSIGN_OR_RETURN(dataset, OpenIndexedDataset(PrefixOf(spec.validation_path())));
-    TERCIO_ASSIGN_OR_RETURN(const int32_t other, HighestToken(dataset));
-    highest = std::max(highest, other);
+  return Sha256Hex(all);
+}
+
+absl::StatusOr<PreparedData> Preparation::Prepare() {
+  TERCIO_ASSIGN_OR_RETURN(sides_.train, FindSources(spec_.train(), spec_.train_blend()));
+  TERCIO_ASSIGN_OR_RETURN(sides_.validation,
+                          FindSources(spec_.validation_path(), spec_.validation_blend()));
+  if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no data");
+  TERCIO_RETURN_IF_ERROR(FindTokenizer());
+  for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
+  TERCIO_RETURN_IF_ERROR(CheckVocabulary());
+  TERCIO_RETURN_IF_ERROR(Split());
+  prepared_.digest = DigestOf(sides_.train, prepared_.train);
+  if (!sides_.validation.empty()) {
+    prepared_.digest =
+        Sha256Hex(prepared_.digest + DigestOf(sides_.validation, prepared_.validation));
   }
-  prepared.vocab_size = train.tokenizer  ? train.tokenizer->vocab_size()
-                        : vocab_size > 0 ? vocab_size
-                                         : highest + 1;
-  if (highest >= prepared.vocab_size) {
-    return Fault(spec.train(), absl::StrCat("token id ", highest, " is outside the vocabulary of ",
-                                            prepared.vocab_size));
-  }
-  return prepared;
+  if (tokenizer_.has_value()) prepared_.tokenizer_json = tokenizer_->ToJson();
+  return std::move(prepared_);
 }
 
 }  // namespace
 
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, int64_t context,
                                          const std::string& cache_dir, int32_t vocab_size) {
-  if (IsIndexed(spec.train())) return PrepareTokens(spec, context, vocab_size);
-  Texts texts;
-  TERCIO_ASSIGN_OR_RETURN(texts.train, OpenText(spec.train()));
-  if (!spec.validation_path().empty()) {
-    TERCIO_ASSIGN_OR_RETURN(texts.validation, OpenText(spec.validation_path()));
-  }
-  TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer, MakeTokenizer(spec, texts));
-  TERCIO_ASSIGN_OR_RETURN(const Source train,
-                          CachedTokens(texts.train->content(), spec.train(), tokenizer, cache_dir));
-  std::optional<Source> validation;
-  if (texts.validation != nullptr) {
-    TERCIO_ASSIGN_OR_RETURN(validation, CachedTokens(texts.validation->content(),
-                                                     spec.validation_path(), tokenizer, cache_dir));
-  }
-  TERCIO_ASSIGN_OR_RETURN(PreparedData prepared, FinishData(spec, context, train, validation));
-  prepared.vocab_size = tokenizer.vocab_size();
-  return prepared;
+  return Preparation(spec, context, cache_dir, vocab_size).Prepare();
 }
 
 }  // namespace tercio::data

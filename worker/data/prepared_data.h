@@ -2,29 +2,34 @@
 // before it creates the job, by every agent, and by every trainer; all get the same answer for the
 // same content.
 //
-//   raw text          tokenised once per node into `cache_dir`, in an entry named by content and
-//   tokenizer Megatron PREFIX   PREFIX.bin / PREFIX.idx are mapped where they are (PREFIX.bin or
-//   PREFIX.idx may be
-//                     named instead of PREFIX)
+//   .txt and other text   tokenised once per node into `cache_dir`, in an entry named by content
+//   .jsonl                and tokenizer
+//   Megatron PREFIX       PREFIX.bin / PREFIX.idx are mapped where they are (PREFIX.bin or
+//                         PREFIX.idx may be named instead of PREFIX)
+//   llm.c .bin            mapped where it is
 //
-// Cache: entries are directories that appear by rename, under a file lock per entry, so that any
-// number of processes may prepare the same data at once. An entry that does not check out is made
-// again. Digests of large files are remembered by (path, size, time of change, inode).
+// A data set may be several files of one kind (worker/data/data_files.h), and training or
+// validation a blend of several data sets (worker/data/blended_dataset.h).
+//
+// Cache: an entry's index appears by rename, under a file lock per entry, so that any number of
+// processes may prepare the same data at once. An entry that does not check out is made again; one
+// that was interrupted is gone on with.
 //
 // Thread safety: thread-safe.
 // Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT: the data cannot be used: missing,
-// empty, a
-//   directory, unreadable, too short for one sample, not UTF-8, wrong magic, odd size, ids outside
-//   the vocabulary, unsupported kind. Every message says what, where and how to mend it.
+// empty, a directory, unreadable, too short for one sample, not UTF-8, a broken line, wrong magic,
+// truncated, ids outside the vocabulary, tokenizers or vocabularies that disagree, weights that are
+// not positive. Every message says what, where and how to mend it.
 //   RESOURCE_EXHAUSTED | FAILED_PRECONDITION: the cache directory is full or cannot be written.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
-#include "worker/data/token_dataset.h"
+#include "worker/data/blended_dataset.h"
 
 namespace tercio::data {
 
@@ -34,14 +39,15 @@ struct PreparedData {
   int64_t validation_tokens = 0;  // 0: none
   std::string digest;             // hex SHA-256 of content and tokenizer; equal on all nodes
   std::string tokenizer_json;     // empty: token files without a tokenizer
-  TokenDataset train;
-  TokenDataset validation;
+  BlendedDataset train;
+  BlendedDataset validation;
+  std::vector<std::string> notices;  // lines that were skipped, for people
 };
 
-// `context` is the model's tokens per sequence; the training part, and the validation part where
-// one is asked for, must hold at least one sample. With a validation fraction v training takes the
-// first floor(N*(1-v)) tokens. `vocab_size` (model.vocab_size, 0: none given) is used and checked
-// where no tokenizer gives one; without either it is the largest id + 1.
+// `context` is the model's tokens per sequence; every data set must hold at least one sample. With
+// a validation fraction v training takes the first floor(N*(1-v)) tokens of each data set.
+// `vocab_size` (model.vocab_size, 0: none given) is used where no tokenizer gives one, and may not
+// be smaller than a tokenizer's; without either it is the largest id + 1.
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, int64_t context,
                                          const std::string& cache_dir, int32_t vocab_size = 0);
 

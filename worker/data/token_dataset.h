@@ -1,4 +1,5 @@
-// A sequence of token ids, memory-mapped from a file: what training samples are cut from.
+// A sequence of token ids, memory-mapped from one file or from several, one after the other: what
+// training samples are cut from.
 //
 // Sample i of context T is tokens [i*T, i*T + T]: T inputs and, shifted by one, T targets. N tokens
 // hold floor((N-1)/T) samples; neighbours share one token. Documents of a Megatron data set are
@@ -14,10 +15,14 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace tercio::data {
 
-// Element types of token files, with Megatron's codes.
+// Element types of token files, with Megatron's codes; uint32 is only in llm.c files and has none.
 enum class TokenType : uint8_t {
   kUint8 = 1,
   kInt8 = 2,
@@ -25,6 +30,7 @@ enum class TokenType : uint8_t {
   kInt32 = 4,
   kInt64 = 5,
   kUint16 = 8,
+  kUint32 = 255,
 };
 
 // 1, 2, 4 or 8.
@@ -39,11 +45,13 @@ class TokenDataset {
   TokenDataset() = default;
 
   // `count` elements at `bytes` (any alignment), kept alive by `owner`.
-  // REQUIRES: every id fits int32_t (the readers check it).
+  // REQUIRES: every id that is read fits int32_t; HighestToken checks it for files.
   TokenDataset(std::shared_ptr<const void> owner, const void* bytes, TokenType type, int64_t count);
 
+  // The tokens of all parts, in their order.
+  static TokenDataset Concatenate(absl::Span<const TokenDataset> parts);
+
   int64_t tokens() const { return count_; }
-  TokenType type() const { return type_; }
 
   // Samples of `context` inputs each. REQUIRES: context >= 1.
   int64_t Samples(int64_t context) const;
@@ -54,13 +62,24 @@ class TokenDataset {
   // Writes tokens [begin, begin + count) to `out`. REQUIRES: inside the data set.
   void Read(int64_t begin, int64_t count, int32_t* out) const;
 
+  // The largest id, -1 when there is none. Reads all of them. INVALID_ARGUMENT for an id below 0 or
+  // above 2^31 - 1, naming its place in `name`.
+  absl::StatusOr<int32_t> HighestToken(const std::string& name) const;
+
   // Tokens [begin, end), sharing the mapping. REQUIRES: 0 <= begin <= end <= tokens().
   TokenDataset Slice(int64_t begin, int64_t end) const;
 
  private:
-  std::shared_ptr<const void> owner_;
-  const std::byte* bytes_ = nullptr;
-  TokenType type_ = TokenType::kInt32;
+  struct Part {
+    std::shared_ptr<const void> owner;
+    const std::byte* bytes;
+    TokenType type;
+    int64_t begin;  // place of its first token in the whole
+    int64_t count;
+  };
+  void Add(Part part);
+
+  std::vector<Part> parts_;  // none is empty
   int64_t count_ = 0;
 };
 

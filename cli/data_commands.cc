@@ -1,0 +1,176 @@
+// tercio data tokenize, tercio data inspect.
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <iostream>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "worker/data/data_files.h"
+#include "worker/data/tokenize.h"
+
+namespace tercio::cli {
+namespace {
+
+volatile std::sig_atomic_t stop_signal = 0;
+
+// The first signal lets the run save its place, the second ends it at once.
+void OnStopSignal(int signal) {
+  if (stop_signal != 0) _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted);
+  stop_signal = signal;
+}
+
+// How far tokenising has come: one line that is drawn again on a terminal, a line every few seconds
+// elsewhere.
+class ProgressPrinter {
+ public:
+  explicit ProgressPrinter(const std::string& prefix)
+      : prefix_(prefix), terminal_(isatty(STDERR_FILENO) != 0), start_(absl::Now()) {}
+
+  void Print(const data::TokenizeProgress& progress) {
+    const absl::Time now = absl::Now();
+    if (first_bytes_ < 0) {
+      first_bytes_ = progress.bytes_done;
+      if (progress.resumed) {
+        std::fprintf(stderr, "%s: going on with an earlier run\n", prefix_.c_str());
+      }
+    }
+    if (now - last_ < (terminal_ ? absl::Milliseconds(200) : absl::Seconds(5))) return;
+    if (last_ == absl::InfinitePast() && !terminal_) {
+      last_ = now;  // a short run needs no line
+      return;
+    }
+    last_ = now;
+    const double share = progress.bytes > 0 ? static_cast<double>(progress.bytes_done) /
+                                                  static_cast<double>(progress.bytes)
+                                            : 1;
+    const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - start_));
+    const std::string text = absl::StrFormat(
+        "%5.1f%%  %d documents  %d tokens  %.1f MB/s", 100 * share, progress.documents,
+        progress.tokens, static_cast<double>(progress.bytes_done - first_bytes_) / seconds / 1e6);
+    if (terminal_) {
+      const auto filled = static_cast<size_t>(share * kBarWidth);
+      const std::string bar = std::string(filled, '#') + std::string(kBarWidth - filled, '.');
+      std::fprintf(stderr, "\r[%s] %s\033[K", bar.c_str(), text.c_str());
+      drawn_ = true;
+    } else {
+      std::fprintf(stderr, "%s: %s\n", prefix_.c_str(), text.c_str());
+    }
+  }
+
+  void End() {
+    if (drawn_) std::fprintf(stderr, "\r\033[K");
+    drawn_ = false;
+  }
+
+ private:
+  static constexpr size_t kBarWidth = 30;
+  const std::string& prefix_;
+  const bool terminal_;
+  const absl::Time start_;
+  absl::Time last_ = absl::InfinitePast();
+  int64_t first_bytes_ = -1;
+  bool drawn_ = false;
+};
+
+absl::StatusOr<std::vector<std::string>> InputFiles(const std::string& input) {
+  // A name may hold a comma.
+  const std::vector<std::string> names = PathExists(input)
+                                             ? std::vector<std::string>{input}
+                                             : absl::StrSplit(input, ',', absl::SkipEmpty());
+  TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles(names));
+  if (files.kind == data::DataKind::kText) return files.paths;
+  return absl::InvalidArgumentError(absl::StrCat(
+      files.paths.front(), ": holds tokens already; --input takes text or .jsonl files"));
+}
+
+absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
+  data::TokenizeOptions tokenize;
+  tokenize.text.text_key = options.text_key;
+  tokenize.text.skip_bad_lines = options.skip_bad_lines;
+  tokenize.text.threads = options.threads > 0
+                              ? options.threads
+                              : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  tokenize.append_end_of_text = options.append_eod;
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> paths, InputFiles(options.input));
+  TERCIO_ASSIGN_OR_RETURN(const data::Tokenizer tokenizer,
+                          data::ChooseTokenizer(options.tokenizer, paths, tokenize.text));
+  std::signal(SIGINT, OnStopSignal);
+  std::signal(SIGTERM, OnStopSignal);
+  ProgressPrinter printer(options.prefix);
+  tokenize.progress = [&printer](const data::TokenizeProgress& progress) {
+    printer.Print(progress);
+    return stop_signal == 0;
+  };
+  absl::StatusOr<data::TokenizeReport> report =
+      data::TokenizeTexts(paths, tokenizer, options.prefix, tokenize);
+  printer.End();
+  return report;
+}
+
+template <typename T>
+Json OrNull(const std::optional<T>& value) {
+  return value.has_value() ? Json(*value) : Json(nullptr);
+}
+
+template <typename T>
+std::string OrUnknown(const std::optional<T>& value) {
+  return value.has_value() ? absl::StrCat(*value) : "?";
+}
+
+}  // namespace
+
+int DataTokenize(const Options& options) {
+  const absl::StatusOr<data::TokenizeReport> report = Tokenize(options);
+  if (absl::IsCancelled(report.status())) {
+    std::fprintf(stderr, "%s: interrupted; the same command goes on where it stopped\n",
+                 options.prefix.c_str());
+    return stop_signal == SIGTERM ? kExitTerminated : kExitInterrupted;
+  }
+  if (!report.ok()) return Fail(report.status());
+  std::fprintf(stderr, "%s: %ld documents, %ld tokens\n", options.prefix.c_str(),
+               static_cast<long>(report->documents), static_cast<long>(report->tokens));
+  if (report->skipped_lines > 0) {
+    std::fprintf(stderr, "%s: %ld lines were skipped, the first is %s\n", options.prefix.c_str(),
+                 static_cast<long>(report->skipped_lines), report->first_skipped.c_str());
+  }
+  return kExitOk;
+}
+
+int DataInspect(const Options& options) {
+  const auto summary = data::InspectDataset(options.prefix, options.text_key);
+  if (!summary.ok()) return Fail(summary.status());
+  if (summary->bad_lines > 0) {
+    std::fprintf(stderr, "%s: %ld lines hold no document, the first is %s\n",
+                 options.prefix.c_str(), static_cast<long>(summary->bad_lines),
+                 summary->first_bad_line.c_str());
+  }
+  if (options.format() != Output::kTable) {
+    const Json json = {{"documents", OrNull(summary->documents)},
+                       {"tokens", OrNull(summary->tokens)},
+                       {"dtype", summary->dtype.empty() ? Json(nullptr) : Json(summary->dtype)},
+                       {"vocab_size", OrNull(summary->vocab_size)}};
+    std::cout << json.dump(2) << std::endl;
+  } else if (summary->tokens.has_value()) {
+    std::cout << summary->format << ": " << OrUnknown(summary->documents) << " documents, "
+              << *summary->tokens << " tokens of " << summary->dtype << ", vocabulary "
+              << OrUnknown(summary->vocab_size) << "\n";
+  } else {
+    std::cout << summary->format << ": " << OrUnknown(summary->documents)
+              << " documents, not tokenised\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace tercio::cli

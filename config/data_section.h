@@ -1,0 +1,18 @@
+// The `data:` section of a job file.
+#pragma once
+
+#include <string>
+
+#include "config/reader.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::config {
+
+// Reads the section, every default resolved; faults go to the section's list. `directory` is where
+// relative paths begin. Whether the files are there is for the nodes to say.
+void ParseData(Section data, const std::string& directory, Faults* faults, v1::DataSpec* out);
+
+// The section as YAML that reads back as the same message.
+std::string DataYaml(const v1::DataSpec& data);
+
+}  // namespace tercio::config

@@ -1,0 +1,214 @@
+#include "worker/data/indexed_dataset_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/sha256.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::data {
+namespace {
+
+template <typename T>
+void AppendBytes(T value, std::string* out) {
+  out->append(reinterpret_cast<const char*>(&value), sizeof(T));
+}
+
+std::string DigestOfBlock(std::string_view tokens, std::string_view lengths,
+                          std::string_view note) {
+  Sha256 sha;
+  sha.Update(tokens);
+  sha.Update(lengths);
+  sha.Update(note);
+  return sha.HexDigest();
+}
+
+// A whole number of at least `least`; -1 when there is none.
+int64_t NumberAt(const nlohmann::json& line, const char* key, int64_t least) {
+  const auto found = line.find(key);
+  if (found == line.end() || !found->is_number_integer()) return -1;
+  const int64_t value = found->get<int64_t>();
+  return value >= least ? value : -1;
+}
+
+std::string TextAt(const nlohmann::json& line, const char* key) {
+  const auto found = line.find(key);
+  return found != line.end() && found->is_string() ? found->get<std::string>() : "";
+}
+
+}  // namespace
+
+TokenType TokenTypeFor(int32_t vocab_size) {
+  return vocab_size < 65500 ? TokenType::kUint16 : TokenType::kInt32;
+}
+
+absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> IndexedDatasetWriter::Open(
+    const std::string& prefix, TokenType type, const std::string& key) {
+  std::unique_ptr<IndexedDatasetWriter> writer(new IndexedDatasetWriter(prefix, type));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(writer->directory_));
+  TERCIO_ASSIGN_OR_RETURN(writer->lock_, FileLock::Acquire(writer->Part("lock"), /*wait=*/false));
+  const std::string header =
+      nlohmann::json(
+          {{"format", "tercio-tokenize"}, {"version", 1}, {"dtype", NameOf(type)}, {"key", key}})
+          .dump() +
+      "\n";
+  TERCIO_ASSIGN_OR_RETURN(const Kept kept, writer->Recover(header));
+  TERCIO_ASSIGN_OR_RETURN(writer->tokens_file_,
+                          AppendFile::Open(writer->Part("tokens"), kept.token_bytes));
+  TERCIO_ASSIGN_OR_RETURN(writer->lengths_file_,
+                          AppendFile::Open(writer->Part("lengths"), 4 * kept.documents));
+  TERCIO_ASSIGN_OR_RETURN(writer->journal_,
+                          AppendFile::Open(writer->Part("journal"), kept.journal_bytes));
+  if (kept.journal_bytes == 0) TERCIO_RETURN_IF_ERROR(writer->journal_->Append(header));
+  return writer;
+}
+
+absl::StatusOr<IndexedDatasetWriter::Kept> IndexedDatasetWriter::Recover(
+    const std::string& header) {
+  Kept kept;
+  for (const char* name : {"tokens", "lengths", "journal"}) {
+    if (!PathExists(Part(name))) return kept;
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto tokens, MappedFile::Open(Part("tokens")));
+  TERCIO_ASSIGN_OR_RETURN(const auto lengths, MappedFile::Open(Part("lengths")));
+  TERCIO_ASSIGN_OR_RETURN(const auto journal, MappedFile::Open(Part("journal")));
+  const std::string_view text = journal->content();
+  if (text.substr(0, header.size()) != header) return kept;
+  kept.journal_bytes = static_cast<int64_t>(header.size());
+  while (true) {
+    const size_t begin = static_cast<size_t>(kept.journal_bytes);
+    const size_t end = text.find('\n', begin);
+    if (end == std::string_view::npos) return kept;
+    const std::string line(text.substr(begin, end - begin));
+    if (!TakeBlock(line, tokens->content(), lengths->content(), &kept)) return kept;
+    kept.journal_bytes = static_cast<int64_t>(end) + 1;
+  }
+}
+
+bool IndexedDatasetWriter::TakeBlock(const std::string& text, std::string_view tokens,
+                                     std::string_view lengths, Kept* kept) {
+  const nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!line.is_object()) return false;
+  const int64_t token_bytes = NumberAt(line, "token_bytes", kept->token_bytes);
+  const int64_t documents = NumberAt(line, "documents", kept->documents);
+  const int64_t open_tokens = NumberAt(line, "open_tokens", 0);
+  if (token_bytes < 0 || documents < 0 || open_tokens < 0) return false;
+  if (static_cast<uint64_t>(token_bytes) > tokens.size()) return false;
+  if (static_cast<uint64_t>(documents) > lengths.size() / 4) return false;
+  const auto part = [](std::string_view all, int64_t from, int64_t to) {
+    return all.substr(static_cast<size_t>(from), static_cast<size_t>(to - from));
+  };
+  const std::string note = TextAt(line, "note");
+  const std::string digest = DigestOfBlock(part(tokens, kept->token_bytes, token_bytes),
+                                           part(lengths, 4 * kept->documents, 4 * documents), note);
+  if (digest != TextAt(line, "sha256")) return false;
+  kept->token_bytes = token_bytes;
+  kept->documents = documents;
+  tokens_ = token_bytes / BytesOf(type_);
+  documents_ = documents;
+  open_tokens_ = open_tokens;
+  resumed_note_ = note;
+  return true;
+}
+
+absl::Status IndexedDatasetWriter::Append(absl::Span<const int32_t> ids) {
+  open_tokens_ += static_cast<int64_t>(ids.size());
+  if (open_tokens_ > std::numeric_limits<int32_t>::max()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(prefix_, ": document ", documents_,
+                     " has more than 2^31-1 tokens, more than the format can say; split the text"));
+  }
+  for (const int32_t id : ids) {
+    if (type_ == TokenType::kUint16) {
+      TERCIO_CHECK(id >= 0 && id <= std::numeric_limits<uint16_t>::max());
+      AppendBytes(static_cast<uint16_t>(id), &block_);
+    } else {
+      AppendBytes(id, &block_);
+    }
+  }
+  tokens_ += static_cast<int64_t>(ids.size());
+  return absl::OkStatus();
+}
+
+absl::Status IndexedDatasetWriter::EndDocument() {
+  if (open_tokens_ == 0) return absl::OkStatus();
+  AppendBytes(static_cast<int32_t>(open_tokens_), &block_lengths_);
+  open_tokens_ = 0;
+  ++documents_;
+  return absl::OkStatus();
+}
+
+absl::Status IndexedDatasetWriter::Commit(const std::string& note) {
+  TERCIO_RETURN_IF_ERROR(tokens_file_->Append(block_));
+  TERCIO_RETURN_IF_ERROR(lengths_file_->Append(block_lengths_));
+  TERCIO_RETURN_IF_ERROR(tokens_file_->Sync());
+  TERCIO_RETURN_IF_ERROR(lengths_file_->Sync());
+  const nlohmann::json line = {{"token_bytes", tokens_ * BytesOf(type_)},
+                               {"documents", documents_},
+                               {"open_tokens", open_tokens_},
+                               {"note", note},
+                               {"sha256", DigestOfBlock(block_, block_lengths_, note)}};
+  TERCIO_RETURN_IF_ERROR(journal_->Append(line.dump() + "\n"));
+  TERCIO_RETURN_IF_ERROR(journal_->Sync());
+  block_.clear();
+  block_lengths_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status IndexedDatasetWriter::WriteIndex() const {
+  constexpr size_t kBlock = 1 << 20;
+  TERCIO_ASSIGN_OR_RETURN(const auto lengths, MappedFile::Open(Part("lengths")));
+  TERCIO_ASSIGN_OR_RETURN(AppendFile file, AppendFile::Open(Part("index"), 0));
+  std::string bytes("MMIDIDX\0\0", 9);
+  const auto spill = [&](size_t at_least) {
+    if (bytes.size() < at_least) return absl::OkStatus();
+    absl::Status status = file.Append(bytes);
+    bytes.clear();
+    return status;
+  };
+  AppendBytes<uint64_t>(1, &bytes);
+  AppendBytes<uint8_t>(static_cast<uint8_t>(type_), &bytes);
+  AppendBytes<uint64_t>(static_cast<uint64_t>(documents_), &bytes);
+  AppendBytes<uint64_t>(static_cast<uint64_t>(documents_) + 1, &bytes);
+  TERCIO_RETURN_IF_ERROR(spill(0));
+  TERCIO_RETURN_IF_ERROR(file.Append(lengths->content()));
+  int64_t offset = 0;
+  for (int64_t i = 0; i < documents_; ++i) {
+    AppendBytes<int64_t>(offset, &bytes);
+    int32_t length;
+    std::memcpy(&length, lengths->content().data() + 4 * i, sizeof(length));
+    offset += int64_t{length} * BytesOf(type_);
+    TERCIO_RETURN_IF_ERROR(spill(kBlock));
+  }
+  for (int64_t i = 0; i <= documents_; ++i) {
+    AppendBytes<int64_t>(i, &bytes);
+    TERCIO_RETURN_IF_ERROR(spill(kBlock));
+  }
+  TERCIO_RETURN_IF_ERROR(spill(0));
+  return file.Sync();
+}
+
+absl::Status IndexedDatasetWriter::Finish(const Tokenizer& tokenizer) {
+  TERCIO_CHECK_EQ(open_tokens_, 0);
+  TERCIO_CHECK_EQ(uncommitted_bytes(), 0);
+  TERCIO_RETURN_IF_ERROR(WriteIndex());
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(Part("tokenizer"), tokenizer.ToJson()));
+  // An older data set of this name ends here: its index must not be taken for that of the new ids.
+  std::error_code error;
+  std::filesystem::remove(prefix_ + ".idx", error);
+  if (error) return FileError(error.value(), "cannot replace", prefix_ + ".idx");
+  TERCIO_RETURN_IF_ERROR(RenamePath(Part("tokens"), prefix_ + ".bin"));
+  TERCIO_RETURN_IF_ERROR(RenamePath(Part("tokenizer"), prefix_ + ".tokenizer.json"));
+  const std::string parent = std::filesystem::path(prefix_).parent_path().string();
+  TERCIO_RETURN_IF_ERROR(SyncPath(parent.empty() ? "." : parent));
+  TERCIO_RETURN_IF_ERROR(RenamePath(Part("index"), prefix_ + ".idx"));
+  TERCIO_RETURN_IF_ERROR(SyncPath(parent.empty() ? "." : parent));
+  return RemoveTree(directory_);
+}
+
+}  // namespace tercio::data

@@ -1,0 +1,88 @@
+// The texts of a data set, cut into pieces of work in the order of the documents: one line of a
+// .jsonl file is one document, any other file is one document. Pieces are what threads share, and a
+// place between two of them is where an interrupted run goes on.
+//
+// A .jsonl line is one piece. A text is one piece, too, unless `split_bytes` says that it may be
+// cut anywhere between two characters (the tokenizers `bytes` and `chars` give the same ids then).
+//
+// Thread safety: thread-compatible. Pieces point into memory-mapped files, which live as long as
+// the source.
+// Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT (a directory, an empty file), each
+// naming the path.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/file.h"
+
+namespace tercio::data {
+
+// Into such parts a text is cut where it may be.
+inline constexpr int64_t kTextPieceBytes = 1 << 18;
+
+// Where the next piece begins.
+struct TextPlace {
+  int64_t input = 0;   // which file
+  int64_t offset = 0;  // byte in it
+  int64_t line = 1;    // of a .jsonl file, for messages
+};
+
+struct TextPiece {
+  std::string_view text;  // a .jsonl line without its end, or a part of a text
+  bool json = false;
+  bool ends_document = true;
+  TextPlace begin;
+  TextPlace end;
+};
+
+class TextSource {
+ public:
+  // `split_bytes` 0: a text is never cut.
+  static absl::StatusOr<TextSource> Open(const std::vector<std::string>& paths,
+                                         int64_t split_bytes);
+
+  // False at the end. Skips blank lines.
+  bool Next(TextPiece* piece);
+
+  // REQUIRES: a place that a piece of the same files gave as its end.
+  void GoTo(const TextPlace& place) { place_ = place; }
+  // Whether GoTo may be called with a place that was read from a file.
+  bool Has(const TextPlace& place) const;
+
+  int64_t bytes() const { return bytes_; }
+  // Bytes before the next piece.
+  int64_t bytes_done() const;
+  const std::string& path(int64_t input) const { return files_[static_cast<size_t>(input)].path; }
+  std::string_view content(int64_t input) const {
+    return files_[static_cast<size_t>(input)].file->content();
+  }
+  int64_t inputs() const { return static_cast<int64_t>(files_.size()); }
+  bool json(int64_t input) const { return files_[static_cast<size_t>(input)].json; }
+
+ private:
+  struct File {
+    std::string path;
+    std::shared_ptr<const MappedFile> file;
+    bool json = false;
+  };
+  bool NextLine(const File& file, TextPiece* piece);
+  void NextPart(const File& file, TextPiece* piece);
+
+  std::vector<File> files_;
+  int64_t split_bytes_ = 0;
+  int64_t bytes_ = 0;
+  TextPlace place_;
+};
+
+// Whether a file is read line by line.
+bool IsJsonl(std::string_view path);
+
+// A memory-mapped text that is there, readable, not a directory and not empty.
+absl::StatusOr<std::shared_ptr<const MappedFile>> OpenText(const std::string& path);
+
+}  // namespace tercio::data
