@@ -246,6 +246,10 @@ absl::Status HuggingFaceModel::PlaceTensors() {
   return faults.ToStatus();
 }
 
+absl::StatusOr<std::string> HuggingFaceModel::TokenizerJson() const {
+  return absl::NotFoundError(absl::StrCat(directory_, " holds no tokenizer of Tercio's"));
+}
+
 // In blocks, so that both sides stay in the cache.
 void HuggingFaceModel::ReadTransposed(const Place& place, const v1::TensorSlice& slice,
                                       float* out) const {

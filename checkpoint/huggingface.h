@@ -34,7 +34,8 @@ class HuggingFaceModel : public WeightSource {
   static absl::StatusOr<std::unique_ptr<HuggingFaceModel>> Open(const std::string& directory);
 
   const v1::ModelSpec& model() const override { return model_; }
-  // The contract of checkpoint::Reader.
+  // NOT_FOUND: its tokenizer has another form.
+  absl::StatusOr<std::string> TokenizerJson() const override;
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
   struct File {

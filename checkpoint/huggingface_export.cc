@@ -1,7 +1,6 @@
 #include "checkpoint/huggingface_export.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -9,7 +8,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "checkpoint/float_format.h"
 #include "checkpoint/huggingface.h"
 #include "checkpoint/huggingface_config.h"
@@ -66,6 +64,7 @@ class Exporter {
   absl::StatusOr<ExportResult> Export(OutputDirectory* output);
 
  private:
+  absl::Status CheckKeptNames() const;
   std::vector<std::string> Headers() const;
   absl::Status PlanImported(const std::vector<std::string>& headers);
   absl::Status AddImported(TensorEntry entry, OutputShard* shard);
@@ -95,6 +94,7 @@ class Exporter {
 };
 
 absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
+  TERCIO_RETURN_IF_ERROR(CheckKeptNames());
   const std::vector<std::string> headers = Headers();
   if (headers.empty()) {
     PlanFresh();
@@ -113,6 +113,18 @@ absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
   for (const auto& [name, file] : output->files()) result_.files.push_back(name);
   result_.bytes = output->bytes();
   return result_;
+}
+
+// What was kept becomes files of the same names: those must lie in the directory itself.
+absl::Status Exporter::CheckKeptNames() const {
+  for (const auto& [name, file] : reader_.manifest().files) {
+    if (absl::StartsWith(name, kKeptFolder) &&
+        name.find('/', sizeof(kKeptFolder) - 1) != std::string::npos) {
+      return absl::DataLossError(
+          absl::StrCat(directory_, "/manifest.json: ", name, " is no kept file"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // Files of the checkpoint that hold headers of imported files.

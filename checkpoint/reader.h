@@ -35,7 +35,7 @@ class Reader : public WeightSource {
 
   const Manifest& manifest() const { return manifest_; }
   const v1::ModelSpec& model() const override { return model_; }
-  absl::StatusOr<std::string> TokenizerJson() const;
+  absl::StatusOr<std::string> TokenizerJson() const override;
 
   // Writes the slice's values row-major. INVALID_ARGUMENT when the tensor is missing or has another
   // shape.

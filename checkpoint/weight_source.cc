@@ -29,6 +29,19 @@ absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& so
   return absl::OkStatus();
 }
 
+absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary) {
+  if (data_vocabulary > model.vocab_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has ", data_vocabulary, " token ids, the model in ", model.from(),
+                     " only ", model.vocab_size(), "; use its own tokenizer"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto source, OpenWeightSource(model.from(), /*digests=*/true));
+  const absl::Status same = CheckStartsFrom(model, source->model());
+  if (same.ok()) return same;
+  return absl::FailedPreconditionError(
+      absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
+}
+
 absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out) {
   if (slice.tensor() == "embedding.position.weight" && slice.shape_size() == 2 &&
       slice.shape(0) < source.model().context()) {

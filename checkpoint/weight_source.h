@@ -22,6 +22,9 @@ class WeightSource {
 
   virtual const v1::ModelSpec& model() const = 0;
 
+  // The tokenizer as checkpoints hold it (worker/data/tokenizer.h); NOT_FOUND when there is none.
+  virtual absl::StatusOr<std::string> TokenizerJson() const = 0;
+
   // Writes the slice's values row-major to `out`, which has room for all of them.
   virtual absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const = 0;
 };
@@ -35,6 +38,10 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
 // OK when a model can start from the source's weights: the same sizes, but a context that may be
 // shorter. FAILED_PRECONDITION names the first difference.
 absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source);
+
+// Whether a job's first attempt can start from `model.from`, with data of so many token ids: the
+// directory is there, undamaged, and holds this model. Every message names the directory.
+absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary);
 
 // ReadSlice for a model whose context may be shorter than the source's: it has the first rows of
 // the position table.

@@ -10,6 +10,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/weight_source.h"
 #include "cli/child.h"
 #include "cli/client.h"
 #include "cli/commands.h"
@@ -157,14 +158,16 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
       ranks, MachineCores(), MachineMemory(), spec.resources().threads_per_rank());
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
-  const absl::Status data =
-      data::PrepareData(spec.data(), spec.model().context(), state_dir + "/agent/data-cache",
-                        spec.model().vocab_size())
-          .status();
-  if (absl::IsNotFound(data) || absl::IsPermissionDenied(data)) {
-    return absl::InvalidArgumentError(std::string(data.message()));
+  const auto data = data::PrepareData(spec.data(), spec.model().context(),
+                                      state_dir + "/agent/data-cache", spec.model().vocab_size());
+  absl::Status status = data.status();
+  if (status.ok() && !spec.model().from().empty()) {
+    status = checkpoint::CheckInitialWeights(spec.model(), data->vocab_size);
   }
-  return data;
+  if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+    return absl::InvalidArgumentError(std::string(status.message()));
+  }
+  return status;
 }
 
 int RanksOfJob(const v1::JobSpec& spec) {

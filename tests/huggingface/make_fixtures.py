@@ -18,7 +18,7 @@ import shutil
 import sys
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 TOKENS = [7, 0, 39, 12, 12, 3, 25, 31, 1, 18, 38, 5]
@@ -60,6 +60,8 @@ def main():
         model.save_pretrained(folder, **options)
         for file in os.listdir(folder):
             os.chmod(os.path.join(folder, file), 0o644)
+        # Loaded anew, since .to(bfloat16) has rounded the rotary frequencies too.
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():
             logits = model.eval().to(torch.float64)(torch.tensor([TOKENS])).logits[0]
         with open(os.path.join(FOLDER, name + ".json"), "w", encoding="utf-8") as file:
