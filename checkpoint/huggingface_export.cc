@@ -402,6 +402,7 @@ absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
                                                const std::string& output_path,
                                                const ExportOptions& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, /*digests=*/true));
+  TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
   TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
   TERCIO_ASSIGN_OR_RETURN(const auto output, OutputDirectory::Create(output_path));
   Exporter exporter(*reader, checkpoint, options);

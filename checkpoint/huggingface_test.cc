@@ -278,6 +278,15 @@ TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("as many key as query heads"));
   EXPECT_FALSE(PathExists(dir_.path() + "/out"));
+  for (const Json& change : {Json{{"heads", 0}}, Json{{"layers", -1}}, Json{{"vocab_size", 0}},
+                             Json{{"architecture", "t5"}}, Json{{"kv_heads", 3}}}) {
+    const std::string bad = Checkpoint("gpt2", change, "");
+    EXPECT_EQ(ExportHuggingFace(bad, dir_.path() + "/out", {}).status().code(),
+              absl::StatusCode::kDataLoss)
+        << change;
+    EXPECT_EQ(OpenWeightSource(bad, false).status().code(), absl::StatusCode::kDataLoss) << change;
+    EXPECT_EQ(DescribeModel(bad).status().code(), absl::StatusCode::kDataLoss) << change;
+  }
 }
 
 TEST(HuggingFace, AShorterContextTakesTheFirstPositions) {

@@ -17,6 +17,7 @@ absl::StatusOr<v1::ModelSpec> ModelOfManifest(const std::string& text, const std
       !google::protobuf::util::JsonStringToMessage(json["model"].dump(), &model).ok()) {
     return absl::DataLossError(absl::StrCat(path, ": not the manifest of a Tercio checkpoint"));
   }
+  TERCIO_RETURN_IF_ERROR(CheckPossibleModel(model, path));
   return model;
 }
 
@@ -57,6 +58,18 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
   model.clear_from();
   model.clear_dropout();
   return model;
+}
+
+absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path) {
+  const bool known = model.architecture() == "gpt2" || model.architecture() == "llama";
+  const bool positive = model.layers() > 0 && model.hidden() > 0 && model.heads() > 0 &&
+                        model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
+                        model.vocab_size() > 0;
+  if (known && positive && model.hidden() % model.heads() == 0 &&
+      (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(path, ": its model is none that there can be"));
 }
 
 std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,

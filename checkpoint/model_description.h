@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
 
@@ -22,6 +23,9 @@ absl::StatusOr<std::string> DescriptionFile(const std::string& directory);
 
 // The model with `from` and `dropout` empty: they belong to a job.
 absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory);
+
+// DATA_LOSS when no model can have these numbers: files are not trusted.
+absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path);
 
 // A key of the job file's model section in which two models differ. A shorter context is none.
 struct ModelDifference {

@@ -17,6 +17,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
     return std::unique_ptr<WeightSource>(std::move(model));
   }
   TERCIO_ASSIGN_OR_RETURN(auto reader, Reader::Open(directory, digests));
+  TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), directory + "/manifest.json"));
   return std::unique_ptr<WeightSource>(std::move(reader));
 }
 

@@ -92,7 +92,6 @@ absl::StatusOr<int> PlanJob(const Options& options) {
 
 absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
   if (!options.prompt_ids.empty()) return options.prompt_ids;
-  if (options.prompt.empty()) return absl::InvalidArgumentError("--prompt is empty");
   if (model.tokenizer() == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.checkpoint,
@@ -119,6 +118,9 @@ void PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
 }
 
 absl::StatusOr<int> GenerateText(const Options& options) {
+  if (options.prompt.empty() && options.prompt_ids.empty()) {
+    return absl::InvalidArgumentError("there is no prompt; give --prompt TEXT or --prompt-ids 1,2");
+  }
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
   GenerateOptions generate;

@@ -226,7 +226,10 @@ void AddLocalVerbs(CommandLine& line) {
   CLI::Option* prompt = command->add_option("--prompt", o.prompt, "text to continue");
   CLI::Option* ids = command->add_option("--prompt-ids", o.prompt_ids,
                                          "token ids to continue, as 1,2,3: needs no tokenizer");
-  ids->delimiter(',')->excludes(prompt);
+  ids->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false)
+      ->excludes(prompt);
   command->add_option("--tokens", o.tokens, "how many to generate")->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", o.temperature, "0: always the likeliest")
       ->check(CLI::NonNegativeNumber);
