@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/weight_source.h"
 #include "common/file.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -26,19 +27,19 @@ struct Finding {
 // Reads everything and compares every digest; one finding per file.
 std::vector<Finding> VerifyCheckpoint(const std::string& directory);
 
-class Reader {
+class Reader : public WeightSource {
  public:
   // Checks the manifest, and that every file is there with its full size; with `digests` also their
   // content.
   static absl::StatusOr<std::unique_ptr<Reader>> Open(const std::string& directory, bool digests);
 
   const Manifest& manifest() const { return manifest_; }
-  const v1::ModelSpec& model() const { return model_; }
-  absl::StatusOr<std::string> TokenizerJson() const;
+  const v1::ModelSpec& model() const override { return model_; }
+  absl::StatusOr<std::string> TokenizerJson() const override;
 
   // Writes the slice's values row-major. INVALID_ARGUMENT when the tensor is missing or has another
   // shape.
-  absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const;
+  absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
  private:
   std::string directory_;

@@ -1,18 +1,65 @@
 #include "checkpoint/safetensors.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::checkpoint {
 namespace {
 
 constexpr int64_t kLengthBytes = 8;
+constexpr int64_t kLargestSize = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLargestHeader = 100'000'000;  // the limit of the reference implementation
 
 absl::Status Fault(const std::string& what) {
   return absl::InvalidArgumentError("not a safetensors file: " + what);
+}
+
+struct Dtype {
+  const char* name;
+  int64_t bytes;
+};
+constexpr Dtype kDtypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E5M2", 1}, {"F8_E4M3", 1},
+                             {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
+                             {"U32", 4},  {"F32", 4}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
+
+// -1 when it does not fit.
+int64_t BytesOf(const TensorEntry& entry) {
+  int64_t bytes = DtypeBytes(entry.dtype);
+  for (const int64_t size : entry.shape) {
+    if (__builtin_mul_overflow(bytes, size, &bytes)) return -1;
+  }
+  return bytes;
+}
+
+// A name of an untrusted file, for a message.
+std::string Shown(const std::string& name) { return absl::Utf8SafeCEscape(name.substr(0, 200)); }
+
+// Tensors lie one after the other, from the first byte to the last.
+absl::Status CheckFillsFile(const std::vector<TensorEntry>& tensors, int64_t data_bytes) {
+  std::vector<const TensorEntry*> order;
+  for (const TensorEntry& entry : tensors) order.push_back(&entry);
+  std::sort(order.begin(), order.end(), [](const TensorEntry* a, const TensorEntry* b) {
+    return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
+  });
+  int64_t at = 0;
+  for (const TensorEntry* entry : order) {
+    if (entry->begin != at) {
+      return Fault(absl::StrCat(Shown(entry->name), entry->begin < at
+                                                        ? " overlaps the tensor before it"
+                                                        : " follows a gap"));
+    }
+    at = entry->end;
+  }
+  if (at != data_bytes) {
+    return Fault(absl::StrCat("it has ", data_bytes, " bytes of data, its tensors have ", at));
+  }
+  return absl::OkStatus();
 }
 
 bool IsOffsets(const nlohmann::json& value) {
@@ -25,33 +72,76 @@ absl::StatusOr<TensorEntry> ParseEntry(const std::string& name, const nlohmann::
   if (!value.is_object() || !value.contains("dtype") || !value.contains("shape") ||
       !value.contains("data_offsets") || !IsOffsets(value["data_offsets"]) ||
       !value["dtype"].is_string() || !value["shape"].is_array()) {
-    return Fault("bad entry for " + name);
+    return Fault("bad entry for " + Shown(name));
   }
   TensorEntry entry;
   entry.name = name;
   entry.dtype = value["dtype"];
   for (const auto& size : value["shape"]) {
-    if (!size.is_number_unsigned()) return Fault("bad shape of " + name);
-    entry.shape.push_back(size);
+    if (!size.is_number_unsigned() || size.get<uint64_t>() > uint64_t{kLargestSize}) {
+      return Fault("bad shape of " + Shown(name));
+    }
+    entry.shape.push_back(size.get<int64_t>());
   }
   entry.begin = value["data_offsets"][0];
   entry.end = value["data_offsets"][1];
   if (entry.begin < 0 || entry.begin > entry.end || entry.end > data_bytes) {
-    return Fault(absl::StrCat(name, " lies outside the file"));
+    return Fault(absl::StrCat(Shown(name), " lies outside the file"));
+  }
+  if (DtypeBytes(entry.dtype) == 0) {
+    return Fault(absl::StrCat(Shown(name), " has the unknown dtype ", Shown(entry.dtype)));
+  }
+  if (BytesOf(entry) != entry.end - entry.begin) {
+    return Fault(absl::StrCat(Shown(name), " has ", entry.end - entry.begin,
+                              " bytes, which is not what its shape needs"));
   }
   return entry;
 }
 
+// Where the header ends.
+absl::StatusOr<int64_t> DataBegin(std::string_view file, int64_t file_bytes) {
+  if (static_cast<int64_t>(file.size()) < kLengthBytes) return Fault("shorter than 8 bytes");
+  uint64_t length;
+  std::memcpy(&length, file.data(), sizeof(length));
+  if (length > kLargestHeader || kLengthBytes + static_cast<int64_t>(length) > file_bytes ||
+      file.size() < kLengthBytes + length) {
+    return Fault(absl::StrCat("a header of ", length, " bytes does not fit"));
+  }
+  return kLengthBytes + static_cast<int64_t>(length);
+}
+
+absl::StatusOr<SafetensorsLayout> ParseEntries(std::string_view file, int64_t data_begin,
+                                               int64_t data_bytes) {
+  const std::string_view text =
+      file.substr(kLengthBytes, static_cast<size_t>(data_begin - kLengthBytes));
+  const nlohmann::json header = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!header.is_object()) return Fault("the header is not JSON");
+  SafetensorsLayout layout;
+  layout.data_begin = data_begin;
+  for (const auto& [name, value] : header.items()) {
+    if (name == "__metadata__") continue;
+    TERCIO_ASSIGN_OR_RETURN(TensorEntry entry, ParseEntry(name, value, data_bytes));
+    layout.tensors.push_back(std::move(entry));
+  }
+  return layout;
+}
+
 }  // namespace
 
-std::string SafetensorsHeader(std::vector<TensorEntry>* tensors) {
+int64_t DtypeBytes(std::string_view dtype) {
+  for (const Dtype& known : kDtypes) {
+    if (dtype == known.name) return known.bytes;
+  }
+  return 0;
+}
+
+std::string SafetensorsHeader(std::vector<TensorEntry>* tensors, std::string_view format) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
+  if (!format.empty()) header["__metadata__"] = {{"format", std::string(format)}};
   int64_t at = 0;
   for (TensorEntry& tensor : *tensors) {
-    int64_t elements = 1;
-    for (const int64_t size : tensor.shape) elements *= size;
     tensor.begin = at;
-    tensor.end = at += elements * 4;
+    tensor.end = at += BytesOf(tensor);
     header[tensor.name] = {{"dtype", tensor.dtype},
                            {"shape", tensor.shape},
                            {"data_offsets", {tensor.begin, tensor.end}}};
@@ -64,24 +154,21 @@ std::string SafetensorsHeader(std::vector<TensorEntry>* tensors) {
 }
 
 absl::StatusOr<SafetensorsLayout> ParseSafetensors(std::string_view file, int64_t file_bytes) {
-  if (static_cast<int64_t>(file.size()) < kLengthBytes) return Fault("shorter than 8 bytes");
-  uint64_t length;
-  std::memcpy(&length, file.data(), sizeof(length));
-  if (length > kLargestHeader || kLengthBytes + static_cast<int64_t>(length) > file_bytes ||
-      file.size() < kLengthBytes + length) {
-    return Fault(absl::StrCat("a header of ", length, " bytes does not fit"));
-  }
-  const nlohmann::json header =
-      nlohmann::json::parse(file.substr(kLengthBytes, length), nullptr, /*allow_exceptions=*/false);
-  if (!header.is_object()) return Fault("the header is not JSON");
-  SafetensorsLayout layout;
-  layout.data_begin = kLengthBytes + static_cast<int64_t>(length);
-  for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") continue;
-    absl::StatusOr<TensorEntry> entry = ParseEntry(name, value, file_bytes - layout.data_begin);
-    if (!entry.ok()) return entry.status();
-    layout.tensors.push_back(*std::move(entry));
-  }
+  TERCIO_ASSIGN_OR_RETURN(const int64_t data_begin, DataBegin(file, file_bytes));
+  const int64_t data_bytes = file_bytes - data_begin;
+  TERCIO_ASSIGN_OR_RETURN(SafetensorsLayout layout, ParseEntries(file, data_begin, data_bytes));
+  TERCIO_RETURN_IF_ERROR(CheckFillsFile(layout.tensors, data_bytes));
+  return layout;
+}
+
+absl::StatusOr<SafetensorsLayout> ParseSafetensorsHeader(std::string_view header) {
+  const auto bytes = static_cast<int64_t>(header.size());
+  TERCIO_ASSIGN_OR_RETURN(const int64_t data_begin, DataBegin(header, bytes));
+  if (data_begin != bytes) return Fault("bytes follow the header");
+  TERCIO_ASSIGN_OR_RETURN(SafetensorsLayout layout, ParseEntries(header, data_begin, kLargestSize));
+  int64_t data_bytes = 0;
+  for (const TensorEntry& entry : layout.tensors) data_bytes = std::max(data_bytes, entry.end);
+  TERCIO_RETURN_IF_ERROR(CheckFillsFile(layout.tensors, data_bytes));
   return layout;
 }
 

@@ -19,6 +19,10 @@ int Nodes(const Options& options);
 int CheckpointList(const Options& options);
 int CheckpointVerify(const Options& options);
 
+// Hugging Face directories (checkpoint_commands.cc).
+int CheckpointImport(const Options& options);
+int CheckpointExport(const Options& options);
+
 // With a private coordinator and agent where needed (run_commands.cc).
 int Run(const Options& options);
 int Resume(const Options& options);

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <thread>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cli/checkpoint_path.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
@@ -28,18 +30,9 @@ namespace {
 
 int Cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
-// The checkpoint directory itself, or the newest in a job's directory.
-std::string CheckpointDirectory(const std::string& given) {
-  if (PathExists(given + "/manifest.json")) return given;
-  std::string newest;
-  for (const std::string& name : ListDirectory(given)) {
-    if (absl::StartsWith(name, "step-") && !absl::StrContains(name, ".partial")) newest = name;
-  }
-  return newest.empty() ? given : absl::StrCat(given, "/", newest);
-}
-
 absl::StatusOr<std::unique_ptr<LanguageModel>> LoadModel(const Options& options) {
-  return LanguageModel::Load(CheckpointDirectory(options.checkpoint), Cores());
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  return LanguageModel::Load(directory, Cores(), options.context);
 }
 
 void PrintPlan(const v1::PlanReport& report) {
@@ -97,11 +90,39 @@ absl::StatusOr<int> PlanJob(const Options& options) {
       std::string(coordinator::ChooseLayout(spec, cluster).status().message())));
 }
 
+absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
+  if (!options.prompt_ids.empty()) return options.prompt_ids;
+  if (model.tokenizer() == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.checkpoint,
+                     " has no tokenizer that is supported by this version; "
+                     "give token ids with --prompt-ids 1,2,3"));
+  }
+  return model.tokenizer()->Encode(options.prompt);
+}
+
+void PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
+                    const std::vector<int32_t>& ids, const std::optional<std::string>& text) {
+  if (options.format() != Output::kTable) {
+    const Json json = {
+        {"prompt", options.prompt_ids.empty() ? Json(Printable(options.prompt)) : Json(nullptr)},
+        {"prompt_ids", prompt},
+        {"text", text ? Json(Printable(*text)) : Json(nullptr)},
+        {"tokens", ids}};
+    std::cout << json.dump(2) << std::endl;
+  } else if (text) {
+    std::cout << options.prompt << Printable(*text) << std::endl;
+  } else {
+    std::cout << absl::StrJoin(ids, ",") << std::endl;
+  }
+}
+
 absl::StatusOr<int> GenerateText(const Options& options) {
+  if (options.prompt.empty() && options.prompt_ids.empty()) {
+    return absl::InvalidArgumentError("there is no prompt; give --prompt TEXT or --prompt-ids 1,2");
+  }
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt,
-                          model->tokenizer().Encode(options.prompt));
-  if (prompt.empty()) return absl::InvalidArgumentError("--prompt is empty");
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
   GenerateOptions generate;
   generate.tokens = options.tokens;
   generate.temperature = options.temperature;
@@ -113,26 +134,28 @@ absl::StatusOr<int> GenerateText(const Options& options) {
     ids.push_back(id);
     return true;
   }));
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, model->tokenizer().Decode(ids));
-  if (options.format() != Output::kTable) {
-    const Json json = {
-        {"prompt", Printable(options.prompt)}, {"text", Printable(text)}, {"tokens", ids}};
-    std::cout << json.dump(2) << std::endl;
-  } else {
-    std::cout << options.prompt << Printable(text) << std::endl;
+  std::optional<std::string> text;
+  if (model->tokenizer() != nullptr) {
+    TERCIO_ASSIGN_OR_RETURN(text, model->tokenizer()->Decode(ids));
   }
+  PrintGenerated(options, prompt, ids, text);
   return kExitOk;
 }
 
 // A Megatron data set, or a text in the checkpoint's own tokens.
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
-                                                      const data::Tokenizer& tokenizer) {
+                                                      const data::Tokenizer* tokenizer) {
   if (PathExists(path + ".idx")) {
     TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(path));
     return dataset.tokens;
   }
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer.Encode(text));
+  if (tokenizer == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has no tokenizer that is supported by this version, so ", path,
+                     " must be token ids: a Megatron PREFIX"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
   auto owner = std::make_shared<std::vector<int32_t>>(std::move(ids));
   return data::TokenDataset(owner, owner->data(), data::TokenType::kInt32,
                             static_cast<int64_t>(owner->size()));

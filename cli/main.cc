@@ -68,6 +68,26 @@ class CommandLine {
         ->allow_extra_args(false);
   }
 
+  void Model(CLI::App* command) {
+    command
+        ->add_option("--checkpoint", options_.checkpoint,
+                     "checkpoint, directory of a job's checkpoints, or Hugging Face directory")
+        ->required();
+    command
+        ->add_option("--context", options_.context,
+                     "tokens the model looks at, at most its own context (the default)")
+        ->check(CLI::Range(1, 1 << 24));
+  }
+
+  // A verb whose --output is a directory to make; -o is the output format, as everywhere.
+  void Destination(CLI::App* command) {
+    command->remove_option(command->get_option("--output"));
+    command->add_option("-o", options_.output, "json or jsonl for programs")
+        ->check(CLI::IsMember({"json", "jsonl"}));
+    command->add_option("--output", options_.directory, "directory to make")->required();
+    command->add_option("--format", options_.model_format, "hf (Hugging Face)")->required();
+  }
+
   Options& options() { return options_; }
 
   int Parse(int argc, char** argv) {
@@ -167,6 +187,20 @@ void AddCheckpointVerbs(CommandLine& line) {
   line.Reach(command, true);
   line.Job(command, true);
   command->add_option("--step", o.step, "only that one");
+  command = line.Add("import", "a Hugging Face directory becomes a checkpoint",
+                     "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio",
+                     CheckpointImport, parent);
+  command->add_option("directory", o.checkpoint, "Hugging Face directory")->required();
+  line.Destination(command);
+  command = line.Add("export", "a checkpoint becomes a directory that transformers loads",
+                     "checkpoint export job-1a2b3c4d --format hf --output ./model",
+                     CheckpointExport, parent);
+  line.Reach(command, true);
+  command->add_option("job", o.job, "id or name of a job, or a checkpoint directory")->required();
+  command->add_option("--step", o.step, "only that one; else the newest");
+  line.Destination(command);
+  command->add_option("--max-shard-size", o.max_shard_size,
+                      "largest weight file, as 5GB (the default) or 500MiB");
 }
 
 void AddDataVerbs(CommandLine& line) {
@@ -209,8 +243,14 @@ void AddLocalVerbs(CommandLine& line) {
   command->add_flag("--effective", o.effective, "print the complete job instead");
   command = line.Add("generate", "continue a text",
                      "generate --checkpoint DIR --prompt 'Once' --tokens 200", Generate);
-  command->add_option("--checkpoint", o.checkpoint, "checkpoint directory")->required();
-  command->add_option("--prompt", o.prompt, "text to continue")->required();
+  line.Model(command);
+  CLI::Option* prompt = command->add_option("--prompt", o.prompt, "text to continue");
+  CLI::Option* ids = command->add_option("--prompt-ids", o.prompt_ids,
+                                         "token ids to continue, as 1,2,3: needs no tokenizer");
+  ids->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false)
+      ->excludes(prompt);
   command->add_option("--tokens", o.tokens, "how many to generate")->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", o.temperature, "0: always the likeliest")
       ->check(CLI::NonNegativeNumber);
@@ -220,7 +260,7 @@ void AddLocalVerbs(CommandLine& line) {
   command->add_option("--seed", o.seed, "same seed, same text");
   command = line.Add("evaluate", "how well a model predicts a text",
                      "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);
-  command->add_option("--checkpoint", o.checkpoint, "checkpoint directory")->required();
+  line.Model(command);
   command->add_option("--data", o.data, "text file or Megatron PREFIX")->required();
   command->add_option("--metric", o.metric, "perplexity or loss");
   command = line.Add("completion", "completion for a shell", "completion bash", Completion);
@@ -239,8 +279,7 @@ int RefuseLaterVerb(int argc, char** argv) {
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
   later = later ||
           (first == "nodes" && (second == "drain" || second == "undrain" || second == "release"));
-  later = later || (first == "checkpoint" &&
-                    (second == "export" || second == "import" || second == "prune"));
+  later = later || (first == "checkpoint" && second == "prune");
   if (!later) return kExitOk;
   const bool two = first == "nodes" || first == "checkpoint";
   std::fprintf(stderr, "error: tercio %s is not supported by this version\n",

@@ -40,7 +40,12 @@ struct Options {
   bool append_eod = false;
   int threads = 0;  // data tokenize; 0: cores
   std::string checkpoint;
+  std::string directory;  // checkpoint export, import: what comes out of it
+  std::string model_format;
+  std::string max_shard_size;
+  int64_t context = 0;
   std::string prompt;
+  std::vector<int32_t> prompt_ids;
   std::string data;
   std::string metric = "perplexity";
   std::string shell;

@@ -10,6 +10,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/weight_source.h"
 #include "cli/child.h"
 #include "cli/client.h"
 #include "cli/commands.h"
@@ -165,16 +166,19 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
   const absl::StatusOr<data::PreparedData> prepared =
       data::PrepareData(spec.data(), spec.model().context(), state_dir + "/agent/data-cache",
                         spec.model().vocab_size());
-  if (prepared.ok()) {
+  absl::Status status = prepared.status();
+  if (status.ok()) {
     for (const std::string& notice : prepared->notices) {
       std::fprintf(stderr, "notice: %s\n", notice.c_str());
     }
+    if (!spec.model().from().empty()) {
+      status = checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size);
+    }
   }
-  const absl::Status& data = prepared.status();
-  if (absl::IsNotFound(data) || absl::IsPermissionDenied(data)) {
-    return absl::InvalidArgumentError(std::string(data.message()));
+  if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
+    return absl::InvalidArgumentError(std::string(status.message()));
   }
-  return data;
+  return status;
 }
 
 int RanksOfJob(const v1::JobSpec& spec) {

@@ -1,5 +1,7 @@
 #include "config/job_file.h"
 
+#include <filesystem>
+
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -8,6 +10,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr char kGood[] = R"(name: small
 model:
@@ -118,7 +121,7 @@ TEST(JobFile, PatternsMustNameATensor) {
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
   for (const char* change :
        {"model.architecture=bert", "training.precision=bf16", "resources.device=cuda",
-        "data.tokenizer=tokenizer.json", "model.from=dir", "parallelism.zero_stage=1"}) {
+        "data.tokenizer=tokenizer.json", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
 }
@@ -164,6 +167,69 @@ TEST(JobFile, BadDataSets) {
               HasSubstr("data.train: expected a path, a list of paths"));
   EXPECT_THAT(FaultOf(kGood, {"data.skip_bad_lines=maybe"}), HasSubstr("data.skip_bad_lines"));
   EXPECT_THAT(FaultOf(kGood, {"data.text_key=''"}), HasSubstr("data.text_key: an empty key"));
+}
+
+constexpr char kFrom[] = R"(name: small
+model: {from: tests/huggingface/fixtures/gpt2}
+data:
+  train: corpus.txt
+training:
+  steps: 10
+  global_batch: 8
+  optimizer: {learning_rate: 1e-3}
+)";
+
+absl::StatusOr<v1::JobSpec> ParseFrom(const std::vector<std::string>& overrides) {
+  return ParseJobText(kFrom, "job.yaml", std::filesystem::current_path().string(), overrides);
+}
+
+std::string FaultOfFrom(const std::vector<std::string>& overrides) {
+  const auto spec = ParseFrom(overrides);
+  EXPECT_EQ(spec.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(spec.status().message());
+}
+
+TEST(JobFile, AModelFromADirectoryHasItsSizes) {
+  const auto spec = ParseFrom({"model.context=8", "model.dropout=0.1", "model.layers=2"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->model().architecture(), "gpt2");
+  EXPECT_EQ(spec->model().hidden(), 32);
+  EXPECT_EQ(spec->model().ffn_hidden(), 40);
+  EXPECT_EQ(spec->model().norm_eps(), 2e-5);
+  EXPECT_EQ(spec->model().vocab_size(), 40);
+  EXPECT_EQ(spec->model().context(), 8);
+  EXPECT_EQ(spec->model().dropout(), 0.1);
+  EXPECT_THAT(spec->model().from(), ::testing::EndsWith("tests/huggingface/fixtures/gpt2"));
+  const auto again = Parse(EffectiveYaml(*spec));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(spec->SerializeAsString(), again->SerializeAsString());
+  const auto llama = ParseFrom({"model.from=tests/huggingface/fixtures/llama"});
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(llama->model().rope_scaling().factor(), 4);
+  EXPECT_TRUE(llama->model().untied_head());
+}
+
+TEST(JobFile, WhatContradictsTheDirectoryIsAFault) {
+  EXPECT_THAT(FaultOfFrom({"model.layers=3", "model.context=32", "model.tied_head=false"}),
+              AllOf(HasSubstr("model.layers: 3, but the model in "), HasSubstr("gpt2 has 2"),
+                    HasSubstr("model.context: 32, but the model in "), HasSubstr("has only 16"),
+                    HasSubstr("model.tied_head: false, but the model in ")));
+  EXPECT_THAT(FaultOfFrom({"model.preset=gpt2-124m"}), HasSubstr("leave one of the two out"));
+  EXPECT_THAT(FaultOfFrom({"model.layer=2"}), HasSubstr("did you mean 'layers'?"));
+}
+
+// A job that goes on has every size, and may do without the directory.
+TEST(JobFile, ADirectoryThatIsNotThere) {
+  EXPECT_THAT(FaultOfFrom({"model.from=/not/there"}),
+              AllOf(HasSubstr("model.from: /not/there is no model"),
+                    Not(HasSubstr("missing; a model needs it"))));
+  const auto spec = ParseFrom({"training.steps=5"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  const auto moved = ChangeJob(*spec, {"model.from=/not/there", "training.steps=6"});
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  EXPECT_EQ(moved->model().from(), "/not/there");
+  EXPECT_EQ(moved->model().hidden(), 32);
+  EXPECT_EQ(moved->training().steps(), 6);
 }
 
 TEST(JobFile, NotYaml) {

@@ -1,8 +1,11 @@
 #include "config/model_section.h"
 
 #include <filesystem>
+#include <optional>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "checkpoint/model_description.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::config {
@@ -27,11 +30,23 @@ constexpr Preset kPresets[] = {
     {"llama3-70b", "llama", 80, 8192, 64, 8, 28672, 8192, 128256, 500000, false},
 };
 
-const Preset* FindPreset(const std::string& name) {
+std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
   for (const Preset& preset : kPresets) {
-    if (name == preset.name) return &preset;
+    if (name != preset.name) continue;
+    v1::ModelSpec model;
+    model.set_architecture(preset.architecture);
+    model.set_layers(preset.layers);
+    model.set_hidden(preset.hidden);
+    model.set_heads(preset.heads);
+    model.set_kv_heads(preset.kv_heads);
+    model.set_ffn_hidden(preset.ffn_hidden);
+    model.set_context(preset.context);
+    model.set_rope_theta(preset.rope_theta);
+    model.set_untied_head(!preset.tied_head);
+    model.set_bias(model.architecture() == "gpt2");
+    return model;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 std::string PresetNames() {
@@ -63,9 +78,11 @@ void ParseRopeScaling(Section scaling, v1::ModelSpec* out) {
   scaling.Finish();
 }
 
-void ParsePositions(Section& model, const Preset* preset, v1::ModelSpec* out) {
+void ParsePositions(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
   if (out->architecture() == "llama") {
-    out->set_rope_theta(model.Number("rope_theta", preset ? preset->rope_theta : 10000, 1, 1e12));
+    const double theta = base.rope_theta() > 0 ? base.rope_theta() : 10000;
+    out->set_rope_theta(model.Number("rope_theta", theta, 1, 1e12));
+    if (base.has_rope_scaling()) *out->mutable_rope_scaling() = base.rope_scaling();
     if (model.Has("rope_scaling")) ParseRopeScaling(model.Child("rope_scaling"), out);
     if (out->heads() > 0 && out->hidden() / out->heads() % 2 != 0) {
       model.Fault("heads", "hidden / heads must be even for rotary positions");
@@ -89,48 +106,105 @@ void CheckHeads(Section& model, const v1::ModelSpec& spec) {
   }
 }
 
+// Where no model is named to begin with: gpt2, or what the section says.
+v1::ModelSpec UnnamedModel(Section& model) {
+  v1::ModelSpec base;
+  base.set_architecture("gpt2");
+  const bool llama = model.Has("architecture") && model.Text("architecture", "") == "llama";
+  base.set_bias(!llama);
+  base.set_untied_head(llama);
+  return base;
+}
+
+// The section names every size itself: that of a job which was submitted once.
+bool IsComplete(Section& model) {
+  for (const char* key : {"architecture", "layers", "hidden", "heads", "kv_heads", "ffn_hidden",
+                          "context", "bias", "tied_head", "norm_eps", "vocab_size"}) {
+    if (!model.Has(key)) return false;
+  }
+  return true;
+}
+
+std::string ResolvePath(const std::string& text, const std::string& directory) {
+  const std::filesystem::path path = text;
+  return (path.is_absolute() ? path : std::filesystem::path(directory) / path)
+      .lexically_normal()
+      .string();
+}
+
+// The whole section, with `base` for what it leaves out; `named`: base has the sizes too.
+void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::ModelSpec* out) {
+  const std::string architecture =
+      model.OneOf("architecture", base.architecture(), {"gpt2", "llama", "bert"});
+  if (architecture == "bert") model.Fault("architecture", "bert is not supported by this version");
+  out->set_architecture(architecture == "bert" ? "gpt2" : architecture);
+  const auto size = [&](const char* key, int64_t of_base, int64_t otherwise) {
+    if (!named && !model.Has(key)) model.Fault(key, "missing; a model needs it");
+    return static_cast<int32_t>(model.Integer(key, named ? of_base : otherwise, 1, 1 << 24));
+  };
+  out->set_layers(size("layers", base.layers(), 12));
+  out->set_hidden(size("hidden", base.hidden(), 768));
+  out->set_heads(size("heads", base.heads(), 12));
+  out->set_context(size("context", base.context(), 1024));
+  const auto optional = [&](const char* key, int64_t of_base, int64_t otherwise) {
+    return static_cast<int32_t>(model.Integer(key, of_base > 0 ? of_base : otherwise, 1, 1 << 24));
+  };
+  out->set_kv_heads(optional("kv_heads", base.kv_heads(), out->heads()));
+  out->set_ffn_hidden(optional("ffn_hidden", base.ffn_hidden(), DefaultFfn(*out)));
+  out->set_bias(model.Flag("bias", base.bias()));
+  if (out->architecture() == "llama" && out->bias())
+    model.Fault("bias", "biases in llama are not supported by this version");
+  out->set_dropout(model.Number("dropout", 0, 0, 0.999));
+  out->set_untied_head(!model.Flag("tied_head", !base.untied_head()));
+  out->set_norm_eps(
+      model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : 1e-5, 1e-12, 1));
+  out->set_vocab_size(
+      static_cast<int32_t>(model.Integer("vocab_size", base.vocab_size(), 0, 1 << 30)));
+  ParsePositions(model, base, out);
+  CheckHeads(model, *out);
+}
+
+// Sizes come from the directory; the job may shorten the context, and choose its dropout.
+void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out) {
+  const std::string path = ResolvePath(model.Text("from", ""), directory);
+  out->set_from(path);
+  if (model.Has("preset")) {
+    model.Fault("preset", "the model comes from " + path + "; leave one of the two out");
+    return;
+  }
+  const absl::StatusOr<v1::ModelSpec> source = checkpoint::DescribeModel(path);
+  // A job that goes on from its own checkpoints needs the directory no more, and where nodes only
+  // can see it they compare.
+  if (absl::IsNotFound(source.status()) && IsComplete(model)) {
+    ParseSizes(model, UnnamedModel(model), /*named=*/false, out);
+    return;
+  }
+  if (!source.ok()) {
+    model.Fault("from", std::string(source.status().message()));
+    return;
+  }
+  ParseSizes(model, *source, /*named=*/true, out);
+  for (const checkpoint::ModelDifference& difference : checkpoint::DifferencesOf(*out, *source)) {
+    model.Fault(difference.key, absl::StrCat(difference.ours, ", but the model in ", path, " has ",
+                                             difference.theirs));
+  }
+}
+
 }  // namespace
 
 void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out) {
   if (model.Has("from")) {
-    model.Fault("from", "starting from a Hugging Face directory is not supported by this version");
-    const std::filesystem::path path = model.Text("from", "");
-    out->set_from((path.is_absolute() ? path : std::filesystem::path(directory) / path)
-                      .lexically_normal()
-                      .string());
+    ParseFrom(model, directory, out);
+    // Without its sizes nothing was asked of the section's keys.
+    if (out->layers() > 0) model.Finish();
+    return;
   }
-  const Preset* preset = nullptr;
+  std::optional<v1::ModelSpec> preset;
   if (model.Has("preset")) {
     preset = FindPreset(model.Text("preset", ""));
-    if (preset == nullptr) model.Fault("preset", "unknown preset; there are " + PresetNames());
+    if (!preset) model.Fault("preset", "unknown preset; there are " + PresetNames());
   }
-  const std::string architecture = model.OneOf(
-      "architecture", preset ? preset->architecture : "gpt2", {"gpt2", "llama", "bert"});
-  if (architecture == "bert") model.Fault("architecture", "bert is not supported by this version");
-  out->set_architecture(architecture == "bert" ? "gpt2" : architecture);
-  const bool llama = out->architecture() == "llama";
-  const auto size = [&](const char* key, int64_t of_preset) {
-    if (preset == nullptr && !model.Has(key)) model.Fault(key, "missing; a model needs it");
-    return static_cast<int32_t>(model.Integer(key, of_preset, 1, 1 << 24));
-  };
-  out->set_layers(size("layers", preset ? preset->layers : 12));
-  out->set_hidden(size("hidden", preset ? preset->hidden : 768));
-  out->set_heads(size("heads", preset ? preset->heads : 12));
-  out->set_context(size("context", preset ? preset->context : 1024));
-  const auto optional = [&](const char* key, int64_t fallback) {
-    return static_cast<int32_t>(model.Integer(key, fallback, 1, 1 << 24));
-  };
-  out->set_kv_heads(optional("kv_heads", preset ? preset->kv_heads : out->heads()));
-  out->set_ffn_hidden(optional("ffn_hidden", preset ? preset->ffn_hidden : DefaultFfn(*out)));
-  out->set_bias(model.Flag("bias", !llama));
-  if (llama && out->bias())
-    model.Fault("bias", "biases in llama are not supported by this version");
-  out->set_dropout(model.Number("dropout", 0, 0, 0.999));
-  out->set_untied_head(!model.Flag("tied_head", preset ? preset->tied_head : !llama));
-  out->set_norm_eps(model.Number("norm_eps", 1e-5, 1e-12, 1));
-  out->set_vocab_size(static_cast<int32_t>(model.Integer("vocab_size", 0, 0, 1 << 30)));
-  ParsePositions(model, preset, out);
-  CheckHeads(model, *out);
+  ParseSizes(model, preset ? *preset : UnnamedModel(model), preset.has_value(), out);
   model.Finish();
 }
 

@@ -557,6 +557,7 @@ class Stepper {
     v1::CoordinatorMessage message;
     *message.mutable_prepare_data()->mutable_run() = RunOf(job.record);
     *message.mutable_prepare_data()->mutable_spec() = job.record.spec();
+    message.mutable_prepare_data()->set_from_start(job.record.checkpoint_step() == 0);
     effects_.messages.push_back({node, message});
   }
 

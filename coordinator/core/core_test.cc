@@ -295,6 +295,29 @@ TEST(Core, TheRestartBudgetEndsAndAResumeGivesAFreshOne) {
   EXPECT_EQ(machine.job().attempt(), 4);
 }
 
+// Nodes read model.from only while there is no checkpoint to go on from.
+TEST(Core, TheFirstWeightsAreCheckedUntilThereIsACheckpoint) {
+  const auto from_start = [](const Effects& effects) {
+    int told = -1;
+    for (const auto& message : effects.messages) {
+      if (message.message.has_prepare_data()) told = message.message.prepare_data().from_start();
+    }
+    return told;
+  };
+  for (const bool saved : {false, true}) {
+    Machine machine;
+    machine.Reach(v1::JOB_PHASE_QUEUED);
+    EXPECT_EQ(from_start(machine.Do(NodeAttached{Hello(false)})), 1);
+    machine.Do(CheckpointFound{RunWith(1), 0, "", 0, {}});
+    machine.Prepared(1);
+    if (saved) machine.Do(CheckpointCommitted{RunWith(1), 5, "p", 1});
+    machine.Exited(1, 0, 1);
+    machine.Stopped(1);
+    machine.Wait(5);
+    EXPECT_EQ(from_start(machine.Do(Tick{})), saved ? 0 : 1);
+  }
+}
+
 TEST(Core, ASucceededJobGoesOnOnlyWithMoreSteps) {
   Machine machine;
   machine.Reach(v1::JOB_PHASE_RUNNING);

@@ -26,13 +26,16 @@ INCLUDES = {
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h"],
     "checkpoint/": ["checkpoint/", "common/", "plan/", "proto/"],
-    "config/": ["config/", "common/", "plan/", "proto/"],
+    # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.
+    "config/": ["config/", "checkpoint/model_description.h", "common/", "plan/", "proto/"],
     "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
                           "proto/"],
     "coordinator/planner/": ["coordinator/planner/", "plan/", "common/check.h",
                              "common/status_macros.h", "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],
-    "worker/agent/": ["worker/agent/", "worker/data/", "common/", "plan/", "proto/", "config/"],
+    # The agent checks before the ranks start that the weights they begin from can be read.
+    "worker/agent/": ["worker/agent/", "worker/data/", "checkpoint/weight_source.h", "common/", "plan/",
+                      "proto/", "config/"],
     "worker/agent/core/": ["worker/agent/core/", "plan/", "common/check.h",
                            "common/status_macros.h", "proto/"],
     "worker/data/": ["worker/data/", "common/", "plan/", "proto/", "worker/engine/",

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "checkpoint/weight_source.h"
 #include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
@@ -120,18 +121,23 @@ v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
   v1::AgentMessage message;
   v1::DataPrepared* answer = message.mutable_data_prepared();
   *answer->mutable_run() = request.run();
+  const v1::ModelSpec& model = request.spec().model();
   const absl::StatusOr<data::PreparedData> prepared =
-      data::PrepareData(request.spec().data(), request.spec().model().context(),
-                        options_.state_dir + "/data-cache", request.spec().model().vocab_size());
-  if (prepared.ok()) {
-    answer->set_vocab_size(prepared->vocab_size);
+      data::PrepareData(request.spec().data(), model.context(), options_.state_dir + "/data-cache",
+                        model.vocab_size());
+  absl::Status status = prepared.status();
+  if (status.ok() && !model.from().empty() && request.from_start()) {
+    status = checkpoint::CheckInitialWeights(model, prepared->vocab_size);
+  }
+  if (status.ok()) {
+    // A model that begins with weights has the vocabulary of those, however few ids the data uses.
+    answer->set_vocab_size(model.from().empty() ? prepared->vocab_size : model.vocab_size());
     answer->set_train_tokens(prepared->train_tokens);
     answer->set_validation_tokens(prepared->validation_tokens);
     answer->set_digest(prepared->digest);
     for (const std::string& notice : prepared->notices) LogWarning(notice);
   } else {
-    answer->set_error(
-        absl::StrCat("node ", options_.node, ": ", std::string(prepared.status().message())));
+    answer->set_error(absl::StrCat("node ", options_.node, ": ", std::string(status.message())));
   }
   return message;
 }

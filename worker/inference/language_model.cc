@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/reader.h"
+#include "checkpoint/weight_source.h"
 #include "common/status_macros.h"
 #include "kernels/random.h"
 #include "plan/memory_map.h"
@@ -31,10 +32,18 @@ v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
   return spec;
 }
 
+// A checkpoint's own tokenizer; token files and Hugging Face directories bring none.
+absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source) {
+  const absl::StatusOr<std::string> json = source.TokenizerJson();
+  if (!json.ok()) return std::nullopt;
+  TERCIO_ASSIGN_OR_RETURN(data::Tokenizer tokenizer, data::Tokenizer::FromJson(*json));
+  return tokenizer;
+}
+
 class LoadedModel : public LanguageModel {
  public:
   LoadedModel(const v1::JobSpec& spec, const v1::RankPlan& plan, std::unique_ptr<Device> device,
-              Arena arena, data::Tokenizer tokenizer)
+              Arena arena, std::optional<data::Tokenizer> tokenizer)
       : spec_(spec),
         device_(std::move(device)),
         stream_(device_->CreateStream(Device::StreamKind::kCompute)),
@@ -47,7 +56,7 @@ class LoadedModel : public LanguageModel {
         tokenizer_(std::move(tokenizer)),
         inputs_(arena_.Get<int32_t>("tokens.inputs")) {}
 
-  absl::Status LoadWeights(const checkpoint::Reader& reader) {
+  absl::Status LoadWeights(const checkpoint::WeightSource& source) {
     float* parameters = arena_.Floats("parameters");
     for (const plan::StageTensor& entry : tensors_.tensors) {
       if (entry.role == plan::TensorRole::kHead) continue;  // the token embedding again
@@ -57,15 +66,19 @@ class LoadedModel : public LanguageModel {
       if (!entry.tensor.is_vector) slice.add_shape(entry.tensor.columns);
       slice.set_row_end(entry.tensor.rows);
       slice.set_column_end(entry.tensor.columns);
-      TERCIO_RETURN_IF_ERROR(reader.ReadSlice(slice, parameters + entry.parameter_offset));
+      TERCIO_RETURN_IF_ERROR(
+          checkpoint::ReadSliceFor(source, slice, parameters + entry.parameter_offset));
     }
     return absl::OkStatus();
   }
 
-  const data::Tokenizer& tokenizer() const override { return tokenizer_; }
+  const data::Tokenizer* tokenizer() const override {
+    return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
+  }
   int64_t context() const override { return shape_.tokens; }
   int32_t vocab_size() const override { return spec_.model().vocab_size(); }
 
+  absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) override;
   absl::Status Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
                         const std::function<bool(int32_t)>& on_token) override;
   absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens) override;
@@ -74,6 +87,8 @@ class LoadedModel : public LanguageModel {
   MicroBatch Forward(absl::Span<const int32_t> ids);
   // Ids [first, size): those before are still in the activations.
   MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
+  // What follows `ids`; the activations hold the first `known` of them already.
+  const float* LogitsAfter(absl::Span<const int32_t> ids, size_t known);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
   int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
 
@@ -85,7 +100,7 @@ class LoadedModel : public LanguageModel {
   plan::StageShape shape_;
   plan::StageTensors tensors_;
   StageModel model_;
-  data::Tokenizer tokenizer_;
+  std::optional<data::Tokenizer> tokenizer_;
   int32_t* inputs_;
 };
 
@@ -147,11 +162,25 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
     sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   }
   double left = uniform * sum;
-  for (size_t i = 0; i < order.size(); ++i) {
+  for (size_t i = 0; i < weights.size(); ++i) {
     left -= weights[i];
     if (left < 0) return order[i];
   }
   return order[weights.size() - 1];
+}
+
+const float* LoadedModel::LogitsAfter(absl::Span<const int32_t> ids, size_t known) {
+  const size_t window = std::min(ids.size(), static_cast<size_t>(shape_.tokens));
+  // Once the window slides every id has a new position, and nothing that is known helps.
+  const MicroBatch batch =
+      Extend(ids.subspan(ids.size() - window, window), window == ids.size() ? known : 0);
+  return model_.Logits(batch, static_cast<int64_t>(window) - 1, 1);
+}
+
+absl::StatusOr<absl::Span<const float>> LoadedModel::NextLogits(absl::Span<const int32_t> ids) {
+  if (ids.empty()) return absl::InvalidArgumentError("the prompt is empty");
+  TERCIO_RETURN_IF_ERROR(CheckIds(ids));
+  return absl::MakeConstSpan(LogitsAfter(ids, 0), static_cast<size_t>(vocab_size()));
 }
 
 absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
@@ -161,13 +190,8 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   std::vector<int32_t> ids = std::move(prompt);
   size_t known = 0;  // ids whose keys and values are in the activations
   for (int64_t i = 0; i < options.tokens; ++i) {
-    const size_t window = std::min(ids.size(), static_cast<size_t>(shape_.tokens));
-    const absl::Span<const int32_t> last =
-        absl::MakeConstSpan(ids).subspan(ids.size() - window, window);
-    // Once the window slides every id has a new position, and nothing that is known helps.
-    const MicroBatch batch = Extend(last, window == ids.size() ? known : 0);
-    known = window;
-    const float* logits = model_.Logits(batch, static_cast<int64_t>(window) - 1, 1);
+    const float* logits = LogitsAfter(ids, known);
+    known = ids.size();
     const uint64_t word =
         kernels::SplitMix64(kernels::SplitMix64(options.seed) ^ static_cast<uint64_t>(i));
     const double uniform = static_cast<double>(word >> 11) * 0x1.0p-53;
@@ -205,15 +229,17 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
-    const std::string& checkpoint_directory, int threads) {
-  TERCIO_ASSIGN_OR_RETURN(const auto reader,
-                          checkpoint::Reader::Open(checkpoint_directory, /*digests=*/true));
-  data::Tokenizer tokenizer = data::Tokenizer::Bytes();
-  if (const absl::StatusOr<std::string> json = reader->TokenizerJson(); json.ok()) {
-    TERCIO_ASSIGN_OR_RETURN(tokenizer, data::Tokenizer::FromJson(*json));
+absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& directory,
+                                                                   int threads, int64_t context) {
+  TERCIO_ASSIGN_OR_RETURN(const auto source,
+                          checkpoint::OpenWeightSource(directory, /*digests=*/true));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer, TokenizerOf(*source));
+  v1::JobSpec spec = SingleSequenceJob(source->model());
+  if (context > spec.model().context()) {
+    return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",
+                                                   spec.model().context(), " of ", directory));
   }
-  const v1::JobSpec spec = SingleSequenceJob(reader->model());
+  if (context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(context));
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
                           plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
@@ -222,7 +248,7 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stages(0).memory(), *device));
   auto model = std::make_unique<LoadedModel>(spec, plan::SliceForRank(plan, 0), std::move(device),
                                              std::move(arena), std::move(tokenizer));
-  TERCIO_RETURN_IF_ERROR(model->LoadWeights(*reader));
+  TERCIO_RETURN_IF_ERROR(model->LoadWeights(*source));
   return std::unique_ptr<LanguageModel>(std::move(model));
 }
 

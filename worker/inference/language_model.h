@@ -30,13 +30,20 @@ class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
 
-  // NOT_FOUND | DATA_LOSS from the checkpoint; digests are checked.
-  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
-      const std::string& checkpoint_directory, int threads);
+  // From a checkpoint, whose digests are checked, or a Hugging Face directory. `context` makes the
+  // model's shorter, and its memory smaller; 0: as it is. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT
+  // from the directory; INVALID_ARGUMENT for a longer context.
+  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& directory,
+                                                             int threads, int64_t context = 0);
 
-  virtual const data::Tokenizer& tokenizer() const = 0;
+  // Null where the directory holds none that this version reads.
+  virtual const data::Tokenizer* tokenizer() const = 0;
   virtual int64_t context() const = 0;
   virtual int32_t vocab_size() const = 0;
+
+  // One number for each id of the vocabulary: what follows `ids` (at least one, the last `context`
+  // of them count). Valid until the next call.
+  virtual absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) = 0;
 
   // Continues the prompt (at least one id; of a longer one the last `context` ids count) and calls
   // `on_token` for each new id; false ends the generation. The same options give the same ids.

@@ -18,6 +18,7 @@
 #include "worker/data/batch_source.h"
 #include "worker/device/cpu_device.h"
 #include "worker/engine/training_engine.h"
+#include "worker/trainer/initial_weights.h"
 
 namespace tercio {
 namespace {
@@ -107,6 +108,9 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   if (assignment_.resume_step() > 0) {
     link_.SendPhase(v1::TRAINER_PHASE_LOADING);
     TERCIO_RETURN_IF_ERROR(checkpoints_->Load(assignment_.resume_step(), *engine_));
+  } else if (!assignment_.spec().model().from().empty()) {
+    link_.SendPhase(v1::TRAINER_PHASE_LOADING);
+    TERCIO_RETURN_IF_ERROR(LoadInitialWeights(assignment_.spec().model(), *engine_));
   }
   ReportMemory();
   link_.SendPhase(v1::TRAINER_PHASE_RUNNING);

@@ -1,0 +1,90 @@
+#include "checkpoint/float_format.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+namespace tercio::checkpoint {
+namespace {
+
+constexpr uint32_t kSign = 0x80000000u;
+constexpr uint32_t kInfinity = 0x7f800000u;
+
+float WidenHalf(uint16_t half) {
+  const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+  const uint32_t exponent = (half >> 10) & 31u;
+  const uint32_t mantissa = half & 1023u;
+  if (exponent == 31) return std::bit_cast<float>(sign | kInfinity | mantissa << 13);
+  if (exponent != 0) return std::bit_cast<float>(sign | (exponent + 112) << 23 | mantissa << 13);
+  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;  // subnormal, exact
+  return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+}
+
+uint16_t NarrowToHalf(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>((bits & kSign) >> 16);
+  uint32_t magnitude = bits & ~kSign;
+  if (magnitude > kInfinity) {
+    const uint32_t payload = (magnitude >> 13) & 1023u;
+    return static_cast<uint16_t>(sign | 0x7c00u | (payload == 0 ? 0x200u : payload));
+  }
+  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65536 and above
+  if (magnitude < 0x38800000u) {                                               // below 2^-14
+    const float scaled = std::bit_cast<float>(magnitude) * 0x1p24f;
+    return static_cast<uint16_t>(sign | static_cast<uint32_t>(std::nearbyint(scaled)));
+  }
+  magnitude += 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | (magnitude - 0x38000000u) >> 13);
+}
+
+float WidenBrain(uint16_t brain) {
+  return std::bit_cast<float>(static_cast<uint32_t>(brain) << 16);
+}
+
+uint16_t NarrowToBrain(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  if ((bits & ~kSign) > kInfinity) {
+    const uint32_t upper = bits >> 16;
+    return static_cast<uint16_t>((upper & 0x7fu) == 0 ? upper | 0x40u : upper);
+  }
+  return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+}  // namespace
+
+std::optional<FloatFormat> FloatFormatOf(std::string_view dtype) {
+  if (dtype == "F32") return FloatFormat::kF32;
+  if (dtype == "F16") return FloatFormat::kF16;
+  if (dtype == "BF16") return FloatFormat::kBF16;
+  return std::nullopt;
+}
+
+int64_t BytesOf(FloatFormat format) { return format == FloatFormat::kF32 ? 4 : 2; }
+
+void WidenFloats(FloatFormat format, const char* bytes, int64_t count, float* out) {
+  if (count <= 0) return;
+  if (format == FloatFormat::kF32) {
+    std::memcpy(out, bytes, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t narrow;
+    std::memcpy(&narrow, bytes + 2 * i, sizeof(narrow));
+    out[i] = format == FloatFormat::kF16 ? WidenHalf(narrow) : WidenBrain(narrow);
+  }
+}
+
+void NarrowFloats(FloatFormat format, const float* values, int64_t count, char* out) {
+  if (count <= 0) return;
+  if (format == FloatFormat::kF32) {
+    std::memcpy(out, values, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t narrow =
+        format == FloatFormat::kF16 ? NarrowToHalf(values[i]) : NarrowToBrain(values[i]);
+    std::memcpy(out + 2 * i, &narrow, sizeof(narrow));
+  }
+}
+
+}  // namespace tercio::checkpoint

@@ -1,0 +1,292 @@
+#include "checkpoint/huggingface.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/huggingface_config.h"
+#include "checkpoint/huggingface_names.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::checkpoint {
+namespace {
+
+constexpr size_t kNamedFaults = 5;
+constexpr int64_t kBlock = 64;
+
+// A name out of an untrusted file, for a message.
+std::string Shown(std::string_view name) {
+  return absl::Utf8SafeCEscape(std::string(name.substr(0, 200)));
+}
+
+std::string ShapeText(const std::vector<int64_t>& shape) {
+  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
+}
+
+// What is wrong with the tensors of a directory; the first few are told.
+class TensorFaults {
+ public:
+  explicit TensorFaults(std::string directory) : directory_(std::move(directory)) {}
+
+  void Damaged(const std::string& what) {
+    damaged_ = true;
+    faults_.push_back(what);
+  }
+  void Unsupported(const std::string& what) { faults_.push_back(what); }
+
+  absl::Status ToStatus() const {
+    if (faults_.empty()) return absl::OkStatus();
+    std::vector<std::string> told(
+        faults_.begin(),
+        faults_.begin() + static_cast<std::ptrdiff_t>(std::min(faults_.size(), kNamedFaults)));
+    if (told.size() < faults_.size()) {
+      told.push_back(absl::StrCat("and ", faults_.size() - told.size(), " more"));
+    }
+    const std::string message = absl::StrCat(directory_, ": ", absl::StrJoin(told, "; "));
+    return damaged_ ? absl::DataLossError(message) : absl::InvalidArgumentError(message);
+  }
+
+ private:
+  std::string directory_;
+  std::vector<std::string> faults_;
+  bool damaged_ = false;
+};
+
+struct FoundTensor {
+  const HuggingFaceModel::File* file;
+  const TensorEntry* entry;
+};
+
+// All tensors of the files by their name without prefix.
+std::map<std::string, FoundTensor> FindTensors(const std::vector<HuggingFaceModel::File>& files,
+                                               const std::string& architecture,
+                                               TensorFaults* faults) {
+  std::map<std::string, FoundTensor> found;
+  for (const HuggingFaceModel::File& file : files) {
+    for (const TensorEntry& entry : file.layout.tensors) {
+      const std::string suffix(WithoutPrefix(architecture, entry.name));
+      if (!found.emplace(suffix, FoundTensor{&file, &entry}).second) {
+        faults->Damaged(absl::StrCat("tensor ", Shown(entry.name), " is there twice"));
+      }
+    }
+  }
+  return found;
+}
+
+// Names of the files to read, in the order of their names.
+absl::StatusOr<std::set<std::string>> FilesOfIndex(
+    const std::map<std::string, std::string>& weight_map, const std::string& path) {
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : weight_map) names.insert(file);
+  if (names.empty()) return absl::DataLossError(absl::StrCat(path, ": names no file"));
+  return names;
+}
+
+absl::Status CheckSlice(const v1::TensorSlice& slice, const std::vector<int64_t>& shape,
+                        const std::string& directory) {
+  if (!std::equal(shape.begin(), shape.end(), slice.shape().begin(), slice.shape().end())) {
+    return absl::InvalidArgumentError(absl::StrCat(directory, ": tensor ", slice.tensor(), " has ",
+                                                   ShapeText(shape), ", another shape is asked"));
+  }
+  const int64_t columns = shape.size() == 2 ? shape[1] : 1;
+  if (slice.row_begin() < 0 || slice.row_begin() > slice.row_end() || slice.row_end() > shape[0] ||
+      slice.column_begin() < 0 || slice.column_begin() > slice.column_end() ||
+      slice.column_end() > columns) {
+    return absl::InvalidArgumentError(absl::StrCat("slice outside of tensor ", slice.tensor()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::map<std::string, std::string>> ParseWeightMap(std::string_view text,
+                                                                  const std::string& path) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+    return absl::DataLossError(absl::StrCat(path, ": has no weight_map"));
+  }
+  std::map<std::string, std::string> weight_map;
+  for (const auto& [tensor, value] : json["weight_map"].items()) {
+    const std::string file = value.is_string() ? value.get<std::string>() : "";
+    if (file.empty() || file.find('/') != std::string::npos ||
+        file.find('\0') != std::string::npos || file == "." || file == "..") {
+      return absl::DataLossError(
+          absl::StrCat(path, ": tensor ", Shown(tensor), " is in no file of this directory"));
+    }
+    weight_map[tensor] = file;
+  }
+  return weight_map;
+}
+
+absl::StatusOr<std::unique_ptr<HuggingFaceModel>> HuggingFaceModel::Open(
+    const std::string& directory) {
+  auto model = std::make_unique<HuggingFaceModel>();
+  model->directory_ = directory;
+  const std::string config = directory + "/config.json";
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
+  TERCIO_ASSIGN_OR_RETURN(model->model_, ModelOfHuggingFaceConfig(text, config));
+  TERCIO_RETURN_IF_ERROR(model->OpenFiles());
+  TERCIO_RETURN_IF_ERROR(model->PlaceTensors());
+  return model;
+}
+
+// As in transformers, the single file is preferred.
+absl::Status HuggingFaceModel::OpenFiles() {
+  if (PathExists(absl::StrCat(directory_, "/", kHuggingFaceFile))) {
+    return OpenFile(kHuggingFaceFile);
+  }
+  const std::string index = absl::StrCat(directory_, "/", kHuggingFaceIndex);
+  if (!PathExists(index)) {
+    const bool pickled = PathExists(directory_ + "/pytorch_model.bin") ||
+                         PathExists(directory_ + "/pytorch_model.bin.index.json");
+    if (pickled) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(directory_,
+                       ": pytorch_model.bin is not supported; save the model with "
+                       "safe_serialization=True"));
+    }
+    return absl::NotFoundError(
+        absl::StrCat(directory_, " has neither ", kHuggingFaceFile, " nor ", kHuggingFaceIndex));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(index));
+  TERCIO_ASSIGN_OR_RETURN(const auto weight_map, ParseWeightMap(text, index));
+  TERCIO_ASSIGN_OR_RETURN(const std::set<std::string> names, FilesOfIndex(weight_map, index));
+  for (const std::string& name : names) TERCIO_RETURN_IF_ERROR(OpenFile(name));
+  return CheckIndex(weight_map);
+}
+
+absl::Status HuggingFaceModel::OpenFile(const std::string& name) {
+  File file;
+  file.name = name;
+  const std::string path = absl::StrCat(directory_, "/", name);
+  TERCIO_ASSIGN_OR_RETURN(file.mapping, MappedFile::Open(path));
+  const std::string_view content = file.mapping->content();
+  absl::StatusOr<SafetensorsLayout> layout =
+      ParseSafetensors(content, static_cast<int64_t>(content.size()));
+  if (!layout.ok()) {
+    return absl::DataLossError(absl::StrCat(path, ": ", std::string(layout.status().message())));
+  }
+  file.layout = *std::move(layout);
+  files_.push_back(std::move(file));
+  return absl::OkStatus();
+}
+
+absl::Status HuggingFaceModel::CheckIndex(
+    const std::map<std::string, std::string>& weight_map) const {
+  TensorFaults faults(absl::StrCat(directory_, "/", kHuggingFaceIndex));
+  std::map<std::string, std::string> there;
+  for (const File& file : files_) {
+    for (const TensorEntry& entry : file.layout.tensors) there[entry.name] = file.name;
+  }
+  for (const auto& [tensor, file] : weight_map) {
+    const auto found = there.find(tensor);
+    if (found == there.end() || found->second != file) {
+      faults.Damaged(absl::StrCat("tensor ", Shown(tensor), " is not in ", Shown(file)));
+    }
+  }
+  for (const auto& [tensor, file] : there) {
+    if (!weight_map.contains(tensor)) {
+      faults.Damaged(
+          absl::StrCat("tensor ", Shown(tensor), " of ", Shown(file), " is not in the index"));
+    }
+  }
+  return faults.ToStatus();
+}
+
+absl::Status HuggingFaceModel::PlaceTensors() {
+  TensorFaults faults(directory_);
+  std::map<std::string, FoundTensor> found = FindTensors(files_, model_.architecture(), &faults);
+  // Before a table is made for it.
+  if (static_cast<size_t>(model_.layers()) > found.size()) {
+    return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", model_.layers(),
+                                            " layers, the files hold ", found.size(), " tensors"));
+  }
+  for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model_)) {
+    const auto at = found.find(tensor.suffix);
+    if (at == found.end()) {
+      faults.Damaged(absl::StrCat("tensor ", tensor.name, " is missing"));
+      continue;
+    }
+    const TensorEntry& entry = *at->second.entry;
+    const std::optional<FloatFormat> format = FloatFormatOf(entry.dtype);
+    if (entry.shape != tensor.shape) {
+      faults.Damaged(absl::StrCat("tensor ", entry.name, " has shape ", ShapeText(entry.shape),
+                                  ", config.json gives ", ShapeText(tensor.shape)));
+    } else if (!format.has_value()) {
+      faults.Unsupported(absl::StrCat("tensor ", entry.name, " has dtype ", entry.dtype,
+                                      ", this version reads F32, F16 and BF16"));
+    } else {
+      const char* data = at->second.file->bytes(entry).data();
+      for (const HuggingFacePart& part : tensor.parts) {
+        places_[part.tensor] = {data,       *format,   tensor.transposed, tensor.is_vector,
+                                part.begin, part.rows, tensor.inputs,     tensor.outputs};
+      }
+    }
+    if (TiedCopyOf(model_, "lm_head.weight") != tensor.suffix) found.erase(at);
+  }
+  for (const auto& [suffix, extra] : found) {
+    const std::string_view original = TiedCopyOf(model_, suffix);
+    if (!original.empty()) {
+      const auto embedding = found.find(std::string(original));
+      if (embedding == found.end() || extra.entry->dtype != embedding->second.entry->dtype ||
+          extra.file->bytes(*extra.entry) !=
+              embedding->second.file->bytes(*embedding->second.entry)) {
+        faults.Damaged(absl::StrCat("tie_word_embeddings is true, but ", suffix,
+                                    " differs from the embedding"));
+      }
+    } else if (!IsIgnoredBuffer(model_.architecture(), suffix) &&
+               suffix != TiedCopyOf(model_, "lm_head.weight")) {
+      faults.Damaged(absl::StrCat("tensor ", Shown(extra.entry->name), " belongs to no ",
+                                  model_.architecture(), " of this size"));
+    }
+  }
+  return faults.ToStatus();
+}
+
+absl::StatusOr<std::string> HuggingFaceModel::TokenizerJson() const {
+  return absl::NotFoundError(absl::StrCat(directory_, " holds no tokenizer of Tercio's"));
+}
+
+// In blocks, so that both sides stay in the cache.
+void HuggingFaceModel::ReadTransposed(const Place& place, const v1::TensorSlice& slice,
+                                      float* out) const {
+  float run[kBlock];
+  const int64_t width = slice.column_end() - slice.column_begin();
+  const int64_t bytes = BytesOf(place.format);
+  for (int64_t row = slice.row_begin(); row < slice.row_end(); row += kBlock) {
+    const int64_t rows = std::min(kBlock, slice.row_end() - row);
+    float* block = out + (row - slice.row_begin()) * width;
+    for (int64_t column = 0; column < width; ++column) {
+      const int64_t at = (slice.column_begin() + column) * place.outputs + place.begin + row;
+      WidenFloats(place.format, place.data + at * bytes, rows, run);
+      for (int64_t i = 0; i < rows; ++i) block[i * width + column] = run[i];
+    }
+  }
+}
+
+absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* out) const {
+  const auto found = places_.find(slice.tensor());
+  if (found == places_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
+  }
+  const Place& place = found->second;
+  std::vector<int64_t> shape = {place.rows};
+  if (!place.is_vector) shape.push_back(place.inputs);
+  TERCIO_RETURN_IF_ERROR(CheckSlice(slice, shape, directory_));
+  if (place.transposed) {
+    ReadTransposed(place, slice, out);
+    return absl::OkStatus();
+  }
+  const int64_t width = slice.column_end() - slice.column_begin();
+  for (int64_t row = slice.row_begin(); row < slice.row_end(); ++row) {
+    const int64_t at = (place.begin + row) * place.inputs + slice.column_begin();
+    WidenFloats(place.format, place.data + at * BytesOf(place.format), width,
+                out + (row - slice.row_begin()) * width);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tercio::checkpoint

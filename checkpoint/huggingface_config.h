@@ -1,0 +1,33 @@
+// config.json of a Hugging Face directory and v1::ModelSpec, both ways. Pure: text in, values out.
+//
+// Errors: DATA_LOSS for text that is no such file (not JSON, a size missing or of a wrong type),
+// INVALID_ARGUMENT for a model that Tercio does not have. All faults are in one message.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::checkpoint {
+
+// `path` names the file in messages. gpt2 and llama; dropout is left at zero, since it belongs to
+// the training and not to the model.
+absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view json,
+                                                       const std::string& path);
+
+// INVALID_ARGUMENT when transformers' form of the architecture cannot say what the model is.
+absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model);
+
+// A config.json for the model, its weights in fp32. REQUIRES: CheckHasHuggingFaceForm(model).ok().
+std::string HuggingFaceConfig(const v1::ModelSpec& model);
+
+// The original config.json of the model that training started from, made true for `model`: its
+// context, and weights in fp32; all else stays, also what Tercio does not read. The same text when
+// nothing has changed but white space. DATA_LOSS when it is not JSON.
+absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
+                                                     const v1::ModelSpec& model);
+
+}  // namespace tercio::checkpoint

@@ -1,0 +1,47 @@
+// transformers' names and shapes of a model's tensors, and which canonical tensors (see
+// plan/model_tensors.h) each holds. One table for each architecture; everything else that reads or
+// writes Hugging Face directories walks these. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::checkpoint {
+
+// One canonical tensor inside of a Hugging Face tensor: its rows are outputs [begin, begin + rows).
+struct HuggingFacePart {
+  std::string tensor;
+  int64_t begin = 0;
+  int64_t rows = 0;
+};
+
+// Outputs are rows, or columns where the matrix is transposed ([in, out], GPT-2's Conv1D).
+struct HuggingFaceTensor {
+  std::string name;    // as transformers writes it
+  std::string suffix;  // the name without the prefix that a base model's file leaves out
+  std::vector<int64_t> shape;
+  bool is_vector = false;
+  bool transposed = false;
+  int64_t outputs = 0;  // over all parts
+  int64_t inputs = 1;
+  std::vector<HuggingFacePart> parts;
+};
+
+// REQUIRES: gpt2 or llama, vocab_size > 0.
+std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model);
+
+// The name without "transformer." or "model.".
+std::string_view WithoutPrefix(const std::string& architecture, std::string_view name);
+
+// Buffers that old versions of transformers saved, and that say nothing: causal masks, rotary
+// frequencies. `suffix` is a name without prefix.
+bool IsIgnoredBuffer(const std::string& architecture, std::string_view suffix);
+
+// The embedding that `suffix` repeats in a model with a tied head; empty when it is no such tensor.
+std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix);
+
+}  // namespace tercio::checkpoint

@@ -1,0 +1,354 @@
+// Models that transformers saved: the same logits, the same files after import and export.
+// tests/huggingface/make_fixtures.py wrote the fixtures.
+#include "checkpoint/huggingface.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/float_format.h"
+#include "checkpoint/huggingface_config.h"
+#include "checkpoint/huggingface_export.h"
+#include "checkpoint/huggingface_import.h"
+#include "checkpoint/huggingface_tokenizer.h"
+#include "checkpoint/model_description.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/weight_source.h"
+#include "common/file.h"
+#include "common/sha256.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "plan/model_tensors.h"
+#include "worker/inference/language_model.h"
+
+namespace tercio::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+using ::testing::HasSubstr;
+
+constexpr char kFixtures[] = "tests/huggingface/fixtures/";
+constexpr const char* kModels[] = {"gpt2", "llama", "llama_bf16"};
+
+std::string Fixture(const std::string& name) { return kFixtures + name; }
+
+Json Expected(const std::string& name) {
+  return Json::parse(*ReadFile(absl::StrCat(kFixtures, name, ".json")));
+}
+
+// The largest difference to transformers' logits, relative to the largest of them.
+double LogitError(const std::string& directory, const std::string& name) {
+  const auto model = LanguageModel::Load(directory, 1);
+  EXPECT_TRUE(model.ok()) << model.status();
+  if (!model.ok()) return INFINITY;
+  const Json expected = Expected(name);
+  const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
+  double error = 0;
+  double largest = 0;
+  for (size_t count = 1; count <= tokens.size(); ++count) {
+    const auto logits = (*model)->NextLogits(absl::MakeConstSpan(tokens.data(), count));
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    const auto row = expected["logits"][count - 1].get<std::vector<double>>();
+    EXPECT_EQ(row.size(), logits->size());
+    for (size_t i = 0; i < row.size(); ++i) {
+      error = std::max(error, std::abs(static_cast<double>((*logits)[i]) - row[i]));
+      largest = std::max(largest, std::abs(row[i]));
+    }
+  }
+  return error / largest;
+}
+
+v1::TensorSlice WholeSlice(const plan::LogicalTensor& tensor) {
+  v1::TensorSlice slice;
+  slice.set_tensor(tensor.name);
+  slice.add_shape(tensor.rows);
+  if (!tensor.is_vector) slice.add_shape(tensor.columns);
+  slice.set_row_end(tensor.rows);
+  slice.set_column_end(tensor.columns);
+  return slice;
+}
+
+std::vector<float> ReadWhole(const WeightSource& source, const plan::LogicalTensor& tensor) {
+  std::vector<float> values(static_cast<size_t>(tensor.rows * tensor.columns), NAN);
+  const absl::Status status = source.ReadSlice(WholeSlice(tensor), values.data());
+  EXPECT_TRUE(status.ok()) << status;
+  return values;
+}
+
+// Name -> content, of all files of a directory.
+std::map<std::string, std::string> FilesOf(const std::string& directory) {
+  std::map<std::string, std::string> files;
+  for (const std::string& name : ListDirectory(directory)) {
+    files[name] = *ReadFile(directory + "/" + name);
+  }
+  return files;
+}
+
+TEST(HuggingFace, LogitsAreThoseOfTransformers) {
+  for (const char* name : kModels) EXPECT_LT(LogitError(Fixture(name), name), 1e-5) << name;
+}
+
+TEST(HuggingFace, SizesComeFromTheConfiguration) {
+  const auto gpt2 = DescribeModel(Fixture("gpt2"));
+  ASSERT_TRUE(gpt2.ok()) << gpt2.status();
+  EXPECT_EQ(gpt2->ffn_hidden(), 40);
+  EXPECT_EQ(gpt2->context(), 16);
+  EXPECT_EQ(gpt2->norm_eps(), 2e-5);
+  EXPECT_TRUE(gpt2->bias());
+  EXPECT_FALSE(gpt2->untied_head());
+  const auto llama = DescribeModel(Fixture("llama"));
+  ASSERT_TRUE(llama.ok()) << llama.status();
+  EXPECT_EQ(llama->kv_heads(), 2);
+  EXPECT_TRUE(llama->untied_head());
+  EXPECT_EQ(llama->rope_theta(), 1000);
+  EXPECT_EQ(llama->rope_scaling().original_context(), 30);
+  EXPECT_EQ(llama->rope_scaling().low_freq_factor(), 0.8);
+}
+
+// The form that transformers 4 wrote: rope_theta beside rope_scaling.
+TEST(HuggingFace, BothFormsOfRotaryParametersAreRead) {
+  Json config = Json::parse(*ReadFile(Fixture("llama") + "/config.json"));
+  const auto with = ModelOfHuggingFaceConfig(config.dump(), "config.json");
+  ASSERT_TRUE(with.ok()) << with.status();
+  config["rope_scaling"] = config["rope_parameters"];
+  config["rope_scaling"].erase("rope_theta");
+  config["rope_theta"] = 1000.0;
+  config.erase("rope_parameters");
+  const auto without = ModelOfHuggingFaceConfig(config.dump(), "config.json");
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_EQ(with->SerializeAsString(), without->SerializeAsString());
+}
+
+// Any rectangle is that part of the whole: rows and columns of transposed and joined matrices too.
+TEST(HuggingFace, SlicesArePartsOfTheWhole) {
+  for (const char* name : kModels) {
+    const auto model = HuggingFaceModel::Open(Fixture(name));
+    ASSERT_TRUE(model.ok()) << model.status();
+    for (const plan::LogicalTensor& tensor : plan::ModelTensors((*model)->model())) {
+      const std::vector<float> whole = ReadWhole(**model, tensor);
+      v1::TensorSlice slice = WholeSlice(tensor);
+      slice.set_row_begin(tensor.rows / 3);
+      slice.set_row_end(tensor.rows - 1);
+      slice.set_column_begin(tensor.columns / 4);
+      const int64_t width = slice.column_end() - slice.column_begin();
+      std::vector<float> part(static_cast<size_t>((slice.row_end() - slice.row_begin()) * width));
+      ASSERT_TRUE((*model)->ReadSlice(slice, part.data()).ok());
+      for (size_t i = 0; i < part.size(); ++i) {
+        const int64_t row = slice.row_begin() + static_cast<int64_t>(i) / width;
+        const int64_t column = slice.column_begin() + static_cast<int64_t>(i) % width;
+        ASSERT_EQ(part[i], whole[static_cast<size_t>(row * tensor.columns + column)])
+            << name << " " << tensor.name;
+      }
+      slice.set_row_end(tensor.rows + 1);
+      EXPECT_FALSE((*model)->ReadSlice(slice, part.data()).ok());
+    }
+    v1::TensorSlice missing;
+    missing.set_tensor("adamw.m.final_norm.weight");
+    EXPECT_EQ((*model)->ReadSlice(missing, nullptr).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(HuggingFace, ImportThenExportGivesTheSameBytes) {
+  const TempDir dir;
+  for (const char* name : kModels) {
+    const std::string checkpoint = absl::StrCat(dir.path(), "/", name, ".checkpoint");
+    const std::string again = absl::StrCat(dir.path(), "/", name, ".export");
+    const auto imported = ImportHuggingFace(Fixture(name), checkpoint);
+    ASSERT_TRUE(imported.ok()) << imported.status();
+    const auto exported = ExportHuggingFace(checkpoint, again, {});
+    ASSERT_TRUE(exported.ok()) << exported.status();
+    EXPECT_EQ(FilesOf(again), FilesOf(Fixture(name))) << name;
+    EXPECT_TRUE(exported->notes.empty());
+    EXPECT_LT(LogitError(checkpoint, name), 1e-5) << name;
+    EXPECT_EQ(ImportHuggingFace(Fixture(name), checkpoint).status().code(),
+              absl::StatusCode::kFailedPrecondition);
+    EXPECT_EQ(ExportHuggingFace(checkpoint, again, {}).status().code(),
+              absl::StatusCode::kFailedPrecondition);
+  }
+  for (const std::string& name : ListDirectory(dir.path())) {
+    EXPECT_THAT(name, Not(HasSubstr("partial")));
+  }
+}
+
+TEST(HuggingFace, SmallerShardsHoldTheSameTensors) {
+  const TempDir dir;
+  ASSERT_TRUE(ImportHuggingFace(Fixture("llama_bf16"), dir.path() + "/checkpoint").ok());
+  ExportOptions options;
+  options.max_shard_bytes = 6000;
+  const auto result = ExportHuggingFace(dir.path() + "/checkpoint", dir.path() + "/out", options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  const auto files = FilesOf(dir.path() + "/out");
+  ASSERT_TRUE(files.contains(kHuggingFaceIndex));
+  const Json index = Json::parse(files.at(kHuggingFaceIndex));
+  int64_t total = 0;
+  const auto shards = HuggingFaceModel::Open(dir.path() + "/out");
+  ASSERT_TRUE(shards.ok()) << shards.status();
+  EXPECT_GT((*shards)->files().size(), 4u);
+  for (const HuggingFaceModel::File& file : (*shards)->files()) {
+    int64_t bytes = 0;
+    for (const TensorEntry& entry : file.layout.tensors) {
+      bytes += entry.end - entry.begin;
+      EXPECT_EQ(entry.dtype, "BF16");
+    }
+    EXPECT_LE(bytes, 6000);
+    total += bytes;
+  }
+  EXPECT_EQ(index["metadata"]["total_size"], total);
+  EXPECT_LT(LogitError(dir.path() + "/out", "llama_bf16"), 1e-5);
+}
+
+// A checkpoint that was not imported: fp32, transformers' names, a config.json of Tercio's own.
+class FreshExport : public ::testing::Test {
+ protected:
+  // The checkpoint of an import, without what was kept, with another model and a tokenizer.
+  std::string Checkpoint(const std::string& fixture, const Json& model_changes,
+                         const std::string& tokenizer) {
+    const std::string imported = absl::StrCat(dir_.path(), "/", fixture, ++count_);
+    EXPECT_TRUE(ImportHuggingFace(Fixture(fixture), imported).ok());
+    Json manifest = Json::parse(*ReadFile(imported + "/manifest.json"));
+    Json files = Json::object();
+    for (const auto& [name, file] : manifest["files"].items()) {
+      if (name.find('/') == std::string::npos) files[name] = file;
+    }
+    if (!tokenizer.empty()) {
+      EXPECT_TRUE(WriteFileDurably(imported + "/tokenizer.json", tokenizer).ok());
+      files["tokenizer.json"] = {{"bytes", tokenizer.size()}, {"sha256", Sha256Hex(tokenizer)}};
+    }
+    manifest["files"] = files;
+    manifest["model"].update(model_changes);
+    EXPECT_TRUE(WriteFileDurably(imported + "/manifest.json", manifest.dump()).ok());
+    return imported;
+  }
+
+  TempDir dir_;
+  int count_ = 0;
+};
+
+TEST_F(FreshExport, LogitsStayTheSame) {
+  for (const char* name : kModels) {
+    const std::string out = absl::StrCat(dir_.path(), "/", name, ".out");
+    const auto result = ExportHuggingFace(Checkpoint(name, Json::object(), ""), out, {});
+    ASSERT_TRUE(result.ok()) << result.status();
+    ASSERT_EQ(result->notes.size(), 1u);
+    EXPECT_THAT(result->notes[0], HasSubstr("holds no tokenizer"));
+    EXPECT_EQ(result->files, (std::vector<std::string>{"config.json", "model.safetensors"}));
+    EXPECT_LT(LogitError(out, name), 1e-5) << name;
+    EXPECT_TRUE(DifferencesOf(*DescribeModel(out), *DescribeModel(Fixture(name))).empty());
+  }
+}
+
+TEST_F(FreshExport, TheOriginGivesItsConfiguration) {
+  const Json from = {{"from", std::filesystem::absolute(Fixture("llama_bf16")).string()}};
+  const std::string out = dir_.path() + "/out";
+  const auto result = ExportHuggingFace(Checkpoint("llama_bf16", from, ""), out, {});
+  ASSERT_TRUE(result.ok()) << result.status();
+  Json expected = Json::parse(*ReadFile(Fixture("llama_bf16") + "/config.json"));
+  EXPECT_EQ(expected["dtype"], "bfloat16");
+  expected["dtype"] = "float32";
+  EXPECT_EQ(Json::parse(*ReadFile(out + "/config.json")), expected);
+  EXPECT_TRUE(PathExists(out + "/generation_config.json"));
+  const auto gone = ExportHuggingFace(Checkpoint("llama_bf16", {{"from", "/not/there"}}, ""),
+                                      dir_.path() + "/gone", {});
+  ASSERT_TRUE(gone.ok()) << gone.status();
+  EXPECT_THAT(gone->notes[0], HasSubstr("cannot be read any more"));
+}
+
+TEST_F(FreshExport, BytesAndCharactersBecomeTokenizers) {
+  const std::string out = dir_.path() + "/out";
+  const auto result = ExportHuggingFace(
+      Checkpoint("gpt2", Json::object(), R"({"kind":"chars","characters":"\n aé","vocab_size":4})"),
+      out, {});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->notes.empty());
+  const Json chars = Json::parse(*ReadFile(out + "/tokenizer.json"));
+  EXPECT_EQ(chars["model"]["vocab"], (Json{{"\n", 0}, {" ", 1}, {"a", 2}, {"é", 3}}));
+  const Json bytes = Json::parse(*HuggingFaceTokenizer(R"({"kind":"bytes","vocab_size":256})"));
+  EXPECT_EQ(bytes["model"]["vocab"].size(), 256u);
+  EXPECT_EQ(bytes["model"]["vocab"]["A"], 65);
+  EXPECT_EQ(bytes["model"]["vocab"]["Ġ"], 32);
+  EXPECT_FALSE(HuggingFaceTokenizer(R"({"kind":"other"})").has_value());
+}
+
+TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {
+  const auto result =
+      ExportHuggingFace(Checkpoint("gpt2", {{"kv_heads", 2}}, ""), dir_.path() + "/out", {});
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("as many key as query heads"));
+  EXPECT_FALSE(PathExists(dir_.path() + "/out"));
+  for (const Json& change : {Json{{"heads", 0}}, Json{{"layers", -1}}, Json{{"vocab_size", 0}},
+                             Json{{"architecture", "t5"}}, Json{{"kv_heads", 3}}}) {
+    const std::string bad = Checkpoint("gpt2", change, "");
+    EXPECT_EQ(ExportHuggingFace(bad, dir_.path() + "/out", {}).status().code(),
+              absl::StatusCode::kDataLoss)
+        << change;
+    EXPECT_EQ(OpenWeightSource(bad, false).status().code(), absl::StatusCode::kDataLoss) << change;
+    EXPECT_EQ(DescribeModel(bad).status().code(), absl::StatusCode::kDataLoss) << change;
+  }
+}
+
+TEST(HuggingFace, AShorterContextTakesTheFirstPositions) {
+  const auto source = OpenWeightSource(Fixture("gpt2"), false);
+  ASSERT_TRUE(source.ok()) << source.status();
+  v1::ModelSpec shorter = (*source)->model();
+  shorter.set_context(5);
+  EXPECT_TRUE(CheckStartsFrom(shorter, (*source)->model()).ok());
+  const plan::LogicalTensor table = plan::ModelTensors(shorter)[1];
+  ASSERT_EQ(table.name, "embedding.position.weight");
+  std::vector<float> values(static_cast<size_t>(table.rows * table.columns));
+  ASSERT_TRUE(ReadSliceFor(**source, WholeSlice(table), values.data()).ok());
+  std::vector<float> whole = ReadWhole(**source, plan::ModelTensors((*source)->model())[1]);
+  whole.resize(values.size());
+  EXPECT_EQ(values, whole);
+  const auto model = LanguageModel::Load(Fixture("gpt2"), 1, 5);
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->context(), 5);
+  EXPECT_FALSE(LanguageModel::Load(Fixture("gpt2"), 1, 17).ok());
+  shorter.set_context(17);
+  EXPECT_THAT(std::string(CheckStartsFrom(shorter, (*source)->model()).message()),
+              HasSubstr("model.context is 17, but it has only 16"));
+}
+
+TEST(FloatFormats, EveryNarrowNumberComesBack) {
+  for (const FloatFormat format : {FloatFormat::kF16, FloatFormat::kBF16}) {
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+      const auto narrow = static_cast<uint16_t>(bits);
+      float wide = 0;
+      WidenFloats(format, reinterpret_cast<const char*>(&narrow), 1, &wide);
+      uint16_t again = 0;
+      NarrowFloats(format, &wide, 1, reinterpret_cast<char*>(&again));
+      ASSERT_EQ(again, narrow);
+    }
+  }
+}
+
+TEST(FloatFormats, ValuesAndRounding) {
+  const auto half = [](uint16_t bits) {
+    float wide = 0;
+    WidenFloats(FloatFormat::kF16, reinterpret_cast<const char*>(&bits), 1, &wide);
+    return wide;
+  };
+  EXPECT_EQ(half(0x3c00), 1.0f);
+  EXPECT_EQ(half(0xc000), -2.0f);
+  EXPECT_EQ(half(0x0001), 0x1p-24f);
+  EXPECT_EQ(half(0x7bff), 65504.0f);
+  EXPECT_EQ(half(0x7c00), INFINITY);
+  const auto narrow = [](FloatFormat format, float value) {
+    uint16_t bits = 0;
+    NarrowFloats(format, &value, 1, reinterpret_cast<char*>(&bits));
+    return bits;
+  };
+  EXPECT_EQ(narrow(FloatFormat::kF16, 1.0f + 0x1p-11f), 0x3c00);    // tie, to even
+  EXPECT_EQ(narrow(FloatFormat::kF16, 1.0f + 0x3p-11f), 0x3c02);    // tie, to even
+  EXPECT_EQ(narrow(FloatFormat::kF16, 1.0f + 0x1.2p-11f), 0x3c01);  // above the tie
+  EXPECT_EQ(narrow(FloatFormat::kF16, 65520.0f), 0x7c00);           // too large
+  EXPECT_EQ(narrow(FloatFormat::kF16, 0x1.8p-25f), 0x0001);         // subnormal
+  EXPECT_EQ(narrow(FloatFormat::kBF16, 1.0f + 0x1p-8f), 0x3f80);    // tie, to even
+  EXPECT_EQ(narrow(FloatFormat::kBF16, 1.0f + 0x1.1p-8f), 0x3f81);  // above the tie
+  EXPECT_EQ(narrow(FloatFormat::kBF16, 3.4e38f), 0x7f80);           // too large
+}
+
+}  // namespace
+}  // namespace tercio::checkpoint

@@ -1,0 +1,111 @@
+#include "checkpoint/model_description.h"
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface_config.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "google/protobuf/util/json_util.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::checkpoint {
+namespace {
+
+absl::StatusOr<v1::ModelSpec> ModelOfManifest(const std::string& text, const std::string& path) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  v1::ModelSpec model;
+  if (!json.is_object() || !json.contains("model") ||
+      !google::protobuf::util::JsonStringToMessage(json["model"].dump(), &model).ok()) {
+    return absl::DataLossError(absl::StrCat(path, ": not the manifest of a Tercio checkpoint"));
+  }
+  TERCIO_RETURN_IF_ERROR(CheckPossibleModel(model, path));
+  return model;
+}
+
+std::string Number(double value) { return nlohmann::json(value).dump(); }
+
+std::string RopeScalingText(const v1::ModelSpec& model) {
+  if (!model.has_rope_scaling()) return "none";
+  const v1::RopeScaling& rope = model.rope_scaling();
+  return absl::StrCat("{factor: ", Number(rope.factor()),
+                      ", low_freq_factor: ", Number(rope.low_freq_factor()),
+                      ", high_freq_factor: ", Number(rope.high_freq_factor()),
+                      ", original_context: ", rope.original_context(), "}");
+}
+
+}  // namespace
+
+absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory) {
+  if (PathExists(directory + "/manifest.json")) return ModelFormat::kCheckpoint;
+  if (PathExists(directory + "/config.json")) return ModelFormat::kHuggingFace;
+  return absl::NotFoundError(
+      absl::StrCat(directory,
+                   " is no model: it has neither manifest.json (a Tercio checkpoint) nor "
+                   "config.json (a Hugging Face directory)"));
+}
+
+absl::StatusOr<std::string> DescriptionFile(const std::string& directory) {
+  TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
+  return directory + (format == ModelFormat::kCheckpoint ? "/manifest.json" : "/config.json");
+}
+
+absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string path, DescriptionFile(directory));
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
+  TERCIO_ASSIGN_OR_RETURN(v1::ModelSpec model, format == ModelFormat::kCheckpoint
+                                                   ? ModelOfManifest(text, path)
+                                                   : ModelOfHuggingFaceConfig(text, path));
+  model.clear_from();
+  model.clear_dropout();
+  return model;
+}
+
+absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path) {
+  const bool known = model.architecture() == "gpt2" || model.architecture() == "llama";
+  const bool positive = model.layers() > 0 && model.hidden() > 0 && model.heads() > 0 &&
+                        model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
+                        model.vocab_size() > 0;
+  if (known && positive && model.hidden() % model.heads() == 0 &&
+      (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(path, ": its model is none that there can be"));
+}
+
+std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
+                                           const v1::ModelSpec& source) {
+  std::vector<ModelDifference> differences;
+  const auto compare = [&](const char* key, const std::string& ours, const std::string& theirs) {
+    if (ours != theirs) differences.push_back({key, ours, theirs});
+  };
+  const auto kv_heads = [](const v1::ModelSpec& spec) {
+    return absl::StrCat(spec.kv_heads() > 0 ? spec.kv_heads() : spec.heads());
+  };
+  const auto flag = [](bool value) { return value ? "true" : "false"; };
+  const auto eps = [](const v1::ModelSpec& spec) {
+    return Number(spec.norm_eps() > 0 ? spec.norm_eps() : 1e-5);
+  };
+  const auto theta = [](const v1::ModelSpec& spec) {
+    if (spec.architecture() != "llama") return std::string("none");
+    return Number(spec.rope_theta() > 0 ? spec.rope_theta() : 10000.0);
+  };
+  compare("architecture", model.architecture(), source.architecture());
+  compare("layers", absl::StrCat(model.layers()), absl::StrCat(source.layers()));
+  compare("hidden", absl::StrCat(model.hidden()), absl::StrCat(source.hidden()));
+  compare("heads", absl::StrCat(model.heads()), absl::StrCat(source.heads()));
+  compare("kv_heads", kv_heads(model), kv_heads(source));
+  compare("ffn_hidden", absl::StrCat(model.ffn_hidden()), absl::StrCat(source.ffn_hidden()));
+  compare("bias", flag(model.bias()), flag(source.bias()));
+  compare("tied_head", flag(!model.untied_head()), flag(!source.untied_head()));
+  compare("norm_eps", eps(model), eps(source));
+  compare("rope_theta", theta(model), theta(source));
+  compare("rope_scaling", RopeScalingText(model), RopeScalingText(source));
+  compare("vocab_size", absl::StrCat(model.vocab_size()), absl::StrCat(source.vocab_size()));
+  if (model.context() > source.context()) {
+    differences.push_back(
+        {"context", absl::StrCat(model.context()), absl::StrCat("only ", source.context())});
+  }
+  return differences;
+}
+
+}  // namespace tercio::checkpoint

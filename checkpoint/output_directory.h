@@ -1,0 +1,54 @@
+// A directory that appears complete or not at all: files are written beside its place, synced, and
+// one rename makes it visible. What was not committed is removed.
+//
+// Threads: one at a time.
+// Errors: FAILED_PRECONDITION when the place is taken or cannot be written, RESOURCE_EXHAUSTED when
+// the disk is full.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "checkpoint/manifest.h"
+#include "common/sha256.h"
+
+namespace tercio::checkpoint {
+
+class OutputDirectory {
+ public:
+  static absl::StatusOr<std::unique_ptr<OutputDirectory>> Create(const std::string& path);
+  ~OutputDirectory();
+  OutputDirectory(const OutputDirectory&) = delete;
+  OutputDirectory& operator=(const OutputDirectory&) = delete;
+
+  // One file at a time: Begin, Append, End. `name` may lie in a folder, "hf/config.json".
+  absl::Status Begin(const std::string& name);
+  absl::Status Append(std::string_view bytes);
+  absl::Status End();
+  // All three.
+  absl::Status Write(const std::string& name, std::string_view content);
+
+  // Size and digest of every file that was ended.
+  const std::map<std::string, ManifestFile>& files() const { return files_; }
+  int64_t bytes() const;
+
+  absl::Status Commit();
+
+ private:
+  OutputDirectory() = default;
+
+  std::string path_;
+  std::string partial_;
+  bool committed_ = false;
+  std::string name_;
+  int descriptor_ = -1;
+  std::unique_ptr<Sha256> digest_;
+  int64_t written_ = 0;
+  std::map<std::string, ManifestFile> files_;
+};
+
+}  // namespace tercio::checkpoint

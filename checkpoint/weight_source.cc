@@ -1,0 +1,54 @@
+#include "checkpoint/weight_source.h"
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface.h"
+#include "checkpoint/model_description.h"
+#include "checkpoint/reader.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio::checkpoint {
+
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
+                                                               bool digests) {
+  TERCIO_ASSIGN_OR_RETURN(const ModelFormat format, FormatOfModel(directory));
+  if (format == ModelFormat::kHuggingFace) {
+    TERCIO_ASSIGN_OR_RETURN(auto model, HuggingFaceModel::Open(directory));
+    return std::unique_ptr<WeightSource>(std::move(model));
+  }
+  TERCIO_ASSIGN_OR_RETURN(auto reader, Reader::Open(directory, digests));
+  TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), directory + "/manifest.json"));
+  return std::unique_ptr<WeightSource>(std::move(reader));
+}
+
+absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source) {
+  for (const ModelDifference& difference : DifferencesOf(model, source)) {
+    return absl::FailedPreconditionError(absl::StrCat("the job's model.", difference.key, " is ",
+                                                      difference.ours, ", but it has ",
+                                                      difference.theirs));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary) {
+  if (data_vocabulary > model.vocab_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the data has ", data_vocabulary, " token ids, the model in ", model.from(),
+                     " only ", model.vocab_size(), "; use its own tokenizer"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto source, OpenWeightSource(model.from(), /*digests=*/true));
+  const absl::Status same = CheckStartsFrom(model, source->model());
+  if (same.ok()) return same;
+  return absl::FailedPreconditionError(
+      absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
+}
+
+absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out) {
+  if (slice.tensor() == "embedding.position.weight" && slice.shape_size() == 2 &&
+      slice.shape(0) < source.model().context()) {
+    slice.set_shape(0, source.model().context());
+  }
+  return source.ReadSlice(slice, out);
+}
+
+}  // namespace tercio::checkpoint

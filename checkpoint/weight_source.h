@@ -1,0 +1,50 @@
+// Where the weights of a model come from, whoever wrote them: a committed checkpoint, or a Hugging
+// Face directory. Trainers, generation and exporters ask for slices and know no file format.
+//
+// Threads: const methods from any thread.
+// Errors: INVALID_ARGUMENT for a tensor that the source lacks, another shape, or a slice outside of
+// it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/checkpoint_service.pb.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::checkpoint {
+
+class WeightSource {
+ public:
+  virtual ~WeightSource() = default;
+
+  virtual const v1::ModelSpec& model() const = 0;
+
+  // The tokenizer as checkpoints hold it (worker/data/tokenizer.h); NOT_FOUND when there is none.
+  virtual absl::StatusOr<std::string> TokenizerJson() const = 0;
+
+  // Writes the slice's values row-major to `out`, which has room for all of them.
+  virtual absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const = 0;
+};
+
+// Opens a checkpoint (manifest.json) or a Hugging Face directory (config.json). With `digests`
+// every byte of a checkpoint is compared; a Hugging Face directory has none. NOT_FOUND when it is
+// neither, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model that Tercio does not have.
+absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
+                                                               bool digests);
+
+// OK when a model can start from the source's weights: the same sizes, but a context that may be
+// shorter. FAILED_PRECONDITION names the first difference.
+absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source);
+
+// Whether a job's first attempt can start from `model.from`, with data of so many token ids: the
+// directory is there, undamaged, and holds this model. Every message names the directory.
+absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary);
+
+// ReadSlice for a model whose context may be shorter than the source's: it has the first rows of
+// the position table.
+absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out);
+
+}  // namespace tercio::checkpoint

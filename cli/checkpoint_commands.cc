@@ -1,0 +1,111 @@
+// checkpoint import and export: Hugging Face directories in and out, on this machine.
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface_export.h"
+#include "checkpoint/huggingface_import.h"
+#include "cli/checkpoint_path.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+absl::Status CheckFormat(const Options& options) {
+  if (options.model_format == "hf") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--format ", options.model_format, " is not supported by this version; use hf"));
+}
+
+absl::StatusOr<int> Import(const Options& options) {
+  TERCIO_RETURN_IF_ERROR(CheckFormat(options));
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result,
+                          checkpoint::ImportHuggingFace(options.checkpoint, options.directory));
+  if (options.format() != Output::kTable) {
+    const Json json = {{"path", options.directory},
+                       {"architecture", result.model.architecture()},
+                       {"parameters", result.parameters},
+                       {"bytes", result.bytes},
+                       {"kept", result.kept}};
+    std::cout << json.dump(2) << std::endl;
+  } else {
+    std::cout << options.directory << ": " << result.model.architecture() << ", "
+              << result.parameters << " parameters\n";
+  }
+  return kExitOk;
+}
+
+// Where the job's checkpoint lies. It must be on this machine: exports are made where the data is.
+absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
+  grpc::ClientContext context;
+  v1::CheckpointsRequest request;
+  request.set_job(options.job);
+  v1::CheckpointsResponse response;
+  TERCIO_RETURN_IF_ERROR(
+      CallStatus(client->stub().Checkpoints(&context, request, &response), client->address()));
+  std::string path;
+  for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
+    if (options.step == 0 || checkpoint.step() == options.step) path = checkpoint.path();
+  }
+  if (path.empty()) {
+    return absl::NotFoundError(
+        options.step > 0
+            ? absl::StrCat("job ", options.job, " has no checkpoint of step ", options.step)
+            : absl::StrCat("job ", options.job, " has no checkpoint"));
+  }
+  if (!PathExists(path + "/manifest.json")) {
+    return absl::NotFoundError(absl::StrCat("the checkpoint ", path,
+                                            " is not on this machine; export it where the "
+                                            "coordinator runs"));
+  }
+  return path;
+}
+
+absl::StatusOr<int> Export(const Options& options) {
+  TERCIO_RETURN_IF_ERROR(CheckFormat(options));
+  checkpoint::ExportOptions how;
+  if (!options.max_shard_size.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
+  }
+  const bool is_directory = options.job.find('/') != std::string::npos || PathExists(options.job);
+  TERCIO_ASSIGN_OR_RETURN(const std::string path, is_directory
+                                                      ? FindCheckpoint(options.job, options.step)
+                                                      : CheckpointOfJob(options));
+  if (!PathExists(path + "/manifest.json")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a Hugging Face directory already, not a checkpoint"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result,
+                          checkpoint::ExportHuggingFace(path, options.directory, how));
+  for (const std::string& note : result.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  if (options.format() != Output::kTable) {
+    const Json json = {{"path", options.directory}, {"checkpoint", path},
+                       {"step", result.step},       {"architecture", result.model.architecture()},
+                       {"bytes", result.bytes},     {"files", result.files}};
+    std::cout << json.dump(2) << std::endl;
+  } else {
+    std::cout << options.directory << ": " << result.model.architecture() << " of step "
+              << result.step << ", " << result.files.size() << " files\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+int CheckpointImport(const Options& options) {
+  const absl::StatusOr<int> code = Import(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+int CheckpointExport(const Options& options) {
+  const absl::StatusOr<int> code = Export(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+}  // namespace tercio::cli

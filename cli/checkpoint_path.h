@@ -1,0 +1,18 @@
+// Which directory people mean by a checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace tercio::cli {
+
+// `given` itself when it is a checkpoint or a Hugging Face directory, else the newest checkpoint in
+// it (the directory of a job's checkpoints); with `step` above 0 that of this step. NOT_FOUND.
+absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t step);
+
+// Bytes of "5GB", "500MiB", "1000"; INVALID_ARGUMENT for anything else, and below 1.
+absl::StatusOr<int64_t> ParseSize(const std::string& text);
+
+}  // namespace tercio::cli

@@ -1,0 +1,75 @@
+"""Writes the fixtures of checkpoint/huggingface_test.cc and tests/e2e/huggingface_test.py: tiny models as
+transformers saves them, and the logits that it computes. Run by hand, once; names make only those:
+
+    python3 -m venv ~/hf-venv && ~/hf-venv/bin/pip install torch transformers
+    ~/hf-venv/bin/python tests/huggingface/make_fixtures.py [NAME...]
+
+fixtures/<name>/                what save_pretrained writes
+fixtures/<name>.json            {"tokens": [ids], "logits": [[float] for each token]}, computed in double precision
+
+gpt2          tied head, fp32, one file, an inner size of its own
+llama         two query heads for each key head, stretched rotary positions, a head of its own, fp32, three files
+llama_bf16    tied head, bf16
+"""
+
+import json
+import os
+import shutil
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
+TOKENS = [7, 0, 39, 12, 12, 3, 25, 31, 1, 18, 38, 5]
+SIZES = {"vocab_size": 40, "bos_token_id": None, "eos_token_id": None}
+
+
+def gpt2():
+    return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=32, n_head=4, n_inner=40, n_positions=16,
+                                      layer_norm_epsilon=2e-5, **SIZES))
+
+
+def llama(tied, **more):
+    return LlamaForCausalLM(LlamaConfig(
+        hidden_size=32, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=64, tie_word_embeddings=tied, **SIZES, **more))
+
+
+MODELS = {
+    "gpt2": lambda: (gpt2(), {}),
+    "llama": lambda: (llama(False, num_key_value_heads=2, rope_theta=1000.0,
+                            rope_scaling={"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0,
+                                          "low_freq_factor": 0.8, "high_freq_factor": 4.0,
+                                          "original_max_position_embeddings": 30}),
+                      {"max_shard_size": "22KB"}),
+    "llama_bf16": lambda: (llama(True, num_key_value_heads=4, rms_norm_eps=1e-5).to(torch.bfloat16), {}),
+}
+
+
+def main():
+    torch.set_num_threads(1)
+    for name in sys.argv[1:] or MODELS:
+        torch.manual_seed(sum(map(ord, name)))
+        model, options = MODELS[name]()
+        for parameter in model.parameters():  # norms and biases too: ones and zeros would hide a mix-up
+            spread = 0.3 if parameter.dim() == 1 else 0.15
+            parameter.data.add_(torch.randn(parameter.shape).mul(spread).to(parameter.dtype))
+        folder = os.path.join(FOLDER, name)
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder, **options)
+        for file in os.listdir(folder):
+            os.chmod(os.path.join(folder, file), 0o644)
+        # Loaded anew, since .to(bfloat16) has rounded the rotary frequencies too.
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        with torch.no_grad():
+            logits = model.eval().to(torch.float64)(torch.tensor([TOKENS])).logits[0]
+        with open(os.path.join(FOLDER, name + ".json"), "w", encoding="utf-8") as file:
+            rows = ["[" + ", ".join(f"{value:.7g}" for value in row) + "]" for row in logits.tolist()]
+            file.write('{"tokens": ' + json.dumps(TOKENS) + ',\n "logits": [\n' + ",\n".join(rows) + "]}\n")
+        size = sum(os.path.getsize(os.path.join(folder, file)) for file in os.listdir(folder))
+        print(f"{name}: {size} bytes, logits up to {logits.abs().max().item():.3f}")
+
+
+if __name__ == "__main__":
+    main()
