@@ -26,6 +26,8 @@ using Type = SentencePiece::Type;
 constexpr char kKind[] = "sentence_piece";
 // How much worse an unknown character is than the worst piece.
 constexpr float kUnknownPenalty = 10.0f;
+// User-defined pieces win over all others; of two covers with them, that with fewer does.
+constexpr float kUserDefinedMalus = 0.1f;
 
 absl::Status Fault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("SentencePiece: ", std::string(what)));
@@ -251,12 +253,12 @@ void Model::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) cons
       const int32_t id = matched_.value(node);
       if (id == ByteTrie::kNone || piece(id).type == Type::kUnused) continue;
       const size_t length = end - begin;
-      const double gain = piece(id).type == Type::kUserDefined
-                              ? static_cast<float>(length) * greatest_score_ - 0.1
-                              : piece(id).score;
+      const float gain = piece(id).type == Type::kUserDefined
+                             ? static_cast<float>(length) * greatest_score_ - kUserDefinedMalus
+                             : piece(id).score;
       Best& target = best[end];
       if (target.length == 0 || gain + score > target.score) {
-        target = {static_cast<float>(gain + score), id, static_cast<uint32_t>(length)};
+        target = {gain + score, id, static_cast<uint32_t>(length)};
       }
       covers_character = covers_character || length == character;
     }
