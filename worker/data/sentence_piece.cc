@@ -26,8 +26,9 @@ using Type = SentencePiece::Type;
 constexpr char kKind[] = "sentence_piece";
 // How much worse an unknown character is than the worst piece.
 constexpr float kUnknownPenalty = 10.0f;
-// User-defined pieces win over all others; of two covers with them, that with fewer does.
-constexpr float kUserDefinedMalus = 0.1f;
+// What a user-defined piece is worth for each byte but the first: with scores below 0 it always
+// wins, and the longer of two does. As in version 0.2.3 of the library.
+constexpr float kUserDefinedScore = 0.1f;
 
 absl::Status Fault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("SentencePiece: ", std::string(what)));
@@ -80,7 +81,6 @@ class Model : public TokenizerModel {
   std::array<int32_t, 256> byte_ids_;              // -1 where there is none
   absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // of the byte pieces
   float least_score_ = FLT_MAX;
-  float greatest_score_ = FLT_MIN;  // the smallest positive number, as the library has it
   absl::flat_hash_map<std::string_view, int32_t> id_of_;  // views of definition_.pieces
   ByteTrie matched_;                                      // normal, user-defined and unused pieces
   ByteTrie user_defined_;
@@ -121,10 +121,7 @@ absl::Status Model::ReadPieces() {
       if (unknown_ != -1) return Fault("there are two unknown pieces");
       unknown_ = id;
     }
-    if (known.type == Type::kNormal) {
-      least_score_ = std::min(least_score_, known.score);
-      greatest_score_ = std::max(greatest_score_, known.score);
-    }
+    if (known.type == Type::kNormal) least_score_ = std::min(least_score_, known.score);
     if (known.type == Type::kNormal || known.type == Type::kUserDefined ||
         known.type == Type::kUnused) {
       matched_.Insert(known.text, id);
@@ -254,7 +251,7 @@ void Model::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) cons
       if (id == ByteTrie::kNone || piece(id).type == Type::kUnused) continue;
       const size_t length = end - begin;
       const float gain = piece(id).type == Type::kUserDefined
-                             ? static_cast<float>(length) * greatest_score_ - kUserDefinedMalus
+                             ? static_cast<float>(length - 1) * kUserDefinedScore
                              : piece(id).score;
       Best& target = best[end];
       if (target.length == 0 || gain + score > target.score) {
