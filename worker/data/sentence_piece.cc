@@ -26,6 +26,9 @@ using Type = SentencePiece::Type;
 constexpr char kKind[] = "sentence_piece";
 // How much worse an unknown character is than the worst piece.
 constexpr float kUnknownPenalty = 10.0f;
+// Unigram's sums begin anew at the first word after this many bytes: in fp32 a sum over a book has
+// no digits left for the next word.
+constexpr size_t kStretch = size_t{128} << 10;
 // What a user-defined piece is worth for each byte but the first: with scores below 0 it always
 // wins, and the longer of two does. As in version 0.2.3 of the library.
 constexpr float kUserDefinedScore = 0.1f;
@@ -72,6 +75,7 @@ class Model : public TokenizerModel {
   void EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const;
   void Append(std::string_view text, int32_t id, std::vector<int32_t>* ids) const;
   size_t WordEnd(std::string_view text, size_t from) const;
+  size_t StretchEnd(std::string_view text, size_t begin) const;
 
   const std::string kind_ = kKind;
   SentencePiece definition_;
@@ -152,13 +156,13 @@ absl::Status Model::ReadBytePiece(int32_t id) {
   return Fault(absl::StrCat("the byte piece '", text, "' names no byte"));
 }
 
-// Whether BPE never joins a character with a space that follows it: no piece holds such two, and
-// none is taken apart again, which depends on what was seen elsewhere.
+// Whether no piece reaches from another character over a space that follows it, so that words are
+// covered apart as together. BPE may also take unused pieces apart as it saw them made elsewhere.
 bool Model::WordsStandAlone() const {
-  if (definition_.algorithm != SentencePiece::Algorithm::kBpe) return false;
   if (!definition_.rules.escape_whitespaces) return false;
+  const bool bpe = definition_.algorithm == SentencePiece::Algorithm::kBpe;
   for (const SentencePiece::Piece& piece : definition_.pieces) {
-    if (piece.type == Type::kUnused) return false;
+    if (piece.type == Type::kUnused && bpe) return false;
     if (piece.type != Type::kNormal && piece.type != Type::kUserDefined) continue;
     const std::string_view text = piece.text;
     for (size_t at = text.find(kSpaceSymbol, 1); at != text.npos;
@@ -178,10 +182,20 @@ size_t Model::WordEnd(std::string_view text, size_t from) const {
   return text.size();
 }
 
-// Unigram has no borders: its scores are summed in fp32 from the beginning, and what is rounded off
-// decides between covers that are equally good.
+// Where a stretch of unigram text that begins at `begin` ends.
+size_t Model::StretchEnd(std::string_view text, size_t begin) const {
+  if (!words_stand_alone_ || text.size() - begin <= kStretch) return text.size();
+  return WordEnd(text, begin + kStretch - 1);
+}
+
+// BPE may be cut at every word. What is rounded off unigram's sums decides between covers that are
+// equally good, so it may be cut only where EncodePart begins its sums anew.
 size_t Model::FindBorder(std::string_view text, size_t from) const {
-  return words_stand_alone_ ? WordEnd(text, from) : text.size();
+  if (!words_stand_alone_) return text.size();
+  if (definition_.algorithm == SentencePiece::Algorithm::kBpe) return WordEnd(text, from);
+  size_t end = 0;
+  while (end <= from && end < text.size()) end = StretchEnd(text, end);
+  return end;
 }
 
 // A run of unknown characters has one id, also over borders.
@@ -204,7 +218,13 @@ void Model::Append(std::string_view text, int32_t id, std::vector<int32_t>* ids)
 absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
   std::vector<int32_t> ids;
   if (definition_.algorithm == SentencePiece::Algorithm::kUnigram) {
-    EncodeUnigram(text, &ids);
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = StretchEnd(text, at);
+      std::vector<int32_t> stretch;
+      EncodeUnigram(text.substr(at, end - at), &stretch);
+      Join(stretch, &ids);
+      at = end;
+    }
     return ids;
   }
   if (!words_stand_alone_) {

@@ -120,8 +120,8 @@ TEST_P(Fixture, EveryBorderIsSafe) {
       borders += at < whole.size();
     }
   }
-  // These cannot be cut: a token that takes the space after it, sums from the beginning, spaces
-  // that belong to the word before them.
+  // These cannot be cut: a token that takes the space after it, sums over 128 KiB, spaces that
+  // belong to the word before them.
   const bool whole_only =
       GetParam() == "roberta.json" || GetParam() == "unigram.model" || GetParam() == "suffix.model";
   EXPECT_EQ(borders == 0, whole_only) << borders;
@@ -140,6 +140,21 @@ TEST_P(Fixture, ManyThreadsGiveTheIdsOfOne) {
     ASSERT_TRUE(parallel.ok()) << parallel.status();
     EXPECT_TRUE(*parallel == *ids) << threads << " threads";
   }
+}
+
+// A sum in fp32 over the whole of this text would have no digits left to tell covers apart.
+TEST(SentencePieceUnigram, LongTextsLoseNoPrecision) {
+  const Tokenizer tokenizer = LoadFixture("unigram.model");
+  const std::string line = "the quick training of tokenizers in parallel, they're 1984. ";
+  const auto one = tokenizer.Encode(line);
+  ASSERT_TRUE(one.ok());
+  std::string text;
+  for (int i = 0; i < 50000; ++i) text += line;
+  const auto all = tokenizer.Encode(text);
+  ASSERT_TRUE(all.ok());
+  ASSERT_EQ(all->size(), 50000 * one->size());
+  for (size_t i = 0; i < all->size(); ++i) ASSERT_EQ((*all)[i], (*one)[i % one->size()]) << i;
+  EXPECT_TRUE(*EncodeParallel(tokenizer, text, 3) == *all);
 }
 
 TEST(EncodeParallel, NamesThePlaceOfAFaultInTheWholeText) {
@@ -342,8 +357,8 @@ void ExpectNoCrash(const absl::StatusOr<Tokenizer>& tokenizer) {
 
 std::vector<std::string> DamagedCopies(const std::string& good, std::mt19937* random) {
   std::vector<std::string> copies;
-  for (int i = 0; i < 60; ++i) copies.push_back(good.substr(0, (*random)() % good.size()));
-  for (int i = 0; i < 200; ++i) {
+  for (int i = 0; i < 30; ++i) copies.push_back(good.substr(0, (*random)() % good.size()));
+  for (int i = 0; i < 100; ++i) {
     std::string copy = good;
     for (uint32_t flips = 1 + (*random)() % 4; flips > 0; --flips) {
       // The beginning holds what the rest depends on.
@@ -384,7 +399,7 @@ TEST(DamagedFiles, NeverCrash) {
       refused += !tokenizer.ok();
     }
   }
-  EXPECT_GT(refused, 500);
+  EXPECT_GT(refused, 250);
 }
 
 TEST(DamagedFiles, JsonFormsNeverCrash) {
@@ -399,7 +414,7 @@ TEST(DamagedFiles, JsonFormsNeverCrash) {
       refused += !tokenizer.ok();
     }
   }
-  EXPECT_GT(refused, 200);
+  EXPECT_GT(refused, 100);
 }
 
 }  // namespace
