@@ -115,16 +115,15 @@ bool AnyText(const std::string& path, const Blend& blend) {
          });
 }
 
-void ParseTokenizer(Section* data, v1::DataSpec* out) {
+// `model` is where the weights come from, which have a tokenizer; empty: random weights.
+void ParseTokenizer(Section* data, const std::string& directory, const std::string& model,
+                    v1::DataSpec* out) {
   const bool text = AnyText(out->train(), out->train_blend()) ||
                     AnyText(out->validation_path(), out->validation_blend());
-  const std::string tokenizer = data->Text("tokenizer", text ? "bytes" : "");
-  if (!tokenizer.empty() && tokenizer != "bytes" && tokenizer != "chars") {
-    data->Fault("tokenizer", absl::StrCat("the tokenizer '", tokenizer,
-                                          "' is not supported by this version; use bytes or "
-                                          "chars"));
-  }
-  out->set_tokenizer(tokenizer);
+  const std::string usual = model.empty() ? "bytes" : model;
+  const std::string tokenizer = data->Text("tokenizer", text ? usual : "");
+  const bool path = !tokenizer.empty() && tokenizer != "bytes" && tokenizer != "chars";
+  out->set_tokenizer(path ? Resolve(directory, tokenizer) : tokenizer);
 }
 
 std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
@@ -144,7 +143,8 @@ std::string BlendYaml(const Blend& blend) {
 
 }  // namespace
 
-void ParseData(Section data, const std::string& directory, Faults* faults, v1::DataSpec* out) {
+void ParseData(Section data, const std::string& directory, const std::string& model, Faults* faults,
+               v1::DataSpec* out) {
   DataParser parser(directory, faults);
   const YAML::Node train = data.Get("train");
   if (!train.IsDefined()) {
@@ -169,7 +169,7 @@ void ParseData(Section data, const std::string& directory, Faults* faults, v1::D
   } else if (validation.IsDefined()) {
     out->set_validation_path(Resolve(directory, data.Text("validation", "")));
   }
-  ParseTokenizer(&data, out);
+  ParseTokenizer(&data, directory, model, out);
   out->set_text_key(data.Text("text_key", "text"));
   if (out->text_key().empty()) data.Fault("text_key", "an empty key");
   out->set_skip_bad_lines(data.Flag("skip_bad_lines", false));
@@ -187,7 +187,8 @@ std::string DataYaml(const v1::DataSpec& data) {
   } else if (data.validation_fraction() > 0) {
     absl::StrAppend(&yaml, "\n  validation: ", nlohmann::json(data.validation_fraction()).dump());
   }
-  if (!data.tokenizer().empty()) absl::StrAppend(&yaml, "\n  tokenizer: ", data.tokenizer());
+  if (!data.tokenizer().empty())
+    absl::StrAppend(&yaml, "\n  tokenizer: ", Quoted(data.tokenizer()));
   if (!data.text_key().empty()) absl::StrAppend(&yaml, "\n  text_key: ", Quoted(data.text_key()));
   absl::StrAppend(&yaml, "\n  skip_bad_lines: ", data.skip_bad_lines() ? "true" : "false", "\n");
   return yaml;

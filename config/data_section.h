@@ -9,8 +9,10 @@
 namespace tercio::config {
 
 // Reads the section, every default resolved; faults go to the section's list. `directory` is where
-// relative paths begin. Whether the files are there is for the nodes to say.
-void ParseData(Section data, const std::string& directory, Faults* faults, v1::DataSpec* out);
+// relative paths begin; `model` is model.from, whose tokenizer is the default. Whether the files
+// are there is for the nodes to say.
+void ParseData(Section data, const std::string& directory, const std::string& model, Faults* faults,
+               v1::DataSpec* out);
 
 // The section as YAML that reads back as the same message.
 std::string DataYaml(const v1::DataSpec& data);

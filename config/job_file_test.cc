@@ -119,11 +119,19 @@ TEST(JobFile, PatternsMustNameATensor) {
 }
 
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
-  for (const char* change :
-       {"model.architecture=bert", "training.precision=bf16", "resources.device=cuda",
-        "data.tokenizer=tokenizer.json", "parallelism.zero_stage=1"}) {
+  for (const char* change : {"model.architecture=bert", "training.precision=bf16",
+                             "resources.device=cuda", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
+}
+
+TEST(JobFile, TokenizersArePathsOfTheJobFile) {
+  const auto spec = Parse(kGood, {"data.tokenizer=gpt2/tokenizer.json"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->data().tokenizer(), "/where/gpt2/tokenizer.json");
+  const auto again = Parse(EffectiveYaml(*spec));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->data().tokenizer(), spec->data().tokenizer());
 }
 
 TEST(JobFile, DataSetsOfManyKinds) {

@@ -84,17 +84,19 @@ absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
   if (!PathExists(name)) {
     return absl::InvalidArgumentError(
         absl::StrCat(name.empty() ? "a text needs a tokenizer"
-                                  : absl::StrCat("the tokenizer '", name, "' is not known"),
-                     "; use bytes, chars, or the path of a tokenizer.json"));
+                                  : absl::StrCat("there is no tokenizer at '", name, "'"),
+                     "; use bytes, chars, a tokenizer's file, or the directory that holds it"));
   }
-  TERCIO_ASSIGN_OR_RETURN(const std::string json, ReadFile(name));
-  absl::StatusOr<Tokenizer> read = Tokenizer::FromJson(json);  // other kinds of files join here
-  return read.ok() ? read : Fault(name + ": ", read.status());
+  // What checkpoints hold is a form of our own, under a name that others use, too.
+  for (const std::string& path : {name, name + "/tokenizer.json"}) {
+    const absl::StatusOr<std::string> json = ReadFile(path);
+    if (!json.ok()) continue;
+    if (absl::StatusOr<Tokenizer> stored = Tokenizer::FromJson(*json); stored.ok()) return stored;
+  }
+  return Tokenizer::Load(name);
 }
 
-std::optional<int32_t> EndOfText(const Tokenizer&) {
-  return std::nullopt;  // kinds that have such an id join here
-}
+std::optional<int32_t> EndOfText(const Tokenizer& tokenizer) { return tokenizer.end_of_text(); }
 
 bool MayCutText(const Tokenizer& tokenizer) {
   return tokenizer.kind() == "bytes" || tokenizer.kind() == "chars";

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/weight_source.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "kernels/random.h"
 #include "plan/memory_map.h"
@@ -32,12 +33,23 @@ v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
   return spec;
 }
 
-// A checkpoint's own tokenizer; token files and Hugging Face directories bring none.
-absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source) {
+// A checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
+// with it; none where the model was trained on token files. One that is not known here is said, and
+// left out: a prompt of ids needs none.
+absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
+                                                           const std::string& directory) {
   const absl::StatusOr<std::string> json = source.TokenizerJson();
-  if (!json.ok()) return std::nullopt;
-  TERCIO_ASSIGN_OR_RETURN(data::Tokenizer tokenizer, data::Tokenizer::FromJson(*json));
-  return tokenizer;
+  if (json.ok()) {
+    TERCIO_ASSIGN_OR_RETURN(data::Tokenizer tokenizer, data::Tokenizer::FromJson(*json));
+    return tokenizer;
+  }
+  for (const std::string& path : {directory, directory + "/hf"}) {
+    const absl::StatusOr<data::Tokenizer> tokenizer = data::Tokenizer::Load(path);
+    if (tokenizer.ok()) return *tokenizer;
+    if (!absl::IsNotFound(tokenizer.status()))
+      LogWarning(std::string(tokenizer.status().message()));
+  }
+  return std::nullopt;
 }
 
 class LoadedModel : public LanguageModel {
@@ -233,7 +245,8 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::st
                                                                    int threads, int64_t context) {
   TERCIO_ASSIGN_OR_RETURN(const auto source,
                           checkpoint::OpenWeightSource(directory, /*digests=*/true));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer, TokenizerOf(*source));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer,
+                          TokenizerOf(*source, directory));
   v1::JobSpec spec = SingleSequenceJob(source->model());
   if (context > spec.model().context()) {
     return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",

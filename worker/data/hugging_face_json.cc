@@ -1,0 +1,267 @@
+#include "worker/data/hugging_face_json.h"
+
+#include <initializer_list>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "worker/data/byte_level_bpe.h"
+#include "worker/data/word_piece.h"
+
+namespace tercio::data {
+namespace {
+
+using nlohmann::json;
+
+absl::Status Unknown(std::string_view key, const json& value) {
+  std::string shown = value.dump();
+  if (shown.size() > 200) shown = absl::StrCat(shown.substr(0, 200), "...");
+  return absl::InvalidArgumentError(
+      absl::StrCat(std::string(key), " ", shown,
+                   " is not known here; supported are byte-level BPE as in GPT-2 and Llama 3, and "
+                   "BERT's WordPiece"));
+}
+
+// The type of a part such as a normalizer; empty where there is none.
+std::string TypeOf(const json& part) {
+  const json& type = JsonAt(part, "type");
+  return type.is_string() ? type.get<std::string>() : "";
+}
+
+// Parts of a Sequence of one, and no parts, are taken for what they are.
+const json& Unwrapped(const json& part, const char* list) {
+  static const json& null = *new json();
+  if (TypeOf(part) != "Sequence" || !JsonAt(part, list).is_array()) return part;
+  const json& parts = JsonAt(part, list);
+  if (parts.empty()) return null;
+  return parts.size() == 1 ? parts[0] : part;
+}
+
+// Keys of a part that must have one of their harmless values.
+absl::Status ExpectNone(const json& model, std::initializer_list<const char*> keys) {
+  for (const char* const key : keys) {
+    const json& value = JsonAt(model, key);
+    const bool none = value.is_null() || value == json(false) || value == json("") ||
+                      (value.is_number() && value.get<double>() == 0);
+    if (!none) return Unknown(absl::StrCat("model.", key), value);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPostProcessor(const json& part) {
+  if (part.is_null()) return absl::OkStatus();
+  const std::string type = TypeOf(part);
+  if (type == "ByteLevel" || type == "TemplateProcessing" || type == "BertProcessing" ||
+      type == "RobertaProcessing") {
+    return absl::OkStatus();
+  }
+  if (type != "Sequence" || !JsonAt(part, "processors").is_array()) {
+    return Unknown("post_processor", part);
+  }
+  for (const json& each : JsonAt(part, "processors")) {
+    if (TypeOf(each) == "Sequence") return Unknown("post_processor", part);
+    TERCIO_RETURN_IF_ERROR(CheckPostProcessor(each));
+  }
+  return absl::OkStatus();
+}
+
+// ByteLevel alone cuts words as GPT-2 does; after a Split it cuts nothing.
+absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
+  const json& part = Unwrapped(given, "pretokenizers");
+  const auto unknown = [&] { return Unknown("pre_tokenizer", given); };
+  if (TypeOf(part) == "ByteLevel") {
+    TERCIO_ASSIGN_OR_RETURN(const bool cuts, JsonFlag(part, "use_regex", true));
+    if (!cuts) return unknown();
+    bpe->pattern = WordPattern::kGpt2;
+    TERCIO_ASSIGN_OR_RETURN(bpe->add_prefix_space, JsonFlag(part, "add_prefix_space", true));
+    return absl::OkStatus();
+  }
+  const json& parts = JsonAt(part, "pretokenizers");
+  if (TypeOf(part) != "Sequence" || !parts.is_array() || parts.size() != 2 ||
+      TypeOf(parts[0]) != "Split" || TypeOf(parts[1]) != "ByteLevel") {
+    return unknown();
+  }
+  TERCIO_ASSIGN_OR_RETURN(const bool cuts, JsonFlag(parts[1], "use_regex", true));
+  TERCIO_ASSIGN_OR_RETURN(const bool prefix, JsonFlag(parts[1], "add_prefix_space", true));
+  TERCIO_ASSIGN_OR_RETURN(const bool inverted, JsonFlag(parts[0], "invert", false));
+  TERCIO_ASSIGN_OR_RETURN(const std::string behavior, JsonText(parts[0], "behavior", ""));
+  if (cuts || prefix || inverted || behavior != "Isolated") return unknown();
+  TERCIO_ASSIGN_OR_RETURN(const std::string regex,
+                          JsonText(JsonAt(parts[0], "pattern"), "Regex", ""));
+  const std::optional<WordPattern> pattern = WordPatternOfRegex(regex);
+  if (!pattern.has_value()) return Unknown("pre_tokenizer: the pattern", json(regex));
+  bpe->pattern = *pattern;
+  return absl::OkStatus();
+}
+
+absl::Status ReadMerges(const json& merges, ByteLevelBpe* bpe) {
+  if (!merges.is_array()) return absl::InvalidArgumentError("model.merges is not a list");
+  bpe->merges.reserve(merges.size());
+  for (const json& merge : merges) {
+    std::string line;
+    if (merge.is_string()) {
+      line = merge.get<std::string>();
+    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
+               merge[1].is_string()) {
+      line = absl::StrCat(merge[0].get<std::string>(), " ", merge[1].get<std::string>());
+    } else {
+      return absl::InvalidArgumentError("model.merges has an entry that is not of two tokens");
+    }
+    TERCIO_ASSIGN_OR_RETURN(const auto pair, ParseMerge(bpe->vocabulary, line));
+    bpe->merges.push_back(pair);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
+                                                               const json& config) {
+  const json& model = JsonAt(root, "model");
+  ByteLevelBpe bpe;
+  if (const json& normalizer = Unwrapped(JsonAt(root, "normalizer"), "normalizers");
+      !normalizer.is_null()) {
+    return Unknown("normalizer", normalizer);
+  }
+  TERCIO_RETURN_IF_ERROR(ReadBpePreTokenizer(JsonAt(root, "pre_tokenizer"), &bpe));
+  if (TypeOf(JsonAt(root, "decoder")) != "ByteLevel") {
+    return Unknown("decoder", JsonAt(root, "decoder"));
+  }
+  TERCIO_RETURN_IF_ERROR(ExpectNone(model, {"dropout", "continuing_subword_prefix",
+                                            "end_of_word_suffix", "fuse_unk", "byte_fallback"}));
+  TERCIO_ASSIGN_OR_RETURN(bpe.ignore_merges, JsonFlag(model, "ignore_merges", false));
+  TERCIO_ASSIGN_OR_RETURN(bpe.vocabulary, Vocabulary::FromObject(JsonAt(model, "vocab")));
+  TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
+  if (!unknown.empty()) {
+    bpe.unknown = bpe.vocabulary.Find(unknown);
+    if (!bpe.unknown.has_value()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("model.unk_token '", unknown, "' is not in the vocabulary"));
+    }
+  }
+  TERCIO_RETURN_IF_ERROR(ReadMerges(JsonAt(model, "merges"), &bpe));
+  if (const json& added = JsonAt(root, "added_tokens"); !added.is_null()) {
+    TERCIO_ASSIGN_OR_RETURN(bpe.added, ParseAddedTokens(added));
+  }
+  bpe.special = FindSpecialIds(config, bpe.vocabulary, bpe.added);
+  return MakeByteLevelBpe(std::move(bpe));
+}
+
+absl::Status ReadBertNormalizer(const json& part, WordPiece* definition) {
+  if (part.is_null()) {
+    definition->clean_text = false;
+    definition->space_chinese = false;
+    definition->strip_accents = false;
+    definition->lowercase = false;
+    return absl::OkStatus();
+  }
+  if (TypeOf(part) != "BertNormalizer") return Unknown("normalizer", part);
+  TERCIO_ASSIGN_OR_RETURN(definition->clean_text, JsonFlag(part, "clean_text", true));
+  TERCIO_ASSIGN_OR_RETURN(definition->space_chinese, JsonFlag(part, "handle_chinese_chars", true));
+  TERCIO_ASSIGN_OR_RETURN(definition->lowercase, JsonFlag(part, "lowercase", true));
+  TERCIO_ASSIGN_OR_RETURN(definition->strip_accents,
+                          JsonFlag(part, "strip_accents", definition->lowercase));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordPiece(const json& root,
+                                                                     const json& config) {
+  const json& model = JsonAt(root, "model");
+  WordPiece definition;
+  TERCIO_RETURN_IF_ERROR(
+      ReadBertNormalizer(Unwrapped(JsonAt(root, "normalizer"), "normalizers"), &definition));
+  const json& cuts = Unwrapped(JsonAt(root, "pre_tokenizer"), "pretokenizers");
+  if (TypeOf(cuts) != "BertPreTokenizer") return Unknown("pre_tokenizer", cuts);
+  TERCIO_ASSIGN_OR_RETURN(definition.continuation,
+                          JsonText(model, "continuing_subword_prefix", "##"));
+  TERCIO_ASSIGN_OR_RETURN(definition.unknown, JsonText(model, "unk_token", "[UNK]"));
+  if (const json& most = JsonAt(model, "max_input_chars_per_word"); !most.is_null()) {
+    if (!most.is_number_integer() || most.get<int64_t>() < 1 || most.get<int64_t>() > INT32_MAX) {
+      return absl::InvalidArgumentError("model.max_input_chars_per_word is not a count");
+    }
+    definition.most_characters = most.get<int32_t>();
+  }
+  const json& decoder = JsonAt(root, "decoder");
+  TERCIO_ASSIGN_OR_RETURN(const std::string prefix, JsonText(decoder, "prefix", "##"));
+  if (TypeOf(decoder) != "WordPiece" || prefix != definition.continuation) {
+    return Unknown("decoder", decoder);
+  }
+  TERCIO_ASSIGN_OR_RETURN(definition.tidy_decoded, JsonFlag(decoder, "cleanup", true));
+  TERCIO_ASSIGN_OR_RETURN(definition.vocabulary, Vocabulary::FromObject(JsonAt(model, "vocab")));
+  if (const json& added = JsonAt(root, "added_tokens"); !added.is_null()) {
+    TERCIO_ASSIGN_OR_RETURN(definition.added, ParseAddedTokens(added));
+  }
+  definition.special = FindSpecialIds(config, definition.vocabulary, definition.added);
+  return MakeWordPiece(std::move(definition));
+}
+
+std::optional<int32_t> FindToken(std::string_view token, const Vocabulary& vocabulary,
+                                 const std::vector<AddedToken>& added) {
+  for (const AddedToken& each : added) {
+    if (each.content == token) return each.id;
+  }
+  return vocabulary.Find(token);
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(const json& root,
+                                                                           const json& config) {
+  const json& model = JsonAt(root, "model");
+  if (!model.is_object()) {
+    return absl::InvalidArgumentError("not a tokenizer.json: there is no object 'model'");
+  }
+  TERCIO_RETURN_IF_ERROR(CheckPostProcessor(JsonAt(root, "post_processor")));
+  std::string type = TypeOf(model);
+  // Files of early versions do not name the type.
+  if (type.empty()) {
+    type = model.contains("merges")                     ? "BPE"
+           : model.contains("max_input_chars_per_word") ? "WordPiece"
+                                                        : "";
+  }
+  if (type == "BPE") return ParseBpe(root, config);
+  if (type == "WordPiece") return ParseWordPiece(root, config);
+  return Unknown("model.type", JsonAt(model, "type"));
+}
+
+absl::StatusOr<std::pair<int32_t, int32_t>> ParseMerge(const Vocabulary& vocabulary,
+                                                       std::string_view line) {
+  const size_t space = line.find(' ');
+  if (space == line.npos || line.find(' ', space + 1) != line.npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the merge '", std::string(line), "' is not of two tokens"));
+  }
+  const std::optional<int32_t> left = vocabulary.Find(line.substr(0, space));
+  const std::optional<int32_t> right = vocabulary.Find(line.substr(space + 1));
+  if (!left.has_value() || !right.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat("the merge '", std::string(line),
+                                                   "' has a token that is not in the vocabulary"));
+  }
+  return std::pair(*left, *right);
+}
+
+std::string ConfiguredToken(const json& config, const char* role) {
+  const json& token = JsonAt(config, role);
+  if (token.is_string()) return token.get<std::string>();
+  const json& content = JsonAt(token, "content");
+  return content.is_string() ? content.get<std::string>() : "";
+}
+
+SpecialIds FindSpecialIds(const json& config, const Vocabulary& vocabulary,
+                          const std::vector<AddedToken>& added) {
+  const auto find = [&](const char* role, std::initializer_list<const char*> usual) {
+    const std::string configured = ConfiguredToken(config, role);
+    std::optional<int32_t> id;
+    if (!configured.empty()) id = FindToken(configured, vocabulary, added);
+    for (const char* const name : usual) {
+      if (!id.has_value()) id = FindToken(name, vocabulary, added);
+    }
+    return id;
+  };
+  return {.end_of_text = find("eos_token", {"<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]"}),
+          .beginning = find("bos_token", {"<|begin_of_text|>", "<s>", "[CLS]"}),
+          .pad = find("pad_token", {"[PAD]", "<pad>"}),
+          .mask = find("mask_token", {"[MASK]", "<mask>"}),
+          .cls = find("cls_token", {"[CLS]"}),
+          .separator = find("sep_token", {"[SEP]"})};
+}
+
+}  // namespace tercio::data

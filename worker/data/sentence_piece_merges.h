@@ -1,0 +1,36 @@
+// The merging of SentencePiece's BPE: two neighbours are joined when what they make is a piece,
+// that with the highest score first, of equal ones the leftmost. Time n log n in the number of
+// symbols.
+//
+// A piece may be for use within the merging only; where one is left at the end it is taken apart
+// into the two that made it.
+//
+// Thread safety: pure functions.
+// Errors:        none.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+
+namespace tercio::data {
+
+struct PieceSymbol {
+  std::string_view text;
+  bool frozen;  // never joined
+};
+
+struct PieceScore {
+  float score;
+  bool unused;  // taken apart at the end
+};
+
+// What is left of the symbols, which lie one behind the other in one text. `score_of` says what a
+// text is worth as a piece, nullopt where it is none.
+std::vector<std::string_view> MergePieces(
+    std::vector<PieceSymbol> symbols,
+    absl::FunctionRef<std::optional<PieceScore>(std::string_view)> score_of);
+
+}  // namespace tercio::data
