@@ -191,5 +191,38 @@ class Tokenizing(DataTest):
         self.assertIn("the header counts 3 tokens", self.tercio("data", "inspect", self.path("x.bin"), code=2)[1])
 
 
+class Tokenizers(DataTest):
+    """A job with each kind of tokenizer, from a .jsonl corpus to a sampled text."""
+
+    def trained(self, tokenizer):
+        corpus = self.write_jsonl("a.jsonl", 300)
+        job = self.run_job(self.state, "--set", f"data.train={corpus}", "--set",
+                           f"data.tokenizer={tokenizer}", "--set", "training.steps=10", *layout(1, 2, 1))
+        self.assertEqual(job["state"], "succeeded")
+        return job
+
+    def test_a_job_with_every_kind_of_tokenizer_can_write(self):
+        fixtures = os.path.join(ROOT, "tests", "tokenizer", "fixtures")
+        for name in ("gpt2", "llama3.json", "unigram.model", "bytes.model", "bert_cased"):
+            with self.subTest(name):
+                checkpoint = self.trained(os.path.join(fixtures, name))["checkpoint"]["path"]
+                arguments = ("generate", "--checkpoint", checkpoint, "--prompt", "red green", "--tokens",
+                             "12", "--temperature", "0.5", "--top-p", "0.9", "--seed", "3")
+                text = self.tercio(*arguments)[0]
+                self.assertEqual(text, self.tercio(*arguments)[0])
+                self.assertGreater(len(text.strip()), len("red green"))
+
+    def test_documents_end_with_the_end_of_text(self):
+        corpus = self.write_jsonl("a.jsonl", 50)
+        gpt2 = os.path.join(ROOT, "tests", "tokenizer", "fixtures", "gpt2")
+        counts = {}
+        for name, more in (("without", ()), ("with", ("--append-eod",))):
+            self.tercio("data", "tokenize", "--input", corpus, "--tokenizer", gpt2, "--output",
+                        self.path(name), *more)
+            counts[name] = self.json("data", "inspect", self.path(name))
+        self.assertEqual(counts["with"]["documents"], 50)
+        self.assertEqual(counts["with"]["tokens"], counts["without"]["tokens"] + 50)
+
+
 if __name__ == "__main__":
     python_cases.main()

@@ -21,8 +21,8 @@ struct TextOptions {
   int threads = 1;
 };
 
-// `name` is "bytes", "chars" (the vocabulary is that of all `texts` together), or a path: a file that
-// Tokenizer::Load knows, a tokenizer as checkpoints hold it, or a directory with one of them.
+// `name` is "bytes", "chars" (the vocabulary is that of all `texts` together), or a path: a file
+// that Tokenizer::Load knows, a tokenizer as checkpoints hold it, or a directory with one of them.
 // INVALID_ARGUMENT: no such path, text that is not UTF-8, a broken line.
 absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
                                           const std::vector<std::string>& texts,
