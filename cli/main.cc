@@ -11,6 +11,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "common/daemon.h"
+#include "common/log.h"
 
 namespace tercio::cli {
 namespace {
@@ -293,6 +294,7 @@ int Main(int argc, char** argv) {
   // `run` and `resume` block these and take them themselves; elsewhere the job goes on.
   std::signal(SIGINT, OnInterrupt);
   std::signal(SIGTERM, OnInterrupt);
+  InitLogging("tercio");
   if (const int code = RefuseLaterVerb(argc, argv); code != kExitOk) return code;
   CommandLine line;
   AddRunVerbs(line);

@@ -213,15 +213,22 @@ class Tokenizers(DataTest):
                 self.assertGreater(len(text.strip()), len("red green"))
 
     def test_documents_end_with_the_end_of_text(self):
-        corpus = self.write_jsonl("a.jsonl", 50)
         gpt2 = os.path.join(ROOT, "tests", "tokenizer", "fixtures", "gpt2")
         counts = {}
         for name, more in (("without", ()), ("with", ("--append-eod",))):
-            self.tercio("data", "tokenize", "--input", corpus, "--tokenizer", gpt2, "--output",
-                        self.path(name), *more)
-            counts[name] = self.json("data", "inspect", self.path(name))
-        self.assertEqual(counts["with"]["documents"], 50)
-        self.assertEqual(counts["with"]["tokens"], counts["without"]["tokens"] + 50)
+            self.tercio("data", "tokenize", "--input", self.path("corpus.txt"), "--tokenizer", gpt2,
+                        "--output", self.path(name), *more)
+            counts[name] = self.json("data", "inspect", self.path(name))["tokens"]
+        self.assertEqual(counts["with"], counts["without"] + 1)
+        # Lines of .jsonl are documents, and always end.
+        self.tercio("data", "tokenize", "--input", self.write_jsonl("a.jsonl", 50), "--tokenizer", gpt2,
+                    "--output", self.path("lines"))
+        with open(os.path.join(gpt2, "vocab.json"), encoding="utf-8") as file:
+            end = json.load(file)["<|endoftext|>"]
+        with open(self.path("lines.bin"), "rb") as file:
+            content = file.read()
+        ids = struct.unpack(f"<{len(content) // 2}H", content)
+        self.assertEqual((ids.count(end), ids[-1]), (50, end))
 
 
 if __name__ == "__main__":

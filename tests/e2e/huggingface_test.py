@@ -177,7 +177,7 @@ class HuggingFace(TercioTest):
         self.assertIn(f"model.layers: 3, but the model in {self.path('gpt2')} has 2", err)
         err = self.refused(2, "run", self.path("job.yaml"), "--state-dir", self.state, "--set",
                            "data={train: corpus.txt, tokenizer: bytes}")
-        self.assertIn("256 token ids", err)
+        self.assertIn("model.vocab_size is 40, but the tokenizer 'bytes' has 256 ids", err)
         os.remove(self.path("gpt2", "model.safetensors"))
         err = self.refused(2, "run", self.path("job.yaml"), "--state-dir", self.state)
         self.assertIn(self.path("gpt2"), err)

@@ -335,8 +335,11 @@ TEST_F(AgentTest, RunsAJobToItsEnd) {
     }
     if (!message.has_rank_exited()) continue;
     ++exits;
-    EXPECT_EQ(message.rank_exited().exit().exit_code(), 0);
+    // This coordinator takes no checkpoint: a run whose last one is lost has not succeeded.
+    EXPECT_EQ(message.rank_exited().exit().exit_code(), 1);
     EXPECT_EQ(message.rank_exited().exit().signal(), 0);
+    EXPECT_THAT(message.rank_exited().exit().reason(),
+                HasSubstr("the last checkpoint could not be saved"));
   }
   EXPECT_EQ(exits, 2);
   EXPECT_TRUE(saved) << "a save that failed must be told";

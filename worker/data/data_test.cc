@@ -336,7 +336,7 @@ TEST_F(DataKindsTest, WhatCannotBeData) {
   EXPECT_THAT(FaultOf(Train(Write("half.bin", "abcdefgh"))),
               HasSubstr("half.idx, which a Megatron data set needs, is missing"));
   EXPECT_THAT(FaultOf(Train(Write("x.txt", "abc"), "morse")),
-              HasSubstr("data.tokenizer: the tokenizer 'morse' is not known"));
+              HasSubstr("data.tokenizer: there is no tokenizer at 'morse'"));
   v1::DataSpec mixed;
   WriteDataset(Path("tokens"), {{0, 1, 2, 3}});
   Add(Path("x.txt"), 1, &mixed);
