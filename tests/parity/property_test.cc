@@ -1,0 +1,177 @@
+// Random models in random layouts, cut at a random step and resumed in another layout, against one
+// layout of the same tensor degree: equal bits.
+//   bazel test //tests/parity:property_test --test_arg=--cases=200         more cases
+//   bazel test //tests/parity:property_test --test_arg=--seed=123          one case again
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "plan/lanes.h"
+#include "tests/parity/thread_ranks.h"
+
+namespace tercio::testing {
+namespace {
+
+constexpr uint64_t kFirstSeed = 20261121;
+uint64_t g_seed = 0;  // 0: all cases
+int g_cases = 12;
+
+class Generator {
+ public:
+  explicit Generator(uint64_t seed) : random_(seed) {}
+
+  int64_t OneOf(const std::vector<int64_t>& values) {
+    return values[std::uniform_int_distribution<size_t>(0, values.size() - 1)(random_)];
+  }
+  int64_t Between(int64_t low, int64_t high) {
+    return std::uniform_int_distribution<int64_t>(low, high)(random_);
+  }
+  bool Coin() { return Between(0, 1) == 1; }
+  // A divisor of `value`, at most `most`.
+  int64_t Divisor(int64_t value, int64_t most) {
+    std::vector<int64_t> divisors;
+    for (int64_t i = 1; i <= std::min(value, most); ++i) {
+      if (value % i == 0) divisors.push_back(i);
+    }
+    return OneOf(divisors);
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+v1::JobSpec RandomJob(Generator& g) {
+  v1::JobSpec spec = SmallJob();
+  v1::ModelSpec* model = spec.mutable_model();
+  const bool llama = g.Coin();
+  model->set_architecture(llama ? "llama" : "gpt2");
+  model->set_layers(static_cast<int32_t>(g.OneOf({2, 4, 6})));
+  model->set_heads(static_cast<int32_t>(g.OneOf({2, 4})));
+  model->set_hidden(model->heads() * static_cast<int32_t>(g.OneOf({4, 6, 8, 12})));
+  model->set_kv_heads(
+      static_cast<int32_t>(llama ? model->heads() / g.OneOf({1, 2}) : model->heads()));
+  model->set_ffn_hidden(static_cast<int32_t>(4 * g.Between(3, 30)));
+  model->set_context(static_cast<int32_t>(g.Between(3, 40)));
+  model->set_vocab_size(static_cast<int32_t>(g.Between(11, 90)));
+  model->set_bias(!llama && g.Coin());
+  model->set_untied_head(g.Coin());
+  model->set_dropout(0.1 * static_cast<double>(g.Between(0, 2)));
+  v1::TrainingSpec* training = spec.mutable_training();
+  training->set_global_batch(g.OneOf({2, 4, 6, 8, 12}));
+  training->set_seed(static_cast<uint64_t>(g.Between(0, 1 << 30)));
+  training->set_clip_grad_norm(g.Coin() ? 0.5 : 0.0);
+  training->set_label_smoothing(g.Coin() ? 0.1 : 0.0);
+  training->mutable_schedule()->set_kind(g.Coin() ? "cosine" : "wsd");
+  training->mutable_schedule()->set_decay_fraction(0.5);
+  return spec;
+}
+
+v1::JobSpec WithRandomLayout(v1::JobSpec spec, int tensor, Generator& g, std::string* name) {
+  const int64_t batch = spec.training().global_batch();
+  const int64_t layers = spec.model().layers();
+  v1::ParallelismSpec* layout = spec.mutable_parallelism();
+  const int64_t pipeline = g.Divisor(layers, 3);
+  const int64_t data = g.Divisor(plan::LaneCount(batch), 4);
+  const int64_t micro_batch = g.Divisor(batch / data, 8);
+  const int64_t micro_batches = batch / data / micro_batch;
+  const bool interleaved =
+      pipeline > 1 && layers / pipeline % 2 == 0 && micro_batches % pipeline == 0 && g.Coin();
+  layout->set_tensor(tensor);
+  layout->set_pipeline(static_cast<int32_t>(pipeline));
+  layout->set_data(static_cast<int32_t>(data));
+  layout->set_virtual_pipeline(interleaved ? 2 : 1);
+  layout->set_schedule(interleaved ? "interleaved" : g.Coin() ? "gpipe" : "1f1b");
+  const char* recompute[] = {"none", "selective", "full"};
+  layout->set_recompute(recompute[g.Between(0, 2)]);
+  spec.mutable_resources()->set_ranks(static_cast<int32_t>(tensor * pipeline * data));
+  spec.mutable_training()->set_micro_batch(micro_batch);
+  *name = absl::StrCat(tensor, "x", pipeline, "x", data, " ", layout->schedule(), " micro-batch ",
+                       micro_batch, " recompute ", layout->recompute());
+  return spec;
+}
+
+RunResult Run(const v1::JobSpec& spec, const RunOptions& options) {
+  absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : RunResult{};
+}
+
+void ExpectSame(const RunResult& expected, const RunResult& actual) {
+  EXPECT_EQ(expected.steps.back().loss, actual.steps.back().loss);
+  EXPECT_EQ(expected.steps.back().grad_norm, actual.steps.back().grad_norm);
+  ASSERT_EQ(expected.state.size(), actual.state.size());
+  for (const auto& [name, values] : expected.state) {
+    const std::vector<float>& other = actual.state.at(name);
+    ASSERT_EQ(values.size(), other.size()) << name;
+    ASSERT_EQ(std::memcmp(values.data(), other.data(), values.size() * sizeof(float)), 0) << name;
+  }
+}
+
+void RunCase(uint64_t seed) {
+  Generator g(seed);
+  const v1::JobSpec job = RandomJob(g);
+  const int tensor = static_cast<int>(g.Divisor(job.model().kv_heads(), 2));
+  v1::JobSpec plain = job;
+  plain.mutable_parallelism()->set_tensor(tensor);
+  plain.mutable_parallelism()->set_pipeline(1);
+  plain.mutable_parallelism()->set_data(1);
+  plain.mutable_resources()->set_ranks(tensor);
+  plain.mutable_training()->set_micro_batch(job.training().global_batch());
+  std::string first_name, second_name;
+  const v1::JobSpec first = WithRandomLayout(job, tensor, g, &first_name);
+  const v1::JobSpec second = WithRandomLayout(job, tensor, g, &second_name);
+  constexpr int kSteps = 5;
+  const auto cut = static_cast<int>(g.Between(1, kSteps - 1));
+  SCOPED_TRACE(absl::StrCat("--seed=", seed, ": ", job.model().ShortDebugString(), "; ", first_name,
+                            ", after step ", cut, " ", second_name));
+  RunOptions whole;
+  whole.steps = kSteps;
+  RunOptions before;
+  before.steps = cut;
+  before.threads_per_rank = static_cast<int>(g.Between(1, 3));
+  RunOptions after;
+  after.first_step = cut + 1;
+  after.steps = kSteps - cut;
+  after.threads_per_rank = static_cast<int>(g.Between(1, 3));
+  const RunResult expected = Run(plain, whole);
+  const RunResult half = Run(first, before);
+  after.state = &half.state;
+  const RunResult rest = Run(second, after);
+  ASSERT_FALSE(expected.steps.empty() || rest.steps.empty());
+  ExpectSame(expected, rest);
+}
+
+TEST(Property, RandomLayoutsInterruptionsAndChangesHaveTheSameBits) {
+  if (g_seed != 0) return RunCase(g_seed);
+  for (int i = 0; i < g_cases; ++i) {
+    RunCase(kFirstSeed + static_cast<uint64_t>(i));
+    if (::testing::Test::HasFailure()) {
+      std::printf("again: --test_arg=--seed=%llu\n",
+                  static_cast<unsigned long long>(kFirstSeed + static_cast<uint64_t>(i)));
+      return;
+    }
+  }
+  std::printf("seeds %llu to %llu\n", static_cast<unsigned long long>(kFirstSeed),
+              static_cast<unsigned long long>(kFirstSeed + static_cast<uint64_t>(g_cases) - 1));
+}
+
+}  // namespace
+}  // namespace tercio::testing
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    if (std::strncmp(argv[i], "--seed=", 7) == 0) {
+      tercio::testing::g_seed = std::strtoull(argv[i] + 7, nullptr, 10);
+    } else if (std::strncmp(argv[i], "--cases=", 8) == 0) {
+      tercio::testing::g_cases = std::atoi(argv[i] + 8);
+    }
+  }
+  return RUN_ALL_TESTS();
+}
