@@ -24,7 +24,7 @@ double Now() {
 }
 
 // Remembers when the first sequence of each step was asked for.
-class TimedSource : public SampleSource {
+class TimedSource : public CausalSource {
  public:
   explicit TimedSource(const v1::ModelSpec& model) : model_(model) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {

@@ -41,7 +41,7 @@ Tensors ReadTensors(const std::string& name) {
   return tensors;
 }
 
-class FixtureSource : public SampleSource {
+class FixtureSource : public CausalSource {
  public:
   FixtureSource() : tokens_(nlohmann::json::parse(ReadFixture("tokens.json"))["tokens"]) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {

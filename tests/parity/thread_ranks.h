@@ -39,7 +39,7 @@ v1::JobSpec SmallLlama();
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
 
 // Tokens that look random, but are a function of (step, sequence, position).
-class SyntheticSource : public SampleSource {
+class SyntheticSource : public CausalSource {
  public:
   SyntheticSource(int vocab_size, int context) : vocab_size_(vocab_size), context_(context) {}
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override;

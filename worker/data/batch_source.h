@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "worker/data/prepared_data.h"
-#include "worker/engine/training_engine.h"
+#include "worker/engine/sample_source.h"
 
 namespace tercio::data {
 
-class BatchSource : public SampleSource {
+class BatchSource : public CausalSource {
  public:
   // REQUIRES: every training data set of `data` holds at least one sample of `context` tokens.
   BatchSource(PreparedData data, uint64_t seed, int64_t global_batch, int64_t context)

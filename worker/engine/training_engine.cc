@@ -40,6 +40,7 @@ class Engine : public TrainingEngine {
         plan_(plan),
         communicators_(communicators),
         source_(source),
+        sample_(spec.model().context()),
         arena_(std::move(arena)),
         compute_(device.CreateStream(Device::StreamKind::kCompute)),
         communication_(device.CreateStream(Device::StreamKind::kCommunication)),
@@ -66,7 +67,6 @@ class Engine : public TrainingEngine {
     inputs_ = arena_.Get<int32_t>("tokens.inputs");
     targets_ = arena_.Get<int32_t>("tokens.targets");
     snapshot_ = arena_.Floats("snapshot");
-    sample_.resize(static_cast<size_t>(shape_.tokens + 1));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     Initialize();
@@ -129,6 +129,7 @@ class Engine : public TrainingEngine {
   const v1::RankPlan plan_;
   const Communicators communicators_;
   SampleSource& source_;
+  Sample sample_;
   Arena arena_;
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
@@ -143,7 +144,6 @@ class Engine : public TrainingEngine {
   std::vector<StateSlice> to_load_;
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
-  std::vector<int32_t> sample_;
   float* parameters_;
   float* first_moments_;
   float* second_moments_;
@@ -171,8 +171,8 @@ void Engine::Initialize() {
 // The sample in sample_ becomes sequence `sequence` of this rank's token buffers.
 void Engine::StoreSample(int64_t sequence) {
   const int64_t bytes = shape_.tokens * static_cast<int64_t>(sizeof(int32_t));
-  compute_->CopyFromHost(inputs_ + sequence * shape_.tokens, sample_.data(), bytes);
-  compute_->CopyFromHost(targets_ + sequence * shape_.tokens, sample_.data() + 1, bytes);
+  compute_->CopyFromHost(inputs_ + sequence * shape_.tokens, sample_.inputs.data(), bytes);
+  compute_->CopyFromHost(targets_ + sequence * shape_.tokens, sample_.targets.data(), bytes);
 }
 
 MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
@@ -351,7 +351,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
                         communicators_.pipeline->WaitSeconds();
   if (shape_.first || shape_.last) {
     for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
-      source_.ReadTraining(step, FirstSequenceOfRank() + i, sample_.data());
+      source_.TrainingSample(step, FirstSequenceOfRank() + i, &sample_);
       StoreSample(i);
     }
   }
@@ -416,7 +416,7 @@ void Engine::UpdateWeights(int64_t step, const StepResult& result) {
 absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, double* sum) {
   for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
     const int64_t index = FirstSequenceOfRank() + i;
-    source_.ReadValidation(first_sample + (index < samples ? index : 0), sample_.data());
+    source_.ValidationSample(first_sample + (index < samples ? index : 0), &sample_);
     StoreSample(i);
   }
   std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);

@@ -21,21 +21,9 @@
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
+#include "worker/engine/sample_source.h"
 
 namespace tercio {
-
-// Where token ids come from. Implementations decide the order of samples
-// (worker/data/sample_order.h).
-class SampleSource {
- public:
-  virtual ~SampleSource() = default;
-  // Writes context + 1 ids: sequence `sequence` (0-based) of the global batch of step `step`
-  // (1-based).
-  virtual void ReadTraining(int64_t step, int64_t sequence, int32_t* out) = 0;
-  virtual int64_t validation_samples() const = 0;
-  // Writes context + 1 ids of validation sample `index`.
-  virtual void ReadValidation(int64_t index, int32_t* out) = 0;
-};
 
 // Every group this rank is in, also those of one rank. Not owned.
 struct Communicators {
