@@ -117,12 +117,14 @@ struct ResidualBackwardArgs {
   Dropout dropout;
 };
 
-// h += bias (kept for the backward pass); g = gelu(h), the tanh form of GPT-2.
+// h += bias (kept for the backward pass); g = gelu(h): the tanh form of GPT-2, or, where `exact`,
+// h * Phi(h) with the distribution function of the normal distribution (Hendrycks and Gimpel 2016).
 struct BiasGeluArgs {
   float* h;
   const float* bias;  // or null
   float* g;
   int64_t rows, columns;
+  bool exact = false;
 };
 
 // dh = dg * gelu'(h), dh may be dg; dbias += leaf sum of dh (if not null).
@@ -133,6 +135,7 @@ struct BiasGeluBackwardArgs {
   float* dbias;
   int64_t rows, columns;
   int64_t rows_per_leaf;
+  bool exact = false;
 };
 
 // g = silu(gate) * up, silu(x) = x / (1 + exp(-x)); a row of h is gate, then up (Shazeer 2020).
@@ -160,11 +163,12 @@ struct RotaryArgs {
   bool inverse = false;
 };
 
-// Causal attention. q, k, v: element (row, head*D + d) at pointer[row * stride + head*D + d]. k and
-// v have H / group heads; query head h uses theirs number h / group (Ainslie et al. 2023).
-// s[i,j] = q_i . k_j / sqrt(D), j <= i; p = softmax(s); out_i = sum_j dropout(p)[i,j] v_j.
-// lse (sequences, H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head
-// first_head + head, query position and key position.
+// Attention: causal, or every query with all keys of its sequence. q, k, v: element (row, head*D +
+// d) at pointer[row * stride + head*D + d]. k and v have H / group heads; query head h uses theirs
+// number h / group (Ainslie et al. 2023). s[i,j] = q_i . k_j / sqrt(D), j <= i, or j < length of
+// the sequence where not causal; p = softmax(s); out_i = sum_j dropout(p)[i,j] v_j. lse (sequences,
+// H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head first_head + head,
+// query position and key position.
 struct AttentionArgs {
   const float* q;
   const float* k;
@@ -176,6 +180,8 @@ struct AttentionArgs {
   int64_t group = 1;        // query heads for each key head; divides heads
   int64_t first_query = 0;  // rows of out before this one of each sequence stay as they are
   int64_t first_head = 0;
+  bool causal = true;
+  const int32_t* lengths = nullptr;  // (sequences), each in [1, T], where not causal; null: all T
   Dropout dropout;
   float* scratch;  // AttentionScratch(...) elements (cpu/attention_scratch.h)
 };
@@ -195,6 +201,8 @@ struct AttentionBackwardArgs {
   int64_t sequences, tokens, heads, head_dim;
   int64_t group = 1;
   int64_t first_head = 0;
+  bool causal = true;
+  const int32_t* lengths = nullptr;
   Dropout dropout;
   float* scratch;
 };
@@ -218,22 +226,58 @@ struct EmbeddingBackwardArgs {
   int64_t vocabulary_begin, vocabulary_rows;
 };
 
-// x[n] = dropout(x[n] + weight[(first_row + n) mod T])
+// x[n] = dropout(x[n] + weight[(first_row + n) mod T] + type_weight[type[n]])
 struct PositionEmbeddingArgs {
   float* x;
   const float* weight;  // (T,C), or null: nothing is added
   int64_t rows, columns, tokens;
   int64_t first_row = 0;
   Dropout dropout;
+  const int32_t* types = nullptr;  // (N) from the first row of the call; read with type_weight only
+  const float* type_weight = nullptr;
 };
 
-// dx = dropout'(dx) in place; dweight[(first_row + n) mod T] += dx[n], n ascending.
+// dx = dropout'(dx) in place; dweight[(first_row + n) mod T] += dx[n] and dtype_weight[type[n]] +=
+// dx[n], n ascending.
 struct PositionEmbeddingBackwardArgs {
   float* dx;
   float* dweight;  // or null
   int64_t rows, columns, tokens;
   int64_t first_row = 0;
   Dropout dropout;
+  const int32_t* types = nullptr;
+  float* dtype_weight = nullptr;  // or null
+};
+
+// out[i] = x[index[i]]
+struct GatherArgs {
+  const float* x;
+  const int32_t* index;  // (count)
+  float* out;            // (count, C)
+  int64_t count, columns;
+};
+
+// to[index[i]] += from[i], i ascending.
+struct ScatterAddArgs {
+  const float* from;  // (count, C)
+  const int32_t* index;
+  float* to;
+  int64_t count, columns;
+};
+
+// y = tanh(y + bias), in place.
+struct BiasTanhArgs {
+  float* y;
+  const float* bias;  // (C) or null
+  int64_t rows, columns;
+};
+
+// dx = dy * (1 - y^2); dx may be dy.
+struct TanhBackwardArgs {
+  const float* dy;
+  const float* y;
+  float* dx;
+  int64_t count;
 };
 
 // Label smoothing (Szegedy et al. 2016): a target keeps 1 - amount of its weight, and all
@@ -316,6 +360,10 @@ class Ops {
   virtual void EmbeddingBackward(const EmbeddingBackwardArgs& args) = 0;
   virtual void PositionEmbedding(const PositionEmbeddingArgs& args) = 0;
   virtual void PositionEmbeddingBackward(const PositionEmbeddingBackwardArgs& args) = 0;
+  virtual void Gather(const GatherArgs& args) = 0;
+  virtual void ScatterAdd(const ScatterAddArgs& args) = 0;
+  virtual void BiasTanh(const BiasTanhArgs& args) = 0;
+  virtual void TanhBackward(const TanhBackwardArgs& args) = 0;
   virtual void CrossEntropyLocal(const CrossEntropyLocalArgs& args) = 0;
   virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
   virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;

@@ -1,5 +1,6 @@
-// Causal attention in blocks of queries. Only the log-sum-exp of each row is kept for the backward
-// pass, which computes the probabilities again (Dao et al., "FlashAttention", section 3.1).
+// Attention in blocks of queries, causal or not. Only the log-sum-exp of each row is kept for the
+// backward pass, which computes the probabilities again (Dao et al., "FlashAttention",
+// section 3.1).
 //
 // A work item is one head of one sequence (backward: one key head with its query heads); it uses
 // its thread's part of the scratch and nothing of any other item, and its blocks start at fixed
@@ -58,6 +59,13 @@ void AttentionDropRow(const Dropout& dropout, int64_t head, int64_t sequence, in
                      static_cast<uint32_t>(dropout.first_sequence + sequence), tag, 0, count, out);
 }
 
+// Keys that query `query` attends to: those up to itself, or all of the sequence.
+template <typename Args>
+int64_t KeysOf(const Args& a, int64_t sequence, int64_t query) {
+  if (a.causal) return query + 1;
+  return a.lengths == nullptr ? a.tokens : a.lengths[sequence];
+}
+
 // Scores of `rows` queries from `first` over keys [0, keys), scaled.
 void ScoreBlock(const MatrixView& q, const float* packed_keys, int64_t rows, int64_t keys,
                 int64_t head_dim, float scale, float* scores, int64_t stride) {
@@ -86,12 +94,12 @@ void AttentionItem(const AttentionArgs& a, int64_t item, float* scratch) {
   for (int64_t first = a.first_query; first < a.tokens;) {
     // Blocks end at the same places wherever they begin.
     const int64_t rows = std::min(kQueryBlock - first % kQueryBlock, a.tokens - first);
-    const int64_t keys = first + rows;
+    const int64_t keys = KeysOf(a, sequence, first + rows - 1);
     ScoreBlock({a.q + start + first * a.stride, a.stride, 1}, s.keys, rows, keys, a.head_dim, scale,
                s.scores, s.stride);
     for (int64_t i = 0; i < rows; ++i) {
       float* row = s.scores + i * s.stride;
-      const int64_t count = first + i + 1;
+      const int64_t count = KeysOf(a, sequence, first + i);
       const float max = MaxRow(row, count);
       const Vector max_all = hn::Set(d, max);
       ForVectors(count, [&](auto load, auto store)
@@ -125,7 +133,7 @@ void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
   const Tag d;
   float* p_row = s.scores + i * s.stride;
   float* g_row = s.gradients + i * s.stride;
-  const int64_t count = query + 1;
+  const int64_t count = KeysOf(a, sequence, query);
   const Vector lse = hn::Set(d, a.lse[(sequence * a.heads + head) * a.tokens + query]);
   const Vector delta_all = hn::Set(d, delta);
   const Vector factor = hn::Set(d, scale);
@@ -150,27 +158,40 @@ void BackwardRow(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
   std::fill(g_row + count, g_row + keys, 0.0f);
 }
 
-// d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]: keys before `first` have had earlier blocks,
-// and all keys where the head is not the first of its group.
+// A block of queries against the keys it attends to.
+struct KeyBlock {
+  int64_t rows;  // queries
+  int64_t old;   // keys that have had a part already: of earlier blocks, or an earlier head
+  int64_t keys;
+};
+
+// d_rows[j] (= or +=) sum_i weights[i, j] * packed[i]
 void AddKeyGradients(const float* weights, int64_t weights_stride, const float* packed,
-                     int64_t rows, int64_t first, int64_t head_dim, bool first_head, float* out,
-                     int64_t stride) {
-  MultiplyPacked({weights, 1, weights_stride}, packed, first, head_dim, rows, out, stride,
+                     const KeyBlock& block, int64_t head_dim, float* out, int64_t stride) {
+  MultiplyPacked({weights, 1, weights_stride}, packed, block.old, head_dim, block.rows, out, stride,
                  Store::kAdd);
-  MultiplyPacked({weights + first, 1, weights_stride}, packed, rows, head_dim, rows,
-                 out + first * stride, stride, first_head ? Store::kAssign : Store::kAdd);
+  MultiplyPacked({weights + block.old, 1, weights_stride}, packed, block.keys - block.old, head_dim,
+                 block.rows, out + block.old * stride, stride, Store::kAssign);
+}
+
+// Keys that are padding have no gradient.
+void ZeroKeys(const AttentionBackwardArgs& a, int64_t sequence, int64_t key_start) {
+  for (int64_t key = KeysOf(a, sequence, a.tokens - 1); key < a.tokens; ++key) {
+    std::fill_n(a.dk + key_start + key * a.stride, a.head_dim, 0.0f);
+    std::fill_n(a.dv + key_start + key * a.stride, a.head_dim, 0.0f);
+  }
 }
 
 // One query head against the keys that are packed in `s`; key gradients go to key_start.
 void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int64_t head,
                            int64_t key_start, const AttentionPieces& s) {
   const int64_t start = sequence * a.tokens * a.stride + head * a.head_dim;
-  const bool first_head = head % a.group == 0;
+  if (head % a.group == 0) ZeroKeys(a, sequence, key_start);
   const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
   const int64_t out_stride = a.heads * a.head_dim;
   for (int64_t first = 0; first < a.tokens; first += kQueryBlock) {
     const int64_t rows = std::min(kQueryBlock, a.tokens - first);
-    const int64_t keys = first + rows;
+    const int64_t keys = KeysOf(a, sequence, first + rows - 1);
     const float* q = a.q + start + first * a.stride;
     const int64_t out_start = (sequence * a.tokens + first) * out_stride + head * a.head_dim;
     const float* dout = a.dout + out_start;
@@ -186,12 +207,12 @@ void AttentionBackwardHead(const AttentionBackwardArgs& a, int64_t sequence, int
     }
     MultiplyDeep({s.gradients, s.stride, 1}, s.rows, a.tokens, rows, a.head_dim, keys,
                  a.dq + start + first * a.stride, a.stride);
+    const bool all_old = head % a.group != 0 || (!a.causal && first > 0);
+    const KeyBlock block{rows, all_old ? keys : first, keys};
     PackB({q, a.stride, 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.gradients, s.stride, s.block, rows, first, a.head_dim, first_head,
-                    a.dk + key_start, a.stride);
+    AddKeyGradients(s.gradients, s.stride, s.block, block, a.head_dim, a.dk + key_start, a.stride);
     PackB({dout, out_stride, 1}, rows, a.head_dim, s.block);
-    AddKeyGradients(s.scores, s.stride, s.block, rows, first, a.head_dim, first_head,
-                    a.dv + key_start, a.stride);
+    AddKeyGradients(s.scores, s.stride, s.block, block, a.head_dim, a.dv + key_start, a.stride);
   }
 }
 

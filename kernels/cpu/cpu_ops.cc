@@ -56,6 +56,10 @@ class CpuOps : public Ops {
   void PositionEmbeddingBackward(const PositionEmbeddingBackwardArgs& a) override {
     PositionEmbeddingBackwardCpu(a, pool_);
   }
+  void Gather(const GatherArgs& a) override { GatherCpu(a, pool_); }
+  void ScatterAdd(const ScatterAddArgs& a) override { ScatterAddCpu(a, pool_); }
+  void BiasTanh(const BiasTanhArgs& a) override { BiasTanhCpu(a, pool_); }
+  void TanhBackward(const TanhBackwardArgs& a) override { TanhBackwardCpu(a, pool_); }
   void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
     CrossEntropyLocalCpu(a, pool_);
   }

@@ -175,6 +175,98 @@ TEST_F(CpuOpsTest, GeluAndItsGradient) {
   }
 }
 
+TEST_F(CpuOpsTest, ExactGeluAndItsGradient) {
+  for (const float range : {0.1f, 1.0f, 4.0f, 14.0f}) {
+    const int64_t count = 1000;
+    Floats h = Random(count, range);
+    const Floats before = h;
+    Floats g(h.size());
+    ops_->BiasGelu({h.data(), nullptr, g.data(), 1, count, true});
+    ExpectRows(g, reference::ExactGelu(Exact(before)), count, 1e-6, "exact gelu");
+    const Floats dg = Random(count);
+    Floats dh(h.size());
+    ops_->BiasGeluBackward({dg.data(), h.data(), dh.data(), nullptr, 1, count, 1, true});
+    ExpectRows(dh,
+               reference::NumericGradient([](const Values& x) { return reference::ExactGelu(x); },
+                                          Exact(before), Exact(dg)),
+               count, 1e-6, "exact gelu gradient");
+  }
+}
+
+TEST_F(CpuOpsTest, TanhAndItsGradient) {
+  const int64_t rows = 3;
+  const int64_t columns = 37;
+  for (const float range : {1e-3f, 1.0f, 30.0f}) {
+    Floats y = Random(rows * columns, range);
+    const Floats bias = Random(columns, range);
+    Values x = Exact(y);
+    for (size_t i = 0; i < x.size(); ++i) x[i] += static_cast<double>(bias[i % columns]);
+    const auto tanh = [](const Values& at) {
+      Values out;
+      for (const double value : at) out.push_back(std::tanh(value));
+      return out;
+    };
+    ops_->BiasTanh({y.data(), bias.data(), rows, columns});
+    ExpectRows(y, tanh(x), columns, 1e-6, "tanh");
+    Floats dy = Random(rows * columns);
+    const Values weights = Exact(dy);
+    ops_->TanhBackward({dy.data(), y.data(), dy.data(), rows * columns});
+    ExpectRows(dy, reference::NumericGradient(tanh, x, weights), rows * columns, 1e-6,
+               "tanh gradient");
+  }
+}
+
+TEST_F(CpuOpsTest, GatheredRowsAndTheirGradient) {
+  const int64_t columns = 70;
+  const std::vector<int32_t> index = {4, 0, 4, 2};
+  const Floats x = Random(5 * columns);
+  Floats out(4 * columns);
+  ops_->Gather({x.data(), index.data(), out.data(), 4, columns});
+  Floats sum(5 * columns, 1.0f);
+  ops_->ScatterAdd({out.data(), index.data(), sum.data(), 4, columns});
+  for (size_t c = 0; c < columns; ++c) {
+    for (size_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(out[i * columns + c], x[static_cast<size_t>(index[i]) * columns + c]);
+    }
+    EXPECT_EQ(sum[0 * columns + c], 1 + x[c]);
+    EXPECT_EQ(sum[1 * columns + c], 1);
+    EXPECT_EQ(sum[4 * columns + c], (1 + x[4 * columns + c]) + x[4 * columns + c]);
+  }
+}
+
+TEST_F(CpuOpsTest, TypesAreAddedToPositions) {
+  const int64_t rows = 6;
+  const int64_t columns = 5;
+  const std::vector<int32_t> types = {0, 1, 1, 0, 0, 1};
+  Floats x = Random(rows * columns);
+  const Floats before = x;
+  const Floats positions = Random(4 * columns);
+  const Floats table = Random(2 * columns);
+  PositionEmbeddingArgs args{x.data(), positions.data(), rows, columns, 4};
+  args.types = types.data();
+  args.type_weight = table.data();
+  ops_->PositionEmbedding(args);
+  Floats gradient(table.size());
+  PositionEmbeddingBackwardArgs back{};
+  back.dx = x.data();
+  back.rows = rows;
+  back.columns = columns;
+  back.tokens = 4;
+  back.types = types.data();
+  back.dtype_weight = gradient.data();
+  ops_->PositionEmbeddingBackward(back);
+  for (size_t c = 0; c < columns; ++c) {
+    float ones = 0;
+    for (size_t n = 0; n < rows; ++n) {
+      const size_t type = static_cast<size_t>(types[n]);
+      EXPECT_EQ(x[n * columns + c], (before[n * columns + c] + positions[n % 4 * columns + c]) +
+                                        table[type * columns + c]);
+      if (type == 1) ones += x[n * columns + c];
+    }
+    EXPECT_EQ(gradient[columns + c], ones);
+  }
+}
+
 TEST_F(CpuOpsTest, RmsNormAndItsGradients) {
   for (const int64_t columns : {1, 7, 64, 300}) {
     const int64_t rows = 3;
@@ -267,6 +359,7 @@ struct AttentionCase {
   int64_t tokens, heads, head_dim;
   float dropout;
   int64_t group = 1;
+  int32_t length = 0;  // 0: causal; else keys from here on are padding
   int64_t width() const { return heads * head_dim; }
   int64_t keys() const { return width() / group; }
   int64_t stride() const { return width() + 2 * keys(); }
@@ -296,6 +389,8 @@ AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats d
   args.tokens = c.tokens;
   args.heads = c.heads;
   args.head_dim = c.head_dim;
+  args.causal = c.length == 0;
+  args.lengths = &c.length;
   args.dropout.probability = c.dropout;
   args.dropout.tokens = c.tokens;
   args.dropout.layer = 3;
@@ -317,6 +412,8 @@ AttentionRun RunAttention(Ops& ops, const AttentionCase& c, Floats qkv, Floats d
   back.tokens = c.tokens;
   back.heads = c.heads;
   back.head_dim = c.head_dim;
+  back.causal = args.causal;
+  back.lengths = args.lengths;
   back.dropout = args.dropout;
   back.scratch = scratch.get();
   ops.AttentionBackward(back);
@@ -379,7 +476,7 @@ void ExpectAttention(const AttentionRun& run, const AttentionCase& c, int64_t ke
     const Values q = query(run.qkv, i);
     const Values weights = HeadOf(run.dout, c, head, c.width(), 0);
     const auto of = [&](const Values& a, const Values& b, const Values& d) {
-      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim);
+      return reference::Attention(a, b, d, mask, c.tokens, c.head_dim, c.length);
     };
     ExpectRows(ToFloats(HeadOf(run.out, c, head, c.width(), 0)), of(q, k, v), c.head_dim, 1e-5,
                "out");
@@ -405,7 +502,11 @@ TEST_F(CpuOpsTest, AttentionAndItsGradients) {
                                                            {70, 1, 5, 0.2f},
                                                            {9, 6, 4, 0, 3},
                                                            {33, 4, 8, 0.2f, 2},
-                                                           {66, 4, 4, 0, 4}}) {
+                                                           {66, 4, 4, 0, 4},
+                                                           {7, 2, 4, 0, 1, 7},
+                                                           {7, 2, 4, 0, 1, 2},
+                                                           {33, 4, 8, 0.2f, 2, 20},
+                                                           {150, 2, 8, 0.1f, 1, 130}}) {
     const AttentionRun run =
         RunAttention(*ops_, c, Random(c.tokens * c.stride()), Random(c.tokens * c.width()));
     for (int64_t head = 0; head < c.heads / c.group; ++head) ExpectAttention(run, c, head);

@@ -1,5 +1,5 @@
-// Token and position embedding. Copies and additions only: nothing here depends on the vector
-// width, so the compiler's own vectorisation is enough.
+// Token, position and type embedding; rows by index. Copies and additions only: nothing here
+// depends on the vector width, so the compiler's own vectorisation is enough.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -74,6 +74,10 @@ void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool) {
         const float* weight = args.weight + (args.first_row + n) % args.tokens * args.columns;
         for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
       }
+      if (args.type_weight != nullptr) {
+        const float* weight = args.type_weight + args.types[n] * args.columns;
+        for (int64_t c = 0; c < args.columns; ++c) x[c] += weight[c];
+      }
       DropRow(args.dropout, n, args.columns, x);
     }
   });
@@ -87,7 +91,7 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
       }
     });
   }
-  if (args.dweight == nullptr) return;
+  if (args.dweight == nullptr && args.dtype_weight == nullptr) return;
   // Threads own columns, so that every element is summed in the order of n.
   const int64_t chunk = std::max<int64_t>(64, (args.columns + pool.threads() - 1) / pool.threads());
   pool.ParallelFor((args.columns + chunk - 1) / chunk, [&](int64_t item, int) {
@@ -95,8 +99,35 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
     const int64_t end = std::min(args.columns, begin + chunk);
     for (int64_t n = 0; n < args.rows; ++n) {
       const float* dx = args.dx + n * args.columns;
-      float* to = args.dweight + (args.first_row + n) % args.tokens * args.columns;
-      for (int64_t c = begin; c < end; ++c) to[c] += dx[c];
+      const auto add = [&](float* to) {
+        for (int64_t c = begin; c < end; ++c) to[c] += dx[c];
+      };
+      if (args.dweight != nullptr) {
+        add(args.dweight + (args.first_row + n) % args.tokens * args.columns);
+      }
+      if (args.dtype_weight != nullptr) add(args.dtype_weight + args.types[n] * args.columns);
+    }
+  });
+}
+
+void GatherCpu(const GatherArgs& args, ThreadPool& pool) {
+  OverRows(args.count, args.columns, pool, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      std::copy_n(args.x + args.index[i] * args.columns, args.columns, args.out + i * args.columns);
+    }
+  });
+}
+
+void ScatterAddCpu(const ScatterAddArgs& args, ThreadPool& pool) {
+  // Threads own columns, so that every element is summed in the order of i.
+  const int64_t chunk = std::max<int64_t>(64, (args.columns + pool.threads() - 1) / pool.threads());
+  pool.ParallelFor((args.columns + chunk - 1) / chunk, [&](int64_t item, int) {
+    const int64_t begin = item * chunk;
+    const int64_t end = std::min(args.columns, begin + chunk);
+    for (int64_t i = 0; i < args.count; ++i) {
+      const float* from = args.from + i * args.columns;
+      float* to = args.to + args.index[i] * args.columns;
+      for (int64_t c = begin; c < end; ++c) to[c] += from[c];
     }
   });
 }

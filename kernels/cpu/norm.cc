@@ -1,4 +1,4 @@
-// LayerNorm, residual additions with dropout, GELU, and the column sums of their gradients.
+// LayerNorm, residual additions with dropout, and the column sums of their gradients.
 #include <algorithm>
 #include <cmath>
 
@@ -173,46 +173,6 @@ void ResidualBackwardRows(const ResidualBackwardArgs& a, int64_t begin, int64_t 
   }
 }
 
-// gelu(x) = x * s with s = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): the tanh form.
-HWY_INLINE Vector GeluSigmoid(Vector x) {
-  const Tag d;
-  const Vector x2 = hn::Mul(x, x);
-  const Vector u = hn::Mul(hn::Mul(x, hn::Set(d, -1.5957691216057308f)),
-                           hn::MulAdd(x2, hn::Set(d, 0.044715f), hn::Set(d, 1.0f)));
-  return hn::Div(hn::Set(d, 1.0f), hn::Add(hn::Set(d, 1.0f), Exp(u)));
-}
-
-void BiasGeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    float* h = a.h + i * a.columns;
-    float* g = a.g + i * a.columns;
-    ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
-      Vector x = load(h);
-      if (a.bias != nullptr) {
-        x = hn::Add(x, load(a.bias));
-        store(x, h);
-      }
-      store(hn::Mul(x, GeluSigmoid(x)), g);
-    });
-  }
-}
-
-// d gelu / dx = s + x s (1 - s) 2 u',  2 u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
-void BiasGeluBackwardRange(const BiasGeluBackwardArgs& a, int64_t begin, int64_t end) {
-  const Tag d;
-  const float* dg = a.dg + begin;
-  const float* h = a.h + begin;
-  float* dh = a.dh + begin;
-  ForVectors(end - begin, [&](auto load, auto store) HWY_ATTR {
-    const Vector x = load(h);
-    const Vector s = GeluSigmoid(x);
-    const Vector slope =
-        hn::MulAdd(hn::Mul(x, x), hn::Set(d, 0.2140644488f), hn::Set(d, 1.5957691216f));
-    const Vector rest = hn::Mul(hn::Mul(x, s), hn::Mul(hn::Sub(hn::Set(d, 1.0f), s), slope));
-    store(hn::Mul(load(dg), hn::Add(s, rest)), dh);
-  });
-}
-
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -225,8 +185,6 @@ HWY_EXPORT(LayerNormBackwardColumns);
 HWY_EXPORT(ColumnSums);
 HWY_EXPORT(ResidualRows);
 HWY_EXPORT(ResidualBackwardRows);
-HWY_EXPORT(BiasGeluRows);
-HWY_EXPORT(BiasGeluBackwardRange);
 
 namespace {
 
@@ -291,20 +249,6 @@ void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool) {
   }
   if (args.dbias == nullptr) return;
   ColumnLeafSums(gradient, args.rows, args.columns, args.rows_per_leaf, args.dbias, pool);
-}
-
-void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool) {
-  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(BiasGeluRows)(args, begin, end);
-  });
-}
-
-void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool) {
-  OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(BiasGeluBackwardRange)(args, begin * args.columns, end * args.columns);
-  });
-  if (args.dbias == nullptr) return;
-  ColumnLeafSums(args.dh, args.rows, args.columns, args.rows_per_leaf, args.dbias, pool);
 }
 
 }  // namespace tercio::kernels

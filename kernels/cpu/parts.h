@@ -44,6 +44,9 @@ void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
 void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool);
 void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool);
 
+void BiasTanhCpu(const BiasTanhArgs& args, ThreadPool& pool);
+void TanhBackwardCpu(const TanhBackwardArgs& args, ThreadPool& pool);
+
 void SwigluCpu(const SwigluArgs& args, ThreadPool& pool);
 void SwigluBackwardCpu(const SwigluBackwardArgs& args, ThreadPool& pool);
 void RotaryCpu(const RotaryArgs& args, ThreadPool& pool);
@@ -59,6 +62,9 @@ void EmbeddingCpu(const EmbeddingArgs& args, ThreadPool& pool);
 void EmbeddingBackwardCpu(const EmbeddingBackwardArgs& args, ThreadPool& pool);
 void PositionEmbeddingCpu(const PositionEmbeddingArgs& args, ThreadPool& pool);
 void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, ThreadPool& pool);
+
+void GatherCpu(const GatherArgs& args, ThreadPool& pool);
+void ScatterAddCpu(const ScatterAddArgs& args, ThreadPool& pool);
 
 void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool);
 void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args);

@@ -95,13 +95,20 @@ Values Gelu(const Values& x) {
   return y;
 }
 
+Values ExactGelu(const Values& x) {
+  Values y;
+  for (const double value : x) y.push_back(0.5 * value * std::erfc(-value / std::numbers::sqrt2));
+  return y;
+}
+
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
-                 int64_t tokens, int64_t head_dim) {
+                 int64_t tokens, int64_t head_dim, int64_t length) {
   Values out(q.size());
   for (int64_t i = 0; i < tokens; ++i) {
     Values p;
     double largest = -1e300;
-    for (int64_t j = 0; j <= i; ++j) {
+    const int64_t keys = length > 0 ? length : i + 1;
+    for (int64_t j = 0; j < keys; ++j) {
       double score = 0;
       for (int64_t d = 0; d < head_dim; ++d) {
         score +=
@@ -112,7 +119,7 @@ Values Attention(const Values& q, const Values& k, const Values& v, const Values
     }
     double sum = 0;
     for (double& score : p) sum += score = std::exp(score - largest);
-    for (int64_t j = 0; j <= i; ++j) {
+    for (int64_t j = 0; j < keys; ++j) {
       const double keep = mask.empty() ? 1 : mask[static_cast<size_t>(i * tokens + j)];
       for (int64_t d = 0; d < head_dim; ++d) {
         out[static_cast<size_t>(i * head_dim + d)] +=

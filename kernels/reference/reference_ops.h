@@ -22,13 +22,15 @@ Values LayerNorm(const Values& x, const Values& weight, const Values& bias, int6
                  int64_t columns, double eps);
 Values RmsNorm(const Values& x, const Values& weight, int64_t rows, int64_t columns, double eps);
 Values Gelu(const Values& x);
+Values ExactGelu(const Values& x);
 // x: (rows, 2 columns), gate then up.
 Values Swiglu(const Values& x, int64_t rows, int64_t columns);
 
 // q, k, v: (tokens, head_dim) of one head of one sequence; mask: multipliers of the probabilities
-// (tokens, tokens), empty for none.
+// (tokens, tokens), empty for none. length 0: causal; else every query attends to the first
+// `length` keys.
 Values Attention(const Values& q, const Values& k, const Values& v, const Values& mask,
-                 int64_t tokens, int64_t head_dim);
+                 int64_t tokens, int64_t head_dim, int64_t length = 0);
 
 // Sum over rows of log-sum-exp minus the weighted logits: 1 - smoothing for the target, the rest
 // shared by all columns.
