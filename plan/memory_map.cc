@@ -87,16 +87,56 @@ void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
   add("workspace.attention", kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
 }
 
+// Classes of whole sequences: everything has one row per sequence.
+void AddClasses(const StageShape& shape, TableBuilder* table) {
+  if (shape.classes == 0) return;
+  for (const char* name : {"classes.first", "classes.pooled", "classes.dropped", "classes.gradient",
+                           "classes.pooled_gradient"}) {
+    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, shape.sequences * shape.hidden);
+  }
+  const auto add = [&](const char* name, int64_t count) {
+    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, shape.sequences * count);
+  };
+  add("classes.logits", shape.classes);
+  add("classes.stats", kernels::kCrossEntropyStats);
+  add("classes.lse", 1);
+  add("classes.loss", 1);
+  table->Add("classes.first_rows", v1::BUFFER_KIND_WORKSPACE,
+             shape.sequences * static_cast<int64_t>(sizeof(int32_t)));
+}
+
 void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
   if (!shape.last) return;
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
   };
+  AddClasses(shape, table);
+  if (shape.classes > 0 && !shape.masked_head) return;
+  if (shape.masked_head) {
+    for (const char* name : {"head.rows", "head.transform", "head.activation", "head.norm",
+                             "head.gradient", "head.transform_gradient"}) {
+      add(name, shape.chunk_rows * shape.hidden);
+    }
+    add("head.norm_mean", shape.chunk_rows);
+    add("head.norm_rstd", shape.chunk_rows);
+  }
   add("head.logits", shape.chunk_rows * shape.vocabulary);
   add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
   add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * tensor);
   add("head.lse", shape.chunk_rows);
   add("head.loss", shape.chunk_rows);
+}
+
+// Elements of the largest sum over tensor ranks: the rows of a micro-batch, or, where each rank has
+// the gradient of its rows only, a tensor that all of them hold.
+int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
+                         const StageShape& shape, int stage) {
+  int64_t largest = shape.rows * shape.hidden;
+  if (!shape.sequence_parallel) return largest;
+  for (const StageTensor& entry : TensorsOfStage(model, layout, stage).tensors) {
+    if (entry.tensor.shard == Shard::kWhole) largest = std::max(largest, entry.elements);
+  }
+  return largest;
 }
 
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
@@ -110,13 +150,17 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   }
   add("gradient_flow.0", shape.local_rows * shape.hidden);
   add("gradient_flow.1", layout.pipeline() > 1 ? shape.local_rows * shape.hidden : 0);
-  add("tensor_scratch", AllReduceScratch(shape.rows * shape.hidden, layout.tensor()));
+  add("tensor_scratch",
+      AllReduceScratch(LargestTensorSum(job.model(), layout, shape, stage), layout.tensor()));
   add("data_scratch", AllReduceScratch(bucket, layout.data()));
-  const bool tied_exchange = layout.pipeline() > 1 && (shape.first || shape.last);
+  const ModelTraits traits = TraitsOf(job.model());
+  const bool tied = traits.tied_head && traits.head != Head::kNone;
+  const bool tied_exchange = tied && layout.pipeline() > 1 && (shape.first || shape.last);
   add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
   const int64_t tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
   table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
-             (job.training().global_batch() + tensors * layout.tensor() + 1) *
+             (SumsPerSequence(job.model()) * job.training().global_batch() +
+              tensors * layout.tensor() + 1) *
                  static_cast<int64_t>(sizeof(double)));
 }
 
@@ -161,6 +205,10 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.ffn = model.ffn_hidden() / layout.tensor();
   shape.up = traits.gated_mlp ? 2 * shape.ffn : shape.ffn;
   shape.rotary = !traits.learned_positions;
+  shape.causal = traits.causal;
+  shape.post_norm = traits.post_norm;
+  shape.masked_head = traits.head == Head::kMaskedToken;
+  shape.classes = traits.classes;
   shape.vocabulary = PaddedVocabulary(model.vocab_size(), layout.tensor()) / layout.tensor();
   shape.chunks = std::max(1, layout.virtual_pipeline());
   shape.layers = model.layers() / (layout.pipeline() * shape.chunks);
@@ -173,6 +221,8 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   // Whole sequences where they are short, pieces of one sequence where they are long.
   const int64_t whole = std::max<int64_t>(1, kernels::kPieceRows / shape.tokens);
   shape.chunk_rows = std::min(kernels::kPieceRows, std::min(whole, shape.sequences) * shape.tokens);
+  // A masked head goes from sequence to sequence: each has its own number of rows.
+  if (shape.masked_head) shape.chunk_rows = std::min(kernels::kPieceRows, shape.tokens);
   return shape;
 }
 
@@ -187,9 +237,9 @@ LayerActivations ActivationsOfLayer(const StageShape& shape) {
   const int64_t residual = shape.local_rows * shape.hidden;
   LayerActivations at;
   at.input = take(false, residual);
-  at.norm1 = take(cheap, residual);
-  at.mean1 = take(full, shape.local_rows);
-  at.rstd1 = take(full, shape.local_rows);
+  at.norm1 = take(cheap && !shape.post_norm, residual);
+  at.mean1 = take(full && !shape.post_norm, shape.local_rows);
+  at.rstd1 = take(full && !shape.post_norm, shape.local_rows);
   at.qkv = take(full, shape.rows * shape.qkv);
   at.attention = take(full, shape.rows * shape.attention);
   at.lse = take(full, shape.rows * shape.heads);
@@ -210,11 +260,20 @@ SlotActivations ActivationsOfSlot(const StageShape& shape) {
   at.layer_stride = ActivationsOfLayer(shape).total;
   cut.Take(at.layer_stride * shape.layers);
   at.output = cut.Take(shape.local_rows * shape.hidden);
-  at.final_norm = cut.Take(shape.last ? shape.local_rows * shape.hidden : 0);
-  at.final_mean = cut.Take(shape.last ? shape.local_rows : 0);
-  at.final_rstd = cut.Take(shape.last ? shape.local_rows : 0);
+  const int64_t final_rows = shape.last && !shape.post_norm ? shape.local_rows : 0;
+  at.final_norm = cut.Take(final_rows * shape.hidden);
+  at.final_mean = cut.Take(final_rows);
+  at.final_rstd = cut.Take(final_rows);
+  const int64_t embedding_rows = shape.first && shape.post_norm ? shape.local_rows : 0;
+  at.embedding_sum = cut.Take(embedding_rows * shape.hidden);
+  at.embedding_mean = cut.Take(embedding_rows);
+  at.embedding_rstd = cut.Take(embedding_rows);
   at.total = cut.total();
   return at;
+}
+
+int SumsPerSequence(const v1::ModelSpec& model) {
+  return TraitsOf(model).head == Head::kNextToken ? 1 : 3;
 }
 
 bool SavesTensor(int tensor_index_in_model, int data_index, int data) {
@@ -248,6 +307,11 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
       shape.sequences_per_rank * shape.tokens * static_cast<int64_t>(sizeof(int32_t));
   table.Add("tokens.inputs", v1::BUFFER_KIND_WORKSPACE, token_bytes);
   table.Add("tokens.targets", v1::BUFFER_KIND_WORKSPACE, token_bytes);
+  const int64_t encoder_bytes = shape.causal ? 0 : token_bytes;
+  table.Add("tokens.types", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
+  table.Add("tokens.predicted", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
+  table.Add("tokens.lengths", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
+  table.Add("tokens.labels", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
   table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT, SnapshotElements(tensors, layout.data()));
   return table.Finish();
 }

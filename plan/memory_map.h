@@ -37,6 +37,10 @@ struct StageShape {
   bool first = false;      // its first chunk is the model's
   bool last = false;       // its last chunk is the model's
   bool rotary = false;
+  bool causal = true;
+  bool post_norm = false;
+  bool masked_head = false;  // plan/model_traits.h
+  int64_t classes = 0;
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
   int64_t sequences_per_rank = 0;
@@ -52,6 +56,8 @@ struct LayerField {
   bool shared = false;
 };
 struct LayerActivations {
+  // Post-norm: norm1 is the sum that the layer's second norm reads, mean1 and rstd1 are that
+  // norm's; norm2 is the first norm's result.
   LayerField input, norm1, mean1, rstd1, qkv, attention, lse, middle, norm2, mean2, rstd2, up, gelu;
   int64_t total = 0;         // in the slot
   int64_t shared_total = 0;  // in the shared buffer
@@ -62,9 +68,15 @@ struct SlotActivations {
   int64_t layer_stride;  // layer i of the stage starts at i * layer_stride
   int64_t output;        // rows x hidden: what is sent on, or goes into the final norm
   int64_t final_norm, final_mean, final_rstd;
+  int64_t embedding_sum, embedding_mean, embedding_rstd;  // what a norm of the embedding reads
   int64_t total;
 };
 SlotActivations ActivationsOfSlot(const StageShape& shape);
+
+// Doubles per sequence of the global batch that all ranks learn after a step: the sum of its
+// tokens' losses, and, where the architecture does not fix them, how many tokens were predicted,
+// and the loss of the sequence as a whole.
+int SumsPerSequence(const v1::ModelSpec& model);
 
 // Whether data rank `data_index` saves this tensor (and its moments) in checkpoints.
 bool SavesTensor(int tensor_index_in_model, int data_index, int data);

@@ -20,13 +20,35 @@ class TensorList {
     if (!traits_.learned_positions) return;
     Matrix("embedding.position.weight", model_.context(), model_.hidden(), Shard::kWhole,
            Initialization::kNormal);
+    if (traits_.token_types == 0) return;
+    Matrix("embedding.type.weight", traits_.token_types, model_.hidden(), Shard::kWhole,
+           Initialization::kNormal);
+    if (traits_.post_norm) Norm("embedding.norm");
   }
-  void Head() {
-    Norm("final_norm");
-    if (traits_.tied_head) return;
+  void Outputs() {
+    if (!traits_.post_norm) Norm("final_norm");
+    if (traits_.head == Head::kMaskedToken) MaskedHead();
+    if (traits_.classes > 0) Pooler();
+    if (traits_.tied_head || traits_.head == Head::kNone) return;
     Matrix("head.weight", model_.vocab_size(), model_.hidden(), Shard::kRows,
            Initialization::kNormal);
     tensors.back().vocabulary = true;
+  }
+
+  void MaskedHead() {
+    Linear("head.transform", model_.hidden());
+    Norm("head.norm");
+    Bias("head.bias", model_.vocab_size(), Shard::kRows);
+    tensors.back().vocabulary = true;
+  }
+  void Pooler() {
+    Linear("pooler", model_.hidden());
+    Linear(traits_.head == Head::kNone ? "classifier" : "sentence_order", traits_.classes);
+  }
+  // From the hidden size, on every tensor rank.
+  void Linear(const std::string& name, int64_t rows) {
+    Matrix(name + ".weight", rows, model_.hidden(), Shard::kWhole, Initialization::kNormal);
+    Bias(name + ".bias", rows, Shard::kWhole);
   }
 
   void Matrix(const std::string& name, int64_t rows, int64_t columns, Shard shard,
@@ -48,6 +70,9 @@ class TensorList {
     const std::string at = absl::StrCat("layers.", layer, ".");
     const int64_t c = model_.hidden();
     const int64_t f = model_.ffn_hidden();
+    // Post-norm residual sums do not grow with the depth.
+    const Initialization residual =
+        traits_.post_norm ? Initialization::kNormal : Initialization::kResidualNormal;
     Norm(at + "attention_norm");
     const int64_t k = traits_.kv_heads * traits_.head_dim;
     const std::pair<const char*, int64_t> parts[] = {{"query", c}, {"key", k}, {"value", k}};
@@ -58,7 +83,7 @@ class TensorList {
     for (const auto& [part, rows] : parts) {
       Bias(absl::StrCat(at, "attention.", part, ".bias"), rows, Shard::kRows);
     }
-    Matrix(at + "attention.output.weight", c, c, Shard::kColumns, Initialization::kResidualNormal);
+    Matrix(at + "attention.output.weight", c, c, Shard::kColumns, residual);
     Bias(at + "attention.output.bias", c, Shard::kWhole);
     Norm(at + "mlp_norm");
     if (traits_.gated_mlp) {
@@ -66,7 +91,7 @@ class TensorList {
     }
     Matrix(at + "mlp.up.weight", f, c, Shard::kRows, Initialization::kNormal);
     Bias(at + "mlp.up.bias", f, Shard::kRows);
-    Matrix(at + "mlp.down.weight", c, f, Shard::kColumns, Initialization::kResidualNormal);
+    Matrix(at + "mlp.down.weight", c, f, Shard::kColumns, residual);
     Bias(at + "mlp.down.bias", c, Shard::kWhole);
   }
 
@@ -155,7 +180,7 @@ std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model) {
   TensorList list(model);
   list.Embedding();
   for (int layer = 0; layer < model.layers(); ++layer) list.Layer(layer);
-  list.Head();
+  list.Outputs();
   return std::move(list.tensors);
 }
 
@@ -186,13 +211,14 @@ StageTensors TensorsOfStage(const v1::ModelSpec& model, const v1::Layout& layout
   const std::vector<int> mine = LayersOfStage(model.layers(), layout, stage);
   const bool first = stage == 0;
   const bool last = stage == layout.pipeline() - 1;
-  const bool tied = TraitsOf(model).tied_head;
+  const ModelTraits traits = TraitsOf(model);
+  const bool tied = traits.tied_head && traits.head != Head::kNone;
   StageBuilder builder(model, layout);
   for (const LogicalTensor& tensor : all) {
     const int layer = LayerOfName(tensor.name);
     if (tensor.name == "embedding.token.weight") {
       if (first) builder.Add(tensor, tied ? TensorRole::kLookup : TensorRole::kPlain, -1, true);
-    } else if (tensor.name == "embedding.position.weight") {
+    } else if (tensor.name.rfind("embedding.", 0) == 0) {
       if (first) builder.Add(tensor, TensorRole::kPlain, -1, true);
     } else if (layer >= 0) {
       if (!std::binary_search(mine.begin(), mine.end(), layer)) continue;
@@ -228,9 +254,13 @@ double FlopsPerToken(const v1::ModelSpec& model, bool causal) {
   const double f = model.ffn_hidden();
   const double layers = model.layers();
   const double keys = static_cast<double>(traits.kv_heads * traits.head_dim);
-  const double products =
-      layers * (2 * c * (c + keys) + (traits.gated_mlp ? 3 : 2) * c * f) + c * model.vocab_size();
-  const double attention = (causal ? 6.0 : 12.0) * layers * c * model.context();
+  // A masked model looks at some 15 % of its positions' tokens (Devlin et al. 2019).
+  const double predicted = traits.head == Head::kNextToken     ? 1
+                           : traits.head == Head::kMaskedToken ? 0.15
+                                                               : 0;
+  const double products = layers * (2 * c * (c + keys) + (traits.gated_mlp ? 3 : 2) * c * f) +
+                          predicted * c * model.vocab_size();
+  const double attention = (causal && traits.causal ? 6.0 : 12.0) * layers * c * model.context();
   return 6 * products + attention;
 }
 

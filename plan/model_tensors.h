@@ -13,7 +13,12 @@
 //   layers.N.mlp.down.weight [C, F] (cut by columns)   ...bias [C] (whole)
 //   final_norm.weight|bias [C]
 //   head.weight [V, C] (cut by rows; absent where the head is tied to embedding.token.weight)
-// K = C * kv_heads / heads. llama has no position table and no norm biases.
+// K = C * kv_heads / heads. llama has no position table and no norm biases. bert has besides
+//   embedding.type.weight [types, C]       embedding.norm.weight|bias [C] (post-norm, which has no
+//                                          final_norm)
+//   head.transform.weight [C, C]  ...bias [C]   head.norm.weight|bias [C]   head.bias [V] (cut)
+//   pooler.weight [C, C]  ...bias [C]
+//   sentence_order.weight [2, C]  ...bias [2], or classifier.weight [labels, C]  ...bias [labels]
 #pragma once
 
 #include <cstdint>

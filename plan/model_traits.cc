@@ -2,8 +2,23 @@
 
 namespace tercio::plan {
 
+namespace {
+
+void AddEncoderTraits(const v1::ModelSpec& model, ModelTraits* traits) {
+  traits->causal = false;
+  traits->post_norm = model.norm() != "pre";
+  traits->exact_gelu = true;
+  traits->token_types = model.token_types() > 0 ? model.token_types() : 2;
+  traits->head = model.labels() > 0 ? Head::kNone : Head::kMaskedToken;
+  traits->classes = model.labels() > 0 ? model.labels() : model.sentence_order() ? 2 : 0;
+  traits->norm_eps = 1e-12f;
+}
+
+}  // namespace
+
 ModelTraits TraitsOf(const v1::ModelSpec& model) {
   ModelTraits traits;
+  if (model.architecture() == "bert") AddEncoderTraits(model, &traits);
   const bool llama = model.architecture() == "llama";
   traits.learned_positions = !llama;
   traits.rms_norm = llama;

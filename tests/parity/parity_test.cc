@@ -120,6 +120,20 @@ TEST(Parity, RecomputationAndInterleavingHaveTheSameBits) {
   }
 }
 
+TEST(Parity, BertHasTheSameBitsInEveryLayout) {
+  for (const v1::JobSpec& spec : {SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+    ExpectSameGrid(spec, {{1, 1, 1, 8, 1, "1f1b"},
+                          {1, 1, 1, 1, 1, "1f1b"},
+                          {1, 1, 1, 2, 3, "gpipe", "selective"},
+                          {1, 2, 1, 2, 1, "1f1b", "full"},
+                          {1, 4, 2, 1, 1, "1f1b"},
+                          {1, 1, 8, 1, 1, "1f1b"},
+                          {1, 2, 2, 1, 1, "interleaved", "none", 2}});
+    ExpectSameGrid(
+        spec, {{2, 1, 1, 8, 1, "1f1b"}, {2, 2, 2, 2, 1, "1f1b"}, {2, 4, 1, 1, 2, "gpipe", "full"}});
+  }
+}
+
 TEST(Parity, SmoothedLabelsAndFrozenTensors) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_training()->set_label_smoothing(0.1);
@@ -196,7 +210,8 @@ void ExpectTensorDegreesAgree(const v1::JobSpec& spec, const std::vector<int>& d
 // The sums over rows of norms and biases are cut by rank: equal bits among themselves, the bound
 // against one rank.
 TEST(Parity, SequenceParallel) {
-  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
+  for (const v1::JobSpec& spec :
+       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
     RunOptions options;
     options.steps = 10;
     const RunResult one = Train(spec, {1, 1, 1, 4, 1, "1f1b"}, options);
@@ -223,6 +238,9 @@ TEST(Parity, SequenceParallel) {
 TEST(Parity, TensorDegreesAgreeWithinTheBound) {
   ExpectTensorDegreesAgree(SmallJob(), {2, 4});
   ExpectTensorDegreesAgree(SmallLlama(), {2});
+  ExpectTensorDegreesAgree(SmallBert("post"), {2, 4});
+  ExpectTensorDegreesAgree(SmallBert("pre"), {2});
+  ExpectTensorDegreesAgree(SmallClassifier(), {2});
 }
 
 TEST(Parity, ADataDegreeThatDoesNotDivideTheLanesIsEquivalent) {

@@ -49,8 +49,15 @@ class Generator {
 v1::JobSpec RandomJob(Generator& g) {
   v1::JobSpec spec = SmallJob();
   v1::ModelSpec* model = spec.mutable_model();
-  const bool llama = g.Coin();
-  model->set_architecture(llama ? "llama" : "gpt2");
+  const int64_t kind = g.Between(0, 2);
+  const bool llama = kind == 1;
+  model->set_architecture(llama ? "llama" : kind == 2 ? "bert" : "gpt2");
+  if (kind == 2) {
+    model->set_norm(g.Coin() ? "pre" : "post");
+    model->set_token_types(2);
+    model->set_sentence_order(g.Coin());
+    model->set_labels(g.Coin() ? 0 : 3);
+  }
   model->set_layers(static_cast<int32_t>(g.OneOf({2, 4, 6})));
   model->set_heads(static_cast<int32_t>(g.OneOf({2, 4})));
   model->set_hidden(model->heads() * static_cast<int32_t>(g.OneOf({4, 6, 8, 12})));
@@ -59,8 +66,8 @@ v1::JobSpec RandomJob(Generator& g) {
   model->set_ffn_hidden(static_cast<int32_t>(4 * g.Between(3, 30)));
   model->set_context(static_cast<int32_t>(g.Between(3, 40)));
   model->set_vocab_size(static_cast<int32_t>(g.Between(11, 90)));
-  model->set_bias(!llama && g.Coin());
-  model->set_untied_head(g.Coin());
+  model->set_bias(kind == 2 || (!llama && g.Coin()));
+  model->set_untied_head(kind != 2 && g.Coin());
   model->set_dropout(0.1 * static_cast<double>(g.Between(0, 2)));
   v1::TrainingSpec* training = spec.mutable_training();
   training->set_global_batch(g.OneOf({2, 4, 6, 8, 12}));

@@ -97,7 +97,11 @@ absl::Status RunRank(int rank, Shared& shared) {
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators.pipeline = made;
   }
   const std::unique_ptr<Device> device = CreateCpuDevice(shared.options.threads_per_rank);
-  SyntheticSource synthetic(shared.spec.model().vocab_size(), shared.spec.model().context());
+  SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
+  SyntheticEncoderSource masked(shared.spec.model());
+  SampleSource& synthetic = shared.spec.model().architecture() == "bert"
+                                ? static_cast<SampleSource&>(masked)
+                                : static_cast<SampleSource&>(plain);
   SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
   TERCIO_ASSIGN_OR_RETURN(
       auto engine, TrainingEngine::Create(shared.spec, plan, *device, communicators, source));
@@ -170,6 +174,41 @@ v1::JobSpec SmallLlama() {
   model->set_norm_eps(1e-6);
   model->set_rope_theta(500);
   return spec;
+}
+
+v1::JobSpec SmallBert(const std::string& norm) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_model()->set_architecture("bert");
+  spec.mutable_model()->set_norm(norm);
+  spec.mutable_model()->set_token_types(2);
+  spec.mutable_model()->set_sentence_order(true);
+  return spec;
+}
+
+v1::JobSpec SmallClassifier() {
+  v1::JobSpec spec = SmallBert("post");
+  spec.mutable_model()->set_sentence_order(false);
+  spec.mutable_model()->set_labels(3);
+  return spec;
+}
+
+void SyntheticEncoderSource::TrainingSample(int64_t step, int64_t sequence, Sample* out) {
+  SyntheticSource source(model_.vocab_size(), model_.context());
+  std::vector<int32_t> ids(out->inputs.size() + 1);
+  source.ReadTraining(step, sequence, ids.data());
+  const uint64_t word = kernels::SplitMix64(static_cast<uint64_t>(step * 977 + sequence));
+  const int64_t context = model_.context();
+  out->length = static_cast<int32_t>(context - static_cast<int64_t>(word % 8) * context / 16);
+  const int64_t classes = std::max(2, model_.labels());
+  out->label = static_cast<int32_t>(word / 8 % static_cast<uint64_t>(classes));
+  const bool predicts = sequence % 3 != 1;
+  for (int64_t i = 0; i < context; ++i) {
+    const size_t at = static_cast<size_t>(i);
+    const bool masked = predicts && i < out->length && kernels::SplitMix64(word + at) % 5 == 0;
+    out->targets[at] = masked ? ids[at] : kNoTarget;
+    out->inputs[at] = masked ? 3 : i < out->length ? ids[at] : 0;
+    out->types[at] = i > context / 2 && i < out->length ? 1 : 0;
+  }
 }
 
 void SyntheticSource::ReadTraining(int64_t step, int64_t sequence, int32_t* out) {

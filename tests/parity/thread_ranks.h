@@ -35,6 +35,11 @@ v1::JobSpec SmallJob();
 // The same as a llama: grouped queries, rotary positions, gated feed-forward, a head of its own.
 v1::JobSpec SmallLlama();
 
+// A masked language model with sentence order; norm "post" or "pre".
+v1::JobSpec SmallBert(const std::string& norm);
+// A classifier of whole sequences with three classes.
+v1::JobSpec SmallClassifier();
+
 // INVALID_ARGUMENT when the layout in spec.parallelism is impossible, else what the engine said.
 absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOptions& options);
 
@@ -49,6 +54,21 @@ class SyntheticSource : public CausalSource {
  private:
   int vocab_size_;
   int context_;
+};
+
+// Samples of a bert, as a function of (step, sequence): of several lengths, with masked tokens, of
+// which a sequence may have none, segments and labels.
+class SyntheticEncoderSource : public SampleSource {
+ public:
+  explicit SyntheticEncoderSource(const v1::ModelSpec& model) : model_(model) {}
+  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override;
+  int64_t validation_samples() const override { return 7; }
+  void ValidationSample(int64_t index, Sample* out) override {
+    TrainingSample(1 << 20, index, out);
+  }
+
+ private:
+  const v1::ModelSpec model_;
 };
 
 }  // namespace tercio::testing

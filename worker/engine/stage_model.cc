@@ -53,7 +53,11 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
     stream.CopyFromHost(rotary_, table.data(), static_cast<int64_t>(table.size() * sizeof(float)));
   }
   tensor_scratch_ = arena.Floats("tensor_scratch");
-  if (shape_.last) {
+  if (shape_.last && !shape_.causal) {
+    encoder_head_ =
+        std::make_unique<EncoderHead>(spec, shape_, traits_, weights_.output, tensor_index_,
+                                      parameters_, arena, stream, tensor_group);
+  } else if (shape_.last) {
     logits_ = arena.Floats("head.logits");
     stats_ = arena.Floats("head.stats");
     all_stats_ = arena.Floats("head.all_stats");
@@ -124,7 +128,7 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
                 LocalRowsOf(batch));
   }
   float* slot = slots_[static_cast<size_t>(batch.slot)];
-  return Norm(OutputOf(batch), weights_.final_norm, weights_.final_norm_bias,
+  return Norm(OutputOf(batch), weights_.output.final_norm, weights_.output.final_norm_bias,
               slot + slot_layout_.final_norm + batch.first_row * shape_.hidden,
               slot + slot_layout_.final_mean + batch.first_row,
               slot + slot_layout_.final_rstd + batch.first_row, LocalRowsOf(batch));
@@ -157,7 +161,7 @@ StageModel::LocalRows StageModel::LocalPart(const plan::LaneSegment& segment) co
 
 void StageModel::Forward(const MicroBatch& batch) {
   if (IsFirst(batch)) Embed(batch);
-  NormInput(batch, 0);
+  if (!shape_.post_norm) NormInput(batch, 0);
   for (int layer = 0; layer < shape_.layers; ++layer) ForwardLayer(batch, layer);
 }
 
@@ -172,24 +176,45 @@ void StageModel::Embed(const MicroBatch& batch) {
   kernels::EmbeddingArgs lookup{};
   lookup.tokens = batch.inputs + batch.first_row;
   lookup.weight = weights_.token.In(parameters_);
-  float* input = Input(batch.slot) + batch.first_row * shape_.hidden;
-  lookup.out = shape_.sequence_parallel ? branch_ : input;  // all rows: not all of them stay here
+  float* sum = Input(batch.slot) + batch.first_row * shape_.hidden;
+  if (shape_.post_norm) {
+    sum = slots_[static_cast<size_t>(batch.slot)] + slot_layout_.embedding_sum;
+  }
+  lookup.out = shape_.sequence_parallel ? branch_ : sum;  // all rows: not all of them stay here
   lookup.count = RowsOf(batch);
   lookup.columns = shape_.hidden;
   lookup.vocabulary_begin = vocabulary_begin_;
   lookup.vocabulary_rows = shape_.vocabulary;
   ops_.Embedding(lookup);
   const float* embedded = SumRows(lookup.out, lookup.count);
-  if (embedded != input) ops_.Copy(input, embedded, shape_.local_rows * shape_.hidden);
+  if (embedded != sum) ops_.Copy(sum, embedded, LocalRowsOf(batch) * shape_.hidden);
   kernels::PositionEmbeddingArgs position{};
-  position.x = input;
+  position.x = sum;
   position.weight = weights_.position.In(parameters_);
   position.rows = LocalRowsOf(batch);
   position.first_row = batch.first_row + first_local_row_;
   position.columns = shape_.hidden;
   position.tokens = shape_.tokens;
+  position.types = TypesAt(batch, first_local_row_);
+  position.type_weight = weights_.type.In(parameters_);
+  if (shape_.post_norm) {
+    ops_.PositionEmbedding(position);
+    return NormEmbedding(batch, sum);
+  }
   position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, position.first_row);
   ops_.PositionEmbedding(position);
+}
+
+// The norm, then dropout.
+void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
+  float* slot = slots_[static_cast<size_t>(batch.slot)];
+  float* input = Input(batch.slot);
+  ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
+                      slot + slot_layout_.embedding_mean, slot + slot_layout_.embedding_rstd,
+                      shape_.local_rows));
+  ops_.PositionEmbedding({input, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
+                          first_local_row_,
+                          DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
 }
 
 // Queries and keys lie side by side: one call turns both.
@@ -203,7 +228,7 @@ void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
   if (traits_.gated_mlp) {
     ops_.Swiglu({up, out, rows, shape_.ffn});
   } else {
-    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn});
+    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu});
   }
 }
 
@@ -211,8 +236,8 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
-  ops_.Matmul({GatherRows(at.norm1), w.qkv.In(parameters_), w.qkv_bias.In(parameters_), at.qkv,
-               rows, shape_.qkv, shape_.hidden, false});
+  ops_.Matmul({GatherRows(AttentionInput(at)), w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
+               at.qkv, rows, shape_.qkv, shape_.hidden, false});
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -229,11 +254,22 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   attention.heads = shape_.heads;
   attention.head_dim = shape_.head_dim;
   attention.first_head = tensor_index_ * shape_.heads;
+  attention.causal = shape_.causal;
+  attention.lengths = batch.lengths;
   attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   attention.scratch = attention_scratch_;
   ops_.Attention(attention);
   ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
                shape_.attention, false});
+}
+
+kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer) const {
+  const LayerView at = ViewOf(batch, layer);
+  const LayerWeights& w = WeightsOf(batch, layer);
+  const int64_t rows = LocalRowsOf(batch);
+  return shape_.post_norm
+             ? Norm(at.middle, w.norm1, w.norm1_bias, at.norm2, at.mean2, at.rstd2, rows)
+             : Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, rows);
 }
 
 void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
@@ -249,8 +285,7 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
-  ops_.ResidualLayerNorm(
-      add, Norm(add.out, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, add.rows));
+  ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
   ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_), nullptr, at.up, rows, shape_.up,
                shape_.hidden, false});
   Activate(at.up, w.up_bias, at.gelu, rows);
@@ -274,7 +309,13 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, first_local_row_);
-  if (inner || IsLast(batch)) {
+  if (shape_.post_norm) {
+    float* next = add.out;
+    add.residual = at.norm2;
+    add.out = at.norm1;
+    ops_.ResidualLayerNorm(
+        add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
+  } else if (inner || IsLast(batch)) {
     ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
   } else {
     ops_.Residual(add);
@@ -283,18 +324,15 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
 
 void StageModel::Restore(const MicroBatch& batch, int layer) {
   if (shape_.recompute == plan::Recompute::kNone) return;
-  NormInput(batch, layer);
+  if (!shape_.post_norm) NormInput(batch, layer);
   if (shape_.recompute == plan::Recompute::kFull) {
     ForwardAttention(batch, layer);
     ForwardUp(batch, layer);
     return;
   }
   const LayerView at = ViewOf(batch, layer);
-  const LayerWeights& w = WeightsOf(batch, layer);
-  const int64_t rows = RowsOf(batch);
-  ops_.LayerNorm(
-      Norm(at.middle, w.norm2, w.norm2_bias, at.norm2, at.mean2, at.rstd2, LocalRowsOf(batch)));
-  Activate(at.up, {}, at.gelu, rows);  // the bias was added in place
+  ops_.LayerNorm(MiddleNorm(batch, layer));
+  Activate(at.up, {}, at.gelu, RowsOf(batch));  // the bias was added in place
 }
 
 // Whole sequences together where they are short, pieces of one sequence where they are long. The
@@ -316,8 +354,8 @@ std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
 
 const float* StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
   TERCIO_CHECK_LE(rows, shape_.chunk_rows);
-  ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.head.In(parameters_), nullptr,
-               logits_, rows, shape_.vocabulary, shape_.hidden, false});
+  ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.output.head.In(parameters_),
+               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden, false});
   return logits_;
 }
 
@@ -336,15 +374,33 @@ void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, doubl
   });
 }
 
-void StageModel::Loss(const MicroBatch& batch, double* losses) {
-  GatherRows(FinalNorm(batch.slot));
-  for (const Chunk& chunk : ChunksOf(0, shape_.sequences)) ForwardChunk(batch, chunk, losses);
+void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
+  const float* hidden = GatherRows(LastRows(batch.slot));
+  if (encoder_head_ != nullptr) return encoder_head_->Loss(batch, hidden, losses);
+  for (const Chunk& chunk : ChunksOf(0, shape_.sequences)) {
+    ForwardChunk(batch, chunk, losses.tokens);
+  }
+}
+
+const float* StageModel::ClassLogits(const MicroBatch& batch) {
+  return encoder_head_->ClassLogits(batch, GatherRows(LastRows(batch.slot)));
+}
+
+void StageModel::BackwardEncoderHead(const MicroBatch& batch, float* flow, const LossSums& losses,
+                                     GradientLanes& lanes) {
+  encoder_head_->Backward(batch, GatherRows(LastRows(batch.slot)), norm_gradient_, losses, lanes);
+  const float* mine = norm_gradient_ + first_local_row_ * shape_.hidden;
+  if (shape_.post_norm) return ops_.Copy(flow, mine, shape_.local_rows * shape_.hidden);
+  const float* slot = slots_[static_cast<size_t>(batch.slot)];
+  BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias, mine,
+               Output(batch.slot), slot + slot_layout_.final_mean, slot + slot_layout_.final_rstd,
+               flow, false, lanes);
 }
 
 void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* losses,
                               GradientLanes& lanes) {
   const float* normed = GatherRows(FinalNorm(batch.slot));
-  lanes.Assign(batch.index, {weights_.head}, ops_,
+  lanes.Assign(batch.index, {weights_.output.head}, ops_,
                [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
                  for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
                    ForwardChunk(batch, chunk, losses);
@@ -352,17 +408,17 @@ void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* loss
                                               vocabulary_valid_, shape_.vocabulary,
                                               vocabulary_begin_, loss_scale_, SmoothingOf(batch)});
                    ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
-                                              weights_.head.GradientIn(gradients), nullptr,
+                                              weights_.output.head.GradientIn(gradients), nullptr,
                                               chunk.rows, shape_.vocabulary, shape_.hidden,
                                               chunk.rows_per_leaf, accumulate});
                    accumulate = true;
-                   ops_.MatmulBackwardInput({logits_, weights_.head.In(parameters_),
+                   ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
                                              norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
                                              shape_.vocabulary, shape_.hidden, false});
                  }
                });
   const float* slot = slots_[static_cast<size_t>(batch.slot)];
-  BackwardNorm(batch, weights_.final_norm, weights_.final_norm_bias,
+  BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
                SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
                slot + slot_layout_.final_mean, slot + slot_layout_.final_rstd, flow, false, lanes);
 }
@@ -438,14 +494,30 @@ void StageModel::BackwardActivation(const MicroBatch& batch, const float* up, We
         const int64_t start = segment.first_sequence * shape_.tokens * shape_.ffn;
         ops_.BiasGeluBackward({wide_gradient_ + start, up + start, wide_gradient_ + start,
                                bias.GradientIn(gradients), segment.sequences * shape_.tokens,
-                               shape_.ffn, shape_.tokens});
+                               shape_.ffn, shape_.tokens, traits_.exact_gelu});
       });
+}
+
+void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                                  const float* sum, const float* mean, const float* rstd,
+                                  float* flow, GradientLanes& lanes) {
+  if (shape_.post_norm)
+    BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, false, lanes);
+}
+
+void StageModel::BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                               const float* x, const float* mean, const float* rstd, float* flow,
+                               GradientLanes& lanes) {
+  const float* gradient = SumRows(norm_gradient_, shape_.rows);
+  if (shape_.post_norm) return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
+  BackwardNorm(batch, weight, bias, gradient, x, mean, rstd, flow, true, lanes);
 }
 
 void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
                              GradientLanes& lanes) {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
+  BackwardPostNorm(batch, w.norm2, w.norm2_bias, at.norm1, at.mean1, at.rstd1, flow, lanes);
   const float* branch = BackwardResidual(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput,
                                          w.down_bias, flow, lanes);
   BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
@@ -457,14 +529,14 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.up, shape_.hidden, false});
-  BackwardNorm(batch, w.norm2, w.norm2_bias, SumRows(norm_gradient_, shape_.rows), at.middle,
-               at.mean2, at.rstd2, flow, true, lanes);
+  BackwardInput(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
 }
 
 void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* flow,
                                    GradientLanes& lanes) {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
+  BackwardPostNorm(batch, w.norm1, w.norm1_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
   const float* branch = BackwardResidual(batch, ModelLayer(batch, layer),
                                          kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
   BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
@@ -487,30 +559,42 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.heads = shape_.heads;
   args.head_dim = shape_.head_dim;
   args.first_head = tensor_index_ * shape_.heads;
+  args.causal = shape_.causal;
+  args.lengths = batch.lengths;
   args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
   Rotate(wide_gradient_, 0, shape_.rows, true);
-  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(at.norm1), shape_.qkv,
-                 shape_.hidden, lanes);
+  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
+                 shape_.qkv, shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.qkv, shape_.hidden, false});
-  BackwardNorm(batch, w.norm1, w.norm1_bias, SumRows(norm_gradient_, shape_.rows), at.input,
-               at.mean1, at.rstd1, flow, true, lanes);
+  BackwardInput(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, lanes);
 }
 
 void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes) {
-  lanes.Accumulate(
-      batch.index, {weights_.position}, ops_,
-      [&](const plan::LaneSegment& segment, float* gradients) {
-        const LocalRows part = LocalPart(segment);
-        if (part.count == 0) return;
-        const int64_t first = first_local_row_ + part.begin;
-        ops_.PositionEmbeddingBackward({flow + part.begin * shape_.hidden,
-                                        weights_.position.GradientIn(gradients), part.count,
-                                        shape_.hidden, shape_.tokens, first,
-                                        DropoutAt(batch, 0, kernels::kSiteEmbedding, first)});
-      });
+  kernels::Dropout dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_);
+  if (shape_.post_norm) {
+    ops_.PositionEmbeddingBackward({flow, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
+                                    first_local_row_, dropout});
+    const float* slot = slots_[static_cast<size_t>(batch.slot)];
+    BackwardPostNorm(batch, weights_.embedding_norm, weights_.embedding_norm_bias,
+                     slot + slot_layout_.embedding_sum, slot + slot_layout_.embedding_mean,
+                     slot + slot_layout_.embedding_rstd, flow, lanes);
+    dropout.probability = 0;
+  }
+  lanes.Accumulate(batch.index, {weights_.position, weights_.type}, ops_,
+                   [&](const plan::LaneSegment& segment, float* gradients) {
+                     const LocalRows part = LocalPart(segment);
+                     if (part.count == 0) return;
+                     const int64_t first = first_local_row_ + part.begin;
+                     dropout.first_row = first;
+                     ops_.PositionEmbeddingBackward({flow + part.begin * shape_.hidden,
+                                                     weights_.position.GradientIn(gradients),
+                                                     part.count, shape_.hidden, shape_.tokens,
+                                                     first, dropout, TypesAt(batch, first),
+                                                     weights_.type.GradientIn(gradients)});
+                   });
   const float* all = GatherRows(flow);
   lanes.Accumulate(batch.index, {weights_.token}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
@@ -522,10 +606,14 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, Gradien
                    });
 }
 
-void StageModel::Backward(const MicroBatch& batch, float* flow, double* losses,
+void StageModel::Backward(const MicroBatch& batch, float* flow, const LossSums& losses,
                           GradientLanes& lanes, const std::function<void(int layer)>& layer_done) {
   if (IsLast(batch)) {
-    BackwardHead(batch, flow, losses, lanes);
+    if (encoder_head_ != nullptr) {
+      BackwardEncoderHead(batch, flow, losses, lanes);
+    } else {
+      BackwardHead(batch, flow, losses.tokens, lanes);
+    }
     layer_done(model_layers_);
   }
   for (int layer = shape_.layers - 1; layer >= 0; --layer) {

@@ -1,6 +1,6 @@
-// One pipeline stage of a decoder (gpt2 or llama, plan/model_traits.h), as one tensor rank computes
-// it: forward and backward of a micro-batch. The partition is that of Shoeybi et al.,
-// "Megatron-LM", section 3.
+// One pipeline stage of a transformer (plan/model_traits.h), as one tensor rank computes it:
+// forward and backward of a micro-batch. The partition is that of Shoeybi et al., "Megatron-LM",
+// section 3.
 //
 // Works in the buffers of the arena only; all operations go to the given stream.
 #pragma once
@@ -16,25 +16,12 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
+#include "worker/engine/encoder_head.h"
 #include "worker/engine/gradient_lanes.h"
+#include "worker/engine/micro_batch.h"
 #include "worker/engine/stage_weights.h"
 
 namespace tercio {
-
-struct MicroBatch {
-  int index = 0;  // within the step
-  int slot = 0;
-  int chunk = 0;  // which of the stage's runs of layers (plan/schedule.h)
-  int64_t step = 0;
-  int64_t first_sequence = 0;  // in the global batch
-  bool training = true;        // dropout applies
-  // Forward only, with one sequence: rows [first_row, first_row + rows) of it, after those before,
-  // which are still in the slot. rows 0: all of the micro-batch.
-  int64_t first_row = 0;
-  int64_t rows = 0;
-  const int32_t* inputs = nullptr;   // rows ids, from row 0; first stage
-  const int32_t* targets = nullptr;  // rows ids; last stage
-};
 
 class StageModel {
  public:
@@ -53,9 +40,12 @@ class StageModel {
   // Input (or tokens) -> Output, and in the model's last chunk the final norm.
   void Forward(const MicroBatch& batch);
 
-  // Last chunk, after Forward: adds the loss of each sequence of the micro-batch to
-  // losses[0..sequences). No gradients.
-  void Loss(const MicroBatch& batch, double* losses);
+  // Last chunk, after Forward: adds the losses of the micro-batch's sequences to `losses`. No
+  // gradients.
+  void Loss(const MicroBatch& batch, const LossSums& losses);
+
+  // Last chunk of a classifier, after Forward: sequences x classes.
+  const float* ClassLogits(const MicroBatch& batch);
 
   // Last chunk, after Forward: logits of rows [row, row + rows) over this rank's vocabulary
   // (padding included), rows x local vocabulary. REQUIRES: rows is at most the chunk of the stage's
@@ -66,7 +56,7 @@ class StageModel {
   // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
   // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
   // for the head, descending, -1 for the embedding.
-  void Backward(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes,
+  void Backward(const MicroBatch& batch, float* flow, const LossSums& losses, GradientLanes& lanes,
                 const std::function<void(int layer)>& layer_done);
 
  private:
@@ -111,9 +101,17 @@ class StageModel {
   const float* FinalNorm(int slot) const {
     return slots_[static_cast<size_t>(slot)] + slot_layout_.final_norm;
   }
-  // All rows of the final norm; REQUIRES: gathered, where they are spread.
+  // What the head reads: the rows of it that are here.
+  const float* LastRows(int slot) const {
+    return shape_.post_norm ? Output(slot) : FinalNorm(slot);
+  }
+  // All rows of it; REQUIRES: gathered, where they are spread.
   const float* HeadInput(const MicroBatch& batch) const {
-    return shape_.sequence_parallel ? gathered_ : FinalNorm(batch.slot);
+    return shape_.sequence_parallel ? gathered_ : LastRows(batch.slot);
+  }
+  // What attention reads: the rows that are here.
+  const float* AttentionInput(const LayerView& at) const {
+    return shape_.post_norm ? at.input : at.norm1;
   }
   // The sum over tensor ranks of all rows; what comes back is this rank's part of them.
   float* SumRows(float* partial, int64_t rows);
@@ -127,7 +125,18 @@ class StageModel {
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
   void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
+  static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
+    return batch.types == nullptr ? nullptr : batch.types + row;
+  }
   void Embed(const MicroBatch& batch);
+  void NormEmbedding(const MicroBatch& batch, float* sum);
+  // The norm after a layer's attention: of its own sum, or in front of its feed-forward part.
+  kernels::LayerNormArgs MiddleNorm(const MicroBatch& batch, int layer) const;
+  void BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* sum,
+                        const float* mean, const float* rstd, float* flow, GradientLanes& lanes);
+  // Adds the gradient of what a half layer read, in norm_gradient_, to the flow.
+  void BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* x,
+                     const float* mean, const float* rstd, float* flow, GradientLanes& lanes);
   void Activate(float* up, WeightRef bias, float* out, int64_t rows);
   void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
@@ -142,6 +151,8 @@ class StageModel {
   }
   void ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses);
   void BackwardHead(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes);
+  void BackwardEncoderHead(const MicroBatch& batch, float* flow, const LossSums& losses,
+                           GradientLanes& lanes);
   // Gradient of the activation's input, from wide_gradient_ or gated_gradient_ into wide_gradient_.
   void BackwardActivation(const MicroBatch& batch, const float* up, WeightRef bias,
                           GradientLanes& lanes);
@@ -196,6 +207,7 @@ class StageModel {
   float* all_stats_ = nullptr;
   float* lse_ = nullptr;
   float* loss_ = nullptr;
+  std::unique_ptr<EncoderHead> encoder_head_;
 };
 
 }  // namespace tercio

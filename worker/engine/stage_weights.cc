@@ -38,17 +38,37 @@ WeightRef Joined(const plan::StageTensors& tensors, const std::vector<std::strin
 // The token table of a tied head has another role than that of an untied one.
 WeightRef Either(WeightRef first, WeightRef second) { return first.elements > 0 ? first : second; }
 
+OutputWeights FindOutput(const plan::StageTensors& tensors) {
+  OutputWeights output;
+  output.head = Either(Find(tensors, "embedding.token.weight", plan::TensorRole::kHead),
+                       Find(tensors, "head.weight"));
+  output.head_bias = Find(tensors, "head.bias");
+  output.final_norm = Find(tensors, "final_norm.weight");
+  output.final_norm_bias = Find(tensors, "final_norm.bias");
+  output.transform = Find(tensors, "head.transform.weight");
+  output.transform_bias = Find(tensors, "head.transform.bias");
+  output.norm = Find(tensors, "head.norm.weight");
+  output.norm_bias = Find(tensors, "head.norm.bias");
+  output.pooler = Find(tensors, "pooler.weight");
+  output.pooler_bias = Find(tensors, "pooler.bias");
+  output.classes =
+      Either(Find(tensors, "classifier.weight"), Find(tensors, "sentence_order.weight"));
+  output.classes_bias =
+      Either(Find(tensors, "classifier.bias"), Find(tensors, "sentence_order.bias"));
+  return output;
+}
+
 }  // namespace
 
 StageWeights FindWeights(const plan::StageTensors& tensors, absl::Span<const int> layers) {
   StageWeights weights;
   const std::string token = "embedding.token.weight";
   weights.token = Either(Find(tensors, token, plan::TensorRole::kLookup), Find(tensors, token));
-  weights.head =
-      Either(Find(tensors, token, plan::TensorRole::kHead), Find(tensors, "head.weight"));
   weights.position = Find(tensors, "embedding.position.weight");
-  weights.final_norm = Find(tensors, "final_norm.weight");
-  weights.final_norm_bias = Find(tensors, "final_norm.bias");
+  weights.type = Find(tensors, "embedding.type.weight");
+  weights.embedding_norm = Find(tensors, "embedding.norm.weight");
+  weights.embedding_norm_bias = Find(tensors, "embedding.norm.bias");
+  weights.output = FindOutput(tensors);
   for (const int model_layer : layers) {
     const std::string at = absl::StrCat("layers.", model_layer, ".");
     LayerWeights layer;

@@ -33,10 +33,18 @@ struct LayerWeights {
   WeightRef down, down_bias;
 };
 
+// Beside the model's layers; all but `head` and the final norm are bert's alone.
+struct OutputWeights {
+  WeightRef final_norm, final_norm_bias;
+  WeightRef head, head_bias;  // to the vocabulary
+  WeightRef transform, transform_bias, norm, norm_bias;
+  WeightRef pooler, pooler_bias, classes, classes_bias;
+};
+
 struct StageWeights {
-  WeightRef token, position;                    // first stage
-  std::vector<LayerWeights> layers;             // of this stage, ascending
-  WeightRef final_norm, final_norm_bias, head;  // last stage
+  WeightRef token, position, type, embedding_norm, embedding_norm_bias;  // first stage
+  std::vector<LayerWeights> layers;                                      // ascending
+  OutputWeights output;                                                  // last stage
 };
 
 // `layers`: the model's layers that the stage holds.

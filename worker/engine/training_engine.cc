@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/lanes.h"
+#include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
@@ -66,6 +68,11 @@ class Engine : public TrainingEngine {
     exchange_ = arena_.Get<double>("exchange");
     inputs_ = arena_.Get<int32_t>("tokens.inputs");
     targets_ = arena_.Get<int32_t>("tokens.targets");
+    types_ = arena_.Get<int32_t>("tokens.types");
+    predicted_ = arena_.Get<int32_t>("tokens.predicted");
+    lengths_ = arena_.Get<int32_t>("tokens.lengths");
+    labels_ = arena_.Get<int32_t>("tokens.labels");
+    predicted_counts_.resize(static_cast<size_t>(shape_.sequences_per_rank));
     snapshot_ = arena_.Floats("snapshot");
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
@@ -97,15 +104,24 @@ class Engine : public TrainingEngine {
   int64_t FlowBytes() const {
     return shape_.local_rows * shape_.hidden * static_cast<int64_t>(sizeof(float));
   }
-  // Losses of this rank's sequences, inside the exchange vector.
-  double* RankLosses() { return exchange_ + FirstSequenceOfRank(); }
+  // The exchange vector: sums of each sequence, kind after kind, then the squared norms of tensors,
+  // then the signal.
+  enum class Sum { kTokenLoss, kPredictions, kSequenceLoss };
+  double* SumsOf(Sum sum) const {
+    return exchange_ + static_cast<int>(sum) * spec_.training().global_batch();
+  }
+  // Of this rank's sequences.
+  double* RankSums(Sum sum) const { return SumsOf(sum) + FirstSequenceOfRank(); }
+  int64_t SumCount() const {
+    return plan::SumsPerSequence(spec_.model()) * spec_.training().global_batch();
+  }
   double* NormSlot(int tensor, int tensor_index) {
-    return exchange_ + spec_.training().global_batch() + tensor * plan_.layout().tensor() +
-           tensor_index;
+    return exchange_ + SumCount() + tensor * plan_.layout().tensor() + tensor_index;
   }
   int64_t ExchangeCount() const {
-    return spec_.training().global_batch() + int64_t{tensor_count_} * plan_.layout().tensor() + 1;
+    return SumCount() + int64_t{tensor_count_} * plan_.layout().tensor() + 1;
   }
+  bool encoder() const { return !shape_.causal; }
 
   void Initialize();
   void StoreSample(int64_t sequence);
@@ -118,10 +134,22 @@ class Engine : public TrainingEngine {
   void FinishReduction();
   void JoinTiedGradients();
   void MeasureGradients();
-  void ClearForeignLosses(bool keep_own);
+  void ClearForeignSums();
+  void ReadSamples(const std::function<void(int64_t sequence, Sample* out)>& read);
+  absl::Status CountPredictions();
+  LossSums LossesAt(const MicroBatch& batch) const;
+  // Of several global batches, which share a mean.
+  struct Totals {
+    double token_loss = 0;
+    double predictions = 0;
+    double sequence_loss = 0;
+    int64_t sequences = 0;
+  };
+  void AddTotals(int64_t sequences, Totals* totals) const;
+  double MeanLoss(const Totals& totals) const;
   void UpdateWeights(int64_t step, const StepResult& result);
   void EvaluateChunk(int micro_batch, int chunk);
-  absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, double* sum);
+  absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, Totals* totals);
   float* Buffer(StateKind kind) const;
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
 
@@ -156,6 +184,12 @@ class Engine : public TrainingEngine {
   StepTrace trace_;
   int32_t* inputs_;
   int32_t* targets_;
+  int32_t* types_;
+  int32_t* predicted_;
+  int32_t* lengths_;
+  int32_t* labels_;
+  std::vector<int32_t> predicted_counts_;  // of this rank's sequences
+  int64_t step_predictions_ = 0;           // of the global batch
   float* snapshot_;
 };
 
@@ -168,11 +202,57 @@ void Engine::Initialize() {
   }
 }
 
-// The sample in sample_ becomes sequence `sequence` of this rank's token buffers.
+// The sample in sample_ becomes sequence `sequence` of this rank's token buffers. A bert's targets
+// are moved together, with the rows that they belong to.
 void Engine::StoreSample(int64_t sequence) {
-  const int64_t bytes = shape_.tokens * static_cast<int64_t>(sizeof(int32_t));
-  compute_->CopyFromHost(inputs_ + sequence * shape_.tokens, sample_.inputs.data(), bytes);
-  compute_->CopyFromHost(targets_ + sequence * shape_.tokens, sample_.targets.data(), bytes);
+  const auto store = [&](int32_t* buffer, int64_t width, const int32_t* values) {
+    compute_->CopyFromHost(buffer + sequence * width, values,
+                           width * static_cast<int64_t>(sizeof(int32_t)));
+  };
+  store(inputs_, shape_.tokens, sample_.inputs.data());
+  if (encoder()) {
+    std::vector<int32_t> rows(sample_.targets.size());
+    size_t count = 0;
+    for (size_t i = 0; i < sample_.targets.size(); ++i) {
+      if (sample_.targets[i] == kNoTarget) continue;
+      sample_.targets[count] = sample_.targets[i];
+      rows[count++] = static_cast<int32_t>(sequence % shape_.sequences * shape_.tokens) +
+                      static_cast<int32_t>(i);
+    }
+    predicted_counts_[static_cast<size_t>(sequence)] = static_cast<int32_t>(count);
+    store(predicted_, shape_.tokens, rows.data());
+    store(types_, shape_.tokens, sample_.types.data());
+    store(lengths_, 1, &sample_.length);
+    store(labels_, 1, &sample_.label);
+  }
+  store(targets_, shape_.tokens, sample_.targets.data());
+}
+
+// A bert's stages all know which tokens are padding.
+void Engine::ReadSamples(const std::function<void(int64_t sequence, Sample* out)>& read) {
+  if (!shape_.first && !shape_.last && !encoder()) return;
+  for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
+    read(FirstSequenceOfRank() + i, &sample_);
+    StoreSample(i);
+  }
+}
+
+// How many tokens the global batch predicts: the divisor of their losses, which the first backward
+// pass needs already.
+absl::Status Engine::CountPredictions() {
+  if (!encoder() || !shape_.last) return absl::OkStatus();
+  double* sum = exchange_;
+  *sum = std::accumulate(predicted_counts_.begin(), predicted_counts_.end(), 0.0);
+  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, sum, 1);
+  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  step_predictions_ = static_cast<int64_t>(*sum);
+  return absl::OkStatus();
+}
+
+LossSums Engine::LossesAt(const MicroBatch& batch) const {
+  const int64_t first = int64_t{batch.index} * shape_.sequences;
+  return {RankSums(Sum::kTokenLoss) + first,
+          encoder() ? RankSums(Sum::kSequenceLoss) + first : nullptr};
 }
 
 MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
@@ -184,6 +264,14 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
   batch.first_sequence = FirstSequenceOfRank() + int64_t{batch.index} * shape_.sequences;
   batch.inputs = inputs_ + batch.index * shape_.rows;
   batch.targets = targets_ + batch.index * shape_.rows;
+  if (!encoder()) return batch;
+  const int64_t sequence = int64_t{batch.index} * shape_.sequences;
+  batch.types = types_ + batch.index * shape_.rows;
+  batch.predicted = predicted_ + batch.index * shape_.rows;
+  batch.lengths = lengths_ + sequence;
+  batch.labels = labels_ + sequence;
+  batch.predicted_counts = predicted_counts_.data() + sequence;
+  batch.step_predictions = step_predictions_;
   return batch;
 }
 
@@ -240,8 +328,7 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
   const bool last = batch.index + 1 == plan_.layout().micro_batches();
   // With one stage only the first flow buffer exists.
   float* flow = stages() == 1 ? flows_[0] : flows_[flow_index];
-  double* losses = RankLosses() + int64_t{batch.index} * shape_.sequences;
-  model_.Backward(batch, flow, losses, lanes_, [&](int layer) {
+  model_.Backward(batch, flow, LossesAt(batch), lanes_, [&](int layer) {
     if (last) ReduceBucket(layer);
   });
 }
@@ -323,9 +410,9 @@ void Engine::JoinTiedGradients() {
 // stage's first tensor rank, a tensor's sum of squares from the ranks of data rank 0 that hold it.
 void Engine::MeasureGradients() {
   const int tensor_index = plan_.placement().tensor_index();
-  std::fill(exchange_ + spec_.training().global_batch(), exchange_ + ExchangeCount(), 0.0);
+  std::fill(exchange_ + SumCount(), exchange_ + ExchangeCount(), 0.0);
   exchange_[ExchangeCount() - 1] = signal_;
-  ClearForeignLosses(shape_.last && tensor_index == 0);
+  ClearForeignSums();
   if (plan_.placement().data_index() == 0) {
     for (const plan::StageTensor& entry : tensors_.tensors) {
       if (entry.role == plan::TensorRole::kHead) continue;
@@ -338,37 +425,59 @@ void Engine::MeasureGradients() {
   communicators_.world->AllReduceSum(*compute_, exchange_, ExchangeCount());
 }
 
-void Engine::ClearForeignLosses(bool keep_own) {
-  double* end = exchange_ + spec_.training().global_batch();
-  double* own = RankLosses();
-  std::fill(exchange_, own, 0.0);
-  if (!keep_own) std::fill(own, own + shape_.sequences_per_rank, 0.0);
-  std::fill(own + shape_.sequences_per_rank, end, 0.0);
+// Every sum has one contributor: the first tensor rank of the last stage that has the sequence.
+void Engine::ClearForeignSums() {
+  const bool mine = shape_.last && plan_.placement().tensor_index() == 0;
+  if (encoder()) {
+    std::copy(predicted_counts_.begin(), predicted_counts_.end(), RankSums(Sum::kPredictions));
+  }
+  for (double* sums = exchange_; sums < exchange_ + SumCount();
+       sums += spec_.training().global_batch()) {
+    double* own = sums + FirstSequenceOfRank();
+    double* end = own + shape_.sequences_per_rank;
+    std::fill(sums, own, 0.0);
+    if (!mine) std::fill(own, end, 0.0);
+    std::fill(end, sums + spec_.training().global_batch(), 0.0);
+  }
+}
+
+// The first `sequences` of the batch whose sums all ranks know.
+void Engine::AddTotals(int64_t sequences, Totals* totals) const {
+  const auto add = [&](Sum sum, double* total) {
+    const double* values = SumsOf(sum);
+    for (int64_t i = 0; i < sequences; ++i) *total += values[i];
+  };
+  totals->sequences += sequences;
+  add(Sum::kTokenLoss, &totals->token_loss);
+  if (!encoder()) {
+    totals->predictions += static_cast<double>(sequences * shape_.tokens);
+    return;
+  }
+  add(Sum::kPredictions, &totals->predictions);
+  add(Sum::kSequenceLoss, &totals->sequence_loss);
+}
+
+double Engine::MeanLoss(const Totals& totals) const {
+  const double tokens = totals.predictions > 0 ? totals.token_loss / totals.predictions : 0;
+  return tokens + totals.sequence_loss / static_cast<double>(totals.sequences);
 }
 
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double waited = communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
                         communicators_.pipeline->WaitSeconds();
-  if (shape_.first || shape_.last) {
-    for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
-      source_.TrainingSample(step, FirstSequenceOfRank() + i, &sample_);
-      StoreSample(i);
-    }
-  }
-  std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);
+  ReadSamples([&](int64_t sequence, Sample* out) { source_.TrainingSample(step, sequence, out); });
+  TERCIO_RETURN_IF_ERROR(CountPredictions());
+  std::fill(exchange_, exchange_ + SumCount(), 0.0);
   signal_ = signal;
   for (const v1::Action& action : plan_.stage().actions()) Run(action, step);
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
 
   StepResult result;
-  double loss = 0;
-  for (int64_t i = 0; i < spec_.training().global_batch(); ++i) loss += exchange_[i];
+  Totals totals;
+  AddTotals(spec_.training().global_batch(), &totals);
   double squares = 0;
-  for (int64_t i = spec_.training().global_batch(); i + 1 < ExchangeCount(); ++i) {
-    squares += exchange_[i];
-  }
-  result.loss = loss / (static_cast<double>(spec_.training().global_batch()) *
-                        static_cast<double>(shape_.tokens));
+  for (int64_t i = SumCount(); i + 1 < ExchangeCount(); ++i) squares += exchange_[i];
+  result.loss = MeanLoss(totals);
   result.signal = exchange_[ExchangeCount() - 1];
   result.grad_norm = std::sqrt(squares);
   result.learning_rate = LearningRate(spec_.training(), step);
@@ -413,21 +522,19 @@ void Engine::UpdateWeights(int64_t step, const StepResult& result) {
 
 // One global batch of validation samples, micro-batch after micro-batch through activation slot 0.
 // Sequences beyond `samples` are computed (all ranks take part) and not counted.
-absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, double* sum) {
-  for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
-    const int64_t index = FirstSequenceOfRank() + i;
-    source_.ValidationSample(first_sample + (index < samples ? index : 0), &sample_);
-    StoreSample(i);
-  }
-  std::fill(RankLosses(), RankLosses() + shape_.sequences_per_rank, 0.0);
+absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, Totals* totals) {
+  ReadSamples([&](int64_t index, Sample* out) {
+    source_.ValidationSample(first_sample + (index < samples ? index : 0), out);
+  });
+  std::fill(exchange_, exchange_ + SumCount(), 0.0);
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
   }
   links_.WaitAll();
-  ClearForeignLosses(shape_.last && plan_.placement().tensor_index() == 0);
-  communicators_.world->AllReduceSum(*compute_, exchange_, spec_.training().global_batch());
+  ClearForeignSums();
+  communicators_.world->AllReduceSum(*compute_, exchange_, SumCount());
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-  for (int64_t i = 0; i < samples; ++i) *sum += exchange_[i];
+  AddTotals(samples, totals);
   return absl::OkStatus();
 }
 
@@ -444,7 +551,7 @@ void Engine::EvaluateChunk(int micro_batch, int chunk) {
   }
   model_.Forward(batch);
   if (model_.IsLast(batch)) {
-    model_.Loss(batch, RankLosses() + int64_t{micro_batch} * shape_.sequences);
+    model_.Loss(batch, LossesAt(batch));
   } else {
     links_.Send(PipelineLinks::kActivation, 0, model_.Output(0), FlowBytes(), NextStage());
   }
@@ -456,11 +563,11 @@ absl::StatusOr<double> Engine::Evaluate() {
   const int64_t available = source_.validation_samples();
   TERCIO_CHECK_GE(available, 1);
   const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
-  double sum = 0;
+  Totals totals;
   for (int64_t first = 0; first < samples; first += batch) {
-    TERCIO_RETURN_IF_ERROR(EvaluateBatch(first, std::min(batch, samples - first), &sum));
+    TERCIO_RETURN_IF_ERROR(EvaluateBatch(first, std::min(batch, samples - first), &totals));
   }
-  return sum / (static_cast<double>(samples) * static_cast<double>(shape_.tokens));
+  return MeanLoss(totals);
 }
 
 float* Engine::Buffer(StateKind kind) const {

@@ -1,0 +1,37 @@
+// What one pass through a stage works on.
+#pragma once
+
+#include <cstdint>
+
+namespace tercio {
+
+struct MicroBatch {
+  int index = 0;  // within the step
+  int slot = 0;
+  int chunk = 0;  // which of the stage's runs of layers (plan/schedule.h)
+  int64_t step = 0;
+  int64_t first_sequence = 0;  // in the global batch
+  bool training = true;        // dropout applies
+  // Forward only, with one sequence: rows [first_row, first_row + rows) of it, after those before,
+  // which are still in the slot. rows 0: all of the micro-batch.
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  const int32_t* inputs = nullptr;   // rows ids, from row 0; first stage
+  const int32_t* targets = nullptr;  // rows ids; last stage
+  // bert only. Of each sequence the targets of its predicted positions come first, and `predicted`
+  // holds the rows of those positions, counted from the micro-batch's first.
+  const int32_t* types = nullptr;    // (rows); first stage
+  const int32_t* lengths = nullptr;  // (sequences)
+  const int32_t* predicted = nullptr;
+  const int32_t* predicted_counts = nullptr;  // (sequences), on the host
+  const int32_t* labels = nullptr;            // (sequences)
+  int64_t step_predictions = 0;               // of the whole global batch
+};
+
+// Where losses are added to, in the order of the micro-batch's sequences.
+struct LossSums {
+  double* tokens = nullptr;     // the sum over a sequence's predicted tokens
+  double* sequences = nullptr;  // of the sequence as a whole; bert only
+};
+
+}  // namespace tercio
