@@ -10,6 +10,7 @@
 #include "checkpoint/huggingface_names.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "plan/model_tensors.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -62,12 +63,11 @@ struct FoundTensor {
 
 // All tensors of the files by their name without prefix.
 std::map<std::string, FoundTensor> FindTensors(const std::vector<HuggingFaceModel::File>& files,
-                                               const std::string& architecture,
-                                               TensorFaults* faults) {
+                                               const v1::ModelSpec& model, TensorFaults* faults) {
   std::map<std::string, FoundTensor> found;
   for (const HuggingFaceModel::File& file : files) {
     for (const TensorEntry& entry : file.layout.tensors) {
-      const std::string suffix(WithoutPrefix(architecture, entry.name));
+      const std::string suffix(WithoutPrefix(model, entry.name));
       if (!found.emplace(suffix, FoundTensor{&file, &entry}).second) {
         faults->Damaged(absl::StrCat("tensor ", Shown(entry.name), " is there twice"));
       }
@@ -128,7 +128,10 @@ absl::StatusOr<std::unique_ptr<HuggingFaceModel>> HuggingFaceModel::Open(
   const std::string config = directory + "/config.json";
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(config));
   TERCIO_ASSIGN_OR_RETURN(model->model_, ModelOfHuggingFaceConfig(text, config));
+  model->base_ = IsBaseModelConfig(text);
   TERCIO_RETURN_IF_ERROR(model->OpenFiles());
+  // Files of masked language models on the hub often hold both heads of the pretraining.
+  if (HasPretrainingHeads(model->files_, model->model_)) model->model_.set_sentence_order(true);
   TERCIO_RETURN_IF_ERROR(model->PlaceTensors());
   return model;
 }
@@ -196,9 +199,21 @@ absl::Status HuggingFaceModel::CheckIndex(
   return faults.ToStatus();
 }
 
+bool HuggingFaceModel::HasPretrainingHeads(const std::vector<File>& files,
+                                           const v1::ModelSpec& model) {
+  if (model.architecture() != "bert" || model.labels() > 0) return false;
+  for (const File& file : files) {
+    for (const TensorEntry& entry : file.layout.tensors) {
+      if (entry.name == "cls.seq_relationship.weight") return true;
+    }
+  }
+  return false;
+}
+
 absl::Status HuggingFaceModel::PlaceTensors() {
   TensorFaults faults(directory_);
-  std::map<std::string, FoundTensor> found = FindTensors(files_, model_.architecture(), &faults);
+  const std::map<std::string, FoundTensor> found = FindTensors(files_, model_, &faults);
+  std::set<std::string> placed;
   // Before a table is made for it.
   if (static_cast<size_t>(model_.layers()) > found.size()) {
     return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", model_.layers(),
@@ -207,9 +222,11 @@ absl::Status HuggingFaceModel::PlaceTensors() {
   for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model_)) {
     const auto at = found.find(tensor.suffix);
     if (at == found.end()) {
+      if (base_ && plan::BelongsToTask(tensor.parts.front().tensor)) continue;
       faults.Damaged(absl::StrCat("tensor ", tensor.name, " is missing"));
       continue;
     }
+    placed.insert(tensor.suffix);
     const TensorEntry& entry = *at->second.entry;
     const std::optional<FloatFormat> format = FloatFormatOf(entry.dtype);
     if (entry.shape != tensor.shape) {
@@ -225,22 +242,20 @@ absl::Status HuggingFaceModel::PlaceTensors() {
                                 part.begin, part.rows, tensor.inputs,     tensor.outputs};
       }
     }
-    if (TiedCopyOf(model_, "lm_head.weight") != tensor.suffix) found.erase(at);
   }
   for (const auto& [suffix, extra] : found) {
+    if (placed.contains(suffix) || IsIgnoredBuffer(model_, suffix)) continue;
     const std::string_view original = TiedCopyOf(model_, suffix);
-    if (!original.empty()) {
-      const auto embedding = found.find(std::string(original));
-      if (embedding == found.end() || extra.entry->dtype != embedding->second.entry->dtype ||
-          extra.file->bytes(*extra.entry) !=
-              embedding->second.file->bytes(*embedding->second.entry)) {
-        faults.Damaged(absl::StrCat("tie_word_embeddings is true, but ", suffix,
-                                    " differs from the embedding"));
-      }
-    } else if (!IsIgnoredBuffer(model_.architecture(), suffix) &&
-               suffix != TiedCopyOf(model_, "lm_head.weight")) {
+    if (original.empty()) {
       faults.Damaged(absl::StrCat("tensor ", Shown(extra.entry->name), " belongs to no ",
                                   model_.architecture(), " of this size"));
+      continue;
+    }
+    const auto copied = found.find(std::string(original));
+    if (copied == found.end() || extra.entry->dtype != copied->second.entry->dtype ||
+        extra.file->bytes(*extra.entry) != copied->second.file->bytes(*copied->second.entry)) {
+      faults.Damaged(absl::StrCat("tie_word_embeddings is true, but ", suffix, " differs from ",
+                                  std::string(original)));
     }
   }
   return faults.ToStatus();

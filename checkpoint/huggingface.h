@@ -36,6 +36,7 @@ class HuggingFaceModel : public WeightSource {
   const v1::ModelSpec& model() const override { return model_; }
   // NOT_FOUND: its tokenizer has another form.
   absl::StatusOr<std::string> TokenizerJson() const override;
+  bool Has(const std::string& tensor) const override { return places_.contains(tensor); }
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
   struct File {
@@ -70,10 +71,12 @@ class HuggingFaceModel : public WeightSource {
   absl::Status OpenFile(const std::string& name);
   absl::Status CheckIndex(const std::map<std::string, std::string>& weight_map) const;
   absl::Status PlaceTensors();
+  static bool HasPretrainingHeads(const std::vector<File>& files, const v1::ModelSpec& model);
   void ReadTransposed(const Place& place, const v1::TensorSlice& slice, float* out) const;
 
   std::string directory_;
   v1::ModelSpec model_;
+  bool base_ = false;  // without the tensors of a task
   std::vector<File> files_;
   std::map<std::string, Place> places_;
 };

@@ -6,6 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "plan/model_traits.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -181,6 +182,69 @@ void ReadLlama(ConfigReader& config, v1::ModelSpec* model) {
   }
 }
 
+constexpr int64_t kMostLabels = 1 << 16;
+
+// The class that a config.json names first, without what tells bert and megatron-bert apart.
+std::string TaskOf(const Json& json) {
+  if (!json.contains("architectures") || !json["architectures"].is_array() ||
+      json["architectures"].empty() || !json["architectures"][0].is_string()) {
+    return "";
+  }
+  std::string name = json["architectures"][0].get<std::string>();
+  for (const char* prefix : {"MegatronBert", "Bert"}) {
+    if (name.rfind(prefix, 0) == 0) return name.substr(std::string(prefix).size());
+  }
+  return name;
+}
+
+// {"0": "negative", "1": "positive"}, in the order of the numbers. transformers takes two classes
+// when nothing is said.
+void ReadLabels(ConfigReader& config, v1::ModelSpec* model) {
+  config.OnlyText("problem_type", "single_label_classification", {"single_label_classification"});
+  if (!config.Has("id2label")) {
+    model->set_labels(config.SizeOr("num_labels", 2));
+    return;
+  }
+  const Json& names = config.Value("id2label");
+  if (!names.is_object() || names.empty() || names.size() > kMostLabels) {
+    return config.Damaged("id2label is no map of classes");
+  }
+  for (size_t i = 0; i < names.size(); ++i) {
+    const std::string key = absl::StrCat(i);
+    if (!names.contains(key) || !names[key].is_string()) {
+      return config.Damaged(absl::StrCat("id2label has no name for class ", i));
+    }
+    model->add_label_names(names[key].get<std::string>());
+  }
+  model->set_labels(model->label_names_size());
+}
+
+void ReadBert(ConfigReader& config, const std::string& task, bool post_norm, v1::ModelSpec* model) {
+  model->set_architecture("bert");
+  model->set_norm(post_norm ? "post" : "pre");
+  model->set_layers(config.Size("num_hidden_layers"));
+  model->set_hidden(config.Size("hidden_size"));
+  model->set_heads(config.Size("num_attention_heads"));
+  model->set_kv_heads(model->heads());
+  model->set_context(config.Size("max_position_embeddings"));
+  model->set_ffn_hidden(config.Size("intermediate_size"));
+  model->set_token_types(config.SizeOr("type_vocab_size", 2));
+  model->set_bias(true);
+  model->set_norm_eps(config.NumberOr("layer_norm_eps", 1e-12, 1e-12, 1));
+  config.OnlyText("hidden_act", "gelu", {"gelu"});
+  config.OnlyText("position_embedding_type", "absolute", {"absolute"});
+  config.Only("tie_word_embeddings", true, true);
+  config.Only("is_decoder", false, false);
+  config.Only("add_cross_attention", false, false);
+  if (task == "ForSequenceClassification") {
+    ReadLabels(config, model);
+  } else if (task == "ForPreTraining") {
+    model->set_sentence_order(true);
+  } else if (task != "ForMaskedLM" && task != "Model" && !task.empty()) {
+    config.Unsupported(absl::StrCat("architectures: ", ConfigReader::Shown(task)));
+  }
+}
+
 // What the engine needs of any model.
 void CheckHeads(ConfigReader& config, const v1::ModelSpec& model) {
   if (!config.good()) return;
@@ -220,14 +284,16 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
   } else if (kind == "llama") {
     ReadLlama(config, &model);
     rotary = ReadRotary(config, path, &model);
+  } else if (kind == "bert" || kind == "megatron-bert") {
+    ReadBert(config, TaskOf(json), kind == "bert", &model);
   } else if (kind.empty()) {
     config.Damaged("model_type is missing");
   } else {
-    config.Unsupported(
-        absl::StrCat("model_type: ", ConfigReader::Shown(kind), " (there is gpt2, llama)"));
+    config.Unsupported(absl::StrCat("model_type: ", ConfigReader::Shown(kind),
+                                    " (there is gpt2, llama, bert, megatron-bert)"));
   }
   if (config.Has("quantization_config")) config.Unsupported("quantization_config");
-  model.set_vocab_size(kind == "gpt2" || kind == "llama" ? config.Size("vocab_size") : 0);
+  model.set_vocab_size(model.layers() > 0 ? config.Size("vocab_size") : 0);
   CheckHeads(config, model);
   TERCIO_RETURN_IF_ERROR(config.status());
   TERCIO_RETURN_IF_ERROR(rotary);
@@ -240,9 +306,47 @@ absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model) {
         absl::StrCat("transformers' gpt2 has as many key as query heads; this model has ",
                      model.kv_heads(), " for ", model.heads()));
   }
-  if (model.architecture() == "gpt2" || model.architecture() == "llama") return absl::OkStatus();
+  for (const char* known : {"gpt2", "llama", "bert"}) {
+    if (model.architecture() == known) return absl::OkStatus();
+  }
   return absl::InvalidArgumentError(absl::StrCat("export of architecture ", model.architecture(),
                                                  " is not supported by this version"));
+}
+
+namespace {
+
+nlohmann::ordered_json BertConfig(const v1::ModelSpec& model) {
+  const plan::ModelTraits traits = plan::TraitsOf(model);
+  const std::string task = model.labels() > 0       ? "ForSequenceClassification"
+                           : model.sentence_order() ? "ForPreTraining"
+                                                    : "ForMaskedLM";
+  nlohmann::ordered_json json = {
+      {"architectures", {(traits.post_norm ? "Bert" : "MegatronBert") + task}},
+      {"model_type", traits.post_norm ? "bert" : "megatron-bert"},
+      {"hidden_act", "gelu"},
+      {"num_hidden_layers", model.layers()},
+      {"hidden_size", model.hidden()},
+      {"intermediate_size", model.ffn_hidden()},
+      {"num_attention_heads", model.heads()},
+      {"max_position_embeddings", model.context()},
+      {"type_vocab_size", traits.token_types},
+      {"layer_norm_eps", model.norm_eps() > 0 ? model.norm_eps() : 1e-12},
+      {"hidden_dropout_prob", model.dropout()},
+      {"attention_probs_dropout_prob", model.dropout()}};
+  for (int i = 0; i < model.labels(); ++i) {
+    const std::string name =
+        i < model.label_names_size() ? model.label_names(i) : absl::StrCat("LABEL_", i);
+    json["id2label"][absl::StrCat(i)] = name;
+    json["label2id"][name] = i;
+  }
+  return json;
+}
+
+}  // namespace
+
+bool IsBaseModelConfig(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  return json.is_object() && TaskOf(json) == "Model";
 }
 
 std::string HuggingFaceConfig(const v1::ModelSpec& model) {
@@ -261,6 +365,8 @@ std::string HuggingFaceConfig(const v1::ModelSpec& model) {
             {"attn_pdrop", model.dropout()},
             {"embd_pdrop", model.dropout()},
             {"resid_pdrop", model.dropout()}};
+  } else if (model.architecture() == "bert") {
+    json = BertConfig(model);
   } else {
     json = {{"architectures", {"LlamaForCausalLM"}},
             {"model_type", "llama"},
@@ -301,6 +407,13 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
   if (!json.is_object()) return absl::DataLossError("the original config.json is not a JSON map");
   const char* context = model.architecture() == "gpt2" ? "n_positions" : "max_position_embeddings";
   json[context] = model.context();
+  if (model.architecture() == "bert") {
+    // The task may be another one.
+    const nlohmann::ordered_json made = BertConfig(model);
+    for (const char* key : {"architectures", "id2label", "label2id"}) {
+      if (made.contains(key)) json[key] = made[key];
+    }
+  }
   if (json.contains("n_ctx")) json["n_ctx"] = model.context();
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (json.contains(key)) json[key] = "float32";

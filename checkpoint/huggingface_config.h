@@ -13,10 +13,13 @@
 
 namespace tercio::checkpoint {
 
-// `path` names the file in messages. gpt2 and llama; dropout is left at zero, since it belongs to
-// the training and not to the model.
+// `path` names the file in messages. gpt2, llama, bert and megatron-bert; dropout is left at zero,
+// since it belongs to the training and not to the model.
 absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view json,
                                                        const std::string& path);
+
+// Whether the file says that the directory holds a model without any head.
+bool IsBaseModelConfig(std::string_view json);
 
 // INVALID_ARGUMENT when transformers' form of the architecture cannot say what the model is.
 absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model);

@@ -198,7 +198,7 @@ TEST_F(DamageTest, TensorsAreNamed) {
          t["lm_head.weight"] = t["transformer.wte.weight"];
          t["lm_head.weight"].bytes[9] ^= 1;
        },
-       kDamaged, "lm_head.weight differs from the embedding"},
+       kDamaged, "lm_head.weight differs from "},
       {[](Tensors& t) { t.clear(); }, kDamaged, "the files hold 0 tensors"},
   };
   for (const auto& item : cases) {

@@ -170,7 +170,7 @@ absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
 
 absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
   const v1::ModelSpec& model = reader_.model();
-  std::string_view suffix = WithoutPrefix(model.architecture(), entry.name);
+  std::string_view suffix = WithoutPrefix(model, entry.name);
   if (const std::string_view original = TiedCopyOf(model, suffix); !original.empty()) {
     suffix = original;
   }

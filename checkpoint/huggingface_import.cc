@@ -73,8 +73,8 @@ absl::Status WriteForm(const HuggingFaceModel& model, OutputDirectory* output) {
     TERCIO_RETURN_IF_ERROR(
         output->Write(absl::StrCat(kKeptFolder, file.name, kHeaderSuffix), file.header()));
     for (const TensorEntry& entry : file.layout.tensors) {
-      const std::string& architecture = model.model().architecture();
-      if (!IsIgnoredBuffer(architecture, WithoutPrefix(architecture, entry.name))) continue;
+      const v1::ModelSpec& spec = model.model();
+      if (!IsIgnoredBuffer(spec, WithoutPrefix(spec, entry.name))) continue;
       buffers.push_back(entry);
       bytes.append(file.bytes(entry));
     }

@@ -14,26 +14,32 @@ enum class Form { kPlain, kTransposed };
 
 // '*' stands for the number of the layer. Rows whose canonical tensors a model lacks are left out.
 struct Row {
-  const char* theirs;
-  std::vector<const char*> ours;
+  std::string theirs;
+  std::vector<std::string> ours;
   Form form = Form::kPlain;
 };
 
 struct Table {
-  const char* architecture;
-  const char* prefix;  // of all but the head
+  const char* prefix;  // of all but heads
   std::vector<Row> embedding;
   std::vector<Row> layer;
   std::vector<Row> end;
   std::vector<const char*> ignored;
-  const char* token_embedding;
+  std::vector<std::pair<const char*, const char*>> tied;  // copy, original
 };
 
 constexpr char kHead[] = "lm_head.weight";
 
+// Tensors that a base model lacks stand beside it, not in it.
+bool IsHead(std::string_view suffix) {
+  for (const std::string_view head : {"lm_head.", "cls.", "classifier."}) {
+    if (suffix.substr(0, head.size()) == head) return true;
+  }
+  return false;
+}
+
 const Table& Gpt2() {
   static const Table* const table = new Table{
-      "gpt2",
       "transformer.",
       {{"wte.weight", {"embedding.token.weight"}}, {"wpe.weight", {"embedding.position.weight"}}},
       {{"h.*.ln_1.weight", {"layers.*.attention_norm.weight"}},
@@ -57,14 +63,13 @@ const Table& Gpt2() {
        {"ln_f.bias", {"final_norm.bias"}},
        {kHead, {"head.weight"}}},
       {"h.*.attn.bias", "h.*.attn.masked_bias"},
-      "wte.weight"};
+      {{kHead, "wte.weight"}}};
   return *table;
 }
 
 const Table& Llama() {
   static const Table* const table =
-      new Table{"llama",
-                "model.",
+      new Table{"model.",
                 {{"embed_tokens.weight", {"embedding.token.weight"}}},
                 {{"layers.*.input_layernorm.weight", {"layers.*.attention_norm.weight"}},
                  {"layers.*.self_attn.q_proj.weight", {"layers.*.attention.query.weight"}},
@@ -77,11 +82,57 @@ const Table& Llama() {
                  {"layers.*.mlp.down_proj.weight", {"layers.*.mlp.down.weight"}}},
                 {{"norm.weight", {"final_norm.weight"}}, {kHead, {"head.weight"}}},
                 {"layers.*.self_attn.rotary_emb.inv_freq", "rotary_emb.inv_freq"},
-                "embed_tokens.weight"};
+                {{kHead, "embed_tokens.weight"}}};
   return *table;
 }
 
-const Table& TableOf(const std::string& architecture) {
+// A weight and its bias.
+void AddPair(const std::string& theirs, const std::string& ours, std::vector<Row>* rows) {
+  for (const char* part : {".weight", ".bias"}) rows->push_back({theirs + part, {ours + part}});
+}
+
+// transformers has two classes for the two places of the norms, with names of their own for them.
+Table* MakeBert(bool post_norm) {
+  auto* table = new Table;
+  table->prefix = "bert.";
+  table->embedding = {{"embeddings.word_embeddings.weight", {"embedding.token.weight"}},
+                      {"embeddings.position_embeddings.weight", {"embedding.position.weight"}},
+                      {"embeddings.token_type_embeddings.weight", {"embedding.type.weight"}}};
+  if (post_norm) AddPair("embeddings.LayerNorm", "embedding.norm", &table->embedding);
+  const std::string at = "encoder.layer.*.";
+  const auto layer = [&](const std::string& theirs, const std::string& ours) {
+    AddPair(at + theirs, "layers.*." + ours, &table->layer);
+  };
+  layer(post_norm ? "attention.output.LayerNorm" : "attention.ln", "attention_norm");
+  for (const std::string part : {"query", "key", "value"}) {
+    layer("attention.self." + part, "attention." + part);
+  }
+  layer("attention.output.dense", "attention.output");
+  layer(post_norm ? "output.LayerNorm" : "ln", "mlp_norm");
+  layer("intermediate.dense", "mlp.up");
+  layer("output.dense", "mlp.down");
+  if (!post_norm) AddPair("encoder.ln", "final_norm", &table->end);
+  AddPair("cls.predictions.transform.dense", "head.transform", &table->end);
+  AddPair("cls.predictions.transform.LayerNorm", "head.norm", &table->end);
+  table->end.push_back({"cls.predictions.bias", {"head.bias"}});
+  AddPair("pooler.dense", "pooler", &table->end);
+  AddPair("cls.seq_relationship", "sentence_order", &table->end);
+  AddPair("classifier", "classifier", &table->end);
+  table->ignored = {"embeddings.position_ids"};
+  table->tied = {{"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
+                 {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
+  return table;
+}
+
+const Table& Bert(bool post_norm) {
+  static const Table* const post = MakeBert(true);
+  static const Table* const pre = MakeBert(false);
+  return post_norm ? *post : *pre;
+}
+
+const Table& TableOf(const v1::ModelSpec& model) {
+  const std::string& architecture = model.architecture();
+  if (architecture == "bert") return Bert(model.norm() != "pre");
   TERCIO_CHECK(architecture == "gpt2" || architecture == "llama");
   return architecture == "gpt2" ? Gpt2() : Llama();
 }
@@ -99,9 +150,9 @@ class Expansion {
     const std::string number = absl::StrCat(layer);
     HuggingFaceTensor tensor;
     tensor.suffix = absl::StrReplaceAll(row.theirs, {{"*", number}});
-    tensor.name = tensor.suffix == kHead ? kHead : table_.prefix + tensor.suffix;
+    tensor.name = IsHead(tensor.suffix) ? tensor.suffix : table_.prefix + tensor.suffix;
     tensor.transposed = row.form == Form::kTransposed;
-    for (const char* pattern : row.ours) {
+    for (const std::string& pattern : row.ours) {
       const auto found = ours_.find(absl::StrReplaceAll(pattern, {{"*", number}}));
       if (found == ours_.end()) return;
       const plan::LogicalTensor& part = found->second;
@@ -136,7 +187,7 @@ bool Matches(std::string_view pattern, std::string_view text) {
 }  // namespace
 
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
-  const Table& table = TableOf(model.architecture());
+  const Table& table = TableOf(model);
   Expansion expansion(table, model);
   for (const Row& row : table.embedding) expansion.Add(row, 0);
   for (int layer = 0; layer < model.layers(); ++layer) {
@@ -146,22 +197,25 @@ std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model) {
   return std::move(expansion.tensors);
 }
 
-std::string_view WithoutPrefix(const std::string& architecture, std::string_view name) {
-  const std::string_view prefix = TableOf(architecture).prefix;
+std::string_view WithoutPrefix(const v1::ModelSpec& model, std::string_view name) {
+  const std::string_view prefix = TableOf(model).prefix;
   if (name.substr(0, prefix.size()) == prefix) name.remove_prefix(prefix.size());
   return name;
 }
 
-bool IsIgnoredBuffer(const std::string& architecture, std::string_view suffix) {
-  for (const char* pattern : TableOf(architecture).ignored) {
+bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix) {
+  for (const char* pattern : TableOf(model).ignored) {
     if (Matches(pattern, suffix)) return true;
   }
   return false;
 }
 
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix) {
-  if (model.untied_head() || suffix != kHead) return {};
-  return TableOf(model.architecture()).token_embedding;
+  if (model.untied_head()) return {};
+  for (const auto& [copy, original] : TableOf(model).tied) {
+    if (suffix == copy) return original;
+  }
+  return {};
 }
 
 }  // namespace tercio::checkpoint

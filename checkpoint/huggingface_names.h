@@ -31,17 +31,17 @@ struct HuggingFaceTensor {
   std::vector<HuggingFacePart> parts;
 };
 
-// REQUIRES: gpt2 or llama, vocab_size > 0.
+// REQUIRES: gpt2, llama or bert, vocab_size > 0.
 std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model);
 
-// The name without "transformer." or "model.".
-std::string_view WithoutPrefix(const std::string& architecture, std::string_view name);
+// The name without "transformer.", "model." or "bert.".
+std::string_view WithoutPrefix(const v1::ModelSpec& model, std::string_view name);
 
 // Buffers that old versions of transformers saved, and that say nothing: causal masks, rotary
 // frequencies. `suffix` is a name without prefix.
-bool IsIgnoredBuffer(const std::string& architecture, std::string_view suffix);
+bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix);
 
-// The embedding that `suffix` repeats in a model with a tied head; empty when it is no such tensor.
+// The tensor that `suffix` repeats in a model with a tied head; empty when it is no such copy.
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix);
 
 }  // namespace tercio::checkpoint

@@ -61,7 +61,8 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory) {
 }
 
 absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path) {
-  const bool known = model.architecture() == "gpt2" || model.architecture() == "llama";
+  const bool known = model.architecture() == "gpt2" || model.architecture() == "llama" ||
+                     model.architecture() == "bert";
   const bool positive = model.layers() > 0 && model.hidden() > 0 && model.heads() > 0 &&
                         model.kv_heads() >= 0 && model.context() > 0 && model.ffn_hidden() > 0 &&
                         model.vocab_size() > 0;
@@ -83,7 +84,9 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
   const auto eps = [](const v1::ModelSpec& spec) {
-    return Number(spec.norm_eps() > 0 ? spec.norm_eps() : 1e-5);
+    return Number(spec.norm_eps() > 0             ? spec.norm_eps()
+                  : spec.architecture() == "bert" ? 1e-12
+                                                  : 1e-5);
   };
   const auto theta = [](const v1::ModelSpec& spec) {
     if (spec.architecture() != "llama") return std::string("none");
@@ -101,6 +104,11 @@ std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,
   compare("rope_theta", theta(model), theta(source));
   compare("rope_scaling", RopeScalingText(model), RopeScalingText(source));
   compare("vocab_size", absl::StrCat(model.vocab_size()), absl::StrCat(source.vocab_size()));
+  compare("norm", model.norm(), source.norm());
+  compare("token_types", absl::StrCat(model.token_types()), absl::StrCat(source.token_types()));
+  if (model.labels() > 0 && source.labels() > 0) {
+    compare("labels", absl::StrCat(model.labels()), absl::StrCat(source.labels()));
+  }
   if (model.context() > source.context()) {
     differences.push_back(
         {"context", absl::StrCat(model.context()), absl::StrCat("only ", source.context())});

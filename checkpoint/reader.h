@@ -36,6 +36,7 @@ class Reader : public WeightSource {
   const Manifest& manifest() const { return manifest_; }
   const v1::ModelSpec& model() const override { return model_; }
   absl::StatusOr<std::string> TokenizerJson() const override;
+  bool Has(const std::string& tensor) const override { return manifest_.tensors.contains(tensor); }
 
   // Writes the slice's values row-major. INVALID_ARGUMENT when the tensor is missing or has another
   // shape.

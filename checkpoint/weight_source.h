@@ -25,6 +25,8 @@ class WeightSource {
   // The tokenizer as checkpoints hold it (worker/data/tokenizer.h); NOT_FOUND when there is none.
   virtual absl::StatusOr<std::string> TokenizerJson() const = 0;
 
+  virtual bool Has(const std::string& tensor) const = 0;
+
   // Writes the slice's values row-major to `out`, which has room for all of them.
   virtual absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const = 0;
 };
@@ -36,7 +38,8 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
                                                                bool digests);
 
 // OK when a model can start from the source's weights: the same sizes, but a context that may be
-// shorter. FAILED_PRECONDITION names the first difference.
+// shorter, and of a bert another task, whose own tensors the source need not have
+// (plan::BelongsToTask). FAILED_PRECONDITION names the first difference.
 absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source);
 
 // Whether a job's first attempt can start from `model.from`, with data of so many token ids: the

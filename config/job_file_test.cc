@@ -118,9 +118,20 @@ TEST(JobFile, PatternsMustNameATensor) {
               HasSubstr("training.frozen: no tensor of the model is named 'layer.*'"));
 }
 
+TEST(JobFile, BertHasKeysOfItsOwn) {
+  EXPECT_THAT(FaultOf(kGood, {"model.norm=pre"}), HasSubstr("model.norm: only bert has it"));
+  EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.labels=1"}),
+              HasSubstr("model.labels: one class is no choice"));
+  EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.labels=[a, b]",
+                              "model.sentence_order=true"}),
+              HasSubstr("model.sentence_order: a model with labels is no pretraining"));
+  EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.bias=false"}),
+              HasSubstr("model.bias: bert without biases is not supported by this version"));
+}
+
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
-  for (const char* change : {"model.architecture=bert", "training.precision=bf16",
-                             "resources.device=cuda", "parallelism.zero_stage=1"}) {
+  for (const char* change :
+       {"training.precision=bf16", "resources.device=cuda", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
 }

@@ -19,7 +19,8 @@ struct Preset {
   bool tied_head;
 };
 
-// Published sizes: Radford et al. 2019 table 2 (gpt2), Meta's model cards (llama).
+// Published sizes: Radford et al. 2019 table 2 (gpt2), Meta's model cards (llama), Devlin et al.
+// 2019 section 3 (bert).
 constexpr Preset kPresets[] = {
     {"gpt2-124m", "gpt2", 12, 768, 12, 12, 3072, 1024, 50257, 0, true},
     {"gpt2-355m", "gpt2", 24, 1024, 16, 16, 4096, 1024, 50257, 0, true},
@@ -28,6 +29,8 @@ constexpr Preset kPresets[] = {
     {"llama2-7b", "llama", 32, 4096, 32, 32, 11008, 4096, 32000, 10000, false},
     {"llama3-8b", "llama", 32, 4096, 32, 8, 14336, 8192, 128256, 500000, false},
     {"llama3-70b", "llama", 80, 8192, 64, 8, 28672, 8192, 128256, 500000, false},
+    {"bert-base", "bert", 12, 768, 12, 12, 3072, 512, 30522, 0, true},
+    {"bert-large", "bert", 24, 1024, 16, 16, 4096, 512, 30522, 0, true},
 };
 
 std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
@@ -43,7 +46,7 @@ std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
     model.set_context(preset.context);
     model.set_rope_theta(preset.rope_theta);
     model.set_untied_head(!preset.tied_head);
-    model.set_bias(model.architecture() == "gpt2");
+    model.set_bias(model.architecture() != "llama");
     return model;
   }
   return std::nullopt;
@@ -94,6 +97,46 @@ void ParsePositions(Section& model, const v1::ModelSpec& base, v1::ModelSpec* ou
   }
 }
 
+// `labels: 3`, or their names.
+void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
+  const YAML::Node labels = model.Get("labels");
+  if (labels.IsDefined() && labels.IsSequence()) {
+    for (const YAML::Node& name : labels) {
+      if (!name.IsScalar()) return model.Fault("labels", "expected names of classes");
+      out->add_label_names(name.Scalar());
+    }
+    out->set_labels(out->label_names_size());
+  } else {
+    out->set_labels(static_cast<int32_t>(model.Integer("labels", base.labels(), 0, 1 << 16)));
+    if (out->labels() == base.labels()) *out->mutable_label_names() = base.label_names();
+  }
+  if (out->labels() == 1) model.Fault("labels", "one class is no choice; name at least two");
+}
+
+void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
+  if (out->architecture() != "bert") {
+    for (const char* key : {"norm", "token_types", "sentence_order", "labels"}) {
+      if (model.Has(key)) model.Fault(key, "only bert has it");
+    }
+    return;
+  }
+  out->set_norm(model.OneOf("norm", base.norm().empty() ? "post" : base.norm(), {"post", "pre"}));
+  out->set_token_types(static_cast<int32_t>(
+      model.Integer("token_types", base.token_types() > 0 ? base.token_types() : 2, 2, 1 << 16)));
+  ParseLabels(model, base, out);
+  out->set_sentence_order(
+      model.Flag("sentence_order", out->labels() == 0 && base.sentence_order()));
+  if (out->labels() > 0 && out->sentence_order()) {
+    model.Fault("sentence_order",
+                "a model with labels is no pretraining; leave one of the two out");
+  }
+  if (!out->bias()) model.Fault("bias", "bert without biases is not supported by this version");
+  if (out->untied_head()) {
+    model.Fault("tied_head", "a bert with a head of its own is not supported by this version");
+  }
+  if (out->kv_heads() != out->heads()) model.Fault("kv_heads", "bert has as many as heads");
+}
+
 void CheckHeads(Section& model, const v1::ModelSpec& spec) {
   if (spec.hidden() % spec.heads() != 0) {
     model.Fault("hidden",
@@ -109,8 +152,10 @@ void CheckHeads(Section& model, const v1::ModelSpec& spec) {
 // Where no model is named to begin with: gpt2, or what the section says.
 v1::ModelSpec UnnamedModel(Section& model) {
   v1::ModelSpec base;
+  const std::string architecture =
+      model.Has("architecture") ? model.Text("architecture", "") : std::string("gpt2");
+  const bool llama = architecture == "llama";
   base.set_architecture("gpt2");
-  const bool llama = model.Has("architecture") && model.Text("architecture", "") == "llama";
   base.set_bias(!llama);
   base.set_untied_head(llama);
   return base;
@@ -136,8 +181,7 @@ std::string ResolvePath(const std::string& text, const std::string& directory) {
 void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::ModelSpec* out) {
   const std::string architecture =
       model.OneOf("architecture", base.architecture(), {"gpt2", "llama", "bert"});
-  if (architecture == "bert") model.Fault("architecture", "bert is not supported by this version");
-  out->set_architecture(architecture == "bert" ? "gpt2" : architecture);
+  out->set_architecture(architecture);
   const auto size = [&](const char* key, int64_t of_base, int64_t otherwise) {
     if (!named && !model.Has(key)) model.Fault(key, "missing; a model needs it");
     return static_cast<int32_t>(model.Integer(key, named ? of_base : otherwise, 1, 1 << 24));
@@ -156,11 +200,13 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
     model.Fault("bias", "biases in llama are not supported by this version");
   out->set_dropout(model.Number("dropout", 0, 0, 0.999));
   out->set_untied_head(!model.Flag("tied_head", !base.untied_head()));
+  const double eps = architecture == "bert" ? 1e-12 : 1e-5;
   out->set_norm_eps(
-      model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : 1e-5, 1e-12, 1));
+      model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : eps, 1e-12, 1));
   out->set_vocab_size(
       static_cast<int32_t>(model.Integer("vocab_size", base.vocab_size(), 0, 1 << 30)));
   ParsePositions(model, base, out);
+  ParseEncoder(model, base, out);
   CheckHeads(model, *out);
 }
 
@@ -208,6 +254,22 @@ void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out)
   model.Finish();
 }
 
+namespace {
+
+std::string EncoderYaml(const v1::ModelSpec& model) {
+  const std::string labels =
+      model.label_names().empty()
+          ? absl::StrCat(model.labels())
+          : nlohmann::json(
+                std::vector<std::string>(model.label_names().begin(), model.label_names().end()))
+                .dump();
+  return absl::StrCat("\n  norm: ", model.norm(), "\n  token_types: ", model.token_types(),
+                      "\n  sentence_order: ", model.sentence_order() ? "true" : "false",
+                      "\n  labels: ", labels);
+}
+
+}  // namespace
+
 std::string ModelYaml(const v1::ModelSpec& model) {
   const auto number = [](double value) { return nlohmann::json(value).dump(); };
   const auto flag = [](bool value) { return value ? "true" : "false"; };
@@ -232,6 +294,7 @@ std::string ModelYaml(const v1::ModelSpec& model) {
                     ", high_freq_factor: ", number(rope.high_freq_factor()),
                     ", original_context: ", rope.original_context(), "}");
   }
+  if (model.architecture() == "bert") absl::StrAppend(&yaml, EncoderYaml(model));
   absl::StrAppend(&yaml, "\n  vocab_size: ", model.vocab_size(), "\n");
   return yaml;
 }

@@ -184,6 +184,14 @@ std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model) {
   return std::move(list.tensors);
 }
 
+bool BelongsToTask(std::string_view name) {
+  for (const std::string_view prefix : {"head.transform.", "head.norm.", "head.bias", "pooler.",
+                                        "sentence_order.", "classifier."}) {
+    if (name.substr(0, prefix.size()) == prefix) return true;
+  }
+  return false;
+}
+
 int64_t PaddedVocabulary(int64_t vocab_size, int tensor) {
   const int64_t unit = int64_t{16} * tensor;
   return (vocab_size + unit - 1) / unit * unit;

@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "proto/tercio/v1/job.pb.h"
@@ -48,6 +49,10 @@ struct LogicalTensor {
 
 // All tensors of the model in canonical order. REQUIRES: vocab_size > 0.
 std::vector<LogicalTensor> ModelTensors(const v1::ModelSpec& model);
+
+// Whether a bert that starts from another's weights may bring this tensor itself, when the other
+// has another task: everything behind the last layer but the token table.
+bool BelongsToTask(std::string_view name);
 
 // Vocabulary rounded up to a multiple of 16 * tensor.
 int64_t PaddedVocabulary(int64_t vocab_size, int tensor);

@@ -1,5 +1,5 @@
 // Training agrees with PyTorch: the gradients of one step, and 100 losses and gradient norms, of a
-// tiny GPT-2 with and without bias, and of a tiny Llama. Fixtures and their meaning:
+// tiny GPT-2 with and without bias, of a tiny Llama, and of tiny BERTs. Fixtures and their meaning:
 // tests/golden/make_fixtures.py.
 #include <cmath>
 #include <cstring>
@@ -57,6 +57,33 @@ class FixtureSource : public CausalSource {
   const nlohmann::json tokens_;
 };
 
+// As encoder_samples() in make_fixtures.py.
+class EncoderFixtureSource : public SampleSource {
+ public:
+  explicit EncoderFixtureSource(int labels) : labels_(labels) {}
+  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
+    tokens_.TrainingSample(step, sequence, out);
+    const std::vector<int32_t> ids = out->inputs;
+    const auto context = static_cast<int64_t>(ids.size());
+    const int64_t length = context - (step + sequence) % 5;
+    out->length = static_cast<int32_t>(length);
+    out->label = std::min(ids[0] % 5, std::max(2, labels_) - 1);
+    for (int64_t i = 0; i < context; ++i) {
+      const size_t at = static_cast<size_t>(i);
+      const bool chosen = i < length && (7 * step + 3 * sequence + 5 * i) % 6 == 0;
+      out->targets[at] = chosen ? ids[at] : kNoTarget;
+      out->inputs[at] = chosen ? 3 : i < length ? ids[at] : 0;
+      out->types[at] = i < length && i >= context / 2 ? 1 : 0;
+    }
+  }
+  int64_t validation_samples() const override { return 0; }
+  void ValidationSample(int64_t, Sample*) override {}
+
+ private:
+  const int labels_;
+  FixtureSource tokens_;
+};
+
 v1::JobSpec JobOf(const nlohmann::json& fixture) {
   v1::JobSpec spec;
   const nlohmann::json& model = fixture["model"];
@@ -65,6 +92,10 @@ v1::JobSpec JobOf(const nlohmann::json& fixture) {
   spec.mutable_model()->set_untied_head(model.value("untied_head", false));
   spec.mutable_model()->set_norm_eps(model.value("norm_eps", 0.0));
   spec.mutable_model()->set_rope_theta(model.value("rope_theta", 0.0));
+  spec.mutable_model()->set_norm(model.value("norm", ""));
+  spec.mutable_model()->set_token_types(model.value("token_types", 0));
+  spec.mutable_model()->set_sentence_order(model.value("sentence_order", false));
+  spec.mutable_model()->set_labels(model.value("labels", 0));
   if (model.contains("rope_scaling")) {
     const nlohmann::json& scaling = model["rope_scaling"];
     v1::RopeScaling* rope = spec.mutable_model()->mutable_rope_scaling();
@@ -111,10 +142,12 @@ RunResult Train(v1::JobSpec spec, const Layout& layout, int64_t steps) {
   spec.mutable_parallelism()->set_schedule("1f1b");
   spec.mutable_resources()->set_ranks(layout.tensor * layout.pipeline * layout.data);
   spec.mutable_training()->set_micro_batch(2);
-  FixtureSource source;
+  FixtureSource tokens;
+  EncoderFixtureSource samples(spec.model().labels());
   RunOptions options;
   options.steps = steps;
-  options.source = &source;
+  options.source = &tokens;
+  if (spec.model().architecture() == "bert") options.source = &samples;
   absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
   EXPECT_TRUE(result.ok()) << result.status();
   return result.ok() ? *std::move(result) : RunResult{};
@@ -177,7 +210,9 @@ TEST_P(Golden, OneHundredStepsAgreeWithPyTorchInEveryLayout) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Golden, ::testing::Values("bias", "no_bias", "llama"));
+INSTANTIATE_TEST_SUITE_P(Models, Golden,
+                         ::testing::Values("bias", "no_bias", "llama", "bert", "megatron_bert",
+                                           "bert_classes"));
 
 }  // namespace
 }  // namespace tercio::testing

@@ -1,5 +1,5 @@
 """Writes the fixtures of golden_test.cc: what PyTorch says about a tiny GPT-2 (written out here), and what
-transformers' LlamaForCausalLM says. Run by hand, once; names of models make only those:
+transformers' LlamaForCausalLM, BertForPreTraining, MegatronBertForPreTraining and BertForSequenceClassification say. Run by hand, once; names of models make only those:
 
     python3 -m venv ~/golden-venv && ~/golden-venv/bin/pip install torch numpy transformers
     ~/golden-venv/bin/python tests/golden/make_fixtures.py [MODEL...]
@@ -13,7 +13,9 @@ fixtures/<model>.json           the job, and per step: loss, grad_norm, learning
                                 difference of the loss when PyTorch computes in fp32
 fixtures/<model>.safetensors    the gradient of the first step, before clipping, by canonical name
 for <model> in: bias, no_bias, llama (two query heads for each key head, stretched rotary positions, a head of its
-own).
+own), bert, megatron_bert (masked tokens and sentence order), bert_classes.
+
+The samples of a bert are made from the tokens by encoder_samples(), which golden_test.cc has a second time.
 """
 
 import json
@@ -89,7 +91,80 @@ def gpt2(bias):
             "ffn_hidden": 4 * HIDDEN, "context": CONTEXT, "vocab_size": VOCABULARY, "bias": bias, "dropout": 0}
 
 
-MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA}
+def bert(norm, labels):
+    return {"architecture": "bert", "layers": LAYERS, "heads": HEADS, "kv_heads": HEADS, "hidden": HIDDEN,
+            "ffn_hidden": 4 * HIDDEN, "context": CONTEXT, "vocab_size": VOCABULARY, "bias": True, "dropout": 0,
+            "norm": norm, "token_types": 2, "sentence_order": labels == 0, "labels": labels, "norm_eps": 1e-12}
+
+
+MODELS = {"bias": gpt2(True), "no_bias": gpt2(False), "llama": LLAMA, "bert": bert("post", 0),
+          "megatron_bert": bert("pre", 0), "bert_classes": bert("post", 3)}
+
+
+def bert_names(model):
+    """transformers' name -> canonical name, in canonical order."""
+    post = model["norm"] == "post"
+    names = {}
+
+    def pair(theirs, ours):
+        for part in (".weight", ".bias"):
+            names[theirs + part] = ours + part
+
+    names["bert.embeddings.word_embeddings.weight"] = "embedding.token.weight"
+    names["bert.embeddings.position_embeddings.weight"] = "embedding.position.weight"
+    names["bert.embeddings.token_type_embeddings.weight"] = "embedding.type.weight"
+    if post:
+        pair("bert.embeddings.LayerNorm", "embedding.norm")
+    for layer in range(LAYERS):
+        theirs, ours = f"bert.encoder.layer.{layer}.", f"layers.{layer}."
+        pair(theirs + ("attention.output.LayerNorm" if post else "attention.ln"), ours + "attention_norm")
+        for kind in ("weight", "bias"):
+            for part in ("query", "key", "value"):
+                names[f"{theirs}attention.self.{part}.{kind}"] = f"{ours}attention.{part}.{kind}"
+        pair(theirs + "attention.output.dense", ours + "attention.output")
+        pair(theirs + ("output.LayerNorm" if post else "ln"), ours + "mlp_norm")
+        pair(theirs + "intermediate.dense", ours + "mlp.up")
+        pair(theirs + "output.dense", ours + "mlp.down")
+    if not post:
+        pair("bert.encoder.ln", "final_norm")
+    if model["labels"] == 0:
+        pair("cls.predictions.transform.dense", "head.transform")
+        pair("cls.predictions.transform.LayerNorm", "head.norm")
+        names["cls.predictions.bias"] = "head.bias"
+    pair("bert.pooler.dense", "pooler")
+    if model["labels"] == 0:
+        pair("cls.seq_relationship", "sentence_order")
+    else:
+        pair("classifier", "classifier")
+    return names
+
+
+def bert_model(model, dtype):
+    import transformers
+    kind = "Bert" if model["norm"] == "post" else "MegatronBert"
+    config = getattr(transformers, kind + "Config")(
+        vocab_size=VOCABULARY, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=model["ffn_hidden"], max_position_embeddings=CONTEXT, type_vocab_size=2,
+        hidden_dropout_prob=0, attention_probs_dropout_prob=0, layer_norm_eps=model["norm_eps"],
+        num_labels=max(2, model["labels"]), pad_token_id=None)  # id 0 is a token like others here
+    task = "ForSequenceClassification" if model["labels"] else "ForPreTraining"
+    return getattr(transformers, kind + task)(config).to(dtype)
+
+
+def encoder_samples(step, tokens, labels):
+    """(inputs, types, attention mask, targets, label) of a batch of token rows, as in golden_test.cc."""
+    batch = tokens.shape[0]
+    ids = tokens[:, :CONTEXT].clone()
+    sequence = torch.arange(batch)[:, None]
+    at = torch.arange(CONTEXT)[None, :]
+    length = CONTEXT - (step + sequence) % 5
+    real = at < length
+    chosen = real & ((7 * step + 3 * sequence + 5 * at) % 6 == 0)
+    targets = torch.where(chosen, ids, torch.full_like(ids, -100))
+    inputs = torch.where(chosen, torch.full_like(ids, 3), torch.where(real, ids, torch.zeros_like(ids)))
+    types = (real & (at >= CONTEXT // 2)).long()
+    label = torch.clamp(ids[:, 0] % 5, max=max(2, labels) - 1)
+    return inputs, types, real.long(), targets, label
 
 
 def llama_names():
@@ -130,6 +205,17 @@ def tensor_table(model):
         def kind(name):
             return "ones" if "norm" in name else "residual" if "output" in name or "down" in name else "normal"
         return [(ours, tuple(shapes[theirs].shape), kind(ours)) for theirs, ours in llama_names().items()]
+    if model["architecture"] == "bert":
+        shapes = dict(bert_model(model, torch.float32).named_parameters())
+
+        def kind_of(name):
+            if name.endswith(".bias"):
+                return "zeros"
+            if "norm" in name:
+                return "ones"
+            residual = model["norm"] == "pre" and ("attention.output" in name or "down" in name)
+            return "residual" if residual else "normal"
+        return [(ours, tuple(shapes[theirs].shape), kind_of(ours)) for theirs, ours in bert_names(model).items()]
     bias = model["bias"]
     table = [("embedding.token.weight", (VOCABULARY, HIDDEN), "normal"),
              ("embedding.position.weight", (CONTEXT, HIDDEN), "normal")]
@@ -176,7 +262,7 @@ def initial_weights(model):
 # --- the model in PyTorch ------------------------------------------------------------------------------
 
 
-def loss_of(w, tokens):
+def loss_of(w, step, tokens):
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
     def norm(x, name):
@@ -202,10 +288,28 @@ def loss_of(w, tokens):
 def llama_loss(dtype):
     module = llama_model(dtype)
 
-    def loss(w, tokens):
+    def loss(w, step, tokens):
         named = {theirs: w[ours] for theirs, ours in llama_names().items()}
         logits = torch.func.functional_call(module, named, (tokens[:, :-1],)).logits
         return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return loss
+
+
+def bert_loss(model, dtype):
+    module = bert_model(model, dtype).eval()
+
+    def loss(w, step, tokens):
+        named = {theirs: w[ours] for theirs, ours in bert_names(model).items()}
+        if model["labels"] == 0:  # tied
+            named["cls.predictions.decoder.weight"] = w["embedding.token.weight"]
+            named["cls.predictions.decoder.bias"] = w["head.bias"]
+        inputs, types, mask, targets, label = encoder_samples(step, tokens, model["labels"])
+        arguments = {"input_ids": inputs, "token_type_ids": types, "attention_mask": mask}
+        if model["labels"]:
+            arguments["labels"] = label
+        else:
+            arguments.update(labels=targets, next_sentence_label=label)
+        return torch.func.functional_call(module, named, (), arguments).loss
     return loss
 
 
@@ -222,7 +326,8 @@ def train(model, tokens, dtype):
     """(loss, gradient norm) of each step, and the gradient of the first."""
     weights = {name: torch.tensor(value, dtype=dtype, requires_grad=True)
                for name, value in initial_weights(model).items()}
-    loss_function = llama_loss(dtype) if model["architecture"] == "llama" else loss_of
+    loss_function = (llama_loss(dtype) if model["architecture"] == "llama" else
+                     bert_loss(model, dtype) if model["architecture"] == "bert" else loss_of)
     optimizer = torch.optim.AdamW(
         [{"params": [v for v in weights.values() if v.dim() >= 2], "weight_decay": TRAINING["weight_decay"]},
          {"params": [v for v in weights.values() if v.dim() < 2], "weight_decay": 0.0}],
@@ -232,7 +337,7 @@ def train(model, tokens, dtype):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step)
         optimizer.zero_grad()
-        loss = loss_function(weights, tokens[step - 1])
+        loss = loss_function(weights, step, tokens[step - 1])
         loss.backward()
         if first is None:
             first = {name: value.grad.to(torch.float32).numpy().copy() for name, value in weights.items()}

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/weight_source.h"
 #include "common/status_macros.h"
+#include "plan/model_tensors.h"
 
 namespace tercio {
 
@@ -21,6 +22,7 @@ absl::Status LoadInitialWeights(const v1::ModelSpec& model, TrainingEngine& engi
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.NeededSlices()[i];
     if (absl::StartsWith(slice.tensor(), "adamw.")) continue;
+    if (plan::BelongsToTask(slice.tensor()) && !source->Has(slice.tensor())) continue;
     values.resize(static_cast<size_t>((slice.row_end() - slice.row_begin()) *
                                       (slice.column_end() - slice.column_begin())));
     TERCIO_RETURN_IF_ERROR(checkpoint::ReadSliceFor(*source, slice, values.data()));
