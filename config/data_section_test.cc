@@ -1,6 +1,7 @@
 // The keys of the data section that depend on the model: those of bert.
 #include "config/data_section.h"
 
+#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

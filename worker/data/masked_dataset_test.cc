@@ -284,6 +284,26 @@ TEST(SentenceOrder, LayoutLabelsAndTypes) {
   EXPECT_EQ(places.size(), 6u);  // three places, in order and swapped
 }
 
+// The formulas of docs/formats.md, computed apart from this code.
+TEST(MaskedDataset, TheDocumentedExample) {
+  const Corpus corpus = {{{Words(20, 10)}}};
+  const MaskedDataset dataset = corpus.Dataset(Rules(24, /*sentence_order=*/true));
+  const Sample in_order = Read(dataset, 0, {7, 0});
+  EXPECT_THAT(in_order.inputs, ElementsAre(1, 10, 11, 12, 13, 14, 15, 3, 17, 18, 19, 20, 21, 22, 23,
+                                           711, 25, 26, 27, 28, 2, 29, 2, 0));
+  EXPECT_EQ(in_order.targets[3], 12);
+  EXPECT_EQ(in_order.targets[7], 16);
+  EXPECT_EQ(in_order.targets[15], 24);
+  EXPECT_EQ(in_order.label, 0);
+  const Sample swapped = Read(dataset, 0, {7, 2});
+  EXPECT_THAT(swapped.inputs, ElementsAre(1, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 3, 26,
+                                          27, 28, 29, 2, 10, 3, 12, 2, 0));
+  EXPECT_EQ(swapped.targets[11], 23);
+  EXPECT_EQ(swapped.targets[13], 25);
+  EXPECT_EQ(swapped.targets[20], 11);
+  EXPECT_EQ(swapped.label, 1);
+}
+
 // Random corpora: every sample is well formed, and together they are the documents.
 TEST(MaskedDataset, SamplesOfRandomCorpora) {
   std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
