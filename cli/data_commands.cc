@@ -103,6 +103,7 @@ absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
                               ? options.threads
                               : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   tokenize.append_end_of_text = options.append_eod;
+  tokenize.split_sentences = options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> paths, InputFiles(options.input));
   TERCIO_ASSIGN_OR_RETURN(const data::Tokenizer tokenizer,
                           data::ChooseTokenizer(options.tokenizer, paths, tokenize.text));

@@ -225,6 +225,8 @@ void AddDataVerbs(CommandLine& line) {
   command->add_flag("--skip-bad-lines", o.skip_bad_lines,
                     "count .jsonl lines that hold no document instead of ending there");
   command->add_flag("--append-eod", o.append_eod, "the end-of-text id after every document");
+  command->add_flag("--split-sentences", o.split_sentences,
+                    "each sentence is a sequence of the index, for bert's sentence order");
   command = line.Add("inspect", "what a data set holds", "data inspect corpus -o json", DataInspect,
                      data);
   command

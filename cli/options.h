@@ -38,6 +38,7 @@ struct Options {
   std::string text_key = "text";
   bool skip_bad_lines = false;
   bool append_eod = false;
+  bool split_sentences = false;
   int threads = 0;  // data tokenize; 0: cores
   std::string checkpoint;
   std::string directory;  // checkpoint export, import: what comes out of it

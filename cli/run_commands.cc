@@ -164,8 +164,7 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
   const absl::StatusOr<data::PreparedData> prepared =
-      data::PrepareData(spec.data(), spec.model().context(), state_dir + "/agent/data-cache",
-                        spec.model().vocab_size());
+      data::PrepareData(spec.data(), spec.model(), state_dir + "/agent/data-cache");
   absl::Status status = prepared.status();
   if (status.ok()) {
     for (const std::string& notice : prepared->notices) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -115,15 +117,93 @@ bool AnyText(const std::string& path, const Blend& blend) {
          });
 }
 
-// `model` is where the weights come from, which have a tokenizer; empty: random weights.
-void ParseTokenizer(Section* data, const std::string& directory, const std::string& model,
+// Weights that a model begins with have a tokenizer.
+void ParseTokenizer(Section* data, const std::string& directory, const v1::ModelSpec& model,
                     v1::DataSpec* out) {
   const bool text = AnyText(out->train(), out->train_blend()) ||
                     AnyText(out->validation_path(), out->validation_blend());
-  const std::string usual = model.empty() ? "bytes" : model;
+  const std::string usual = model.from().empty() ? "bytes" : model.from();
+  if (text && model.architecture() == "bert" && model.from().empty() && !data->Has("tokenizer") &&
+      !data->Has("special_tokens")) {
+    data->Fault("tokenizer",
+                "missing; bert needs one that has [CLS], [SEP], [MASK] and [PAD]: name "
+                "a vocab.txt or tokenizer.json");
+  }
   const std::string tokenizer = data->Text("tokenizer", text ? usual : "");
   const bool path = !tokenizer.empty() && tokenizer != "bytes" && tokenizer != "chars";
   out->set_tokenizer(path ? Resolve(directory, tokenizer) : tokenizer);
+}
+
+// What the model is, and so which of bert's keys the section may have.
+struct ModelKind {
+  explicit ModelKind(const v1::ModelSpec& model)
+      : architecture(model.architecture()),
+        bert(architecture == "bert"),
+        labelled(bert && model.labels() > 0) {}
+
+  std::string architecture;
+  bool bert;
+  bool labelled;
+};
+
+void ParseMasking(Section* data, const ModelKind& kind, v1::DataSpec* out) {
+  if (!kind.bert || kind.labelled) {
+    if (data->Has("masking")) {
+      data->Fault("masking", kind.bert ? "a classifier (model.labels) masks nothing; leave it out"
+                                       : absl::StrCat("only bert masks tokens, ", kind.architecture,
+                                                      " does not; leave it out"));
+    }
+    return;
+  }
+  Section masking = data->Child("masking");
+  v1::MaskingSpec* spec = out->mutable_masking();
+  spec->set_probability(masking.Number("probability", 0.15, 0.001, 0.999));
+  spec->set_whole_word(masking.Flag("whole_word", false));
+  masking.Finish();
+}
+
+void ParseSpecialTokens(Section* data, const ModelKind& kind, v1::DataSpec* out) {
+  if (!data->Has("special_tokens")) return;
+  if (!kind.bert) {
+    data->Fault("special_tokens", absl::StrCat("only bert has them, ", kind.architecture,
+                                               " does not; leave them out"));
+    return;
+  }
+  Section special = data->Child("special_tokens");
+  const auto id = [&special](const char* key) {
+    if (!special.Has(key)) special.Fault(key, "missing; name all of cls, sep, mask and pad");
+    return static_cast<int32_t>(special.Integer(key, 0, 0, (1 << 30) - 1));
+  };
+  v1::SpecialTokens* spec = out->mutable_special_tokens();
+  spec->set_cls(id("cls"));
+  spec->set_sep(id("sep"));
+  spec->set_mask(id("mask"));
+  spec->set_pad(id("pad"));
+  special.Finish();
+}
+
+void ParseKeys(Section* data, const ModelKind& kind, v1::DataSpec* out) {
+  const auto key = [data](const char* name, const char* usual) {
+    const std::string value = data->Text(name, usual);
+    if (value.empty()) data->Fault(name, "an empty key");
+    return value;
+  };
+  out->set_text_key(key("text_key", "text"));
+  if (kind.labelled) {
+    out->set_text_pair_key(key("text_pair_key", "text_pair"));
+    out->set_label_key(key("label_key", "label"));
+    const std::set<std::string> distinct = {out->text_key(), out->text_pair_key(),
+                                            out->label_key()};
+    if (distinct.size() < 3) {
+      data->Fault("label_key", "text_key, text_pair_key and label_key must differ");
+    }
+    return;
+  }
+  for (const char* name : {"text_pair_key", "label_key"}) {
+    if (!data->Has(name)) continue;
+    data->Fault(name, absl::StrCat("only a classifier (architecture bert with model.labels) has ",
+                                   "labelled texts; leave it out"));
+  }
 }
 
 std::string Quoted(const std::string& text) { return nlohmann::json(text).dump(); }
@@ -143,8 +223,8 @@ std::string BlendYaml(const Blend& blend) {
 
 }  // namespace
 
-void ParseData(Section data, const std::string& directory, const std::string& model, Faults* faults,
-               v1::DataSpec* out) {
+void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model,
+               Faults* faults, v1::DataSpec* out) {
   DataParser parser(directory, faults);
   const YAML::Node train = data.Get("train");
   if (!train.IsDefined()) {
@@ -170,9 +250,11 @@ void ParseData(Section data, const std::string& directory, const std::string& mo
     out->set_validation_path(Resolve(directory, data.Text("validation", "")));
   }
   ParseTokenizer(&data, directory, model, out);
-  out->set_text_key(data.Text("text_key", "text"));
-  if (out->text_key().empty()) data.Fault("text_key", "an empty key");
+  const ModelKind kind(model);
+  ParseKeys(&data, kind, out);
   out->set_skip_bad_lines(data.Flag("skip_bad_lines", false));
+  ParseMasking(&data, kind, out);
+  ParseSpecialTokens(&data, kind, out);
   data.Finish();
 }
 
@@ -190,6 +272,20 @@ std::string DataYaml(const v1::DataSpec& data) {
   if (!data.tokenizer().empty())
     absl::StrAppend(&yaml, "\n  tokenizer: ", Quoted(data.tokenizer()));
   if (!data.text_key().empty()) absl::StrAppend(&yaml, "\n  text_key: ", Quoted(data.text_key()));
+  for (const auto& [key, value] : {std::pair("text_pair_key", data.text_pair_key()),
+                                   std::pair("label_key", data.label_key())}) {
+    if (!value.empty()) absl::StrAppend(&yaml, "\n  ", key, ": ", Quoted(value));
+  }
+  if (data.has_masking()) {
+    absl::StrAppend(
+        &yaml, "\n  masking: {probability: ", nlohmann::json(data.masking().probability()).dump(),
+        ", whole_word: ", data.masking().whole_word() ? "true" : "false", "}");
+  }
+  if (data.has_special_tokens()) {
+    const v1::SpecialTokens& special = data.special_tokens();
+    absl::StrAppend(&yaml, "\n  special_tokens: {cls: ", special.cls(), ", sep: ", special.sep(),
+                    ", mask: ", special.mask(), ", pad: ", special.pad(), "}");
+  }
   absl::StrAppend(&yaml, "\n  skip_bad_lines: ", data.skip_bad_lines() ? "true" : "false", "\n");
   return yaml;
 }

@@ -9,10 +9,11 @@
 namespace tercio::config {
 
 // Reads the section, every default resolved; faults go to the section's list. `directory` is where
-// relative paths begin; `model` is model.from, whose tokenizer is the default. Whether the files
-// are there is for the nodes to say.
-void ParseData(Section data, const std::string& directory, const std::string& model, Faults* faults,
-               v1::DataSpec* out);
+// relative paths begin; `model` is the model section as it was read: its kind says which keys there
+// are, and model.from has the default tokenizer. Whether the files are there is for the nodes to
+// say.
+void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model,
+               Faults* faults, v1::DataSpec* out);
 
 // The section as YAML that reads back as the same message.
 std::string DataYaml(const v1::DataSpec& data);

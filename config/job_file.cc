@@ -32,8 +32,7 @@ class JobParser {
   absl::StatusOr<v1::JobSpec> Parse() {
     spec_.set_name(root_.Text("name", "job"));
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
-    ParseData(root_.Child("data"), directory_, spec_.model().from(), &faults_,
-              spec_.mutable_data());
+    ParseData(root_.Child("data"), directory_, spec_.model(), &faults_, spec_.mutable_data());
     ParseTraining(root_.Child("training"));
     ParseParallelism();
     ParseResources(root_.Child("resources"));

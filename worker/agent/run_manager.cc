@@ -123,8 +123,7 @@ v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
   *answer->mutable_run() = request.run();
   const v1::ModelSpec& model = request.spec().model();
   const absl::StatusOr<data::PreparedData> prepared =
-      data::PrepareData(request.spec().data(), model.context(), options_.state_dir + "/data-cache",
-                        model.vocab_size());
+      data::PrepareData(request.spec().data(), model, options_.state_dir + "/data-cache");
   absl::Status status = prepared.status();
   if (status.ok() && !model.from().empty() && request.from_start()) {
     status = checkpoint::CheckInitialWeights(model, prepared->vocab_size);

@@ -85,17 +85,20 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path) {
   if (kind == DataKind::kLlmc) {
     TERCIO_ASSIGN_OR_RETURN(const LlmcTokens file, OpenLlmcTokens(path));
     one.tokens = file.tokens;
+    one.borders = DocumentBorders::OneDocument(file.tokens.tokens());
     one.dtype = NameOf(file.type);
     TERCIO_ASSIGN_OR_RETURN(one.digest, DigestOf(path, ""));
     return one;
   }
   TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset, OpenIndexedDataset(path));
   one.tokens = dataset.tokens;
+  one.borders = dataset.borders;
   one.dtype = NameOf(dataset.type);
   one.documents = dataset.documents;
   one.tokenizer = dataset.tokenizer;
   TERCIO_ASSIGN_OR_RETURN(one.digest,
                           DigestOf(path + ".bin", one.tokenizer ? one.tokenizer->ToJson() : ""));
+  TERCIO_ASSIGN_OR_RETURN(one.index_digest, DigestOf(path + ".idx", ""));
   return one;
 }
 
@@ -151,7 +154,9 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
 absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files) {
   TokenFiles all;
   std::vector<TokenDataset> parts;
+  std::vector<DocumentBorders> borders;
   std::string digests;
+  std::string index_digests;
   for (const std::string& path : files.paths) {
     TERCIO_ASSIGN_OR_RETURN(TokenFiles one, OpenOne(files.kind, path));
     if (parts.empty()) {
@@ -164,9 +169,13 @@ absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files) {
       *all.documents += one.documents.value_or(0);
     }
     digests += one.digest;
+    absl::StrAppend(&index_digests, one.index_digest, " ", one.tokens.tokens(), "\n");
     parts.push_back(std::move(one.tokens));
+    borders.push_back(std::move(one.borders));
   }
   all.tokens = TokenDataset::Concatenate(parts);
+  all.borders = DocumentBorders::Concatenate(borders);
+  all.index_digest = Sha256Hex(index_digests);
   if (parts.size() > 1) all.digest = Sha256Hex(digests);
   return all;
 }

@@ -12,6 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "worker/data/document_borders.h"
 #include "worker/data/token_dataset.h"
 #include "worker/data/tokenizer.h"
 
@@ -31,10 +32,12 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given);
 // A token data set, Megatron's or llm.c's.
 struct TokenFiles {
   TokenDataset tokens;
+  DocumentBorders borders;             // an llm.c file is one document
   std::optional<int64_t> documents;    // llm.c files do not tell
   std::string dtype;                   // "uint16", ...; of the first file
   std::optional<Tokenizer> tokenizer;  // that lies beside the files
   std::string digest;                  // hex SHA-256 of ids as stored, and tokenizer
+  std::string index_digest;            // hex SHA-256 of where documents and sequences end
 };
 
 // REQUIRES: files.kind is not kText. INVALID_ARGUMENT when the tokenizers beside the files differ.

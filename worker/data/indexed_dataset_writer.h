@@ -2,15 +2,18 @@
 // bounded by the blocks, and a writer that was killed goes on after its last block and ends with
 // the same bytes.
 //
+// A document is one sequence, or several that EndSequence ends: sentences.
+//
 // While it is under way everything lies in the directory PREFIX.partial: `tokens` and `lengths`
-// grow, and each Commit adds a line to `journal` that says how far both go, the SHA-256 of what the
-// block added, and the caller's note (where it stands in its input). Open reads the journal, keeps
-// the blocks whose digests are right and cuts off the rest. Finish renames the files into place,
-// the index last, so a data set is there completely or not at all.
+// grow (a length of n that does not begin a document is stored as -n), and each Commit adds a line
+// to `journal` that says how far both go, the SHA-256 of what the block added, and the caller's
+// note (where it stands in its input). Open reads the journal, keeps the blocks whose digests are
+// right and cuts off the rest. Finish renames the files into place, the index last, so a data set
+// is there completely or not at all.
 //
 // Thread safety: thread-compatible. One process at a time: PREFIX.partial is locked.
 // Errors: FAILED_PRECONDITION when another process writes PREFIX, RESOURCE_EXHAUSTED for a full
-// disk, INVALID_ARGUMENT for a document of 2^31 tokens, else what the system said.
+// disk, INVALID_ARGUMENT for a sequence of 2^31 tokens, else what the system said.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +46,9 @@ class IndexedDatasetWriter {
 
   // Adds ids to the document under way. REQUIRES: the ids fit the type.
   absl::Status Append(absl::Span<const int32_t> ids);
-  // One without tokens is left out.
-  absl::Status EndDocument();
+  // A sequence or document without tokens is left out.
+  void EndSequence();
+  void EndDocument();
   // Bytes that Commit would write.
   int64_t uncommitted_bytes() const { return static_cast<int64_t>(block_.size()); }
   absl::Status Commit(const std::string& note);
@@ -64,7 +68,7 @@ class IndexedDatasetWriter {
   struct Kept {
     int64_t journal_bytes = 0;
     int64_t token_bytes = 0;
-    int64_t documents = 0;
+    int64_t sequences = 0;
   };
   absl::StatusOr<Kept> Recover(const std::string& header);
   bool TakeBlock(const std::string& line, std::string_view tokens, std::string_view lengths,
@@ -82,8 +86,10 @@ class IndexedDatasetWriter {
   std::string block_;          // token bytes not written yet
   std::string block_lengths_;  // lengths not written yet
   int64_t tokens_ = 0;
+  int64_t sequences_ = 0;
   int64_t documents_ = 0;
-  int64_t open_tokens_ = 0;  // of the document under way
+  int64_t open_tokens_ = 0;     // of the sequence under way
+  int64_t open_sequences_ = 0;  // of the document under way
 };
 
 }  // namespace tercio::data

@@ -1,18 +1,31 @@
-// One line of a .jsonl corpus: an object whose member `key` holds the document's text; other
-// members are read over. Nothing but that text is kept in memory, however the line is nested.
+// One line of a .jsonl corpus: an object some of whose members are wanted; others are read over.
+// Nothing but the wanted values is kept in memory, however the line is nested.
 //
 // Pure; safe from any thread.
 // Errors: INVALID_ARGUMENT that says what is wrong with the line; the caller knows file and number.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <variant>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 
 namespace tercio::data {
 
-// The text, as UTF-8, escapes resolved. The last one counts when the key is given twice.
+// Text (as UTF-8, escapes resolved) or a whole number.
+using JsonValue = std::variant<std::string, int64_t>;
+
+// The values of `keys`, nullopt for one that is missing or null. The last one counts when a key is
+// given twice. A wanted value of another kind (a list, a number with a fraction) is an error.
+absl::StatusOr<std::vector<std::optional<JsonValue>>> MembersOfJsonLine(
+    std::string_view line, absl::Span<const std::string> keys);
+
+// The text of `key`, which must be there.
 absl::StatusOr<std::string> TextOfJsonLine(std::string_view line, std::string_view key);
 
 // Nothing but spaces: such a line holds no document.

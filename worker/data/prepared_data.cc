@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include "common/file.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
+#include "worker/data/bert_rules.h"
 #include "worker/data/data_files.h"
 #include "worker/data/text_source.h"
 #include "worker/data/tokenize.h"
@@ -23,8 +25,25 @@ struct Source {
   double weight = 1;
   DataFiles files;
   TokenDataset tokens;
+  DocumentBorders borders;
   std::optional<Tokenizer> tokenizer;
+  std::shared_ptr<const LabelledExamples> examples;  // instead of tokens
   std::string digest;
+
+  // Tokens, or examples.
+  int64_t size() const {
+    return examples ? static_cast<int64_t>(examples->examples.size()) : tokens.tokens();
+  }
+};
+
+// What training or validation gets of a source: [begin, end) of its tokens or examples.
+struct Share {
+  const Source* source;
+  bool trains;
+  int64_t begin;
+  int64_t end;
+
+  const char* name() const { return trains ? "the training part" : "the validation part"; }
 };
 
 absl::Status Fault(const std::string& path, const std::string& what) {
@@ -65,9 +84,8 @@ struct Sides {
 
 class Preparation {
  public:
-  Preparation(const v1::DataSpec& spec, int64_t context, const std::string& cache_dir,
-              int32_t vocab_size)
-      : spec_(spec), context_(context), cache_dir_(cache_dir), vocab_size_(vocab_size) {
+  Preparation(const v1::DataSpec& spec, const v1::ModelSpec& model, const std::string& cache_dir)
+      : spec_(spec), model_(model), cache_dir_(cache_dir), objective_(ObjectiveOf(model)) {
     text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
     text_.skip_bad_lines = spec.skip_bad_lines();
     text_.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
@@ -79,20 +97,30 @@ class Preparation {
   absl::Status FindTokenizer();
   absl::Status OpenTokens(Source* source);
   absl::Status CachedTokens(Source* source);
+  void Take(TokenFiles files, Source* source) const;
   absl::StatusOr<std::string> CacheEntry(const Source& source) const;
   absl::Status CheckVocabulary();
-  absl::Status CheckLength(const Source& source, const char* part, int64_t tokens) const;
-  absl::Status Split();
-  absl::Status Join(const std::vector<Source>& sources, std::vector<TokenDataset> tokens,
-                    BlendedDataset* out) const;
+  absl::Status ReadExamples(const LabelRules& rules, Source* source);
+  // Of all sources, in their order.
+  std::vector<Share> Shares() const;
+  absl::Status MakeCausal();
+  absl::Status MakeMasked();
+  absl::Status MakeLabelled();
+  absl::StatusOr<Blend> BlendOfTraining() const;
+  absl::StatusOr<Blend> BlendOfValidation() const;
+  // Puts data sets of samples, one for each share, into what is prepared.
+  absl::Status TakeSamples(const std::vector<Share>& shares,
+                           std::vector<std::shared_ptr<const SampleDataset>> datasets);
+  absl::StatusOr<std::string> DigestOfSides() const;
 
   const v1::DataSpec& spec_;
-  int64_t context_;
+  const v1::ModelSpec& model_;
   const std::string& cache_dir_;
-  int32_t vocab_size_;
+  const Objective objective_;
   TextOptions text_;
   Sides sides_;
   std::optional<Tokenizer> tokenizer_;
+  std::string rules_;  // of bert's samples
   PreparedData prepared_;
 };
 
@@ -120,6 +148,7 @@ absl::Status Preparation::FindTokenizer() {
 absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const {
   Sha256 sha;
   sha.Update(tokenizer_->ToJson());
+  if (model_.sentence_order()) sha.Update("\nsentences\n");
   const bool one_text = source.files.paths.size() == 1 && !IsJsonl(source.files.paths[0]);
   for (const std::string& path : source.files.paths) {
     TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
@@ -144,6 +173,7 @@ absl::Status Preparation::CachedTokens(Source* source) {
   if (!cached.ok() || cached->tokenizer != tokenizer_) {
     TokenizeOptions options;
     options.text = text_;
+    options.split_sentences = model_.sentence_order();
     TERCIO_ASSIGN_OR_RETURN(const TokenizeReport report,
                             TokenizeTexts(source->files.paths, *tokenizer_, prefix, options));
     if (report.skipped_lines > 0) {
@@ -158,18 +188,22 @@ absl::Status Preparation::CachedTokens(Source* source) {
     TERCIO_ASSIGN_OR_RETURN(std::string text, ReadFile(notice));
     prepared_.notices.push_back(std::move(text));
   }
-  source->tokens = cached->tokens;
-  source->tokenizer = cached->tokenizer;
-  source->digest = cached->digest;
+  Take(*std::move(cached), source);
   return absl::OkStatus();
+}
+
+void Preparation::Take(TokenFiles files, Source* source) const {
+  source->tokens = std::move(files.tokens);
+  source->borders = std::move(files.borders);
+  source->tokenizer = std::move(files.tokenizer);
+  source->digest = objective_ == Objective::kMasked ? Sha256Hex(files.digest + files.index_digest)
+                                                    : std::move(files.digest);
 }
 
 absl::Status Preparation::OpenTokens(Source* source) {
   if (source->files.kind == DataKind::kText) return CachedTokens(source);
   TERCIO_ASSIGN_OR_RETURN(TokenFiles files, OpenTokenFiles(source->files));
-  source->tokens = std::move(files.tokens);
-  source->tokenizer = std::move(files.tokenizer);
-  source->digest = std::move(files.digest);
+  Take(std::move(files), source);
   if (!source->tokenizer.has_value()) return absl::OkStatus();
   if (!tokenizer_.has_value()) tokenizer_ = source->tokenizer;
   if (*source->tokenizer == *tokenizer_) return absl::OkStatus();
@@ -190,12 +224,13 @@ absl::Status Preparation::CheckVocabulary() {
     if (here > highest) with_highest = source;
     highest = std::max(highest, here);
   }
-  prepared_.vocab_size = tokenizer_        ? tokenizer_->vocab_size()
-                         : vocab_size_ > 0 ? vocab_size_
-                                           : highest + 1;
-  if (vocab_size_ > 0 && vocab_size_ < prepared_.vocab_size) {
+  const int32_t given = model_.vocab_size();
+  prepared_.vocab_size = tokenizer_  ? tokenizer_->vocab_size()
+                         : given > 0 ? given
+                                     : std::max(highest, HighestSpecialToken(spec_)) + 1;
+  if (given > 0 && given < prepared_.vocab_size) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "model.vocab_size is ", vocab_size_, ", but the tokenizer '", tokenizer_->kind(), "' has ",
+        "model.vocab_size is ", given, ", but the tokenizer '", tokenizer_->kind(), "' has ",
         prepared_.vocab_size, " ids; leave model.vocab_size out or make it at least that"));
   }
   if (highest < prepared_.vocab_size) return absl::OkStatus();
@@ -206,61 +241,171 @@ absl::Status Preparation::CheckVocabulary() {
                             "too small"));
 }
 
-absl::Status Preparation::CheckLength(const Source& source, const char* part,
-                                      int64_t tokens) const {
-  if (tokens > context_) return absl::OkStatus();
-  return Fault(source.name,
-               absl::StrCat(part, " has ", tokens,
-                            " tokens, but one sample needs model.context + 1 = ", context_ + 1,
-                            "; use more text, a shorter context or another data.validation"));
+std::vector<Share> Preparation::Shares() const {
+  std::vector<Share> shares;
+  for (const Source& source : sides_.train) {
+    const int64_t all = source.size();
+    const auto kept = static_cast<int64_t>(
+        std::floor(static_cast<double>(all) * (1.0 - spec_.validation_fraction())));
+    shares.push_back({&source, true, 0, kept});
+    if (spec_.validation_fraction() > 0 && sides_.validation.empty()) {
+      shares.push_back({&source, false, kept, all});
+    }
+  }
+  for (const Source& source : sides_.validation) {
+    shares.push_back({&source, false, 0, source.size()});
+  }
+  return shares;
 }
 
-absl::Status Preparation::Join(const std::vector<Source>& sources, std::vector<TokenDataset> tokens,
-                               BlendedDataset* out) const {
+absl::StatusOr<Blend> BlendOf(const std::vector<Source>& sources) {
   std::vector<double> weights;
   for (const Source& source : sources) weights.push_back(source.weight);
   absl::StatusOr<Blend> blend = Blend::Create(weights);
   if (!blend.ok()) return Fault("data", std::string(blend.status().message()));
-  *out = BlendedDataset(std::move(tokens), *std::move(blend));
-  return absl::OkStatus();
+  return blend;
 }
 
-absl::Status Preparation::Split() {
+absl::StatusOr<Blend> Preparation::BlendOfTraining() const { return BlendOf(sides_.train); }
+
+absl::StatusOr<Blend> Preparation::BlendOfValidation() const {
+  return BlendOf(sides_.validation.empty() ? sides_.train : sides_.validation);
+}
+
+absl::Status Preparation::MakeCausal() {
   std::vector<TokenDataset> train;
   std::vector<TokenDataset> validation;
-  for (const Source& source : sides_.train) {
-    const int64_t all = source.tokens.tokens();
-    const auto kept = static_cast<int64_t>(
-        std::floor(static_cast<double>(all) * (1.0 - spec_.validation_fraction())));
-    train.push_back(source.tokens.Slice(0, kept));
-    TERCIO_RETURN_IF_ERROR(CheckLength(source, "the training part", kept));
-    if (spec_.validation_fraction() > 0 && sides_.validation.empty()) {
-      validation.push_back(source.tokens.Slice(kept, all));
-      TERCIO_RETURN_IF_ERROR(CheckLength(source, "the validation part", all - kept));
+  for (const Share& share : Shares()) {
+    const int64_t tokens = share.end - share.begin;
+    if (tokens <= model_.context()) {
+      return Fault(
+          share.source->name,
+          absl::StrCat(share.name(), " has ", tokens,
+                       " tokens, but one sample needs model.context + 1 = ", model_.context() + 1,
+                       "; use more text, a shorter context or another data.validation"));
     }
+    (share.trains ? train : validation)
+        .push_back(share.source->tokens.Slice(share.begin, share.end));
   }
-  for (const Source& source : sides_.validation) {
-    validation.push_back(source.tokens);
-    TERCIO_RETURN_IF_ERROR(CheckLength(source, "the validation part", source.tokens.tokens()));
-  }
-  TERCIO_RETURN_IF_ERROR(Join(sides_.train, std::move(train), &prepared_.train));
+  TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
+  prepared_.train = BlendedDataset(std::move(train), std::move(blend));
   if (!validation.empty()) {
-    const auto& sources = sides_.validation.empty() ? sides_.train : sides_.validation;
-    TERCIO_RETURN_IF_ERROR(Join(sources, std::move(validation), &prepared_.validation));
+    TERCIO_ASSIGN_OR_RETURN(Blend of_validation, BlendOfValidation());
+    prepared_.validation = BlendedDataset(std::move(validation), std::move(of_validation));
   }
   prepared_.train_tokens = prepared_.train.tokens();
   prepared_.validation_tokens = prepared_.validation.tokens();
   return absl::OkStatus();
 }
 
+absl::Status Preparation::MakeMasked() {
+  TERCIO_ASSIGN_OR_RETURN(const MaskingRules rules,
+                          MaskingRulesOf(spec_, model_, tokenizer_, prepared_.vocab_size));
+  rules_ = Describe(rules);
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  for (const Share& share : shares) {
+    datasets.push_back(std::make_shared<const MaskedDataset>(
+        share.source->tokens.Slice(share.begin, share.end),
+        share.source->borders.Slice(share.begin, share.end), rules));
+    (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) +=
+        share.end - share.begin;
+    if (datasets.back()->samples() > 0) continue;
+    return Fault(share.source->name,
+                 absl::StrCat(share.name(), " has no document of ", rules.least_tokens(),
+                              " tokens, which one sample needs; use more text or another ",
+                              "data.validation"));
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
+absl::Status Preparation::ReadExamples(const LabelRules& rules, Source* source) {
+  TERCIO_ASSIGN_OR_RETURN(LabelledExamples read,
+                          ReadLabelledExamples(source->files.paths, *tokenizer_, rules));
+  if (read.skipped_lines > 0) {
+    prepared_.notices.push_back(
+        absl::StrCat(read.skipped_lines, " lines were skipped, the first is ", read.first_skipped));
+  }
+  source->examples = std::make_shared<const LabelledExamples>(std::move(read));
+  Sha256 sha;
+  sha.Update(tokenizer_->ToJson());
+  for (const std::string& path : source->files.paths) {
+    TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
+    sha.Update(absl::StrCat("\n", file->content().size(), "\n"));
+    sha.Update(file->content());
+  }
+  source->digest = sha.HexDigest();
+  return absl::OkStatus();
+}
+
+absl::Status Preparation::MakeLabelled() {
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind == DataKind::kText) continue;
+    return Fault(source->name,
+                 "holds tokens, but a classifier (model.labels) learns from .jsonl files with a "
+                 "text and a label in each line");
+  }
+  TERCIO_ASSIGN_OR_RETURN(LabelRules rules, LabelRulesOf(spec_, model_, *tokenizer_));
+  rules.threads = text_.threads;
+  rules_ = Describe(rules);
+  for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(ReadExamples(rules, source));
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  std::vector<int64_t> examples_of_label(static_cast<size_t>(rules.labels), 0);
+  for (const Share& share : shares) {
+    if (share.begin == share.end) {
+      return Fault(
+          share.source->name,
+          absl::StrCat(share.name(), " has no example; use more, or another ", "data.validation"));
+    }
+    const auto dataset = std::make_shared<const LabelledDataset>(share.source->examples,
+                                                                 share.begin, share.end, rules);
+    (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) += dataset->tokens();
+    if (share.trains) dataset->CountLabels(&examples_of_label);
+    datasets.push_back(dataset);
+  }
+  for (size_t i = 0; i < examples_of_label.size(); ++i) {
+    if (examples_of_label[i] > 0) continue;
+    prepared_.notices.push_back(absl::StrCat(
+        "no training example has label ", i,
+        rules.label_names.empty() ? "" : absl::StrCat(" (", rules.label_names[i], ")")));
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
+absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
+                                      std::vector<std::shared_ptr<const SampleDataset>> datasets) {
+  std::vector<std::shared_ptr<const SampleDataset>> train;
+  std::vector<std::shared_ptr<const SampleDataset>> validation;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    (shares[i].trains ? train : validation).push_back(std::move(datasets[i]));
+  }
+  TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
+  prepared_.train_samples = BlendedSamples(std::move(train), std::move(blend));
+  if (validation.empty()) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(Blend of_validation, BlendOfValidation());
+  prepared_.validation_samples = BlendedSamples(std::move(validation), std::move(of_validation));
+  return absl::OkStatus();
+}
+
 // Of one data set its own; of a blend that of all of them and their shares.
-std::string DigestOf(const std::vector<Source>& sources, const BlendedDataset& blended) {
+std::string DigestOf(const std::vector<Source>& sources, const Blend& blend) {
   if (sources.size() == 1) return sources[0].digest;
   std::string all;
   for (size_t d = 0; d < sources.size(); ++d) {
-    absl::StrAppend(&all, sources[d].digest, " ", blended.blend().units()[d], "\n");
+    absl::StrAppend(&all, sources[d].digest, " ", blend.units()[d], "\n");
   }
   return Sha256Hex(all);
+}
+
+absl::StatusOr<std::string> Preparation::DigestOfSides() const {
+  TERCIO_ASSIGN_OR_RETURN(const Blend blend, BlendOfTraining());
+  std::string digest = DigestOf(sides_.train, blend);
+  if (!sides_.validation.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const Blend of_validation, BlendOfValidation());
+    digest = Sha256Hex(digest + DigestOf(sides_.validation, of_validation));
+  }
+  return rules_.empty() ? digest : Sha256Hex(absl::StrCat(digest, "\n", rules_));
 }
 
 absl::StatusOr<PreparedData> Preparation::Prepare() {
@@ -269,23 +414,32 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
                           FindSources(spec_.validation_path(), spec_.validation_blend()));
   if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no data");
   TERCIO_RETURN_IF_ERROR(FindTokenizer());
-  for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
-  TERCIO_RETURN_IF_ERROR(CheckVocabulary());
-  TERCIO_RETURN_IF_ERROR(Split());
-  prepared_.digest = DigestOf(sides_.train, prepared_.train);
-  if (!sides_.validation.empty()) {
-    prepared_.digest =
-        Sha256Hex(prepared_.digest + DigestOf(sides_.validation, prepared_.validation));
+  if (objective_ != Objective::kLabelled) {
+    for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
+    TERCIO_RETURN_IF_ERROR(CheckVocabulary());
   }
+  switch (objective_) {
+    case Objective::kCausal:
+      TERCIO_RETURN_IF_ERROR(MakeCausal());
+      break;
+    case Objective::kMasked:
+      TERCIO_RETURN_IF_ERROR(MakeMasked());
+      break;
+    case Objective::kLabelled:
+      TERCIO_RETURN_IF_ERROR(MakeLabelled());
+      TERCIO_RETURN_IF_ERROR(CheckVocabulary());
+      break;
+  }
+  TERCIO_ASSIGN_OR_RETURN(prepared_.digest, DigestOfSides());
   if (tokenizer_.has_value()) prepared_.tokenizer_json = tokenizer_->ToJson();
   return std::move(prepared_);
 }
 
 }  // namespace
 
-absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, int64_t context,
-                                         const std::string& cache_dir, int32_t vocab_size) {
-  return Preparation(spec, context, cache_dir, vocab_size).Prepare();
+absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
+                                         const std::string& cache_dir) {
+  return Preparation(spec, model, cache_dir).Prepare();
 }
 
 }  // namespace tercio::data

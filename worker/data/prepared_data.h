@@ -1,12 +1,13 @@
-// From the job's data section to token data sets that can be trained on. Called by `tercio run`
-// before it creates the job, by every agent, and by every trainer; all get the same answer for the
-// same content.
+// From the job's data section to data sets that can be trained on: tokens that predict the next
+// one, or BERT's samples (bert_rules.h says which). Called by `tercio run` before it creates the
+// job, by every agent, and by every trainer; all get the same answer for the same content.
 //
 //   .txt and other text   tokenised once per node into `cache_dir`, in an entry named by content
 //   .jsonl                and tokenizer
 //   Megatron PREFIX       PREFIX.bin / PREFIX.idx are mapped where they are (PREFIX.bin or
 //                         PREFIX.idx may be named instead of PREFIX)
 //   llm.c .bin            mapped where it is
+//   labelled .jsonl       read into memory (worker/data/labelled_dataset.h)
 //
 // A data set may be several files of one kind (worker/data/data_files.h), and training or
 // validation a blend of several data sets (worker/data/blended_dataset.h).
@@ -19,7 +20,8 @@
 // Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT: the data cannot be used: missing,
 // empty, a directory, unreadable, too short for one sample, not UTF-8, a broken line, wrong magic,
 // truncated, ids outside the vocabulary, tokenizers or vocabularies that disagree, weights that are
-// not positive. Every message says what, where and how to mend it.
+// not positive, special tokens that are missing, labels that are no class. Every message says what,
+// where and how to mend it.
 //   RESOURCE_EXHAUSTED | FAILED_PRECONDITION: the cache directory is full or cannot be written.
 #pragma once
 
@@ -30,25 +32,28 @@
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/data/blended_dataset.h"
+#include "worker/data/sample_dataset.h"
 
 namespace tercio::data {
 
 struct PreparedData {
   int32_t vocab_size = 0;
-  int64_t train_tokens = 0;
+  int64_t train_tokens = 0;       // without those that stand around BERT's texts
   int64_t validation_tokens = 0;  // 0: none
-  std::string digest;             // hex SHA-256 of content and tokenizer; equal on all nodes
+  std::string digest;             // hex SHA-256 of all that decides samples; equal on all nodes
   std::string tokenizer_json;     // empty: token files without a tokenizer
-  BlendedDataset train;
+  BlendedDataset train;           // empty for bert
   BlendedDataset validation;
+  BlendedSamples train_samples;  // bert only
+  BlendedSamples validation_samples;
   std::vector<std::string> notices;  // lines that were skipped, for people
 };
 
-// `context` is the model's tokens per sequence; every data set must hold at least one sample. With
-// a validation fraction v training takes the first floor(N*(1-v)) tokens of each data set.
-// `vocab_size` (model.vocab_size, 0: none given) is used where no tokenizer gives one, and may not
-// be smaller than a tokenizer's; without either it is the largest id + 1.
-absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, int64_t context,
-                                         const std::string& cache_dir, int32_t vocab_size = 0);
+// Of the model the kind, context, vocabulary and labels count. Every data set must hold at least
+// one sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each
+// data set, or labelled examples. model.vocab_size (0: none given) is used where no tokenizer gives
+// one, and may not be smaller than a tokenizer's; without either it is the largest id + 1.
+absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
+                                         const std::string& cache_dir);
 
 }  // namespace tercio::data

@@ -58,6 +58,7 @@ class Model : public TokenizerModel {
   size_t FindBorder(std::string_view text, size_t from) const override;
   void Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const override;
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const override;
+  std::optional<std::vector<bool>> WordContinuations() const override;
   std::string ToJson() const override;
 
  private:
@@ -356,6 +357,19 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
   }
   flush();
   return text;
+}
+
+std::optional<std::vector<bool>> Model::WordContinuations() const {
+  // A space at the end of a word says nothing about the piece that it ends.
+  if (definition_.rules.whitespace_as_suffix) return std::nullopt;
+  std::vector<bool> continues(definition_.pieces.size(), false);
+  for (size_t id = 0; id < continues.size(); ++id) {
+    const SentencePiece::Piece& known = definition_.pieces[id];
+    continues[id] = known.type == Type::kByte ||
+                    ((known.type == Type::kNormal || known.type == Type::kUnused) &&
+                     !known.text.starts_with("\u2581"));
+  }
+  return continues;
 }
 
 std::string Model::ToJson() const {

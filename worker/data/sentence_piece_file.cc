@@ -204,8 +204,15 @@ absl::Status ParseTrainer(std::string_view message, SentencePiece* model, Contro
 void FindControls(const ControlNames& names, SentencePiece* model) {
   for (size_t id = 0; id < model->pieces.size(); ++id) {
     const SentencePiece::Piece& piece = model->pieces[id];
-    if (piece.type != SentencePiece::Type::kControl) continue;
+    if (piece.type != SentencePiece::Type::kControl &&
+        piece.type != SentencePiece::Type::kUserDefined) {
+      continue;
+    }
     const auto known = static_cast<int32_t>(id);
+    if (piece.text == "[CLS]") model->special.cls = known;
+    if (piece.text == "[SEP]") model->special.separator = known;
+    if (piece.text == "[MASK]" || piece.text == "<mask>") model->special.mask = known;
+    if (piece.type != SentencePiece::Type::kControl) continue;
     if (piece.text == names.beginning) model->special.beginning = known;
     if (piece.text == names.end) model->special.end_of_text = known;
     if (piece.text == names.pad) model->special.pad = known;

@@ -10,6 +10,7 @@
 #include "nlohmann/json.hpp"
 #include "worker/data/document_batch.h"
 #include "worker/data/indexed_dataset_writer.h"
+#include "worker/data/sentences.h"
 #include "worker/data/text_source.h"
 
 namespace tercio::data {
@@ -22,7 +23,8 @@ std::string KeyOf(const std::vector<std::string>& paths, const Tokenizer& tokeni
   nlohmann::json key = {{"tokenizer", tokenizer.ToJson()},
                         {"text_key", options.text.text_key},
                         {"skip_bad_lines", options.text.skip_bad_lines},
-                        {"append_end_of_text", options.append_end_of_text}};
+                        {"append_end_of_text", options.append_end_of_text},
+                        {"split_sentences", options.split_sentences}};
   for (const std::string& path : paths) {
     struct stat info = {};
     stat(path.c_str(), &info);
@@ -35,6 +37,7 @@ std::string KeyOf(const std::vector<std::string>& paths, const Tokenizer& tokeni
 // What a thread has made of a piece.
 struct Encoded {
   std::vector<int32_t> ids;
+  std::vector<size_t> sentence_ends;       // places in `ids`, but for the last
   absl::Status line = absl::OkStatus();    // the line holds no document
   absl::Status status = absl::OkStatus();  // the text cannot be encoded
 };
@@ -76,12 +79,18 @@ Encoded Run::Encode(const TextPiece& piece) const {
     encoded.line = text.status();
     return encoded;
   }
-  absl::StatusOr<std::vector<int32_t>> ids = tokenizer_.Encode(*text);
-  if (!ids.ok()) {
-    encoded.status = ids.status();
-    return encoded;
+  const std::vector<std::string_view> parts =
+      options_.split_sentences ? Sentences(*text) : std::vector<std::string_view>{*text};
+  for (const std::string_view part : parts) {
+    absl::StatusOr<std::vector<int32_t>> ids = tokenizer_.Encode(part);
+    if (!ids.ok()) {
+      encoded.status = ids.status();
+      return encoded;
+    }
+    if (!encoded.ids.empty()) encoded.sentence_ends.push_back(encoded.ids.size());
+    encoded.ids.insert(encoded.ids.end(), ids->begin(), ids->end());
   }
-  encoded.ids = *std::move(ids);
+  if (options_.split_sentences) return encoded;
   const bool ends = piece.ends_document && (piece.json || options_.append_end_of_text);
   const bool empty = piece.json && encoded.ids.empty();
   if (ends && !empty && end_of_text_.has_value()) encoded.ids.push_back(*end_of_text_);
@@ -102,8 +111,15 @@ absl::Status Run::Take(const TextPiece& piece, Encoded encoded) {
     return absl::Status(encoded.status.code(), absl::StrCat(PlaceOf(source_, piece),
                                                             std::string(encoded.status.message())));
   } else {
-    TERCIO_RETURN_IF_ERROR(writer_->Append(encoded.ids));
-    if (piece.ends_document) TERCIO_RETURN_IF_ERROR(writer_->EndDocument());
+    const absl::Span<const int32_t> ids = encoded.ids;
+    size_t begin = 0;
+    for (const size_t end : encoded.sentence_ends) {
+      TERCIO_RETURN_IF_ERROR(writer_->Append(ids.subspan(begin, end - begin)));
+      writer_->EndSequence();
+      begin = end;
+    }
+    TERCIO_RETURN_IF_ERROR(writer_->Append(ids.subspan(begin)));
+    if (piece.ends_document) writer_->EndDocument();
   }
   taken_ = piece.end;
   if (writer_->uncommitted_bytes() < options_.block_bytes) return absl::OkStatus();
@@ -189,8 +205,14 @@ absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& pat
     return absl::InvalidArgumentError(absl::StrCat(
         "the output '", prefix, "' is no PREFIX of file names; name one, like ", prefix, "corpus"));
   }
+  if (options.append_end_of_text && options.split_sentences) {
+    return absl::InvalidArgumentError(
+        "sentences are told by the index, without end-of-text ids; leave --append-eod or "
+        "--split-sentences out");
+  }
+  const bool may_cut = MayCutText(tokenizer) && !options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(TextSource source,
-                          TextSource::Open(paths, MayCutText(tokenizer) ? kTextPieceBytes : 0));
+                          TextSource::Open(paths, may_cut ? kTextPieceBytes : 0));
   TERCIO_ASSIGN_OR_RETURN(auto writer,
                           IndexedDatasetWriter::Open(prefix, TokenTypeFor(tokenizer.vocab_size()),
                                                      KeyOf(paths, tokenizer, options)));

@@ -35,6 +35,9 @@ struct TokenizeOptions {
   // The end-of-text id after every document. Otherwise only after those of .jsonl files, where the
   // tokenizer has one.
   bool append_end_of_text = false;
+  // Every sentence (sentences.h) is a sequence of its document, and no document has an end-of-text
+  // id: what the order of sentences is learned from.
+  bool split_sentences = false;
   // Bytes of ids between two places where a run can go on.
   int64_t block_bytes = 16 << 20;
   // Called after every batch; false stops the run after it has saved its place.

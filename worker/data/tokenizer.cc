@@ -75,6 +75,16 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view text) {
   return Tokenizer(*std::move(model));
 }
 
+Tokenizer::BertIds Tokenizer::bert_ids() const {
+  BertIds ids = {cls(), separator(), mask(), pad()};
+  // One token for both ends of a text, as GPT-2 has it, does not stand for two.
+  if (beginning() != end_of_text()) {
+    if (!ids.cls.has_value()) ids.cls = beginning();
+    if (!ids.sep.has_value()) ids.sep = end_of_text();
+  }
+  return ids;
+}
+
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text) const {
   const std::optional<std::string> prepared = model_->Prepare(text);
   return model_->EncodePart(prepared.has_value() ? std::string_view(*prepared) : text);

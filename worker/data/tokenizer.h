@@ -55,6 +55,20 @@ class Tokenizer {
   std::optional<int32_t> cls() const { return model_->special().cls; }
   std::optional<int32_t> separator() const { return model_->special().separator; }
 
+  // What BERT puts around and into texts: [CLS], [SEP], [MASK] and [PAD], or in the manner of
+  // RoBERTa <s>, </s>, <mask> and <pad>.
+  struct BertIds {
+    std::optional<int32_t> cls;
+    std::optional<int32_t> sep;
+    std::optional<int32_t> mask;
+    std::optional<int32_t> pad;
+  };
+  BertIds bert_ids() const;
+
+  // By id: whether a token goes on with the word of the token before it ("##ing"). nullopt where
+  // the ids do not tell (SentencePiece with spaces at the end of words).
+  std::optional<std::vector<bool>> WordContinuations() const { return model_->WordContinuations(); }
+
   // The ids of the text and nothing around them: beginnings and ends are the caller's.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const;
   // Special tokens too are written out.

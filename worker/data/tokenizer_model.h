@@ -51,9 +51,28 @@ class TokenizerModel {
 
   virtual absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const = 0;
 
+  // By id: whether a token goes on with the word of the token before it. nullopt where the ids do
+  // not tell. The usual form: a token that begins with white space begins a word.
+  virtual std::optional<std::vector<bool>> WordContinuations() const;
+
   // Everything that the kind's reader needs to make the same model.
   virtual std::string ToJson() const = 0;
 };
+
+inline std::optional<std::vector<bool>> TokenizerModel::WordContinuations() const {
+  std::vector<bool> continues(static_cast<size_t>(vocab_size()), false);
+  for (int32_t id = 0; id < vocab_size(); ++id) {
+    const absl::StatusOr<std::string> text = Decode({&id, 1});
+    if (!text.ok() || text->empty()) continue;
+    continues[static_cast<size_t>(id)] =
+        std::string_view(" \t\r\n\f\v").find(text->front()) == std::string_view::npos;
+  }
+  for (const std::optional<int32_t> id : {special().end_of_text, special().beginning, special().pad,
+                                          special().mask, special().cls, special().separator}) {
+    if (id.has_value()) continues[static_cast<size_t>(*id)] = false;
+  }
+  return continues;
+}
 
 inline absl::Status UnknownId(int32_t id, int32_t vocab_size) {
   return absl::InvalidArgumentError(

@@ -85,6 +85,7 @@ class Model : public TokenizerModel {
   absl::StatusOr<std::vector<int32_t>> EncodePart(std::string_view text) const override;
   size_t FindBorder(std::string_view text, size_t from) const override;
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const override;
+  std::optional<std::vector<bool>> WordContinuations() const override;
   std::string ToJson() const override;
 
  private:
@@ -228,6 +229,16 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
     text += definition_.tidy_decoded ? Tidy(std::move(token)) : token;
   }
   return text;
+}
+
+std::optional<std::vector<bool>> Model::WordContinuations() const {
+  std::vector<bool> continues(static_cast<size_t>(vocab_size_), false);
+  for (size_t id = 0; id < continues.size(); ++id) {
+    const std::optional<std::string>& token = token_of_[id];
+    continues[id] = token.has_value() && token->size() > definition_.continuation.size() &&
+                    token->starts_with(definition_.continuation);
+  }
+  return continues;
 }
 
 std::string Model::ToJson() const {

@@ -15,7 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "worker/collective/gloo_transport.h"
 #include "worker/collective/thread_transport.h"
-#include "worker/data/batch_source.h"
+#include "worker/data/sample_sources.h"
 #include "worker/device/cpu_device.h"
 #include "worker/engine/training_engine.h"
 #include "worker/trainer/initial_weights.h"
@@ -75,7 +75,7 @@ class TrainingLoop {
   const v1::TrainerAssignment& assignment_;
   const CheckpointIdentity& identity_;
   std::string tokenizer_json_;
-  std::unique_ptr<data::BatchSource> source_;
+  std::unique_ptr<SampleSource> source_;
   std::vector<std::unique_ptr<Communicator>> owned_;
   Communicators communicators_;
   std::unique_ptr<Device> device_;
@@ -87,14 +87,11 @@ class TrainingLoop {
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   *permanent = true;
-  TERCIO_ASSIGN_OR_RETURN(
-      data::PreparedData prepared,
-      data::PrepareData(assignment_.spec().data(), assignment_.spec().model().context(),
-                        assignment_.data_cache_dir(), assignment_.spec().model().vocab_size()));
+  TERCIO_ASSIGN_OR_RETURN(data::PreparedData prepared,
+                          data::PrepareData(assignment_.spec().data(), assignment_.spec().model(),
+                                            assignment_.data_cache_dir()));
   tokenizer_json_ = prepared.tokenizer_json;
-  source_ = std::make_unique<data::BatchSource>(std::move(prepared), training().seed(),
-                                                training().global_batch(),
-                                                assignment_.spec().model().context());
+  source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
   *permanent = false;
   link_.SendPhase(v1::TRAINER_PHASE_CONNECTING);
   TERCIO_RETURN_IF_ERROR(Connect());

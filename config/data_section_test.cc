@@ -1,0 +1,103 @@
+// The keys of the data section that depend on the model: those of bert.
+#include "config/data_section.h"
+
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::config {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+v1::ModelSpec Model(const std::string& architecture, int labels = 0) {
+  v1::ModelSpec model;
+  model.set_architecture(architecture);
+  model.set_labels(labels);
+  return model;
+}
+
+absl::StatusOr<v1::DataSpec> Parse(const std::string& text, const v1::ModelSpec& model) {
+  Faults faults("job.yaml");
+  v1::DataSpec spec;
+  Section root(YAML::Load(text), "", &faults);
+  ParseData(root.Child("data"), "/where", model, &faults, &spec);
+  if (!faults.empty()) return faults.ToStatus();
+  return spec;
+}
+
+std::string FaultOf(const std::string& data, const v1::ModelSpec& model) {
+  return std::string(Parse("data: " + data, model).status().message());
+}
+
+TEST(DataSection, MaskedLanguageModel) {
+  const auto spec = Parse("data: {train: a.txt, tokenizer: vocab.txt}", Model("bert"));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->masking().probability(), 0.15);
+  EXPECT_FALSE(spec->masking().whole_word());
+  EXPECT_FALSE(spec->has_special_tokens());
+  EXPECT_EQ(spec->tokenizer(), "/where/vocab.txt");
+  EXPECT_EQ(spec->label_key(), "");
+  const auto other = Parse(
+      "data: {train: a, masking: {probability: 0.4, whole_word: true}, "
+      "special_tokens: {cls: 101, sep: 102, mask: 103, pad: 0}}",
+      Model("bert"));
+  ASSERT_TRUE(other.ok()) << other.status();
+  EXPECT_EQ(other->masking().probability(), 0.4);
+  EXPECT_TRUE(other->masking().whole_word());
+  EXPECT_EQ(other->special_tokens().mask(), 103);
+}
+
+TEST(DataSection, Classifier) {
+  const auto spec =
+      Parse("data: {train: a.jsonl, tokenizer: v.txt, label_key: y}", Model("bert", 2));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->text_key(), "text");
+  EXPECT_EQ(spec->text_pair_key(), "text_pair");
+  EXPECT_EQ(spec->label_key(), "y");
+  EXPECT_FALSE(spec->has_masking());
+  EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, label_key: text}", Model("bert", 2)),
+              HasSubstr("data.label_key: text_key, text_pair_key and label_key must differ"));
+  EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, masking: {}}", Model("bert", 2)),
+              HasSubstr("data.masking: a classifier (model.labels) masks nothing"));
+}
+
+TEST(DataSection, YamlReadsBack) {
+  for (const v1::ModelSpec& model : {Model("bert"), Model("bert", 3), Model("gpt2")}) {
+    const bool masked = model.architecture() == "bert" && model.labels() == 0;
+    const std::string more =
+        masked ? ", masking: {probability: 0.123456789, whole_word: true}" : "";
+    const std::string special =
+        model.architecture() == "bert" ? ", special_tokens: {cls: 1, sep: 2, mask: 3, pad: 0}" : "";
+    const auto spec = Parse("data: {train: a.jsonl, validation: 0.1" + more + special + "}", model);
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto again = Parse(DataYaml(*spec), model);
+    ASSERT_TRUE(again.ok()) << again.status() << DataYaml(*spec);
+    EXPECT_EQ(spec->SerializeAsString(), again->SerializeAsString()) << DataYaml(*spec);
+  }
+}
+
+TEST(DataSection, KeysOfOtherModels) {
+  EXPECT_THAT(FaultOf("{train: a, masking: {}, special_tokens: {}, text_pair_key: x, label_key: y}",
+                      Model("llama")),
+              AllOf(HasSubstr("data.masking: only bert masks tokens, llama does not"),
+                    HasSubstr("data.special_tokens: only bert has them, llama does not"),
+                    HasSubstr("data.text_pair_key: only a classifier"),
+                    HasSubstr("data.label_key: only a classifier")));
+  EXPECT_THAT(FaultOf("{train: a, label_key: y}", Model("bert")),
+              HasSubstr("data.label_key: only a classifier"));
+}
+
+TEST(DataSection, BadValues) {
+  EXPECT_THAT(FaultOf("{train: a.txt}", Model("bert")),
+              HasSubstr("data.tokenizer: missing; bert needs one that has [CLS]"));
+  EXPECT_THAT(FaultOf("{train: a, masking: {probability: 0, whole: true}}", Model("bert")),
+              AllOf(HasSubstr("data.masking.probability"), HasSubstr("data.masking.whole")));
+  EXPECT_THAT(FaultOf("{train: a, special_tokens: {cls: 1, sep: -2, mask: 3}}", Model("bert")),
+              AllOf(HasSubstr("data.special_tokens.sep"),
+                    HasSubstr("data.special_tokens.pad: missing; name all of")));
+}
+
+}  // namespace
+}  // namespace tercio::config
