@@ -219,7 +219,9 @@ absl::Status HuggingFaceModel::PlaceTensors() {
     return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", model_.layers(),
                                             " layers, the files hold ", found.size(), " tensors"));
   }
-  for (const HuggingFaceTensor& tensor : HuggingFaceTensors(model_)) {
+  v1::ModelSpec all = model_;
+  if (base_) all.set_sentence_order(true);  // a base model has a pooler, without what reads it
+  for (const HuggingFaceTensor& tensor : HuggingFaceTensors(all)) {
     const auto at = found.find(tensor.suffix);
     if (at == found.end()) {
       if (base_ && plan::BelongsToTask(tensor.parts.front().tensor)) continue;

@@ -22,6 +22,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
+#include "worker/inference/encoder_model.h"
 #include "worker/inference/language_model.h"
 
 namespace tercio::checkpoint {
@@ -31,7 +32,8 @@ using Json = nlohmann::json;
 using ::testing::HasSubstr;
 
 constexpr char kFixtures[] = "tests/huggingface/fixtures/";
-constexpr const char* kModels[] = {"gpt2", "llama", "llama_bf16"};
+constexpr const char* kModels[] = {"gpt2", "llama",         "llama_bf16",
+                                   "bert", "megatron_bert", "bert_classes"};
 
 std::string Fixture(const std::string& name) { return kFixtures + name; }
 
@@ -39,26 +41,59 @@ Json Expected(const std::string& name) {
   return Json::parse(*ReadFile(absl::StrCat(kFixtures, name, ".json")));
 }
 
+// Of rows that should be equal: the largest difference, relative to the largest value.
+class Difference {
+ public:
+  void Add(const absl::StatusOr<absl::Span<const float>>& ours, const Json& theirs) {
+    EXPECT_TRUE(ours.ok()) << ours.status();
+    const auto row = theirs.get<std::vector<double>>();
+    EXPECT_EQ(row.size(), ours->size());
+    for (size_t i = 0; i < row.size(); ++i) {
+      error_ = std::max(error_, std::abs(static_cast<double>((*ours)[i]) - row[i]));
+      largest_ = std::max(largest_, std::abs(row[i]));
+    }
+  }
+  double relative() const { return error_ / largest_; }
+
+ private:
+  double error_ = 0;
+  double largest_ = 0;
+};
+
+double BertError(const std::string& directory, const Json& expected) {
+  const auto model = EncoderModel::Load(directory, 1);
+  EXPECT_TRUE(model.ok()) << model.status();
+  if (!model.ok()) return INFINITY;
+  Sample sample((*model)->spec().context());
+  const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
+  const auto types = expected["types"].get<std::vector<int32_t>>();
+  std::copy(tokens.begin(), tokens.end(), sample.inputs.begin());
+  std::copy(types.begin(), types.end(), sample.types.begin());
+  sample.length = expected["length"].get<int32_t>();
+  Difference difference;
+  difference.Add((*model)->ClassLogits(sample), expected["classes"]);
+  for (int32_t at = 0; expected.contains("logits") && at < sample.length; ++at) {
+    difference.Add((*model)->TokenLogits(sample, at), expected["logits"][static_cast<size_t>(at)]);
+  }
+  return difference.relative();
+}
+
 // The largest difference to transformers' logits, relative to the largest of them.
 double LogitError(const std::string& directory, const std::string& name) {
+  if (const Json expected = Expected(name); expected.contains("types")) {
+    return BertError(directory, expected);
+  }
   const auto model = LanguageModel::Load(directory, 1);
   EXPECT_TRUE(model.ok()) << model.status();
   if (!model.ok()) return INFINITY;
   const Json expected = Expected(name);
   const auto tokens = expected["tokens"].get<std::vector<int32_t>>();
-  double error = 0;
-  double largest = 0;
+  Difference difference;
   for (size_t count = 1; count <= tokens.size(); ++count) {
-    const auto logits = (*model)->NextLogits(absl::MakeConstSpan(tokens.data(), count));
-    EXPECT_TRUE(logits.ok()) << logits.status();
-    const auto row = expected["logits"][count - 1].get<std::vector<double>>();
-    EXPECT_EQ(row.size(), logits->size());
-    for (size_t i = 0; i < row.size(); ++i) {
-      error = std::max(error, std::abs(static_cast<double>((*logits)[i]) - row[i]));
-      largest = std::max(largest, std::abs(row[i]));
-    }
+    difference.Add((*model)->NextLogits(absl::MakeConstSpan(tokens.data(), count)),
+                   expected["logits"][count - 1]);
   }
-  return error / largest;
+  return difference.relative();
 }
 
 v1::TensorSlice WholeSlice(const plan::LogicalTensor& tensor) {
@@ -287,6 +322,50 @@ TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {
     EXPECT_EQ(OpenWeightSource(bad, false).status().code(), absl::StatusCode::kDataLoss) << change;
     EXPECT_EQ(DescribeModel(bad).status().code(), absl::StatusCode::kDataLoss) << change;
   }
+}
+
+// A classifier may start from a model of another task, or of none: what it lacks stays as it was.
+TEST(HuggingFace, ATaskOfItsOwn) {
+  const auto classes = DescribeModel(Fixture("bert_classes"));
+  ASSERT_TRUE(classes.ok()) << classes.status();
+  EXPECT_EQ(classes->labels(), 3);
+  EXPECT_EQ(classes->label_names(2), "good");
+  const auto pretrained = DescribeModel(Fixture("bert"));
+  ASSERT_TRUE(pretrained.ok()) << pretrained.status();
+  EXPECT_TRUE(pretrained->sentence_order());
+  EXPECT_TRUE(CheckStartsFrom(*classes, *pretrained).ok());
+  EXPECT_FALSE(CheckStartsFrom(*classes, *DescribeModel(Fixture("megatron_bert"))).ok());
+  const auto source = OpenWeightSource(Fixture("bert"), false);
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_TRUE((*source)->Has("pooler.weight"));
+  EXPECT_FALSE((*source)->Has("classifier.weight"));
+  // The same files under the name of a base model, without the tensors of the task.
+  const TempDir dir;
+  Json config = Json::parse(*ReadFile(Fixture("bert_classes") + "/config.json"));
+  config["architectures"] = {"BertModel"};
+  ASSERT_TRUE(WriteFileDurably(dir.path() + "/config.json", config.dump()).ok());
+  const auto bytes = ReadFile(Fixture("bert_classes") + "/model.safetensors");
+  const auto layout = ParseSafetensors(*bytes, static_cast<int64_t>(bytes->size()));
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  std::vector<TensorEntry> kept;
+  std::string values;
+  for (const TensorEntry& entry : layout->tensors) {
+    if (entry.name.rfind("classifier.", 0) == 0) continue;
+    kept.push_back(entry);
+    values += bytes->substr(static_cast<size_t>(layout->data_begin + entry.begin),
+                            static_cast<size_t>(entry.end - entry.begin));
+  }
+  ASSERT_TRUE(
+      WriteFileDurably(dir.path() + "/model.safetensors", SafetensorsHeader(&kept, "pt") + values)
+          .ok());
+  const auto base = OpenWeightSource(dir.path(), false);
+  ASSERT_TRUE(base.ok()) << base.status();
+  EXPECT_FALSE((*base)->Has("head.bias"));
+  EXPECT_TRUE((*base)->Has("pooler.bias"));
+  config["architectures"] = {"BertForMaskedLM"};
+  ASSERT_TRUE(WriteFileDurably(dir.path() + "/config.json", config.dump()).ok());
+  EXPECT_THAT(std::string(OpenWeightSource(dir.path(), false).status().message()),
+              HasSubstr("tensor cls.predictions.transform.dense.weight is missing"));
 }
 
 TEST(HuggingFace, AShorterContextTakesTheFirstPositions) {

@@ -27,10 +27,12 @@ int CheckpointExport(const Options& options);
 int Run(const Options& options);
 int Resume(const Options& options);
 
-// On this machine alone (local_commands.cc).
-int Plan(const Options& options);
+// A trained model on this machine (model_commands.cc).
 int Generate(const Options& options);
 int Evaluate(const Options& options);
+
+// On this machine alone (local_commands.cc).
+int Plan(const Options& options);
 int Completion(const Options& options);
 int Version(const Options& options);
 

@@ -1,39 +1,27 @@
-// Verbs that need no coordinator: plans, data, generation, evaluation.
+// Verbs that need neither a coordinator nor a model: plans, completion, version.
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <iostream>
-#include <optional>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
-#include "cli/checkpoint_path.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "common/daemon.h"
-#include "common/file.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "config/job_file.h"
 #include "coordinator/planner/planner.h"
 #include "plan/memory_map.h"
-#include "worker/data/indexed_dataset.h"
-#include "worker/inference/language_model.h"
 
 namespace tercio::cli {
 namespace {
 
 int Cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
-
-absl::StatusOr<std::unique_ptr<LanguageModel>> LoadModel(const Options& options) {
-  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  return LanguageModel::Load(directory, Cores(), options.context);
-}
 
 void PrintPlan(const v1::PlanReport& report) {
   std::vector<std::vector<std::string>> rows = {{"", "TENSOR", "PIPELINE", "DATA", "MICRO-BATCH",
@@ -90,100 +78,6 @@ absl::StatusOr<int> PlanJob(const Options& options) {
       std::string(coordinator::ChooseLayout(spec, cluster).status().message())));
 }
 
-absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
-  if (!options.prompt_ids.empty()) return options.prompt_ids;
-  if (model.tokenizer() == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.checkpoint,
-                     " has no tokenizer that is supported by this version; "
-                     "give token ids with --prompt-ids 1,2,3"));
-  }
-  return model.tokenizer()->Encode(options.prompt);
-}
-
-void PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
-                    const std::vector<int32_t>& ids, const std::optional<std::string>& text) {
-  if (options.format() != Output::kTable) {
-    const Json json = {
-        {"prompt", options.prompt_ids.empty() ? Json(Printable(options.prompt)) : Json(nullptr)},
-        {"prompt_ids", prompt},
-        {"text", text ? Json(Printable(*text)) : Json(nullptr)},
-        {"tokens", ids}};
-    std::cout << json.dump(2) << std::endl;
-  } else if (text) {
-    std::cout << options.prompt << Printable(*text) << std::endl;
-  } else {
-    std::cout << absl::StrJoin(ids, ",") << std::endl;
-  }
-}
-
-absl::StatusOr<int> GenerateText(const Options& options) {
-  if (options.prompt.empty() && options.prompt_ids.empty()) {
-    return absl::InvalidArgumentError("there is no prompt; give --prompt TEXT or --prompt-ids 1,2");
-  }
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
-  GenerateOptions generate;
-  generate.tokens = options.tokens;
-  generate.temperature = options.temperature;
-  generate.top_k = options.top_k;
-  generate.top_p = options.top_p;
-  generate.seed = options.seed;
-  std::vector<int32_t> ids;
-  TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&ids](int32_t id) {
-    ids.push_back(id);
-    return true;
-  }));
-  std::optional<std::string> text;
-  if (model->tokenizer() != nullptr) {
-    TERCIO_ASSIGN_OR_RETURN(text, model->tokenizer()->Decode(ids));
-  }
-  PrintGenerated(options, prompt, ids, text);
-  return kExitOk;
-}
-
-// A Megatron data set, or a text in the checkpoint's own tokens.
-absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
-                                                      const data::Tokenizer* tokenizer) {
-  if (PathExists(path + ".idx")) {
-    TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(path));
-    return dataset.tokens;
-  }
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  if (tokenizer == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the model has no tokenizer that is supported by this version, so ", path,
-                     " must be token ids: a Megatron PREFIX"));
-  }
-  TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
-  auto owner = std::make_shared<std::vector<int32_t>>(std::move(ids));
-  return data::TokenDataset(owner, owner->data(), data::TokenType::kInt32,
-                            static_cast<int64_t>(owner->size()));
-}
-
-absl::StatusOr<int> EvaluateModel(const Options& options) {
-  if (options.metric != "perplexity" && options.metric != "loss") {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--metric ", options.metric, " is not supported by this version; use perplexity"));
-  }
-  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  TERCIO_ASSIGN_OR_RETURN(const data::TokenDataset tokens,
-                          OpenEvaluationData(options.data, model->tokenizer()));
-  TERCIO_ASSIGN_OR_RETURN(const LanguageModel::Evaluation result, model->Evaluate(tokens));
-  const double value = options.metric == "loss" ? result.loss : std::exp(result.loss);
-  if (options.format() != Output::kTable) {
-    const Json json = {{"metric", options.metric},
-                       {"value", value},
-                       {"loss", result.loss},
-                       {"tokens", result.tokens}};
-    std::cout << json.dump(2) << std::endl;
-  } else {
-    std::cout << options.metric << " " << value << " (loss " << result.loss << ", " << result.tokens
-              << " tokens)\n";
-  }
-  return kExitOk;
-}
-
 int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
 
 constexpr char kVerbs[] =
@@ -193,10 +87,6 @@ constexpr char kVerbs[] =
 }  // namespace
 
 int Plan(const Options& options) { return Report(PlanJob(options)); }
-
-int Generate(const Options& options) { return Report(GenerateText(options)); }
-
-int Evaluate(const Options& options) { return Report(EvaluateModel(options)); }
 
 int Completion(const Options& options) {
   if (options.shell == "bash") {

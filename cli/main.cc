@@ -261,11 +261,18 @@ void AddLocalVerbs(CommandLine& line) {
   command->add_option("--top-p", o.top_p, "only among the likeliest of this probability together")
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--seed", o.seed, "same seed, same text");
-  command = line.Add("evaluate", "how well a model predicts a text",
+  command = line.Add("evaluate", "how well a model predicts a text, or classes",
                      "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);
   line.Model(command);
-  command->add_option("--data", o.data, "text file or Megatron PREFIX")->required();
-  command->add_option("--metric", o.metric, "perplexity or loss");
+  command->add_option("--data", o.data, "text file, Megatron PREFIX, or labelled .jsonl")
+      ->required();
+  command->add_option("--metric", o.metric,
+                      "perplexity, loss, last_word_accuracy; of a classifier accuracy, precision, "
+                      "recall, f1");
+  command
+      ->add_option("--stride", o.stride,
+                   "windows begin every so many tokens and overlap; default: the context")
+      ->check(CLI::Range(1, 1 << 20));
   command = line.Add("completion", "completion for a shell", "completion bash", Completion);
   command->add_option("shell", o.shell, "bash or zsh")
       ->required()

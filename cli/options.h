@@ -49,6 +49,7 @@ struct Options {
   std::vector<int32_t> prompt_ids;
   std::string data;
   std::string metric = "perplexity";
+  int64_t stride = 0;
   std::string shell;
   int64_t tokens = 100;
   double temperature = 0.8;

@@ -10,6 +10,9 @@ fixtures/<name>.json            {"tokens": [ids], "logits": [[float] for each to
 gpt2          tied head, fp32, one file, an inner size of its own
 llama         two query heads for each key head, stretched rotary positions, a head of its own, fp32, three files
 llama_bf16    tied head, bf16
+bert, megatron_bert   masked tokens and sentence order: one file holds {"tokens", "types", "length", "logits" of each
+              token's position, "classes"}
+bert_classes  a classifier with three classes that have names: no "logits"
 """
 
 import json
@@ -18,7 +21,9 @@ import shutil
 import sys
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM, BertConfig, BertForPreTraining, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel,
+    LlamaConfig, LlamaForCausalLM, MegatronBertConfig, MegatronBertForPreTraining)
 
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fixtures")
 TOKENS = [7, 0, 39, 12, 12, 3, 25, 31, 1, 18, 38, 5]
@@ -36,7 +41,15 @@ def llama(tied, **more):
         max_position_embeddings=64, tie_word_embeddings=tied, **SIZES, **more))
 
 
+BERT = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 40, "max_position_embeddings": 16}
+LABELS = {"id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}
+
+
 MODELS = {
+    "bert": lambda: (BertForPreTraining(BertConfig(**BERT)), {}),
+    "megatron_bert": lambda: (MegatronBertForPreTraining(MegatronBertConfig(**BERT)), {}),
+    "bert_classes": lambda: (BertForSequenceClassification(BertConfig(**BERT, **LABELS)), {}),
     "gpt2": lambda: (gpt2(), {}),
     "llama": lambda: (llama(False, num_key_value_heads=2, rope_theta=1000.0,
                             rope_scaling={"rope_type": "llama3", "rope_theta": 1000.0, "factor": 4.0,
@@ -45,6 +58,25 @@ MODELS = {
                       {"max_shard_size": "22KB"}),
     "llama_bf16": lambda: (llama(True, num_key_value_heads=4, rms_norm_eps=1e-5).to(torch.bfloat16), {}),
 }
+
+
+def bert_outputs(model, folder):
+    """What the model says of TOKENS, of which the last two are padding."""
+    model = type(model).from_pretrained(folder, dtype=torch.float32).eval().to(torch.float64)
+    length = len(TOKENS) - 2
+    types = [int(i > 5) for i in range(len(TOKENS))]
+    mask = [int(i < length) for i in range(len(TOKENS))]
+    with torch.no_grad():
+        out = model(input_ids=torch.tensor([TOKENS]), token_type_ids=torch.tensor([types]),
+                    attention_mask=torch.tensor([mask]))
+    fixture = {"tokens": TOKENS, "types": types, "length": length}
+    rounded = lambda values: [float(f"{value:.7g}") for value in values]
+    if hasattr(out, "prediction_logits"):
+        fixture["classes"] = rounded(out.seq_relationship_logits[0].tolist())
+        fixture["logits"] = [rounded(row) for row in out.prediction_logits[0, :length].tolist()]
+    else:
+        fixture["classes"] = rounded(out.logits[0].tolist())
+    return fixture
 
 
 def main():
@@ -60,6 +92,11 @@ def main():
         model.save_pretrained(folder, **options)
         for file in os.listdir(folder):
             os.chmod(os.path.join(folder, file), 0o644)
+        if "bert" in name:
+            with open(os.path.join(FOLDER, name + ".json"), "w", encoding="utf-8") as file:
+                json.dump(bert_outputs(model, folder), file)
+                file.write("\n")
+            continue
         # Loaded anew, since .to(bfloat16) has rounded the rotary frequencies too.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():

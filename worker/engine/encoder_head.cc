@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/check.h"
 #include "kernels/random.h"
 
 namespace tercio {
@@ -67,9 +68,7 @@ void EncoderHead::ForChunks(const MicroBatch& batch, int64_t first_sequence, int
   }
 }
 
-// Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
-void EncoderHead::ForwardChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk,
-                               double* losses) {
+void EncoderHead::LogitsOfChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk) {
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
   ops_.Gather({hidden, batch.predicted + chunk.at, at_.rows, rows, c});
@@ -81,6 +80,13 @@ void EncoderHead::ForwardChunk(const MicroBatch& batch, const float* hidden, con
                   at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false});
   ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
                at_.logits, rows, shape_.vocabulary, c, false});
+}
+
+// Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
+void EncoderHead::ForwardChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk,
+                               double* losses) {
+  LogitsOfChunk(batch, hidden, chunk);
+  const int64_t rows = chunk.rows;
   const kernels::LabelSmoothing smoothing = Smoothing(batch, vocabulary_);
   ops_.CrossEntropyLocal({at_.logits, batch.targets + chunk.at, at_.stats, rows, vocabulary_valid_,
                           shape_.vocabulary, vocabulary_begin_, smoothing.amount > 0});
@@ -250,6 +256,12 @@ void EncoderHead::Backward(const MicroBatch& batch, const float* hidden, float* 
   ops_.Zero(gradient, shape_.rows * shape_.hidden);
   if (shape_.masked_head) BackwardTokens(batch, hidden, gradient, losses.tokens, lanes);
   if (shape_.classes > 0) BackwardClasses(batch, hidden, gradient, losses.sequences, lanes);
+}
+
+const float* EncoderHead::TokenLogits(const MicroBatch& batch, const float* hidden) {
+  TERCIO_CHECK_LE(batch.predicted_counts[0], shape_.chunk_rows);
+  LogitsOfChunk(batch, hidden, {0, 0, batch.predicted_counts[0]});
+  return at_.logits;
 }
 
 const float* EncoderHead::ClassLogits(const MicroBatch& batch, const float* hidden) {

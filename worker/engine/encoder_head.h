@@ -35,8 +35,11 @@ class EncoderHead {
   void Backward(const MicroBatch& batch, const float* hidden, float* gradient,
                 const LossSums& losses, GradientLanes& lanes);
 
-  // After the forward pass: the logits of each sequence's classes (sequences x classes).
+  // The logits of each sequence's classes (sequences x classes).
   const float* ClassLogits(const MicroBatch& batch, const float* hidden);
+  // The logits of the first sequence's predicted rows (rows x local vocabulary). REQUIRES: at most
+  // the chunk of the stage's shape.
+  const float* TokenLogits(const MicroBatch& batch, const float* hidden);
 
  private:
   // Predicted rows [begin, begin + rows) of a sequence.
@@ -57,6 +60,7 @@ class EncoderHead {
   template <typename Body>
   void ForChunks(const MicroBatch& batch, int64_t first_sequence, int64_t sequences,
                  const Body& body) const;
+  void LogitsOfChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk);
   void ForwardChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk,
                     double* losses);
   void BackwardChunk(const MicroBatch& batch, const Chunk& chunk, float* gradient, float* gradients,

@@ -386,6 +386,10 @@ const float* StageModel::ClassLogits(const MicroBatch& batch) {
   return encoder_head_->ClassLogits(batch, GatherRows(LastRows(batch.slot)));
 }
 
+const float* StageModel::TokenLogits(const MicroBatch& batch) {
+  return encoder_head_->TokenLogits(batch, GatherRows(LastRows(batch.slot)));
+}
+
 void StageModel::BackwardEncoderHead(const MicroBatch& batch, float* flow, const LossSums& losses,
                                      GradientLanes& lanes) {
   encoder_head_->Backward(batch, GatherRows(LastRows(batch.slot)), norm_gradient_, losses, lanes);

@@ -46,6 +46,8 @@ class StageModel {
 
   // Last chunk of a classifier, after Forward: sequences x classes.
   const float* ClassLogits(const MicroBatch& batch);
+  // Last chunk of a masked language model, after Forward (encoder_head.h).
+  const float* TokenLogits(const MicroBatch& batch);
 
   // Last chunk, after Forward: logits of rows [row, row + rows) over this rank's vocabulary
   // (padding included), rows x local vocabulary. REQUIRES: rows is at most the chunk of the stage's

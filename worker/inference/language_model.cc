@@ -3,127 +3,56 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/weight_source.h"
-#include "common/log.h"
 #include "common/status_macros.h"
 #include "kernels/random.h"
-#include "plan/memory_map.h"
-#include "plan/plan_builder.h"
-#include "worker/collective/communicator.h"
-#include "worker/collective/thread_transport.h"
-#include "worker/device/cpu_device.h"
-#include "worker/engine/arena.h"
-#include "worker/engine/stage_model.h"
+#include "worker/inference/whole_model.h"
 
 namespace tercio {
 namespace {
 
-// The job whose layout is one rank and one sequence.
-v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
-  v1::JobSpec spec;
-  *spec.mutable_model() = model;
-  spec.mutable_model()->set_dropout(0);
-  spec.mutable_training()->set_global_batch(1);
-  spec.mutable_training()->set_micro_batch(1);
-  spec.mutable_resources()->set_ranks(1);
-  return spec;
-}
-
-// A checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
-// with it; none where the model was trained on token files. One that is not known here is said, and
-// left out: a prompt of ids needs none.
-absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
-                                                           const std::string& directory) {
-  const absl::StatusOr<std::string> json = source.TokenizerJson();
-  if (json.ok()) {
-    TERCIO_ASSIGN_OR_RETURN(data::Tokenizer tokenizer, data::Tokenizer::FromJson(*json));
-    return tokenizer;
-  }
-  for (const std::string& path : {directory, directory + "/hf"}) {
-    const absl::StatusOr<data::Tokenizer> tokenizer = data::Tokenizer::Load(path);
-    if (tokenizer.ok()) return *tokenizer;
-    if (!absl::IsNotFound(tokenizer.status()))
-      LogWarning(std::string(tokenizer.status().message()));
-  }
-  return std::nullopt;
-}
-
 class LoadedModel : public LanguageModel {
  public:
-  LoadedModel(const v1::JobSpec& spec, const v1::RankPlan& plan, std::unique_ptr<Device> device,
-              Arena arena, std::optional<data::Tokenizer> tokenizer)
-      : spec_(spec),
-        device_(std::move(device)),
-        stream_(device_->CreateStream(Device::StreamKind::kCompute)),
-        group_(CreateCommunicator("self", std::move(CreateThreadTransports(1).front()),
-                                  absl::Seconds(1))),
-        arena_(std::move(arena)),
-        shape_(plan::ShapeOfStage(spec, plan.layout(), 0)),
-        tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), 0)),
-        model_(spec, plan, tensors_, arena_, *stream_, *group_),
-        tokenizer_(std::move(tokenizer)),
-        inputs_(arena_.Get<int32_t>("tokens.inputs")) {}
+  explicit LoadedModel(std::unique_ptr<WholeModel> model)
+      : model_(std::move(model)), inputs_(model_->arena().Get<int32_t>("tokens.inputs")) {}
 
-  absl::Status LoadWeights(const checkpoint::WeightSource& source) {
-    float* parameters = arena_.Floats("parameters");
-    for (const plan::StageTensor& entry : tensors_.tensors) {
-      if (entry.role == plan::TensorRole::kHead) continue;  // the token embedding again
-      v1::TensorSlice slice;
-      slice.set_tensor(entry.tensor.name);
-      slice.add_shape(entry.tensor.rows);
-      if (!entry.tensor.is_vector) slice.add_shape(entry.tensor.columns);
-      slice.set_row_end(entry.tensor.rows);
-      slice.set_column_end(entry.tensor.columns);
-      TERCIO_RETURN_IF_ERROR(
-          checkpoint::ReadSliceFor(source, slice, parameters + entry.parameter_offset));
-    }
-    return absl::OkStatus();
-  }
-
-  const data::Tokenizer* tokenizer() const override {
-    return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
-  }
-  int64_t context() const override { return shape_.tokens; }
-  int32_t vocab_size() const override { return spec_.model().vocab_size(); }
+  const data::Tokenizer* tokenizer() const override { return model_->tokenizer(); }
+  int64_t context() const override { return model_->shape().tokens; }
+  int32_t vocab_size() const override { return model_->spec().vocab_size(); }
 
   absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) override;
   absl::Status Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
                         const std::function<bool(int32_t)>& on_token) override;
-  absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens) override;
+  absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride) override;
+  absl::StatusOr<Prediction> Predict(absl::Span<const int32_t> given,
+                                     absl::Span<const int32_t> wanted) override;
 
  private:
+  StageModel& stage() { return model_->stage(); }
   MicroBatch Forward(absl::Span<const int32_t> ids);
   // Ids [first, size): those before are still in the activations.
   MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
   // What follows `ids`; the activations hold the first `known` of them already.
   const float* LogitsAfter(absl::Span<const int32_t> ids, size_t known);
+  // Of the id after a row, in nats, and whether no other is likelier.
+  double LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
   int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
 
-  v1::JobSpec spec_;
-  std::unique_ptr<Device> device_;
-  std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Communicator> group_;
-  Arena arena_;
-  plan::StageShape shape_;
-  plan::StageTensors tensors_;
-  StageModel model_;
-  std::optional<data::Tokenizer> tokenizer_;
+  std::unique_ptr<WholeModel> model_;
   int32_t* inputs_;
 };
 
 // What follows the ids is padding: attention looks back only, so it changes nothing before it.
 MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
-  std::fill(inputs_, inputs_ + shape_.tokens, 0);
+  std::fill(inputs_, inputs_ + context(), 0);
   std::copy(ids.begin(), ids.end(), inputs_);
   MicroBatch batch;
   batch.training = false;
   batch.inputs = inputs_;
-  model_.Forward(batch);
+  stage().Forward(batch);
   return batch;
 }
 
@@ -134,7 +63,7 @@ MicroBatch LoadedModel::Extend(absl::Span<const int32_t> ids, size_t first) {
   batch.inputs = inputs_;
   batch.first_row = static_cast<int64_t>(first);
   batch.rows = static_cast<int64_t>(ids.size() - first);
-  model_.Forward(batch);
+  stage().Forward(batch);
   return batch;
 }
 
@@ -182,11 +111,11 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
 }
 
 const float* LoadedModel::LogitsAfter(absl::Span<const int32_t> ids, size_t known) {
-  const size_t window = std::min(ids.size(), static_cast<size_t>(shape_.tokens));
+  const size_t window = std::min(ids.size(), static_cast<size_t>(context()));
   // Once the window slides every id has a new position, and nothing that is known helps.
   const MicroBatch batch =
       Extend(ids.subspan(ids.size() - window, window), window == ids.size() ? known : 0);
-  return model_.Logits(batch, static_cast<int64_t>(window) - 1, 1);
+  return stage().Logits(batch, static_cast<int64_t>(window) - 1, 1);
 }
 
 absl::StatusOr<absl::Span<const float>> LoadedModel::NextLogits(absl::Span<const int32_t> ids) {
@@ -213,29 +142,65 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   return absl::OkStatus();
 }
 
-absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::TokenDataset& tokens) {
+double LoadedModel::LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest) {
+  const float* logits = stage().Logits(batch, row, 1);
+  const float* best = std::max_element(logits, logits + vocab_size());
+  double total = 0;
+  for (int32_t id = 0; id < vocab_size(); ++id) {
+    total += std::exp(static_cast<double>(logits[id]) - *best);
+  }
+  *likeliest = best - logits == target;
+  return *best + std::log(total) - logits[target];
+}
+
+absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::TokenDataset& tokens,
+                                                                int64_t stride) {
   if (tokens.tokens() < 2) return absl::InvalidArgumentError("the data has fewer than two tokens");
+  const int64_t last = tokens.tokens() - 1;  // the last id is only predicted
   Evaluation result;
   double sum = 0;
-  std::vector<int32_t> ids(static_cast<size_t>(shape_.tokens + 1));
-  for (int64_t begin = 0; begin + 1 < tokens.tokens(); begin += shape_.tokens) {
-    const int64_t inputs = std::min(shape_.tokens, tokens.tokens() - 1 - begin);
+  std::vector<int32_t> ids(static_cast<size_t>(context() + 1));
+  for (int64_t begin = 0, done = 0; done < last; begin += stride) {
+    const int64_t inputs = std::min(context(), last - begin);
     tokens.Read(begin, inputs + 1, ids.data());
     const auto window = absl::MakeConstSpan(ids.data(), static_cast<size_t>(inputs + 1));
     TERCIO_RETURN_IF_ERROR(CheckIds(window));
     const MicroBatch batch = Forward(window.subspan(0, static_cast<size_t>(inputs)));
-    for (int64_t row = 0; row < inputs; ++row) {
-      const float* logits = model_.Logits(batch, row, 1);
-      const float max = *std::max_element(logits, logits + vocab_size());
-      double total = 0;
-      for (int32_t id = 0; id < vocab_size(); ++id) {
-        total += std::exp(static_cast<double>(logits[id]) - max);
-      }
-      sum += max + std::log(total) - logits[window[static_cast<size_t>(row + 1)]];
+    for (int64_t row = done - begin; row < inputs; ++row) {
+      bool likeliest = false;
+      sum += LossOf(batch, row, window[static_cast<size_t>(row + 1)], &likeliest);
     }
-    result.tokens += inputs;
+    done = begin + inputs;
   }
+  result.tokens = last;
   result.loss = sum / static_cast<double>(result.tokens);
+  return result;
+}
+
+absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const int32_t> given,
+                                                               absl::Span<const int32_t> wanted) {
+  if (given.empty() || wanted.empty()) {
+    return absl::InvalidArgumentError("there is nothing to predict, or nothing before it");
+  }
+  std::vector<int32_t> ids(given.begin(), given.end());
+  ids.insert(ids.end(), wanted.begin(), wanted.end());
+  TERCIO_RETURN_IF_ERROR(CheckIds(ids));
+  if (static_cast<int64_t>(wanted.size()) > context()) {
+    return absl::InvalidArgumentError(absl::StrCat(wanted.size(), " tokens are to be predicted, ",
+                                                   "more than the context of ", context()));
+  }
+  // The last of what is wanted is not an input; what comes first falls out of a short context.
+  const size_t inputs = std::min(ids.size() - 1, static_cast<size_t>(context()));
+  const size_t begin = ids.size() - 1 - inputs;
+  const MicroBatch batch = Forward(absl::MakeConstSpan(ids).subspan(begin, inputs));
+  Prediction result;
+  result.likeliest = true;
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    bool likeliest = false;
+    const auto row = static_cast<int64_t>(inputs - wanted.size() + i);
+    result.loss += LossOf(batch, row, wanted[i], &likeliest);
+    result.likeliest = result.likeliest && likeliest;
+  }
   return result;
 }
 
@@ -243,26 +208,13 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
 
 absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& directory,
                                                                    int threads, int64_t context) {
-  TERCIO_ASSIGN_OR_RETURN(const auto source,
-                          checkpoint::OpenWeightSource(directory, /*digests=*/true));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer,
-                          TokenizerOf(*source, directory));
-  v1::JobSpec spec = SingleSequenceJob(source->model());
-  if (context > spec.model().context()) {
-    return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",
-                                                   spec.model().context(), " of ", directory));
+  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(directory, threads, context));
+  if (!model->shape().causal) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory, " is a bert, which looks both ways and so continues no text; ",
+                     "evaluate one with labels by --metric accuracy"));
   }
-  if (context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(context));
-  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
-  TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
-                          plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
-  std::unique_ptr<Device> device = CreateCpuDevice(threads);
-  // Gradients and moments are part of the table, but pages that nobody touches take no memory.
-  TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stages(0).memory(), *device));
-  auto model = std::make_unique<LoadedModel>(spec, plan::SliceForRank(plan, 0), std::move(device),
-                                             std::move(arena), std::move(tokenizer));
-  TERCIO_RETURN_IF_ERROR(model->LoadWeights(*source));
-  return std::unique_ptr<LanguageModel>(std::move(model));
+  return std::unique_ptr<LanguageModel>(std::make_unique<LoadedModel>(std::move(model)));
 }
 
 }  // namespace tercio

@@ -30,9 +30,7 @@ class LanguageModel {
  public:
   virtual ~LanguageModel() = default;
 
-  // From a checkpoint, whose digests are checked, or a Hugging Face directory. `context` makes the
-  // model's shorter, and its memory smaller; 0: as it is. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT
-  // from the directory; INVALID_ARGUMENT for a longer context.
+  // Errors as WholeModel::Load; INVALID_ARGUMENT for a bert.
   static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& directory,
                                                              int threads, int64_t context = 0);
 
@@ -54,10 +52,21 @@ class LanguageModel {
     double loss = 0;     // mean over predicted tokens, nats
     int64_t tokens = 0;  // predicted
   };
-  // Windows of `context` tokens that do not overlap, the last one may be short: every token but the
-  // first is predicted once. INVALID_ARGUMENT for fewer than two tokens or ids outside the
-  // vocabulary.
-  virtual absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens) = 0;
+  // Windows of `context` tokens that begin every `stride` tokens: of each those count that no
+  // window before it had, so that every token but the first is predicted once. stride = context:
+  // windows do not overlap. INVALID_ARGUMENT for fewer than two tokens or ids outside the
+  // vocabulary. REQUIRES: 1 <= stride <= context.
+  virtual absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride) = 0;
+
+  struct Prediction {
+    double loss = 0;         // the sum over `wanted`, nats
+    bool likeliest = false;  // no other id was likelier, for each of them
+  };
+  // How well `wanted` is foreseen after `given`; each id sees those before it. INVALID_ARGUMENT
+  // when one of them is empty, an id is outside the vocabulary, or `wanted` is longer than the
+  // context.
+  virtual absl::StatusOr<Prediction> Predict(absl::Span<const int32_t> given,
+                                             absl::Span<const int32_t> wanted) = 0;
 };
 
 }  // namespace tercio

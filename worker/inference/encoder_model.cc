@@ -1,0 +1,65 @@
+#include "worker/inference/encoder_model.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const char* what) {
+  for (const int32_t value : values) {
+    if (value < 0 || value >= count) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, " ", value, " is outside of the model's ", count));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const std::string& directory,
+                                                                 int threads, int64_t context) {
+  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(directory, threads, context));
+  if (model->shape().causal) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(directory, " holds a ", model->spec().architecture(), ", a bert is needed"));
+  }
+  return std::unique_ptr<EncoderModel>(new EncoderModel(std::move(model)));
+}
+
+absl::StatusOr<MicroBatch> EncoderModel::Forward(const Sample& sample, int32_t predicted) {
+  TERCIO_CHECK_EQ(static_cast<int64_t>(sample.inputs.size()), model_->shape().tokens);
+  TERCIO_RETURN_IF_ERROR(CheckRange(sample.inputs, spec().vocab_size(), "token id"));
+  TERCIO_RETURN_IF_ERROR(CheckRange(sample.types, spec().token_types(), "token type"));
+  predicted_ = std::max(0, predicted);
+  predicted_count_ = predicted < 0 ? 0 : 1;
+  MicroBatch batch;
+  batch.training = false;
+  batch.inputs = sample.inputs.data();
+  batch.types = sample.types.data();
+  batch.lengths = &sample.length;
+  batch.predicted = &predicted_;
+  batch.predicted_counts = &predicted_count_;
+  model_->stage().Forward(batch);
+  return batch;
+}
+
+absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(const Sample& sample) {
+  TERCIO_ASSIGN_OR_RETURN(const MicroBatch batch, Forward(sample, -1));
+  return absl::MakeConstSpan(model_->stage().ClassLogits(batch),
+                             static_cast<size_t>(model_->shape().classes));
+}
+
+absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const Sample& sample,
+                                                                  int64_t position) {
+  TERCIO_ASSIGN_OR_RETURN(const MicroBatch batch, Forward(sample, static_cast<int32_t>(position)));
+  return absl::MakeConstSpan(model_->stage().TokenLogits(batch),
+                             static_cast<size_t>(spec().vocab_size()));
+}
+
+}  // namespace tercio

@@ -1,0 +1,44 @@
+// A trained bert, loaded from a checkpoint of any layout: classes of sequences, and what masked
+// tokens are taken for.
+//
+// Threads: one thread uses a model at a time.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "worker/engine/sample_source.h"
+#include "worker/inference/whole_model.h"
+
+namespace tercio {
+
+class EncoderModel {
+ public:
+  // Errors as WholeModel::Load; INVALID_ARGUMENT for a model that is no bert.
+  static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(const std::string& directory,
+                                                            int threads, int64_t context = 0);
+
+  const v1::ModelSpec& spec() const { return model_->spec(); }
+  const data::Tokenizer* tokenizer() const { return model_->tokenizer(); }
+
+  // One number for each class. Valid until the next call. REQUIRES: spec().labels() > 0 or
+  // sentence_order; a sample of the model's context. INVALID_ARGUMENT for ids or types outside the
+  // model's tables.
+  absl::StatusOr<absl::Span<const float>> ClassLogits(const Sample& sample);
+
+  // One number for each id of the vocabulary: what the token at `position` is taken for. REQUIRES:
+  // a model without labels.
+  absl::StatusOr<absl::Span<const float>> TokenLogits(const Sample& sample, int64_t position);
+
+ private:
+  explicit EncoderModel(std::unique_ptr<WholeModel> model) : model_(std::move(model)) {}
+  absl::StatusOr<MicroBatch> Forward(const Sample& sample, int32_t predicted);
+
+  std::unique_ptr<WholeModel> model_;
+  int32_t predicted_ = 0;
+  int32_t predicted_count_ = 0;
+};
+
+}  // namespace tercio

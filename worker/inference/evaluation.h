@@ -1,0 +1,56 @@
+// What `tercio evaluate` measures besides the loss of a text.
+//
+// Errors: INVALID_ARGUMENT naming file and line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "worker/inference/encoder_model.h"
+#include "worker/inference/language_model.h"
+
+namespace tercio {
+
+// How often examples of a class (row) were taken for a class (column).
+using Confusion = std::vector<std::vector<int64_t>>;
+
+struct ClassScores {
+  double precision = 0;  // 0 where the class was never predicted
+  double recall = 0;     // 0 where the class never occurs
+  double f1 = 0;         // the harmonic mean of both; 0 where both are 0
+  int64_t support = 0;   // examples of the class
+};
+
+struct ClassificationReport {
+  double accuracy = 0;
+  // Of the second class where there are two (as GLUE reports them), else the mean over classes.
+  ClassScores overall;
+  std::vector<ClassScores> classes;
+  Confusion confusion;
+  double loss = 0;  // mean cross-entropy over the examples, nats
+  int64_t examples = 0;
+};
+
+// Pure. REQUIRES: a square matrix of at least two classes with at least one example.
+ClassificationReport ReportOf(const Confusion& confusion);
+
+// Over a labelled .jsonl file (worker/data/labelled_dataset.h). INVALID_ARGUMENT when the model has
+// no classes or no tokenizer.
+absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model,
+                                                     const v1::DataSpec& data);
+
+struct LastWords {
+  int64_t passages = 0;
+  int64_t right = 0;   // every token of the last word was the likeliest
+  int64_t tokens = 0;  // of last words
+  double loss = 0;     // mean over those tokens, nats
+};
+
+// The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: the last word of each passage,
+// that is what follows its last space, from what is before it. A passage is a line of a text, or
+// the "text" of a .jsonl line.
+absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path);
+
+}  // namespace tercio

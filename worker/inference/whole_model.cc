@@ -1,0 +1,104 @@
+#include "worker/inference/whole_model.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/weight_source.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "plan/memory_map.h"
+#include "plan/plan_builder.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/device/cpu_device.h"
+
+namespace tercio {
+namespace {
+
+// The job whose layout is one rank and one sequence.
+v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
+  v1::JobSpec spec;
+  *spec.mutable_model() = model;
+  spec.mutable_model()->set_dropout(0);
+  spec.mutable_training()->set_global_batch(1);
+  spec.mutable_training()->set_micro_batch(1);
+  spec.mutable_resources()->set_ranks(1);
+  return spec;
+}
+
+// A checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
+// with it; none where the model was trained on token files. One that is not known here is said, and
+// left out: a prompt of ids needs none.
+absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
+                                                           const std::string& directory) {
+  const absl::StatusOr<std::string> json = source.TokenizerJson();
+  if (json.ok()) {
+    TERCIO_ASSIGN_OR_RETURN(data::Tokenizer tokenizer, data::Tokenizer::FromJson(*json));
+    return tokenizer;
+  }
+  for (const std::string& path : {directory, directory + "/hf"}) {
+    const absl::StatusOr<data::Tokenizer> tokenizer = data::Tokenizer::Load(path);
+    if (tokenizer.ok()) return *tokenizer;
+    if (!absl::IsNotFound(tokenizer.status()))
+      LogWarning(std::string(tokenizer.status().message()));
+  }
+  return std::nullopt;
+}
+
+absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::StageTensors& tensors,
+                         float* parameters) {
+  for (const plan::StageTensor& entry : tensors.tensors) {
+    if (entry.role == plan::TensorRole::kHead) continue;  // the token embedding again
+    v1::TensorSlice slice;
+    slice.set_tensor(entry.tensor.name);
+    slice.add_shape(entry.tensor.rows);
+    if (!entry.tensor.is_vector) slice.add_shape(entry.tensor.columns);
+    slice.set_row_end(entry.tensor.rows);
+    slice.set_column_end(entry.tensor.columns);
+    TERCIO_RETURN_IF_ERROR(
+        checkpoint::ReadSliceFor(source, slice, parameters + entry.parameter_offset));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                       std::unique_ptr<Device> device, Arena arena,
+                       std::optional<data::Tokenizer> tokenizer)
+    : spec_(spec),
+      device_(std::move(device)),
+      stream_(device_->CreateStream(Device::StreamKind::kCompute)),
+      group_(CreateCommunicator("self", std::move(CreateThreadTransports(1).front()),
+                                absl::Seconds(1))),
+      arena_(std::move(arena)),
+      shape_(plan::ShapeOfStage(spec, plan.layout(), 0)),
+      tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), 0)),
+      model_(spec, plan, tensors_, arena_, *stream_, *group_),
+      tokenizer_(std::move(tokenizer)) {}
+
+absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const std::string& directory,
+                                                             int threads, int64_t context) {
+  TERCIO_ASSIGN_OR_RETURN(const auto source,
+                          checkpoint::OpenWeightSource(directory, /*digests=*/true));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer,
+                          TokenizerOf(*source, directory));
+  v1::JobSpec spec = SingleSequenceJob(source->model());
+  if (context > spec.model().context()) {
+    return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",
+                                                   spec.model().context(), " of ", directory));
+  }
+  if (context > 0) spec.mutable_model()->set_context(static_cast<int32_t>(context));
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
+  TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
+                          plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
+  std::unique_ptr<Device> device = CreateCpuDevice(threads);
+  // Gradients and moments are part of the table, but pages that nobody touches take no memory.
+  TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stages(0).memory(), *device));
+  std::unique_ptr<WholeModel> model(new WholeModel(spec, plan::SliceForRank(plan, 0),
+                                                   std::move(device), std::move(arena),
+                                                   std::move(tokenizer)));
+  TERCIO_RETURN_IF_ERROR(LoadWeights(*source, model->tensors_, model->arena_.Floats("parameters")));
+  return model;
+}
+
+}  // namespace tercio
