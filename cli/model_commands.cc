@@ -10,8 +10,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "cli/checkpoint_path.h"
+#include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "common/daemon.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "worker/data/indexed_dataset.h"
@@ -65,11 +67,10 @@ class TextStream {
 
  private:
   absl::Status Show(bool last) {
-    const auto from = ids_.begin() + static_cast<ptrdiff_t>(begin_);
-    TERCIO_ASSIGN_OR_RETURN(
-        const std::string before,
-        tokenizer_.Decode({from, ids_.begin() + static_cast<ptrdiff_t>(shown_)}));
-    TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode({from, ids_.end()}));
+    const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
+    TERCIO_ASSIGN_OR_RETURN(const std::string before,
+                            tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
+    TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
     if (all.size() <= before.size() || (!last && EndsInsideCharacter(all))) {
       return absl::OkStatus();
     }

@@ -120,8 +120,9 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
     return absl::InvalidArgumentError(absl::StrCat(what, " is not supported by this version"));
   };
   const v1::ParallelismSpec& parallelism = job.parallelism();
-  if (job.model().architecture() != "gpt2" && job.model().architecture() != "llama") {
-    return unsupported("model.architecture " + job.model().architecture());
+  const std::string& architecture = job.model().architecture();
+  if (architecture != "gpt2" && architecture != "llama" && architecture != "bert") {
+    return unsupported("model.architecture " + architecture);
   }
   if (job.training().precision() != "fp32") {
     return unsupported("training.precision " + job.training().precision());
