@@ -7,6 +7,7 @@
 #include "absl/strings/str_split.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "common/utf8.h"
 #include "config/data_section.h"
 #include "config/model_section.h"
 #include "config/reader.h"
@@ -241,11 +242,30 @@ absl::Status Override(YAML::Node root, const std::string& text) {
 // The shortest text that reads back as the same number.
 std::string Number(double value) { return nlohmann::json(value).dump(); }
 
+// Neither messages nor YAML can hold other bytes.
+absl::Status CheckUtf8(std::string_view text, const std::string& name) {
+  int line = 1;
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint point = DecodeUtf8(text, at);
+    if (!point.valid) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(name, ":", line, ": not UTF-8; convert the file"));
+    }
+    line += point.code == '\n';
+    at += point.length;
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::string& name,
                                          const std::string& directory,
                                          const std::vector<std::string>& overrides) {
+  TERCIO_RETURN_IF_ERROR(CheckUtf8(text, name));
+  for (const std::string& change : overrides) {
+    TERCIO_RETURN_IF_ERROR(CheckUtf8(change, "--set"));
+  }
   try {
     YAML::Node root = YAML::Load(text);
     if (!root.IsMap()) {

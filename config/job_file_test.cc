@@ -251,6 +251,11 @@ TEST(JobFile, ADirectoryThatIsNotThere) {
   EXPECT_EQ(moved->training().steps(), 6);
 }
 
+TEST(JobFile, NotUtf8) {
+  EXPECT_THAT(FaultOf("name: a\nmodel: caf\xe9\n"), HasSubstr("job.yaml:2: not UTF-8"));
+  EXPECT_THAT(FaultOf(kGood, {"name=\xff"}), HasSubstr("--set:1: not UTF-8"));
+}
+
 TEST(JobFile, NotYaml) {
   EXPECT_THAT(FaultOf("a: [1"), HasSubstr("job.yaml:"));
   EXPECT_THAT(FaultOf("just text"), HasSubstr("expected a job"));

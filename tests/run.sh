@@ -33,6 +33,9 @@ python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
 bazel build --noshow_progress //... || give_up "the build failed"
 ./deploy/build.sh || give_up "the programs could not be linked into ./bin"
 
+# What reads files that others made, with a few seconds of changed ones.
+./tests/fuzz/fuzz.sh --seconds 10 --results "$results/checks.jsonl"
+
 if [[ "$long" == yes ]]; then ./tests/tidy/clang_tidy.sh --results "$results/checks.jsonl"; fi
 
 # As a user would: the programs in ./bin, real processes.

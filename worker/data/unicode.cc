@@ -9,7 +9,6 @@ namespace tercio::data {
 namespace {
 
 constexpr uint32_t kCodePoints = 0x110000;
-constexpr uint32_t kReplacement = 0xFFFD;
 
 // Hangul syllables decompose by arithmetic (Unicode, section 3.12).
 constexpr uint32_t kHangulFirst = 0xAC00;
@@ -77,61 +76,6 @@ void AppendDecomposition(uint32_t code, std::u32string* out) {
 }
 
 }  // namespace
-
-CodePoint DecodeUtf8(std::string_view text, size_t at) {
-  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
-  const uint8_t first = byte(at);
-  if (first < 0x80) return {first, 1, true};
-  const uint32_t more = first >> 5 == 6 ? 1 : first >> 4 == 14 ? 2 : first >> 3 == 30 ? 3 : 0;
-  if (more == 0 || text.size() - at <= more) return {kReplacement, 1, false};
-  uint32_t code = first & (0x3F >> more);
-  for (uint32_t k = 1; k <= more; ++k) {
-    const uint8_t next = byte(at + k);
-    if (next >> 6 != 2) return {kReplacement, 1, false};
-    code = code << 6 | (next & 0x3F);
-  }
-  constexpr uint32_t kSmallest[] = {0, 0x80, 0x800, 0x10000};
-  if (code < kSmallest[more] || code >= kCodePoints || (code >= 0xD800 && code <= 0xDFFF)) {
-    return {kReplacement, 1, false};
-  }
-  return {code, more + 1, true};
-}
-
-CodePoint DecodeUtf8Before(std::string_view text, size_t end) {
-  for (size_t length = 1; length <= 4 && length <= end; ++length) {
-    const CodePoint point = DecodeUtf8(text.substr(0, end), end - length);
-    if (point.valid && point.length == length) return point;
-  }
-  return {kReplacement, 1, false};
-}
-
-bool IsUtf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const CodePoint point = DecodeUtf8(text, i);
-    if (!point.valid) return false;
-    i += point.length;
-  }
-  return true;
-}
-
-void AppendUtf8(uint32_t code, std::string* out) {
-  const auto add = [out](uint32_t byte) { out->push_back(static_cast<char>(byte)); };
-  if (code < 0x80) {
-    add(code);
-  } else if (code < 0x800) {
-    add(0xC0 | code >> 6);
-    add(0x80 | (code & 0x3F));
-  } else if (code < 0x10000) {
-    add(0xE0 | code >> 12);
-    add(0x80 | (code >> 6 & 0x3F));
-    add(0x80 | (code & 0x3F));
-  } else {
-    add(0xF0 | code >> 18);
-    add(0x80 | (code >> 12 & 0x3F));
-    add(0x80 | (code >> 6 & 0x3F));
-    add(0x80 | (code & 0x3F));
-  }
-}
 
 const uint8_t* CharacterClasses() {
   static const std::vector<uint8_t>& classes = *new std::vector<uint8_t>(MakeClasses());

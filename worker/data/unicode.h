@@ -1,9 +1,8 @@
-// UTF-8 and the properties of code points that tokenizers ask for. The classes are those of the
+// The properties of code points that tokenizers ask for. The classes are those of the
 // Hugging Face `tokenizers` library (make_unicode_tables.py says why), so that token ids agree.
 //
 // Thread safety: pure functions; the class table (1.1 MB) is built at the first use.
-// Errors:        none. A byte that starts no valid sequence (RFC 3629: no overlong forms, no
-//                surrogates, at most U+10FFFF) is one code point with valid = false.
+// Errors:        none.
 #pragma once
 
 #include <cstddef>
@@ -11,23 +10,9 @@
 #include <string>
 #include <string_view>
 
+#include "common/utf8.h"
+
 namespace tercio::data {
-
-struct CodePoint {
-  uint32_t code;    // U+FFFD where not valid
-  uint32_t length;  // bytes, at least 1
-  bool valid;
-};
-
-// Requires: at < text.size().
-CodePoint DecodeUtf8(std::string_view text, size_t at);
-
-// The code point that ends before text[end]. Requires: 0 < end <= text.size().
-CodePoint DecodeUtf8Before(std::string_view text, size_t end);
-
-bool IsUtf8(std::string_view text);
-
-void AppendUtf8(uint32_t code, std::string* out);
 
 // Bits of one entry of CharacterClasses().
 inline constexpr uint8_t kLetter = 1;           // \p{L}
