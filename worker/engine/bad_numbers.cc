@@ -42,10 +42,7 @@ std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const
     return absl::StrCat(
         "the gradient of ", plan::ModelTensors(plan.model())[static_cast<size_t>(tensor)].name,
         " is not finite (rank ", rank,
-        layout.data() > 1
-            ? absl::StrCat(" and the ", layout.data() - 1, " that share its part of the model")
-            : "",
-        ")");
+        layout.data() > 1 ? absl::StrCat(", summed over ", layout.data(), " data ranks") : "", ")");
   }
   return "the mean loss is not finite";
 }
