@@ -123,8 +123,9 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (job.model().architecture() != "gpt2" && job.model().architecture() != "llama") {
     return unsupported("model.architecture " + job.model().architecture());
   }
-  if (job.training().precision() != "fp32") {
-    return unsupported("training.precision " + job.training().precision());
+  const std::string& precision = job.training().precision();
+  if (precision != "fp32" && precision != "bf16" && precision != "fp16") {
+    return unsupported("training.precision " + precision);
   }
   if (job.resources().device() != "cpu")
     return unsupported("resources.device " + job.resources().device());
