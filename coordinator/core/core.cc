@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 namespace tercio::coordinator {
@@ -52,7 +53,7 @@ std::string DescribeSkipped(const v1::StepRecord& step) {
   return absl::StrCat(
       "step ", step.step(), " was skipped: its loss is ", step.loss(), ", its gradient norm ",
       step.grad_norm(),
-      step.has_loss_scale() ? absl::StrCat(", its loss scale ", step.loss_scale()) : "");
+      step.has_loss_scale() ? absl::StrFormat(", its loss scale %.0f", step.loss_scale()) : "");
 }
 
 // One step at work: what it reads and writes.

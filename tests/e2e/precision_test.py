@@ -65,17 +65,12 @@ class Precision(TercioTest):
         self.tercio("checkpoint", "export", reference["checkpoint"]["path"], "--format", "hf", "--output", exported)
         self.assertIn("config.json", os.listdir(exported))
 
-    def test_a_job_changes_its_precision(self):
-        fewer = ("--set", "training.schedule.decay_steps=20")
-        job = self.run_job(self.state, *fewer, "--set", "training.steps=10")
-        loss = {}
-        for steps, precision in ((12, "fp16"), (14, "bf16")):
-            done = self.json("resume", job["id"], "--state-dir", self.state, "--set", f"training.steps={steps}",
-                             "--set", f"training.precision={precision}")
-            self.assertEqual(done["state"], "succeeded")
-            loss[precision] = self.history(job["id"], self.state)[-1]
-        self.assertNotIn("loss_scale", loss["bf16"])
-        self.assertEqual(loss["fp16"]["loss_scale"], 2**32)
+        changed = self.json("resume", first["id"], "--state-dir", self.state, "--set", "training.steps=26", "--set",
+                            "training.precision=bf16")
+        self.assertEqual(changed["state"], "succeeded")
+        last = self.history(first["id"], self.state)[-1]
+        self.assertEqual((last["step"], "loss_scale" in last), (26, False))
+        self.assertAlmostEqual(last["loss"], resumed["loss"], delta=0.5)
 
 
 class OnNan(TercioTest):
@@ -86,7 +81,7 @@ class OnNan(TercioTest):
         shutil.copytree(os.path.join(FIXTURES, "llama"), self.path("llama"))
         self.poison(BAD_TOKEN)
         tokens = [(i * i + 3 * i // 7) % BAD_TOKEN for i in range(CONTEXT * BATCH * STEPS + 1)]
-        tokens[CONTEXT * 20 + 3] = BAD_TOKEN
+        tokens[CONTEXT * 5 + 3] = BAD_TOKEN
         with open(self.path("tokens.bin"), "wb") as file:
             file.write(struct.pack(f"<{len(tokens)}H", *tokens))
         with open(self.path("tokens.idx"), "wb") as file:
@@ -112,7 +107,8 @@ class OnNan(TercioTest):
         self.assertRegex(job["error"], r"step [1-6]: the loss of sequence [0-7] is nan \(rank [01]\)")
         self.assertIn("on_nan: skip", job["error"])
         bad = job["step"] + 1
-        self.assertEqual((job["checkpoint"] or {"step": 0})["step"], bad - 1)
+        self.assertGreater(bad, 1)
+        self.assertEqual(job["checkpoint"]["step"], bad - 1)
         # The same job goes over that step when it is told to.
         resumed = self.json("resume", job["id"], "--state-dir", self.state, "--set", "fault_tolerance.on_nan=skip")
         self.assertEqual(resumed["state"], "succeeded")

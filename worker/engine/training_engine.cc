@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/lanes.h"
@@ -519,6 +520,10 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   const bool good_gradients = std::isfinite(result->grad_norm);
   std::string where;
   if (!good_loss || !good_gradients) {
+    // The sign of a NaN means nothing, but would be printed.
+    for (double* value : {&result->loss, &result->grad_norm}) {
+      if (std::isnan(*value)) *value = std::abs(*value);
+    }
     std::vector<double> losses(SumsOf(Sum::kTokenLoss),
                                SumsOf(Sum::kTokenLoss) + spec_.training().global_batch());
     for (size_t i = 0; encoder() && i < losses.size(); ++i) {
@@ -528,7 +533,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
     where = absl::StrCat(
         "step ", step, ": ",
         DescribeBadNumbers(losses, absl::MakeConstSpan(exchange_ + SumCount(), norms), plan_),
-        guard_.scales() ? absl::StrCat(" at loss scale ", scale) : "");
+        guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
   }
   TERCIO_ASSIGN_OR_RETURN(const bool taken, guard_.Judge(good_loss, good_gradients, where));
   result->skipped = !taken;
