@@ -81,7 +81,7 @@ class OnNan(TercioTest):
         shutil.copytree(os.path.join(FIXTURES, "llama"), self.path("llama"))
         self.poison(BAD_TOKEN)
         tokens = [(i * i + 3 * i // 7) % BAD_TOKEN for i in range(CONTEXT * BATCH * STEPS + 1)]
-        tokens[CONTEXT * 5 + 3] = BAD_TOKEN
+        tokens[CONTEXT * 26 + 3] = BAD_TOKEN
         with open(self.path("tokens.bin"), "wb") as file:
             file.write(struct.pack(f"<{len(tokens)}H", *tokens))
         with open(self.path("tokens.idx"), "wb") as file:
