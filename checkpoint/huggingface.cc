@@ -287,7 +287,7 @@ void HuggingFaceModel::ReadTransposed(const Place& place, const v1::TensorSlice&
 absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* out) const {
   const auto found = places_.find(slice.tensor());
   if (found == places_.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
+    return absl::NotFoundError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
   }
   const Place& place = found->second;
   std::vector<int64_t> shape = {place.rows};

@@ -96,7 +96,7 @@ absl::StatusOr<std::string> Reader::TokenizerJson() const {
 absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
   const auto found = manifest_.tensors.find(slice.tensor());
   if (found == manifest_.tensors.end()) {
-    return absl::InvalidArgumentError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
+    return absl::NotFoundError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
   }
   const ManifestTensor& tensor = found->second;
   const std::vector<int64_t> shape(slice.shape().begin(), slice.shape().end());

@@ -38,8 +38,8 @@ class Reader : public WeightSource {
   absl::StatusOr<std::string> TokenizerJson() const override;
   bool Has(const std::string& tensor) const override { return manifest_.tensors.contains(tensor); }
 
-  // Writes the slice's values row-major. INVALID_ARGUMENT when the tensor is missing or has another
-  // shape.
+  // Writes the slice's values row-major. NOT_FOUND when the tensor is missing, INVALID_ARGUMENT
+  // when it has another shape.
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
  private:

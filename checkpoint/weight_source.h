@@ -2,8 +2,8 @@
 // Face directory. Trainers, generation and exporters ask for slices and know no file format.
 //
 // Threads: const methods from any thread.
-// Errors: INVALID_ARGUMENT for a tensor that the source lacks, another shape, or a slice outside of
-// it.
+// Errors: NOT_FOUND for a tensor that the source lacks, INVALID_ARGUMENT for another shape, or a
+// slice outside of it.
 #pragma once
 
 #include <memory>

@@ -102,6 +102,8 @@ Json StepToJson(const v1::StepRecord& step) {
                {"step_seconds", NumberOrNull(step.step_seconds())}};
   json["validation_loss"] =
       step.has_validation_loss() ? NumberOrNull(step.validation_loss()) : Json(nullptr);
+  if (step.skipped()) json["skipped"] = true;
+  if (step.has_loss_scale()) json["loss_scale"] = step.loss_scale();
   return json;
 }
 

@@ -164,7 +164,7 @@ int History(const Options& options) {
                     << (step.has_validation_loss()
                             ? absl::StrFormat("%10.5f", step.validation_loss())
                             : "         -")
-                    << "\n";
+                    << (step.skipped() ? "  skipped" : "") << "\n";
         });
   });
 }

@@ -60,8 +60,7 @@ class JobParser {
     out->set_clip_grad_norm(training.Number("clip_grad_norm", 1.0, 0, kLargest));
     const std::string precision =
         training.OneOf("precision", "auto", {"auto", "fp32", "bf16", "fp16"});
-    if (precision == "bf16" || precision == "fp16") training.Fault("precision", NotYet(precision));
-    out->set_precision("fp32");
+    out->set_precision(precision == "auto" ? "fp32" : precision);
     out->set_seed(static_cast<uint64_t>(training.Integer("seed", 1337, 0)));
     Section evaluate = training.Child("evaluate");
     out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
@@ -205,7 +204,7 @@ class JobParser {
     if (fault_tolerance.Text("hang_timeout", "auto") != "auto") {
       out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 0));
     }
-    out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop"}));
+    out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop", "skip"}));
     out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report"}));
     fault_tolerance.Finish();
   }

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -130,10 +131,30 @@ TEST(JobFile, BertHasKeysOfItsOwn) {
 }
 
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
-  for (const char* change :
-       {"training.precision=bf16", "resources.device=cuda", "parallelism.zero_stage=1"}) {
+  for (const char* change : {"resources.device=cuda", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
+}
+
+TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
+  const auto plain = Parse(kGood, {"training.precision=auto"});
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->training().precision(), "fp32");
+  EXPECT_EQ(plain->fault_tolerance().on_nan(), "stop");
+  for (const char* precision : {"fp32", "bf16", "fp16"}) {
+    const auto spec = Parse(
+        kGood, {absl::StrCat("training.precision=", precision), "fault_tolerance.on_nan=skip"});
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto again = Parse(EffectiveYaml(*spec));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->training().precision(), precision);
+    EXPECT_EQ(again->fault_tolerance().on_nan(), "skip");
+    const auto resumed = ChangeJob(*spec, {"training.precision=bf16"});
+    ASSERT_TRUE(resumed.ok()) << resumed.status();
+    EXPECT_EQ(resumed->training().precision(), "bf16");
+  }
+  EXPECT_THAT(FaultOf(kGood, {"training.precision=fp8"}), HasSubstr("training.precision"));
+  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.on_nan=retry"}), HasSubstr("on_nan"));
 }
 
 TEST(JobFile, TokenizersArePathsOfTheJobFile) {

@@ -336,6 +336,9 @@ struct AdamWArgs {
   float clip = 1;
 };
 
+// What a buffer's values are rounded to. kFloat32: they are not.
+enum class Format { kFloat32, kBfloat16, kFloat16 };
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -373,6 +376,9 @@ class Ops {
   virtual void Add(float* a, const float* b, int64_t count) = 0;
   virtual void Zero(float* a, int64_t count) = 0;
   virtual void Copy(float* to, const float* from, int64_t count) = 0;
+  // x[i] = the value that a buffer of `format` would hold: the nearest, of two equally near ones
+  // the even one. Too large: infinity; subnormal values are kept; NaN stays NaN.
+  virtual void Round(float* x, int64_t count, Format format) = 0;
   // *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks
   // in order.
   virtual void SumOfSquares(const float* a, int64_t count, double* sum) = 0;

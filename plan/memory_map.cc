@@ -12,6 +12,7 @@
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/model_traits.h"
+#include "plan/precision.h"
 #include "plan/reduction_scratch.h"
 #include "plan/schedule.h"
 
@@ -288,6 +289,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int lanes = LanesPerDataRank(LaneCount(job.training().global_batch()), layout.data());
   TableBuilder table;
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
+  if (FormatOf(job.training()) != kernels::Format::kFloat32) {
+    table.Floats("parameters.compute", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
+  }
   for (int i = 0; i < GradientBuffers(lanes); ++i) {
     table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT,
                  tensors.gradient_elements);
@@ -312,7 +316,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Add("tokens.predicted", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
   table.Add("tokens.lengths", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
   table.Add("tokens.labels", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
-  table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT, SnapshotElements(tensors, layout.data()));
+  const int64_t guard = stage == 0 && MaySkipSteps(job) ? kGuardStateElements : 0;
+  table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT,
+               SnapshotElements(tensors, layout.data()) + guard);
   return table.Finish();
 }
 

@@ -253,6 +253,24 @@ TEST(MemoryMap, RecomputationKeepsLess) {
   EXPECT_LT(bytes[1], bytes[2]);
 }
 
+TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
+  const v1::Layout layout = LayoutOf(2, 2, 1, 4);
+  const v1::MemoryTable full = MemoryOfStage(Job(), layout, 0, 1);
+  for (const char* precision : {"bf16", "fp16"}) {
+    v1::JobSpec job = Job();
+    job.mutable_training()->set_precision(precision);
+    const v1::MemoryTable table = MemoryOfStage(job, layout, 0, 1);
+    const v1::Buffer& copy = FindBuffer(table, "parameters.compute");
+    EXPECT_EQ(copy.kind(), v1::BUFFER_KIND_PARAMETER);
+    EXPECT_EQ(copy.size_bytes(), FindBuffer(table, "parameters").size_bytes());
+    EXPECT_EQ(table.buffers_size(), full.buffers_size() + 1);
+    // The state of the loss scale is saved, too.
+    const int64_t more = std::string(precision) == "fp16" ? 5 * 4 : 0;
+    EXPECT_EQ(FindBuffer(table, "snapshot").size_bytes(),
+              FindBuffer(full, "snapshot").size_bytes() + more);
+  }
+}
+
 TEST(MemoryMap, BuffersDoNotOverlap) {
   for (const v1::Layout& layout : {LayoutOf(1, 1, 1, 4), LayoutOf(2, 2, 2), LayoutOf(4, 3, 1, 2)}) {
     for (int stage = 0; stage < layout.pipeline(); ++stage) {

@@ -4,6 +4,7 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 
 namespace tercio::coordinator {
@@ -46,6 +47,13 @@ std::string DescribeExit(const v1::ExitRecord& exit) {
     absl::StrAppend(&text, ": ", exit.last_log_lines(exit.last_log_lines_size() - 1));
   }
   return text;
+}
+
+std::string DescribeSkipped(const v1::StepRecord& step) {
+  return absl::StrCat(
+      "step ", step.step(), " was skipped: its loss is ", step.loss(), ", its gradient norm ",
+      step.grad_norm(),
+      step.has_loss_scale() ? absl::StrFormat(", its loss scale %.0f", step.loss_scale()) : "");
 }
 
 // One step at work: what it reads and writes.
@@ -345,6 +353,7 @@ class Stepper {
     record.set_tokens(step.tokens());
     record.set_loss(step.loss());
     record.set_tokens_per_second(report.tokens_per_second());
+    if (step.skipped()) Note(job, "step_skipped", DescribeSkipped(step));
     if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
     record.set_progress_at(now_);
     effects_.changed_jobs.insert(record.id());

@@ -3,6 +3,7 @@
 #include "coordinator/core/core.h"
 
 #include <functional>
+#include <limits>
 #include <map>
 
 #include "gmock/gmock.h"
@@ -316,6 +317,31 @@ TEST(Core, TheFirstWeightsAreCheckedUntilThereIsACheckpoint) {
     machine.Wait(5);
     EXPECT_EQ(from_start(machine.Do(Tick{})), saved ? 0 : 1);
   }
+}
+
+TEST(Core, ASkippedStepIsAnEventOnce) {
+  Machine machine;
+  machine.Reach(v1::JOB_PHASE_RUNNING);
+  const auto skip = [&](int64_t step) {
+    return machine.Say([&](v1::AgentMessage& m) {
+      *m.mutable_step_report()->mutable_run() = RunWith(1);
+      v1::StepRecord* record = m.mutable_step_report()->mutable_record();
+      record->set_step(step);
+      record->set_attempt(1);
+      record->set_loss(2.5);
+      record->set_grad_norm(std::numeric_limits<double>::infinity());
+      record->set_loss_scale(65536);
+      record->set_skipped(true);
+    });
+  };
+  const Effects effects = skip(7);
+  ASSERT_EQ(effects.steps.size(), 1u);
+  EXPECT_TRUE(effects.steps[0].second.skipped());
+  ASSERT_EQ(effects.events.size(), 1u);
+  EXPECT_EQ(effects.events[0].kind(), "step_skipped");
+  EXPECT_EQ(effects.events[0].message(),
+            "step 7 was skipped: its loss is 2.5, its gradient norm inf, its loss scale 65536");
+  EXPECT_TRUE(skip(7).events.empty());
 }
 
 TEST(Core, ASucceededJobGoesOnOnlyWithMoreSteps) {

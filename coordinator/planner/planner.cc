@@ -124,8 +124,9 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (architecture != "gpt2" && architecture != "llama" && architecture != "bert") {
     return unsupported("model.architecture " + architecture);
   }
-  if (job.training().precision() != "fp32") {
-    return unsupported("training.precision " + job.training().precision());
+  const std::string& precision = job.training().precision();
+  if (precision != "fp32" && precision != "bf16" && precision != "fp16") {
+    return unsupported("training.precision " + precision);
   }
   if (job.resources().device() != "cpu")
     return unsupported("resources.device " + job.resources().device());

@@ -75,6 +75,7 @@ class CpuOps : public Ops {
   void Copy(float* to, const float* from, int64_t count) override {
     std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
   }
+  void Round(float* x, int64_t count, Format format) override { RoundCpu(x, count, format, pool_); }
   void SumOfSquares(const float* a, int64_t count, double* sum) override {
     *sum = SumOfSquaresCpu(a, count, pool_);
   }

@@ -72,6 +72,7 @@ void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& p
 
 void AdamWCpu(const AdamWArgs& args, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
+void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool);
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool);
 
 }  // namespace tercio::kernels

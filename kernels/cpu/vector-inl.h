@@ -101,13 +101,14 @@ HWY_INLINE float MaxRow(const float* x, int64_t count) {
 }
 
 // exp(x), relative error about 2e-7 (1 to 2 units in the last place). x <= -87.3 gives 0, x > 88.3
-// is clamped. Cephes' single-precision scheme: x = n ln2 + r, degree-6 polynomial in r, scaled by
-// 2^n.
+// is clamped, NaN stays NaN. Cephes' single-precision scheme: x = n ln2 + r, degree-6 polynomial in
+// r, scaled by 2^n.
 HWY_INLINE Vector Exp(Vector x) {
   const Tag d;
   const hn::RebindToSigned<Tag> di;
   const auto underflow = hn::Lt(x, hn::Set(d, -87.33654f));
-  x = hn::Min(hn::Max(x, hn::Set(d, -87.33654f)), hn::Set(d, 88.0f));
+  // x86 takes the second of two where one is NaN: so NaN gives NaN.
+  x = hn::Min(hn::Set(d, 88.0f), hn::Max(hn::Set(d, -87.33654f), x));
   const Vector n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
   Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
   r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 namespace tercio::kernels::reference {
@@ -155,6 +156,15 @@ AdamWState AdamW(AdamWState state, double gradient, double learning_rate, double
   const double v = state.v / (1 - std::pow(beta2, static_cast<double>(step)));
   state.parameter -= learning_rate * m / (std::sqrt(v) + eps);
   return state;
+}
+
+double RoundTo(double x, const FloatFormat& format) {
+  if (!std::isfinite(x) || x == 0) return x;
+  const int exponent = std::max(std::ilogb(x), format.least_exponent);
+  const double step = std::ldexp(1.0, exponent - format.significand_bits + 1);
+  const double rounded = std::nearbyint(x / step) * step;
+  if (std::abs(rounded) <= format.largest) return rounded;
+  return std::copysign(std::numeric_limits<double>::infinity(), x);
 }
 
 Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,

@@ -1,6 +1,6 @@
 // The operations of kernels/ops.h as plain loops in double: the oracle for every backend. Slow, and
 // meant to be read beside the formulas of the contract. Inputs are rounded to float once, by the
-// caller; nothing in here rounds.
+// caller; nothing in here rounds but RoundTo.
 #pragma once
 
 #include <cstdint>
@@ -42,6 +42,16 @@ struct AdamWState {
 };
 AdamWState AdamW(AdamWState state, double gradient, double learning_rate, double beta1,
                  double beta2, double eps, double weight_decay, int64_t step);
+
+// A binary floating-point format, by its definition.
+struct FloatFormat {
+  int significand_bits;  // with the leading one: 8 for bf16, 11 for fp16
+  int least_exponent;    // of normal values: -126, -14
+  double largest;        // finite value
+};
+// The nearest value of the format, of two equally near ones the even one; half a step beyond the
+// largest finite value and more is infinity.
+double RoundTo(double x, const FloatFormat& format);
 
 // d (sum_i output_weights[i] * f(x)[i]) / dx, by central differences in double.
 Values NumericGradient(const std::function<Values(const Values&)>& f, const Values& x,

@@ -1,7 +1,8 @@
 // Times the training engine and the matrix product without the service around them; prints one JSON
 // line.
 //   engine_bench gemm THREADS
-//   engine_bench nanogpt|gpt2-124m STEPS THREADS TENSOR PIPELINE DATA      ranks are threads
+//   engine_bench nanogpt|gpt2-124m STEPS THREADS TENSOR PIPELINE DATA [PRECISION]
+// Ranks are threads.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -76,8 +77,9 @@ v1::JobSpec JobOf(const std::string& name) {
 }
 
 int BenchTraining(const std::string& name, int64_t steps, int threads, int tensor, int pipeline,
-                  int data) {
+                  int data, const std::string& precision) {
   v1::JobSpec spec = JobOf(name);
+  spec.mutable_training()->set_precision(precision);
   spec.mutable_training()->set_steps(steps);
   spec.mutable_parallelism()->set_tensor(tensor);
   spec.mutable_parallelism()->set_pipeline(pipeline);
@@ -131,12 +133,12 @@ int main(int argc, char** argv) {
   if (arguments.size() == 2 && arguments[0] == "gemm") {
     return tercio::testing::BenchGemm(number(1));
   }
-  if (arguments.size() == 6) {
+  if (arguments.size() == 6 || arguments.size() == 7) {
     return tercio::testing::BenchTraining(arguments[0], number(1), number(2), number(3), number(4),
-                                          number(5));
+                                          number(5), arguments.size() == 7 ? arguments[6] : "fp32");
   }
   std::fprintf(stderr,
                "usage: engine_bench gemm THREADS\n"
-               "       engine_bench MODEL STEPS THREADS TENSOR PIPELINE DATA\n");
+               "       engine_bench MODEL STEPS THREADS TENSOR PIPELINE DATA [PRECISION]\n");
   return 2;
 }

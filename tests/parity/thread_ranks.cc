@@ -52,6 +52,7 @@ struct Shared {
 absl::Status LoadState(const State& state, TrainingEngine& engine) {
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.NeededSlices()[i];
+    if (slice.tensor() == kGuardTensor && !state.contains(kGuardTensor)) continue;
     const std::vector<float>& whole = state.at(slice.tensor());
     std::vector<float> values;
     ForRows(slice, [&](int64_t at, int64_t, int64_t width) {

@@ -47,6 +47,9 @@ struct AgentMetrics::Families {
   Family<Counter>& tokens = NewCounter(registry, "tercio_tokens_total",
                                        "Tokens trained on by the job, counted by each rank.");
   Family<Counter>& steps = NewCounter(registry, "tercio_steps_total", "Optimizer steps of a rank.");
+  Family<Counter>& skipped_steps =
+      NewCounter(registry, "tercio_skipped_steps_total",
+                 "Steps of the job whose loss or gradients were not finite, and so not used.");
   Family<Gauge>& tokens_per_second =
       NewGauge(registry, "tercio_tokens_per_second", "Tokens a second of the whole job.");
   Family<Gauge>& step = NewGauge(registry, "tercio_step", "Last completed step.");
@@ -93,6 +96,9 @@ void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, int
   families_->communication_seconds.Add(labels).Set(step.communication_seconds());
   families_->loss.Add(labels).Set(step.loss());
   families_->grad_norm.Add(labels).Set(step.grad_norm());
+  if (!step.has_record()) return;
+  families_->skipped_steps.Add({{"job_id", rank.job_id}, {"job_name", rank.job_name}})
+      .Increment(step.record().skipped() ? 1 : 0);
 }
 
 void AgentMetrics::Memory(const RankLabels& rank, const v1::TrainerMemory& memory) {

@@ -49,6 +49,12 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   step.set_grad_norm(0.5);
   (*metrics)->Step(kLabels, step, 2, 256);
   (*metrics)->Step(kLabels, step, 1, 256);
+  step.mutable_record()->set_skipped(false);
+  (*metrics)->Step(kLabels, step, 0, 0);
+  for (int i = 0; i < 2; ++i) {
+    step.mutable_record()->set_skipped(true);
+    (*metrics)->Step(kLabels, step, 0, 0);
+  }
   v1::TrainerMemory memory;
   memory.set_planned_bytes(4096);
   memory.set_resident_bytes(8192);
@@ -63,6 +69,8 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   EXPECT_THAT(page, HasSubstr("tercio_tokens_total" + labels + " 512"));
   EXPECT_THAT(page, HasSubstr("tercio_steps_total" + labels + " 3"));
   EXPECT_THAT(page, HasSubstr("tercio_tokens_per_second" + labels + " 1024"));
+  EXPECT_THAT(page, HasSubstr("tercio_skipped_steps_total{job_id=\"j-1\",job_name="
+                              "\"shakespeare\"} 2"));
   EXPECT_THAT(page, HasSubstr("tercio_step_seconds" + labels + " 0.25"));
   EXPECT_THAT(page, HasSubstr("tercio_loss" + labels + " 3.5"));
   EXPECT_THAT(page, HasSubstr("tercio_grad_norm" + labels + " 0.5"));

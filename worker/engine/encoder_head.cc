@@ -24,6 +24,7 @@ EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
       vocabulary_valid_(
           std::clamp<int64_t>(vocabulary_ - tensor_index * shape.vocabulary, 0, shape.vocabulary)),
       sequence_scale_(1.0 / static_cast<double>(spec.training().global_batch())),
+      format_(plan::FormatOf(spec.training())),
       parameters_(parameters),
       stream_(stream),
       ops_(stream.ops()),
@@ -72,12 +73,17 @@ void EncoderHead::LogitsOfChunk(const MicroBatch& batch, const float* hidden, co
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
   ops_.Gather({hidden, batch.predicted + chunk.at, at_.rows, rows, c});
-  ops_.Matmul(
-      {at_.rows, weights_.transform.In(parameters_), nullptr, at_.transform, rows, c, c, false});
-  ops_.BiasGelu({at_.transform, weights_.transform_bias.In(parameters_), at_.activation, rows, c,
-                 traits_.exact_gelu});
+  // The activation is that of the rounded sum, which is kept: so the bias comes before.
+  const float* bias = weights_.transform_bias.In(parameters_);
+  ops_.Matmul({at_.rows, weights_.transform.In(parameters_), reduced() ? bias : nullptr,
+               at_.transform, rows, c, c, false});
+  Store(at_.transform, rows * c);
+  ops_.BiasGelu(
+      {at_.transform, reduced() ? nullptr : bias, at_.activation, rows, c, traits_.exact_gelu});
+  Store(at_.activation, rows * c);
   ops_.LayerNorm({at_.activation, weights_.norm.In(parameters_), weights_.norm_bias.In(parameters_),
                   at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false});
+  Store(at_.norm, rows * c);
   ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
                at_.logits, rows, shape_.vocabulary, c, false});
 }
@@ -104,16 +110,20 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, flo
                                 float* gradients, bool accumulate) {
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
-  const auto scale = static_cast<float>(1.0 / static_cast<double>(batch.step_predictions));
+  const auto scale =
+      static_cast<float>(gradient_scale_ / static_cast<double>(batch.step_predictions));
   ops_.CrossEntropyBackward({at_.logits, at_.lse, batch.targets + chunk.at, rows, vocabulary_valid_,
                              shape_.vocabulary, vocabulary_begin_, scale,
                              Smoothing(batch, vocabulary_)});
+  Store(at_.logits, rows * shape_.vocabulary);
   ops_.MatmulBackwardWeight({at_.logits, at_.norm, weights_.head.GradientIn(gradients),
                              weights_.head_bias.GradientIn(gradients), rows, shape_.vocabulary, c,
                              shape_.tokens, accumulate});
   ops_.MatmulBackwardInput(
       {at_.logits, weights_.head.In(parameters_), at_.gradient, rows, shape_.vocabulary, c, false});
+  Store(at_.gradient, rows * c);
   tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, SumOrder::kRanks, tensor_scratch_);
+  if (tensor_group_.size() > 1) Store(at_.gradient, rows * c);
   kernels::LayerNormBackwardArgs norm{};
   norm.dy = at_.gradient;
   norm.x = at_.activation;
@@ -127,14 +137,17 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, flo
   norm.columns = c;
   norm.rows_per_leaf = shape_.tokens;
   ops_.LayerNormBackward(norm);
+  Store(at_.gradient, rows * c);
   ops_.BiasGeluBackward({at_.gradient, at_.transform, at_.transform_gradient,
                          weights_.transform_bias.GradientIn(gradients), rows, c, shape_.tokens,
                          traits_.exact_gelu});
+  Store(at_.transform_gradient, rows * c);
   ops_.MatmulBackwardWeight({at_.transform_gradient, at_.rows,
                              weights_.transform.GradientIn(gradients), nullptr, rows, c, c,
                              shape_.tokens, true});
   ops_.MatmulBackwardInput({at_.transform_gradient, weights_.transform.In(parameters_),
                             at_.gradient, rows, c, c, false});
+  Store(at_.gradient, rows * c);
   ops_.ScatterAdd({at_.gradient, batch.predicted + chunk.at, gradient, rows, c});
 }
 
@@ -188,9 +201,12 @@ void EncoderHead::ForwardClasses(const MicroBatch& batch, const float* hidden, i
   ops_.Gather({hidden, classes_.first_rows + first, classes_.first + first * c, count, c});
   ops_.Matmul({classes_.first + first * c, weights_.pooler.In(parameters_), nullptr, pooled, count,
                c, c, false});
+  Store(pooled, count * c);
   ops_.BiasTanh({pooled, weights_.pooler_bias.In(parameters_), count, c});
+  Store(pooled, count * c);
   ops_.Copy(dropped, pooled, count * c);
   ops_.PositionEmbedding({dropped, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
+  Store(dropped, count * c);
   ops_.Matmul({dropped, weights_.classes.In(parameters_), weights_.classes_bias.In(parameters_),
                classes_.logits + first * shape_.classes, count, shape_.classes, c, false});
 }
@@ -223,10 +239,15 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, const float* hidden, 
         float* logits = classes_.logits + first * k;
         float* d = classes_.gradient + first * c;
         ops_.CrossEntropyBackward({logits, classes_.lse + first, batch.labels + first, count, k, k,
-                                   0, static_cast<float>(sequence_scale_), Smoothing(batch, k)});
+                                   0, static_cast<float>(sequence_scale_ * gradient_scale_),
+                                   Smoothing(batch, k)});
+        Store(logits, count * k);
         ops_.MatmulBackwardInput({logits, weights_.classes.In(parameters_), d, count, k, c, false});
+        Store(d, count * c);
         ops_.PositionEmbeddingBackward({d, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
+        Store(d, count * c);
         ops_.TanhBackward({d, classes_.pooled + first * c, d, count * c});
+        Store(d, count * c);
         if (gives_whole_tensors_) {
           ops_.MatmulBackwardWeight(
               {logits, classes_.dropped + first * c, weights_.classes.GradientIn(gradients),
@@ -237,6 +258,7 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, const float* hidden, 
         }
         float* input = classes_.pooled_gradient + first * c;
         ops_.MatmulBackwardInput({d, weights_.pooler.In(parameters_), input, count, c, c, false});
+        Store(input, count * c);
         ops_.ScatterAdd({input, classes_.first_rows + first, gradient, count, c});
       });
 }
@@ -256,6 +278,7 @@ void EncoderHead::Backward(const MicroBatch& batch, const float* hidden, float* 
   ops_.Zero(gradient, shape_.rows * shape_.hidden);
   if (shape_.masked_head) BackwardTokens(batch, hidden, gradient, losses.tokens, lanes);
   if (shape_.classes > 0) BackwardClasses(batch, hidden, gradient, losses.sequences, lanes);
+  Store(gradient, shape_.rows * shape_.hidden);
 }
 
 const float* EncoderHead::TokenLogits(const MicroBatch& batch, const float* hidden) {

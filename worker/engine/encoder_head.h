@@ -6,11 +6,13 @@
 // positions that are predicted go through the head: a sequence after the other, in chunks of rows,
 // so that sums do not depend on the layout.
 //
-// Works in the buffers of the arena only; all operations go to the given stream.
+// Works in the buffers of the arena only; all operations go to the given stream. Rounds as
+// StageModel does.
 #pragma once
 
 #include "plan/memory_map.h"
 #include "plan/model_traits.h"
+#include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
@@ -26,6 +28,9 @@ class EncoderHead {
   EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
               const plan::ModelTraits& traits, const OutputWeights& weights, int tensor_index,
               const float* parameters, Arena& arena, Stream& stream, Communicator& tensor_group);
+
+  // What the gradient of the loss is multiplied by from now on; 1 at first.
+  void SetLossScale(double scale) { gradient_scale_ = scale; }
 
   // hidden: rows x C, all rows of the micro-batch. Adds to `losses`.
   void Loss(const MicroBatch& batch, const float* hidden, const LossSums& losses);
@@ -57,6 +62,10 @@ class EncoderHead {
     int32_t* first_rows;
   };
 
+  void Store(float* x, int64_t count) {
+    if (reduced()) ops_.Round(x, count, format_);
+  }
+  bool reduced() const { return format_ != kernels::Format::kFloat32; }
   template <typename Body>
   void ForChunks(const MicroBatch& batch, int64_t first_sequence, int64_t sequences,
                  const Body& body) const;
@@ -90,6 +99,8 @@ class EncoderHead {
   const int64_t vocabulary_begin_;
   const int64_t vocabulary_valid_;
   const double sequence_scale_;
+  const kernels::Format format_;
+  double gradient_scale_ = 1;
   const float* parameters_;
   Stream& stream_;
   kernels::Ops& ops_;

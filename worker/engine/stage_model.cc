@@ -23,8 +23,9 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       tensor_index_(plan.placement().tensor_index()),
       dropout_(static_cast<float>(spec.model().dropout())),
       seed_(spec.training().seed()),
-      loss_scale_(static_cast<float>(
-          1.0 / (static_cast<double>(spec.training().global_batch()) * spec.model().context()))),
+      loss_weight_(1.0 /
+                   (static_cast<double>(spec.training().global_batch()) * spec.model().context())),
+      format_(plan::FormatOf(spec.training())),
       smoothing_{static_cast<float>(spec.training().label_smoothing()), spec.model().vocab_size()},
       stream_(stream),
       ops_(stream.ops()),
@@ -36,7 +37,8 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
     slots_.push_back(arena.Floats(absl::StrCat("activations.", slot)));
   }
   shared_ = arena.Floats("activations.shared");
-  parameters_ = arena.Floats("parameters");
+  parameters_ =
+      arena.Floats(format_ == kernels::Format::kFloat32 ? "parameters" : "parameters.compute");
   branch_ = arena.Floats("workspace.branch");
   branch_gradient_ = arena.Floats("workspace.branch_gradient");
   norm_gradient_ = arena.Floats("workspace.norm_gradient");
@@ -135,13 +137,16 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
 }
 
 float* StageModel::SumRows(float* partial, int64_t rows) {
+  Store(partial, rows * shape_.hidden);
   if (!shape_.sequence_parallel) {
     tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, SumOrder::kRanks,
                                tensor_scratch_);
+    if (tensor_group_.size() > 1) Store(partial, rows * shape_.hidden);
     return partial;
   }
   tensor_group_.ReduceScatterSum(stream_, partial, local_sum_, shape_.local_rows * shape_.hidden,
                                  tensor_scratch_);
+  Store(local_sum_, shape_.local_rows * shape_.hidden);
   return local_sum_;
 }
 
@@ -170,6 +175,7 @@ void StageModel::NormInput(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   ops_.LayerNorm(
       Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, LocalRowsOf(batch)));
+  Store(at.norm1, LocalRowsOf(batch) * shape_.hidden);
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
@@ -199,10 +205,20 @@ void StageModel::Embed(const MicroBatch& batch) {
   position.type_weight = weights_.type.In(parameters_);
   if (shape_.post_norm) {
     ops_.PositionEmbedding(position);
+    Store(sum, position.rows * shape_.hidden);
     return NormEmbedding(batch, sum);
   }
   position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, position.first_row);
   ops_.PositionEmbedding(position);
+  Store(sum, position.rows * shape_.hidden);
+}
+
+void StageModel::AddAndNorm(const kernels::ResidualArgs& add, const kernels::LayerNormArgs& norm) {
+  if (format_ == kernels::Format::kFloat32) return ops_.ResidualLayerNorm(add, norm);
+  ops_.Residual(add);
+  Store(add.out, add.rows * add.columns);
+  ops_.LayerNorm(norm);
+  Store(norm.y, norm.rows * norm.columns);
 }
 
 // The norm, then dropout.
@@ -212,9 +228,11 @@ void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
                       slot + slot_layout_.embedding_mean, slot + slot_layout_.embedding_rstd,
                       shape_.local_rows));
+  Store(input, shape_.local_rows * shape_.hidden);
   ops_.PositionEmbedding({input, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
                           first_local_row_,
                           DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
+  Store(input, shape_.local_rows * shape_.hidden);
 }
 
 // Queries and keys lie side by side: one call turns both.
@@ -222,6 +240,7 @@ void StageModel::Rotate(float* qkv, int64_t first_row, int64_t rows, bool invers
   if (!shape_.rotary) return;
   ops_.Rotary({qkv, rotary_ + first_row * shape_.head_dim, rows, shape_.tokens, shape_.qkv,
                shape_.heads + shape_.key_heads, shape_.head_dim, inverse});
+  Store(qkv, rows * shape_.qkv);
 }
 
 void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
@@ -230,6 +249,7 @@ void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
   } else {
     ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu});
   }
+  Store(out, rows * shape_.ffn);
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
@@ -238,6 +258,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   ops_.Matmul({GatherRows(AttentionInput(at)), w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
                at.qkv, rows, shape_.qkv, shape_.hidden, false});
+  Store(at.qkv, rows * shape_.qkv);
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -259,6 +280,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   attention.scratch = attention_scratch_;
   ops_.Attention(attention);
+  Store(at.attention, rows * shape_.attention);
   ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
                shape_.attention, false});
 }
@@ -285,10 +307,14 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
-  ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
-  ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_), nullptr, at.up, rows, shape_.up,
-               shape_.hidden, false});
-  Activate(at.up, w.up_bias, at.gelu, rows);
+  AddAndNorm(add, MiddleNorm(batch, layer));
+  // The activation is that of the rounded sum, which is kept: so the bias comes before.
+  const bool fused = format_ == kernels::Format::kFloat32;
+  ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_),
+               fused ? nullptr : w.up_bias.In(parameters_), at.up, rows, shape_.up, shape_.hidden,
+               false});
+  Store(at.up, rows * shape_.up);
+  Activate(at.up, fused ? w.up_bias : WeightRef(), at.gelu, rows);
 }
 
 void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
@@ -313,12 +339,12 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
     float* next = add.out;
     add.residual = at.norm2;
     add.out = at.norm1;
-    ops_.ResidualLayerNorm(
-        add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
+    AddAndNorm(add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
   } else if (inner || IsLast(batch)) {
-    ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
+    AddAndNorm(add, NormAfter(batch, layer));
   } else {
     ops_.Residual(add);
+    Store(add.out, add.rows * shape_.hidden);
   }
 }
 
@@ -332,6 +358,7 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
   }
   const LayerView at = ViewOf(batch, layer);
   ops_.LayerNorm(MiddleNorm(batch, layer));
+  Store(at.norm2, LocalRowsOf(batch) * shape_.hidden);
   Activate(at.up, {}, at.gelu, RowsOf(batch));  // the bias was added in place
 }
 
@@ -404,13 +431,15 @@ void StageModel::BackwardEncoderHead(const MicroBatch& batch, float* flow, const
 void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* losses,
                               GradientLanes& lanes) {
   const float* normed = GatherRows(FinalNorm(batch.slot));
+  const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
   lanes.Assign(batch.index, {weights_.output.head}, ops_,
                [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
                  for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
                    ForwardChunk(batch, chunk, losses);
                    ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
                                               vocabulary_valid_, shape_.vocabulary,
-                                              vocabulary_begin_, loss_scale_, SmoothingOf(batch)});
+                                              vocabulary_begin_, scale, SmoothingOf(batch)});
+                   Store(logits_, chunk.rows * shape_.vocabulary);
                    ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
                                               weights_.output.head.GradientIn(gradients), nullptr,
                                               chunk.rows, shape_.vocabulary, shape_.hidden,
@@ -451,6 +480,7 @@ void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightR
                      args.rms = traits_.rms_norm;
                      ops_.LayerNormBackward(args);
                    });
+  Store(flow, shape_.local_rows * shape_.hidden);
 }
 
 const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
@@ -471,6 +501,7 @@ const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, ui
                      args.dropout = DropoutAt(batch, layer, site, first_local_row_ + part.begin);
                      ops_.ResidualBackward(args);
                    });
+  if (dropped) Store(branch_gradient_, shape_.local_rows * shape_.hidden);
   return GatherRows(dropped ? branch_gradient_ : flow);
 }
 
@@ -513,7 +544,10 @@ void StageModel::BackwardInput(const MicroBatch& batch, WeightRef weight, Weight
                                const float* x, const float* mean, const float* rstd, float* flow,
                                GradientLanes& lanes) {
   const float* gradient = SumRows(norm_gradient_, shape_.rows);
-  if (shape_.post_norm) return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
+  if (shape_.post_norm) {
+    ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
+    return Store(flow, shape_.local_rows * shape_.hidden);
+  }
   BackwardNorm(batch, weight, bias, gradient, x, mean, rstd, flow, true, lanes);
 }
 
@@ -528,7 +562,9 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
   float* gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
   ops_.MatmulBackwardInput(
       {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn, false});
+  Store(gradient, shape_.rows * shape_.ffn);
   BackwardActivation(batch, at.up, w.up_bias, lanes);
+  Store(wide_gradient_, shape_.rows * shape_.up);
   BackwardWeight(batch, w.up, {}, wide_gradient_, GatherRows(at.norm2), shape_.up, shape_.hidden,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
@@ -546,6 +582,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
   ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
                             shape_.hidden, shape_.attention, false});
+  Store(attention_gradient_, shape_.rows * shape_.attention);
   kernels::AttentionBackwardArgs args{};
   args.dout = attention_gradient_;
   args.out = at.attention;
@@ -568,6 +605,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
+  Store(wide_gradient_, shape_.rows * shape_.qkv);
   Rotate(wide_gradient_, 0, shape_.rows, true);
   BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);
@@ -581,6 +619,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, Gradien
   if (shape_.post_norm) {
     ops_.PositionEmbeddingBackward({flow, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
                                     first_local_row_, dropout});
+    Store(flow, shape_.local_rows * shape_.hidden);
     const float* slot = slots_[static_cast<size_t>(batch.slot)];
     BackwardPostNorm(batch, weights_.embedding_norm, weights_.embedding_norm_bias,
                      slot + slot_layout_.embedding_sum, slot + slot_layout_.embedding_mean,
@@ -599,6 +638,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, Gradien
                                                      first, dropout, TypesAt(batch, first),
                                                      weights_.type.GradientIn(gradients)});
                    });
+  Store(flow, shape_.local_rows * shape_.hidden);
   const float* all = GatherRows(flow);
   lanes.Accumulate(batch.index, {weights_.token}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {

@@ -2,7 +2,10 @@
 // forward and backward of a micro-batch. The partition is that of Shoeybi et al., "Megatron-LM",
 // section 3.
 //
-// Works in the buffers of the arena only; all operations go to the given stream.
+// Works in the buffers of the arena only; all operations go to the given stream. In bf16 and fp16
+// (plan/precision.h) it reads weights from "parameters.compute", which the caller keeps rounded,
+// and rounds every activation and every gradient of one as soon as it is written; logits, norm
+// statistics, log-sum-exps, losses and weight gradients stay fp32.
 #pragma once
 
 #include <functional>
@@ -11,6 +14,7 @@
 
 #include "plan/memory_map.h"
 #include "plan/model_traits.h"
+#include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
@@ -53,6 +57,12 @@ class StageModel {
   // (padding included), rows x local vocabulary. REQUIRES: rows is at most the chunk of the stage's
   // shape.
   const float* Logits(const MicroBatch& batch, int64_t row, int64_t rows);
+
+  // What the gradient of the loss is multiplied by from now on; 1 at first.
+  void SetLossScale(double scale) {
+    gradient_scale_ = scale;
+    if (encoder_head_ != nullptr) encoder_head_->SetLossScale(scale);
+  }
 
   // After Forward. `flow` holds the gradient of Output (in the last chunk: nothing; losses are
   // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
@@ -126,6 +136,13 @@ class StageModel {
   };
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
+  // Rounds what an operation has written to the job's precision.
+  void Store(float* x, int64_t count) {
+    if (format_ != kernels::Format::kFloat32) ops_.Round(x, count, format_);
+  }
+  // The norm reads what `add` has left, rounded.
+  void AddAndNorm(const kernels::ResidualArgs& add, const kernels::LayerNormArgs& norm);
+
   void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
@@ -183,7 +200,9 @@ class StageModel {
   int64_t vocabulary_valid_ = 0;  // rows of the vocabulary here that are not padding
   float dropout_;
   uint64_t seed_;
-  float loss_scale_;
+  double loss_weight_;  // of each token in the mean
+  double gradient_scale_ = 1;
+  kernels::Format format_;
   kernels::LabelSmoothing smoothing_;
 
   Stream& stream_;

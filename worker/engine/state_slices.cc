@@ -2,6 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "plan/memory_map.h"
+#include "plan/precision.h"
+#include "worker/engine/step_guard.h"
 
 namespace tercio {
 namespace {
@@ -57,6 +59,23 @@ std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1
     if (!shared) AddTensor(entry, plan, &slices);
   }
   return slices;
+}
+
+void AddGuardSlices(const v1::RankPlan& plan, std::vector<StateSlice>* to_save,
+                    std::vector<StateSlice>* to_load) {
+  StateSlice state;
+  state.kind = StateKind::kGuard;
+  state.elements = plan::kGuardStateElements;
+  state.slice.set_tensor(kGuardTensor);
+  state.slice.add_shape(state.elements);
+  state.slice.set_row_end(state.elements);
+  state.slice.set_column_end(1);
+  state.slice.set_dtype("F32");
+  to_load->push_back(state);
+  const v1::RankPlacement& at = plan.placement();
+  if (at.pipeline_index() == 0 && at.tensor_index() == 0 && at.data_index() == 0) {
+    to_save->push_back(state);
+  }
 }
 
 }  // namespace tercio

@@ -11,7 +11,8 @@
 
 namespace tercio {
 
-enum class StateKind { kParameter, kFirstMoment, kSecondMoment };
+// kGuard: of the step guard, which is in no buffer.
+enum class StateKind { kParameter, kFirstMoment, kSecondMoment, kGuard };
 
 struct StateSlice {
   v1::TensorSlice slice;
@@ -26,5 +27,10 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
 
 // Slices that this rank needs to go on.
 std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan);
+
+// The step guard's state (kGuardTensor), for jobs that have one: saved by the first rank, needed by
+// all.
+void AddGuardSlices(const v1::RankPlan& plan, std::vector<StateSlice>* to_save,
+                    std::vector<StateSlice>* to_load);
 
 }  // namespace tercio

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/lanes.h"
@@ -14,6 +15,7 @@
 #include "plan/model_tensors.h"
 #include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
+#include "worker/engine/bad_numbers.h"
 #include "worker/engine/gradient_lanes.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pipeline_links.h"
@@ -39,6 +41,7 @@ class Engine : public TrainingEngine {
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
          const Communicators& communicators, SampleSource& source, Arena arena)
       : spec_(spec),
+        format_(plan::FormatOf(spec.training())),
         plan_(plan),
         communicators_(communicators),
         source_(source),
@@ -54,9 +57,14 @@ class Engine : public TrainingEngine {
         lanes_(GradientBuffers(arena_, LanesPerRank()), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
+        guard_(spec),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)) {
+    if (plan::MaySkipSteps(spec)) AddGuardSlices(plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
+    if (format_ != kernels::Format::kFloat32) {
+      rounded_parameters_ = arena_.Floats("parameters.compute");
+    }
     first_moments_ = arena_.Floats("adamw.m");
     second_moments_ = arena_.Floats("adamw.v");
     for (int i = 0; i < kGradientFlows; ++i) {
@@ -147,13 +155,16 @@ class Engine : public TrainingEngine {
   };
   void AddTotals(int64_t sequences, Totals* totals) const;
   double MeanLoss(const Totals& totals) const;
-  void UpdateWeights(int64_t step, const StepResult& result);
+  absl::Status JudgeStep(int64_t step, StepResult* result);
+  void UpdateWeights(int64_t taken_step, const StepResult& result);
+  void RoundParameters(int64_t offset, int64_t count);
   void EvaluateChunk(int micro_batch, int chunk);
   absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, Totals* totals);
   float* Buffer(StateKind kind) const;
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
 
   const v1::JobSpec spec_;
+  const kernels::Format format_;
   const v1::RankPlan plan_;
   const Communicators communicators_;
   SampleSource& source_;
@@ -168,11 +179,13 @@ class Engine : public TrainingEngine {
   StageModel model_;
   GradientLanes lanes_;
   PipelineLinks links_;
+  StepGuard guard_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
   float* parameters_;
+  float* rounded_parameters_ = nullptr;  // what the model reads; not for fp32
   float* first_moments_;
   float* second_moments_;
   float* flows_[kGradientFlows];
@@ -199,7 +212,15 @@ void Engine::Initialize() {
     TERCIO_CHECK_EQ(static_cast<int64_t>(values.size()), entry.elements);
     compute_->CopyFromHost(parameters_ + entry.parameter_offset, values.data(),
                            entry.elements * static_cast<int64_t>(sizeof(float)));
+    RoundParameters(entry.parameter_offset, entry.elements);
   }
+}
+
+// The model's copy of a part of the master weights.
+void Engine::RoundParameters(int64_t offset, int64_t count) {
+  if (rounded_parameters_ == nullptr) return;
+  compute_->ops().Copy(rounded_parameters_ + offset, parameters_ + offset, count);
+  compute_->ops().Round(rounded_parameters_ + offset, count, format_);
 }
 
 // The sample in sample_ becomes sequence `sequence` of this rank's token buffers. A bert's targets
@@ -469,6 +490,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   TERCIO_RETURN_IF_ERROR(CountPredictions());
   std::fill(exchange_, exchange_ + SumCount(), 0.0);
   signal_ = signal;
+  model_.SetLossScale(guard_.loss_scale());
   for (const v1::Action& action : plan_.stage().actions()) Run(action, step);
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
 
@@ -479,14 +501,8 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   for (int64_t i = SumCount(); i + 1 < ExchangeCount(); ++i) squares += exchange_[i];
   result.loss = MeanLoss(totals);
   result.signal = exchange_[ExchangeCount() - 1];
-  result.grad_norm = std::sqrt(squares);
-  result.learning_rate = LearningRate(spec_.training(), step);
-  if (!std::isfinite(result.loss) || !std::isfinite(result.grad_norm)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("loss is ", result.loss, " and the gradient norm ", result.grad_norm,
-                     " at step ", step, "; lower optimizer.learning_rate or clip_grad_norm"));
-  }
-  trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(step, result); });
+  result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
+  TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
   result.communication_seconds = communicators_.world->WaitSeconds() +
                                  communicators_.tensor->WaitSeconds() +
@@ -494,10 +510,43 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   return result;
 }
 
-void Engine::UpdateWeights(int64_t step, const StepResult& result) {
+// Updates the weights, unless the step is skipped.
+absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
+  const double scale = guard_.loss_scale();
+  const int64_t taken_step = guard_.TakenStep(step);
+  if (guard_.scales()) result->loss_scale = scale;
+  result->learning_rate = LearningRate(spec_.training(), taken_step);
+  const bool good_loss = std::isfinite(result->loss);
+  const bool good_gradients = std::isfinite(result->grad_norm);
+  std::string where;
+  if (!good_loss || !good_gradients) {
+    // The sign of a NaN means nothing, but would be printed.
+    for (double* value : {&result->loss, &result->grad_norm}) {
+      if (std::isnan(*value)) *value = std::abs(*value);
+    }
+    std::vector<double> losses(SumsOf(Sum::kTokenLoss),
+                               SumsOf(Sum::kTokenLoss) + spec_.training().global_batch());
+    for (size_t i = 0; encoder() && i < losses.size(); ++i) {
+      losses[i] += SumsOf(Sum::kSequenceLoss)[i];
+    }
+    const auto norms = static_cast<size_t>(ExchangeCount() - 1 - SumCount());
+    where = absl::StrCat(
+        "step ", step, ": ",
+        DescribeBadNumbers(losses, absl::MakeConstSpan(exchange_ + SumCount(), norms), plan_),
+        guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
+  }
+  TERCIO_ASSIGN_OR_RETURN(const bool taken, guard_.Judge(good_loss, good_gradients, where));
+  result->skipped = !taken;
+  result->reason = where;
+  if (taken) trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
+  return absl::OkStatus();
+}
+
+void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   const v1::OptimizerSpec& optimizer = spec_.training().optimizer();
   const double limit = spec_.training().clip_grad_norm();
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
+  const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
   for (const plan::StageTensor& entry : tensors_.tensors) {
     if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;
     const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, spec_.training());
@@ -513,10 +562,11 @@ void Engine::UpdateWeights(int64_t step, const StepResult& result) {
     args.beta2 = static_cast<float>(optimizer.beta2());
     args.eps = static_cast<float>(optimizer.eps());
     args.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
-    args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(step));
-    args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(step));
-    args.clip = static_cast<float>(clip);
+    args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(taken_step));
+    args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(taken_step));
+    args.clip = static_cast<float>(clip * unscale);
     compute_->ops().AdamW(args);
+    RoundParameters(entry.parameter_offset, entry.elements);
   }
 }
 
@@ -584,6 +634,12 @@ float* Engine::Buffer(StateKind kind) const {
 absl::StatusOr<absl::Span<const float>> Engine::Snapshot() {
   int64_t at = 0;
   for (const StateSlice& state : to_save_) {
+    if (state.kind == StateKind::kGuard) {
+      const StepGuard::State guard = guard_.state();
+      std::copy(guard.begin(), guard.end(), snapshot_ + at);
+      at += state.elements;
+      continue;
+    }
     compute_->CopyToHost(snapshot_ + at, Buffer(state.kind) + state.offset,
                          state.elements * static_cast<int64_t>(sizeof(float)));
     at += state.elements;
@@ -600,8 +656,10 @@ absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
                                                    values.size(), " values, need ",
                                                    state.elements));
   }
+  if (state.kind == StateKind::kGuard) return guard_.Restore(values);
   compute_->CopyFromHost(Buffer(state.kind) + state.offset, values.data(),
                          state.elements * static_cast<int64_t>(sizeof(float)));
+  if (state.kind == StateKind::kParameter) RoundParameters(state.offset, state.elements);
   return compute_->Synchronize();
 }
 

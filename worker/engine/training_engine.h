@@ -22,6 +22,7 @@
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
 #include "worker/engine/sample_source.h"
+#include "worker/engine/step_guard.h"
 
 namespace tercio {
 
@@ -35,10 +36,13 @@ struct Communicators {
 
 struct StepResult {
   double loss = 0;       // mean over all tokens of the global batch, before the update
-  double grad_norm = 0;  // before clipping
+  double grad_norm = 0;  // before clipping, without the loss scale
   double learning_rate = 0;
   double communication_seconds = 0;  // this rank, waiting for other ranks
   double signal = 0;                 // what rank 0 gave to Step; the same on every rank
+  bool skipped = false;              // the weights are as they were
+  std::string reason;                // of a skipped step
+  double loss_scale = 0;             // of this step; 0 but for fp16
 };
 
 // One thing that a rank did in a step; times in seconds of the monotonic clock.
@@ -74,8 +78,8 @@ class TrainingEngine {
 
   // One optimizer step. Steps are given in ascending order. `signal` is what rank 0 wants all ranks
   // to know after this step (other ranks give 0): it travels with the losses, so it costs nothing.
-  // FAILED_PRECONDITION "loss is nan at step ..." when loss or gradient norm is not finite; the
-  // weights are then unchanged.
+  // Where loss or gradients are not finite the weights stay as they are: the step is skipped, or
+  // FAILED_PRECONDITION says where the numbers went bad (worker/engine/step_guard.h).
   virtual absl::StatusOr<StepResult> Step(int64_t step, double signal) = 0;
 
   // Whether the next steps are traced, and what the last one left.
@@ -88,7 +92,8 @@ class TrainingEngine {
   virtual absl::StatusOr<double> Evaluate() = 0;
 
   // What this rank contributes to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>",
-  // "adamw.v.<tensor>". All ranks together give every element of every tensor exactly once.
+  // "adamw.v.<tensor>", and kGuardTensor where the job has it. All ranks together give every
+  // element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
   // Copies those slices to the snapshot buffer and returns it: row-major each, in the order of
@@ -96,7 +101,8 @@ class TrainingEngine {
   virtual absl::StatusOr<absl::Span<const float>> Snapshot() = 0;
 
   // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice
-  // (values row-major, as many as the slice has elements).
+  // (values row-major, as many as the slice has elements). kGuardTensor may be left out: a
+  // checkpoint of a job that could not skip steps has none.
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
   virtual absl::Status Load(int64_t slice_index, absl::Span<const float> values) = 0;
 

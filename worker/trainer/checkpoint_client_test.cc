@@ -53,6 +53,9 @@ class FakeService : public v1::CheckpointService::Service {
 
   grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest* request,
                           grpc::ServerWriter<v1::TensorChunk>* writer) override {
+    if (request->slice().tensor() == lacks) {
+      return grpc::Status(grpc::StatusCode::NOT_FOUND, "has no tensor " + lacks);
+    }
     // Element i of the slice is row_begin + i; in two chunks.
     const int64_t elements = request->slice().row_end() - request->slice().row_begin();
     std::vector<float> values(static_cast<size_t>(elements));
@@ -70,6 +73,7 @@ class FakeService : public v1::CheckpointService::Service {
   std::atomic<bool> refuse{false};
   std::atomic<int> away{0};  // so many uploads fail
   std::atomic<bool> truncate{false};
+  std::string lacks;  // this tensor
   v1::UploadBegin begin;
   v1::UploadEnd end;
   std::string bytes;
@@ -211,6 +215,19 @@ TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
   ASSERT_EQ(engine.loaded.size(), 2u);
   EXPECT_EQ(engine.loaded[0].second, (std::vector<float>{10, 11, 12, 13}));
   EXPECT_EQ(engine.loaded[1].second, (std::vector<float>{0, 1, 2}));
+}
+
+TEST_F(CheckpointClientTest, OnlyTheGuardsStateMayBeMissing) {
+  FakeEngine engine;
+  engine.slices = {Rows("a", 10, 14), Rows(kGuardTensor, 0, 5)};
+  service_.lacks = kGuardTensor;
+  absl::Status status = Client()->Load(40, engine);
+  EXPECT_TRUE(status.ok()) << status;
+  ASSERT_EQ(engine.loaded.size(), 1u);
+  service_.lacks = "a";
+  status = Client()->Load(40, engine);
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(engine.loaded.size(), 1u);
 }
 
 TEST_F(CheckpointClientTest, ATensorThatIsTooShortIsDataLoss) {

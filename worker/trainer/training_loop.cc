@@ -165,6 +165,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
     const absl::Time start = absl::Now();
     TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
     const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+    if (result.skipped && IsRankZero()) LogWarning(absl::StrCat("skipped ", result.reason));
     double validation_loss = 0;
     const bool evaluated = EvaluatesAfter(step);
     if (evaluated) {
@@ -239,6 +240,8 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     record->set_learning_rate(result.learning_rate);
     record->set_tokens(step * tokens_per_step);
     record->set_step_seconds(seconds);
+    record->set_skipped(result.skipped);
+    if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
     if (evaluated) record->set_validation_loss(validation_loss);
   }
   link_.Send(message);

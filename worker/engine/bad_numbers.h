@@ -1,0 +1,18 @@
+// Where the numbers of a step went bad: for the message that stops a job or skips a step. Pure.
+#pragma once
+
+#include <string>
+
+#include "absl/types/span.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio {
+
+// `losses`: of each sequence of the global batch. `squares`: the sum of squares of gradients, at
+// [tensor * tensor degree + tensor rank] in the order of plan::ModelTensors. `plan`: of any rank.
+// Names the first sequence whose loss is not finite and the rank that has computed it; else, since
+// gradients flow from the last tensor to the first, the last tensor whose gradient is not.
+std::string DescribeBadNumbers(absl::Span<const double> losses, absl::Span<const double> squares,
+                               const v1::RankPlan& plan);
+
+}  // namespace tercio

@@ -1,0 +1,19 @@
+#include "worker/engine/loss_scaler.h"
+
+#include <algorithm>
+
+namespace tercio {
+
+void LossScaler::Update(bool overflow) {
+  if (overflow) {
+    good_steps_ = 0;
+    if (--chances_ <= 0) scale_ = std::max(scale_ * kBackoff, kLeastScale);
+    return;
+  }
+  if (++good_steps_ < kWindow) return;
+  good_steps_ = 0;
+  chances_ = kHysteresis;
+  scale_ *= kGrowth;
+}
+
+}  // namespace tercio

@@ -1,0 +1,69 @@
+#include "worker/engine/step_guard.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace tercio {
+
+absl::StatusOr<bool> StepGuard::Judge(bool loss_is_finite, bool gradients_are_finite,
+                                      const std::string& where) {
+  if (loss_is_finite && gradients_are_finite) {
+    in_a_row_ = 0;
+    if (scales_) scaler_.Update(/*overflow=*/false);
+    return true;
+  }
+  // The scale does not enter the loss: it is not to blame where the loss itself is bad.
+  if (scales_ && loss_is_finite) {
+    const double scale = scaler_.scale();
+    scaler_.Update(/*overflow=*/true);
+    if (scale <= LossScaler::kLeastScale && scaler_.exhausted()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(where, ": the gradients overflow fp16 even at the least loss scale ",
+                       LossScaler::kLeastScale,
+                       "; lower training.optimizer.learning_rate or use training.precision: bf16"));
+    }
+    if (scaler_.scale() != scale) in_a_row_ = -1;  // a new scale starts with its own steps
+    return Skip(where);
+  }
+  if (!skips_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(where,
+                     "; lower training.optimizer.learning_rate or training.clip_grad_norm, or go "
+                     "over such steps with fault_tolerance.on_nan: skip"));
+  }
+  return Skip(where);
+}
+
+absl::StatusOr<bool> StepGuard::Skip(const std::string& where) {
+  ++skipped_;
+  ++in_a_row_;
+  if (in_a_row_ < kMostSkipped) return false;
+  return absl::FailedPreconditionError(
+      absl::StrCat(where, ": ", in_a_row_, " steps in a row had to be skipped"));
+}
+
+StepGuard::State StepGuard::state() const {
+  return {static_cast<float>(scaler_.scale()), static_cast<float>(scaler_.good_steps()),
+          static_cast<float>(scaler_.chances()), static_cast<float>(skipped_),
+          static_cast<float>(in_a_row_)};
+}
+
+absl::Status StepGuard::Restore(absl::Span<const float> state) {
+  bool possible = state.size() == State().size();
+  for (const float value : state) possible = possible && std::trunc(value) == value;
+  possible = possible && state[0] >= LossScaler::kLeastScale && std::isfinite(state[0]) &&
+             state[1] >= 0 && state[1] < LossScaler::kWindow &&
+             state[2] <= LossScaler::kHysteresis && state[2] > -1e9f && state[3] >= 0 &&
+             state[3] < 1e9f && state[4] >= 0 && state[4] <= state[3];
+  if (!possible) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", kGuardTensor, " does not hold the state of a loss scaler"));
+  }
+  scaler_ = LossScaler(state[0], static_cast<int>(state[1]), static_cast<int>(state[2]));
+  skipped_ = static_cast<int64_t>(state[3]);
+  in_a_row_ = static_cast<int64_t>(state[4]);
+  return absl::OkStatus();
+}
+
+}  // namespace tercio

@@ -1,0 +1,215 @@
+// The loss scale over scripted overflows, what becomes of a step, and what is said about it.
+#include "worker/engine/step_guard.h"
+
+#include <limits>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "plan/model_tensors.h"
+#include "worker/engine/bad_numbers.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+v1::JobSpec Job(const char* precision, const char* on_nan) {
+  v1::JobSpec job;
+  job.mutable_training()->set_precision(precision);
+  job.mutable_fault_tolerance()->set_on_nan(on_nan);
+  return job;
+}
+
+// "x" is an overflow, "." a step without, "w" a whole window without.
+void Play(const std::string& script, LossScaler* scaler) {
+  for (const char c : script) {
+    if (c == 'x') scaler->Update(true);
+    for (int i = 0; i < (c == 'w' ? LossScaler::kWindow : c == '.' ? 1 : 0); ++i) {
+      scaler->Update(false);
+    }
+  }
+}
+
+TEST(LossScaler, FollowsItsRules) {
+  struct Case {
+    const char* script;
+    double scale;  // parts of the initial one
+    int good_steps;
+    int chances;
+  };
+  const Case cases[] = {
+      {"", 1, 0, 2},
+      {".", 1, 1, 2},
+      {"x", 1, 0, 1},            // the first overflow costs a chance
+      {"xx", 0.5, 0, 0},         // the second the scale
+      {"xxxx", 0.125, 0, -2},    // and every further one
+      {"x..x", 0.5, 0, 0},       // good steps do not give the chance back
+      {"xx...x", 0.25, 0, -1},   //
+      {"...x..", 1, 2, 1},       // an overflow starts the window again
+      {"w", 2, 0, 2},            // a whole window doubles
+      {"wwww", 16, 0, 2},        //
+      {"xw", 2, 0, 2},           // and gives the chances back
+      {"xxxw", 0.5, 0, 2},       //
+      {"xxxwx", 0.5, 0, 1},      // so that the next overflow costs a chance only
+      {"xxxw.x.x", 0.25, 0, 0},  //
+  };
+  for (const Case& c : cases) {
+    LossScaler scaler;
+    Play(c.script, &scaler);
+    EXPECT_EQ(scaler.scale(), c.scale * LossScaler::kInitialScale) << c.script;
+    EXPECT_EQ(scaler.good_steps(), c.good_steps) << c.script;
+    EXPECT_EQ(scaler.chances(), c.chances) << c.script;
+  }
+}
+
+TEST(LossScaler, OneStepLessThanAWindowChangesNothing) {
+  LossScaler scaler;
+  for (int i = 1; i < LossScaler::kWindow; ++i) scaler.Update(false);
+  EXPECT_EQ(scaler.scale(), LossScaler::kInitialScale);
+  scaler.Update(false);
+  EXPECT_EQ(scaler.scale(), 2 * LossScaler::kInitialScale);
+}
+
+TEST(LossScaler, EndsAtTheLeastScale) {
+  LossScaler scaler(4, 0, 2);
+  Play("xxx", &scaler);
+  EXPECT_EQ(scaler.scale(), 1);
+  EXPECT_TRUE(scaler.exhausted());
+  Play("x", &scaler);
+  EXPECT_EQ(scaler.scale(), 1);
+  Play("w", &scaler);
+  EXPECT_EQ(scaler.scale(), 2);
+  EXPECT_FALSE(scaler.exhausted());
+}
+
+TEST(StepGuard, WhatBecomesOfAStep) {
+  struct Case {
+    const char* precision;
+    const char* on_nan;
+    bool good_loss, good_gradients;
+    const char* outcome;
+  };
+  const Case cases[] = {
+      {"fp32", "stop", true, true, "update"}, {"fp32", "stop", false, false, "stop"},
+      {"fp32", "stop", true, false, "stop"},  {"fp32", "skip", true, false, "skip"},
+      {"bf16", "skip", false, false, "skip"}, {"bf16", "stop", true, false, "stop"},
+      {"fp16", "stop", true, true, "update"}, {"fp16", "stop", true, false, "skip"},
+      {"fp16", "stop", false, false, "stop"}, {"fp16", "skip", false, false, "skip"},
+      {"fp16", "skip", true, false, "skip"},
+  };
+  for (const Case& c : cases) {
+    StepGuard guard(Job(c.precision, c.on_nan));
+    const auto taken = guard.Judge(c.good_loss, c.good_gradients, "step 7: bad");
+    const std::string outcome = !taken.ok() ? "stop" : *taken ? "update" : "skip";
+    EXPECT_EQ(outcome, c.outcome) << c.precision << " " << c.on_nan;
+    EXPECT_EQ(guard.TakenStep(10), outcome == "skip" ? 9 : 10);
+    if (taken.ok()) continue;
+    EXPECT_EQ(taken.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(taken.status().message()), HasSubstr("step 7: bad"));
+  }
+}
+
+TEST(StepGuard, ScaleIsOneUnlessFp16) {
+  EXPECT_EQ(StepGuard(Job("fp32", "skip")).loss_scale(), 1);
+  EXPECT_EQ(StepGuard(Job("bf16", "stop")).loss_scale(), 1);
+  EXPECT_EQ(StepGuard(Job("fp16", "stop")).loss_scale(), LossScaler::kInitialScale);
+}
+
+TEST(StepGuard, ABadLossIsNotTheScalesFault) {
+  StepGuard guard(Job("fp16", "skip"));
+  for (int i = 0; i < 5; ++i) ASSERT_FALSE(*guard.Judge(false, false, ""));
+  EXPECT_THAT(guard.state(), ElementsAre(LossScaler::kInitialScale, 0, 2, 5, 5));
+}
+
+TEST(StepGuard, ManySkipsInARowEndTheJobUnlessTheScaleFalls) {
+  StepGuard guard(Job("fp32", "skip"));
+  for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(*guard.Judge(true, false, ""));
+  ASSERT_TRUE(*guard.Judge(true, true, ""));
+  for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(*guard.Judge(true, false, ""));
+  EXPECT_FALSE(guard.Judge(true, false, "").ok());
+
+  StepGuard scaled(Job("fp16", "stop"));
+  int skipped = 0;
+  while (true) {
+    const auto taken = scaled.Judge(true, false, "step 40: x");
+    if (!taken.ok()) {
+      EXPECT_THAT(std::string(taken.status().message()), HasSubstr("least loss scale 1"));
+      break;
+    }
+    ASSERT_LT(++skipped, 100);
+  }
+  EXPECT_EQ(skipped, 33);  // 2^32 to 1, and one chance before the first
+}
+
+TEST(StepGuard, StateRoundTripAndDamage) {
+  StepGuard guard(Job("fp16", "stop"));
+  for (int i = 0; i < 4; ++i) ASSERT_FALSE(*guard.Judge(true, false, ""));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(*guard.Judge(true, true, ""));
+  const StepGuard::State state = guard.state();
+  EXPECT_THAT(state, ElementsAre(LossScaler::kInitialScale / 8, 3, -2, 4, 0));
+  StepGuard other(Job("fp16", "stop"));
+  ASSERT_TRUE(other.Restore(state).ok());
+  EXPECT_EQ(other.state(), state);
+  for (size_t i = 0; i < state.size(); ++i) {
+    for (const float bad : {-5e9f, 0.5f, std::numeric_limits<float>::infinity(),
+                            std::numeric_limits<float>::quiet_NaN()}) {
+      StepGuard::State damaged = state;
+      damaged[i] = bad;
+      EXPECT_FALSE(other.Restore(damaged).ok()) << i << " " << bad;
+    }
+  }
+  EXPECT_FALSE(other.Restore(absl::MakeConstSpan(state).subspan(1)).ok());
+  EXPECT_EQ(other.state(), state);
+}
+
+v1::RankPlan Plan(int tensor, int pipeline, int data) {
+  v1::RankPlan plan;
+  v1::ModelSpec* model = plan.mutable_model();
+  model->set_architecture("gpt2");
+  model->set_layers(2);
+  model->set_hidden(8);
+  model->set_heads(2);
+  model->set_ffn_hidden(32);
+  model->set_context(4);
+  model->set_vocab_size(17);
+  plan.mutable_layout()->set_tensor(tensor);
+  plan.mutable_layout()->set_pipeline(pipeline);
+  plan.mutable_layout()->set_data(data);
+  plan.mutable_layout()->set_virtual_pipeline(1);
+  return plan;
+}
+
+TEST(BadNumbers, NamesTheFirstSequence) {
+  const std::vector<double> losses = {1, 2, 3, 4, 5, kNan, kNan, 8};
+  EXPECT_EQ(DescribeBadNumbers(losses, {kNan}, Plan(1, 1, 1)),
+            "the loss of sequence 5 is nan (rank 0)");
+  // Ranks of the last stage are 4 to 7: sequences 4 to 7 are computed by data rank 1.
+  EXPECT_EQ(DescribeBadNumbers(losses, {kNan}, Plan(2, 2, 2)),
+            "the loss of sequence 5 is nan (rank 6)");
+}
+
+TEST(BadNumbers, NamesTheTensorThatGradientsReachFirst) {
+  const v1::RankPlan plan = Plan(2, 2, 2);
+  const auto tensors = plan::ModelTensors(plan.model());
+  std::vector<double> squares(tensors.size() * 2, 1.0);
+  for (const auto& tensor : tensors) {
+    const bool reached = tensor.name.rfind("layers.0.", 0) == 0;
+    if (reached) squares[static_cast<size_t>(tensor.index) * 2] = kNan;
+    if (tensor.name == "layers.1.mlp.up.weight")
+      squares[static_cast<size_t>(tensor.index) * 2 + 1] = kNan;
+  }
+  EXPECT_EQ(DescribeBadNumbers({1, 2}, squares, plan),
+            "the gradient of layers.1.mlp.up.weight is not finite (rank 5, summed over 2 data "
+            "ranks)");
+  std::fill(squares.begin(), squares.end(), 1.0);
+  squares[0] = kNan;  // the tied embedding counts where it is looked up
+  EXPECT_THAT(DescribeBadNumbers({1, 2}, squares, plan),
+              HasSubstr("embedding.token.weight is not finite (rank 0"));
+}
+
+}  // namespace
+}  // namespace tercio
