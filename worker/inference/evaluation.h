@@ -38,8 +38,7 @@ ClassificationReport ReportOf(const Confusion& confusion);
 
 // Over a labelled .jsonl file (worker/data/labelled_dataset.h). INVALID_ARGUMENT when the model has
 // no classes or no tokenizer.
-absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model,
-                                                     const v1::DataSpec& data);
+absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data);
 
 struct LastWords {
   int64_t passages = 0;
@@ -48,9 +47,9 @@ struct LastWords {
   double loss = 0;     // mean over those tokens, nats
 };
 
-// The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: the last word of each passage,
-// that is what follows its last space, from what is before it. A passage is a line of a text, or
-// the "text" of a .jsonl line.
+// The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: the last word of each
+// passage, that is what follows its last space, from what is before it. A passage is a line of a
+// text, or the "text" of a .jsonl line.
 absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path);
 
 }  // namespace tercio
