@@ -5,15 +5,14 @@
 #include <cstdio>
 #include <string>
 
-#include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/store.h"
 #include "common/channel.h"
 #include "common/daemon.h"
+#include "common/daemon_flags.h"
 #include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
-#include "common/version.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/service/admission.h"
 #include "coordinator/service/checkpoint_service.h"
@@ -59,20 +58,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");
   app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
-  app.set_version_flag("--version", kVersion);
-  const absl::StatusOr<std::vector<std::string>> arguments = WithConfigFile(argc, argv);
-  if (!arguments.ok()) {
-    std::fprintf(stderr, "error: %s\n", std::string(arguments.status().message()).c_str());
-    return kExitUsage;
-  }
-  try {
-    std::vector<std::string> reversed(arguments->rbegin(), arguments->rend());
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    *done = true;
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
-  }
-  return kExitOk;
+  return ParseDaemonFlags(app, argc, argv, done);
 }
 
 absl::Status CheckFlags(const Flags& flags) {

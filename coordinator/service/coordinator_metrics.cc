@@ -1,12 +1,13 @@
 #include "coordinator/service/coordinator_metrics.h"
 
-#include <exception>
-
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/status_macros.h"
 #include "coordinator/service/views.h"
+#include "prometheus/client_metric.h"
 #include "prometheus/collectable.h"
+#include "prometheus/metric_family.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -94,19 +95,9 @@ class JobCollector : public prometheus::Collectable {
 
 absl::StatusOr<std::unique_ptr<CoordinatorMetrics>> CoordinatorMetrics::Serve(
     const std::string& address, const Coordinator& coordinator) {
-  std::unique_ptr<CoordinatorMetrics> metrics(new CoordinatorMetrics);
-  try {
-    metrics->exposer_ = std::make_unique<prometheus::Exposer>(address, 1);
-  } catch (const std::exception& error) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("cannot serve metrics on ", address, ": ", error.what(),
-                     "; is the port in use? --metrics-listen HOST:0 picks a free one"));
-  }
-  metrics->collectable_ = std::make_shared<JobCollector>(coordinator);
-  metrics->exposer_->RegisterCollectable(metrics->collectable_);
-  metrics->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":",
-                                   metrics->exposer_->GetListeningPorts().front());
-  return metrics;
+  TERCIO_ASSIGN_OR_RETURN(
+      auto server, MetricsServer::Listen(address, std::make_shared<JobCollector>(coordinator)));
+  return std::unique_ptr<CoordinatorMetrics>(new CoordinatorMetrics(std::move(server)));
 }
 
 }  // namespace tercio::coordinator

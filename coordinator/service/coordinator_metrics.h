@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "common/metrics_server.h"
@@ -16,13 +17,12 @@ class CoordinatorMetrics {
   // `coordinator` must outlive the object.
   static absl::StatusOr<std::unique_ptr<CoordinatorMetrics>> Serve(const std::string& address,
                                                                    const Coordinator& coordinator);
-  const std::string& address() const { return address_; }
+  const std::string& address() const { return server_->address(); }
 
  private:
-  CoordinatorMetrics() = default;
-  std::shared_ptr<prometheus::Collectable> collectable_;
-  std::unique_ptr<prometheus::Exposer> exposer_;
-  std::string address_;
+  explicit CoordinatorMetrics(std::unique_ptr<MetricsServer> server) : server_(std::move(server)) {}
+
+  std::unique_ptr<MetricsServer> server_;
 };
 
 }  // namespace tercio::coordinator

@@ -6,6 +6,7 @@
 #include "common/status_macros.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
+#include "prometheus/registry.h"
 
 namespace tercio {
 namespace {
@@ -39,11 +40,8 @@ Family<Counter>& NewCounter(prometheus::Registry& registry, const char* name, co
 }  // namespace
 
 struct AgentMetrics::Families {
-  explicit Families(std::unique_ptr<MetricsServer> made)
-      : server(std::move(made)), registry(server->registry()) {}
-
-  std::unique_ptr<MetricsServer> server;
-  prometheus::Registry& registry;
+  const std::shared_ptr<prometheus::Registry> owned = std::make_shared<prometheus::Registry>();
+  prometheus::Registry& registry = *owned;
   Family<Counter>& tokens = NewCounter(registry, "tercio_tokens_total",
                                        "Tokens trained on by the job, counted by each rank.");
   Family<Counter>& steps = NewCounter(registry, "tercio_steps_total", "Optimizer steps of a rank.");
@@ -72,16 +70,18 @@ struct AgentMetrics::Families {
   Family<Counter>& exits =
       NewCounter(registry, "tercio_trainer_exits_total", "Trainers that have ended, by kind.");
   Gauge& running = NewGauge(registry, "tercio_trainers", "Trainers that run on this node.").Add({});
+  std::unique_ptr<MetricsServer> server;  // last: it reads the rest until it is gone
 };
 
 AgentMetrics::AgentMetrics() = default;
 AgentMetrics::~AgentMetrics() = default;
 
 absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::string& address) {
-  TERCIO_ASSIGN_OR_RETURN(auto server, MetricsServer::Listen(address));
   std::unique_ptr<AgentMetrics> metrics(new AgentMetrics);
-  metrics->address_ = server->address();
-  metrics->families_ = std::make_unique<Families>(std::move(server));
+  metrics->families_ = std::make_unique<Families>();
+  TERCIO_ASSIGN_OR_RETURN(metrics->families_->server,
+                          MetricsServer::Listen(address, metrics->families_->owned));
+  metrics->address_ = metrics->families_->server->address();
   return metrics;
 }
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <thread>
 
-#include "CLI/CLI.hpp"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
 #include "common/daemon.h"
+#include "common/daemon_flags.h"
 #include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
@@ -75,20 +75,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->capture_default_str()
       ->take_last();
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
-  app.set_version_flag("--version", kVersion);
-  const absl::StatusOr<std::vector<std::string>> arguments = WithConfigFile(argc, argv);
-  if (!arguments.ok()) {
-    std::fprintf(stderr, "error: %s\n", std::string(arguments.status().message()).c_str());
-    return kExitUsage;
-  }
-  try {
-    std::vector<std::string> reversed(arguments->rbegin(), arguments->rend());
-    app.parse(reversed);
-  } catch (const CLI::ParseError& error) {
-    *done = true;
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
-  }
-  return kExitOk;
+  return ParseDaemonFlags(app, argc, argv, done);
 }
 
 // Sockets live where paths are short: $RUNTIME_DIRECTORY, else under /tmp.

@@ -1,0 +1,12 @@
+// The command line of a daemon: flags, and the file that --config names.
+#pragma once
+
+#include "CLI/CLI.hpp"
+
+namespace tercio {
+
+// Parses into what was bound to `app`. The exit code; *done when there is nothing more to do, after
+// --help or an error, which is then on stderr.
+int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done);
+
+}  // namespace tercio
