@@ -227,7 +227,7 @@ TEST_F(BertData, ClassesOfABlend) {
   EXPECT_EQ(std::count(labels.begin(), labels.end(), 2), 2);
   const std::string digest = prepared->digest;
   model().add_label_names("x");
-  EXPECT_THAT(Fault(), HasSubstr("model.label_names has 1 names, but model.labels is 3"));
+  EXPECT_THAT(Fault(), HasSubstr("model.labels has 1 names for 3 classes"));
   model().add_label_names("y");
   model().add_label_names("z");
   EXPECT_NE(Digest(), digest);

@@ -146,9 +146,8 @@ absl::StatusOr<LabelRules> LabelRulesOf(const v1::DataSpec& data, const v1::Mode
         absl::StrCat("model.context is ", rules.context, ", but a sample needs at least 4"));
   }
   if (!rules.label_names.empty() && rules.label_names.size() != static_cast<size_t>(rules.labels)) {
-    return absl::InvalidArgumentError(absl::StrCat("model.label_names has ",
-                                                   rules.label_names.size(),
-                                                   " names, but model.labels is ", rules.labels));
+    return absl::InvalidArgumentError(absl::StrCat("model.labels has ", rules.label_names.size(),
+                                                   " names for ", rules.labels, " classes"));
   }
   return rules;
 }

@@ -33,7 +33,7 @@ std::pair<size_t, size_t> LongestFirst(size_t first, size_t second, size_t most)
 }
 
 std::string NamesOf(const LabelRules& rules) {
-  return absl::StrCat("model.label_names (", absl::StrJoin(rules.label_names, ", "), ")");
+  return absl::StrCat("model.labels (", absl::StrJoin(rules.label_names, ", "), ")");
 }
 
 absl::StatusOr<int32_t> LabelOf(const JsonValue& value, const LabelRules& rules) {
@@ -45,8 +45,8 @@ absl::StatusOr<int32_t> LabelOf(const JsonValue& value, const LabelRules& rules)
     return absl::InvalidArgumentError(absl::StrCat(
         "label '", *name, "' is ",
         rules.label_names.empty()
-            ? absl::StrCat("a name, but model.label_names names no classes; name all ",
-                           rules.labels, ", or use numbers from 0 to ", rules.labels - 1)
+            ? absl::StrCat("a name, but model.labels names no classes; list all ", rules.labels,
+                           " names there, or use numbers from 0 to ", rules.labels - 1)
             : absl::StrCat("not one of ", NamesOf(rules))));
   }
   const int64_t number = std::get<int64_t>(value);

@@ -2,9 +2,9 @@
 //
 //   {"text": "...", "text_pair": "...", "label": 0}       keys as data.*_key name them
 //
-// with a class number or one of model.label_names, and a second text where there is one. A sample
-// is [CLS] text [SEP] or [CLS] text [SEP] text_pair [SEP]; the types of the latter's second half
-// are 1 where the model has several. What is longer than the context is cut at the end, of two
+// with a class number or one of the names in model.labels, and a second text where there is one. A
+// sample is [CLS] text [SEP] or [CLS] text [SEP] text_pair [SEP]; the types of the latter's second
+// half are 1 where the model has several. What is longer than the context is cut at the end, of two
 // texts token by token from the longer one (from the second where both are as long).
 //
 // All examples are in memory, as ids.

@@ -99,7 +99,7 @@ TEST_F(LabelledDatasetTest, CutsTheLongerOne) {
 TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
   const std::string good = "{\"text\":\"a\",\"label\":0}\n";
   EXPECT_THAT(FaultOf(good + "\n{\"text\":\"a\",\"label\":\"x\"}"),
-              HasSubstr("train.jsonl:3: label 'x' is not one of model.label_names (neg, pos)"));
+              HasSubstr("train.jsonl:3: label 'x' is not one of model.labels (neg, pos)"));
   EXPECT_THAT(FaultOf(good + "{\"text\":\"a\",\"label\":2}"),
               HasSubstr("train.jsonl:2: label 2 is outside of 0 to 1"));
   EXPECT_THAT(FaultOf("{\"text\":\"a\",\"label\":-1}"), HasSubstr("label -1 is outside"));
@@ -116,7 +116,7 @@ TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
   EXPECT_THAT(FaultOf("{oops"), HasSubstr("train.jsonl:1: not valid JSON"));
   rules_.label_names.clear();
   EXPECT_THAT(FaultOf("{\"text\":\"a\",\"label\":\"pos\"}"),
-              HasSubstr("model.label_names names no classes; name all 2"));
+              HasSubstr("model.labels names no classes; list all 2 names there"));
   rules_.text_key = "sentence";
   EXPECT_THAT(FaultOf(good), HasSubstr("no key 'sentence'; name the key with data.text_key"));
   EXPECT_THAT(
