@@ -5,7 +5,6 @@
 #include <csignal>
 #include <cstdio>
 #include <iostream>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,6 +15,7 @@
 #include "cli/format.h"
 #include "common/daemon.h"
 #include "common/file.h"
+#include "common/machine.h"
 #include "common/status_macros.h"
 #include "worker/data/data_files.h"
 #include "worker/data/tokenize.h"
@@ -99,9 +99,7 @@ absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
   data::TokenizeOptions tokenize;
   tokenize.text.text_key = options.text_key;
   tokenize.text.skip_bad_lines = options.skip_bad_lines;
-  tokenize.text.threads = options.threads > 0
-                              ? options.threads
-                              : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  tokenize.text.threads = options.threads > 0 ? options.threads : MachineCores();
   tokenize.append_end_of_text = options.append_eod;
   tokenize.split_sentences = options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> paths, InputFiles(options.input));

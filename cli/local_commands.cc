@@ -1,10 +1,7 @@
 // Verbs that need neither a coordinator nor a model: plans, completion, version.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -12,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "common/daemon.h"
+#include "common/machine.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "config/job_file.h"
@@ -20,8 +18,6 @@
 
 namespace tercio::cli {
 namespace {
-
-int Cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
 void PrintPlan(const v1::PlanReport& report) {
   std::vector<std::vector<std::string>> rows = {{"", "TENSOR", "PIPELINE", "DATA", "MICRO-BATCH",
@@ -55,7 +51,6 @@ absl::StatusOr<int> PlanJob(const Options& options) {
   if (!options.cluster.empty()) {
     return absl::InvalidArgumentError("--cluster is not supported by this version");
   }
-  const int64_t memory = sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
   int ranks = std::max(1, spec.resources().ranks());
   if (!spec.parallelism().automatic()) {
     TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, [&] {
@@ -65,8 +60,8 @@ absl::StatusOr<int> PlanJob(const Options& options) {
     }());
     ranks = layout.tensor() * layout.pipeline() * layout.data();
   }
-  const coordinator::Cluster cluster =
-      coordinator::LocalCluster(ranks, Cores(), memory, spec.resources().threads_per_rank());
+  const coordinator::Cluster cluster = coordinator::LocalCluster(
+      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
   const v1::PlanReport report = coordinator::PlanLayouts(spec, cluster);
   if (options.format() != Output::kTable) {
     std::cout << PlanReportToJson(report).dump(2) << std::endl;

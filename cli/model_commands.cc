@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <iostream>
 #include <optional>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -15,6 +14,7 @@
 #include "cli/format.h"
 #include "common/daemon.h"
 #include "common/file.h"
+#include "common/machine.h"
 #include "common/status_macros.h"
 #include "worker/data/indexed_dataset.h"
 #include "worker/inference/encoder_model.h"
@@ -24,11 +24,9 @@
 namespace tercio::cli {
 namespace {
 
-int Cores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
-
 absl::StatusOr<std::unique_ptr<LanguageModel>> LoadModel(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  return LanguageModel::Load(directory, Cores(), options.context);
+  return LanguageModel::Load(directory, MachineCores(), options.context);
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
@@ -223,7 +221,7 @@ void PrintReport(const ClassificationReport& report, const v1::ModelSpec& model)
 absl::StatusOr<int> EvaluateLabels(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
   TERCIO_ASSIGN_OR_RETURN(const auto model,
-                          EncoderModel::Load(directory, Cores(), options.context));
+                          EncoderModel::Load(directory, MachineCores(), options.context));
   v1::DataSpec data;
   data.set_train(options.data);
   TERCIO_ASSIGN_OR_RETURN(const ClassificationReport report, EvaluateClasses(*model, data));

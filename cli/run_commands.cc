@@ -20,6 +20,7 @@
 #include "cli/trace.h"
 #include "common/daemon.h"
 #include "common/file.h"
+#include "common/machine.h"
 #include "common/status_macros.h"
 #include "config/job_file.h"
 #include "coordinator/planner/planner.h"
@@ -27,9 +28,6 @@
 
 namespace tercio::cli {
 namespace {
-
-int64_t MachineMemory() { return sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE); }
-int MachineCores() { return std::max(1, static_cast<int>(std::thread::hardware_concurrency())); }
 
 // Coordinator and agent; both end with this object, and with this process.
 struct PrivatePair {
@@ -160,7 +158,7 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
 // Everything that can be found wrong before a job exists: exit code 2.
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
   const coordinator::Cluster cluster = coordinator::LocalCluster(
-      ranks, MachineCores(), MachineMemory(), spec.resources().threads_per_rank());
+      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
   const absl::StatusOr<data::PreparedData> prepared =

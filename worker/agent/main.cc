@@ -16,6 +16,7 @@
 #include "common/daemon_flags.h"
 #include "common/file.h"
 #include "common/log.h"
+#include "common/machine.h"
 #include "common/status_macros.h"
 #include "common/temp_dir.h"
 #include "common/version.h"
@@ -46,7 +47,7 @@ std::string HostName() {
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int cores = MachineCores();
   flags->agent.cores = cores;
   flags->agent.slots = std::max(2, cores);
   flags->agent.node = HostName();
@@ -131,7 +132,7 @@ v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics
   hello.set_device_kind("cpu");
   hello.set_devices(options.slots);
   hello.set_cores(options.cores);
-  hello.set_memory_bytes(int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE));
+  hello.set_memory_bytes(MachineMemoryBytes());
   // A run whose end the coordinator may have missed counts as running until it is told again.
   for (const v1::RunId& run : runs.Running(/*ended=*/true)) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());

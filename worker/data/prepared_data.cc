@@ -4,11 +4,11 @@
 #include <cmath>
 #include <memory>
 #include <optional>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/file.h"
+#include "common/machine.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "worker/data/bert_rules.h"
@@ -88,7 +88,7 @@ class Preparation {
       : spec_(spec), model_(model), cache_dir_(cache_dir), objective_(ObjectiveOf(model)) {
     text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
     text_.skip_bad_lines = spec.skip_bad_lines();
-    text_.threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    text_.threads = MachineCores();
   }
 
   absl::StatusOr<PreparedData> Prepare();
