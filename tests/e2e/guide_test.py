@@ -59,7 +59,7 @@ class PageTest(TercioTest):
                 continue
             elif block.language == "text" and printed is not None:
                 if not matches(block.text, printed):
-                    raise AssertionError(f"{where}: expected\n{block.text}but this was printed\n{printed}")
+                    raise AssertionError(f"{where}: the output differs, expected\n{block.text}but this was printed\n{printed}")
             else:
                 raise AssertionError(f"{where}: a block is yaml, sh, or text behind sh")
             printed = None
@@ -113,7 +113,7 @@ class Runner(PageTest):
 
     def test_what_is_wrong_names_its_line(self):
         self.fails("text\n\n```sh\ntrue\nfalse\ntrue\n```\n", "page:3: exit code 1")
-        self.fails("```sh\necho one\n```\n```text\ntwo\n```\n", "page:4: expected\ntwo\nbut this was printed\none\n")
+        self.fails("```sh\necho one\n```\n```text\ntwo\n```\n", "page:4: the output differs, expected\ntwo\nbut this was printed\none\n")
         self.fails("```sh\necho $UNKNOWN_NAME\n```\n", "page:1: exit code")
         self.fails("```sh\ntercio no-such-verb\n```\n", "page:1: exit code 2")
         self.fails("```yaml\nkey: 1\n```\n", "page:1: the block does not begin")
