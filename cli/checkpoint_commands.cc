@@ -73,10 +73,10 @@ absl::StatusOr<int> Export(const Options& options) {
   if (!options.max_shard_size.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
   }
-  const bool is_directory = options.job.find('/') != std::string::npos || PathExists(options.job);
-  TERCIO_ASSIGN_OR_RETURN(const std::string path, is_directory
-                                                      ? FindCheckpoint(options.job, options.step)
-                                                      : CheckpointOfJob(options));
+  // A folder of the job's name here that holds no checkpoint is something else.
+  const absl::StatusOr<std::string> here = FindCheckpoint(options.job, options.step);
+  const bool is_path = here.ok() || options.job.find('/') != std::string::npos;
+  TERCIO_ASSIGN_OR_RETURN(const std::string path, is_path ? here : CheckpointOfJob(options));
   if (!PathExists(path + "/manifest.json")) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is a Hugging Face directory already, not a checkpoint"));

@@ -16,7 +16,10 @@
 #include "common/file.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
+#include "common/temp_dir.h"
 #include "worker/data/indexed_dataset.h"
+#include "worker/data/text_source.h"
+#include "worker/data/tokenize.h"
 #include "worker/inference/encoder_model.h"
 #include "worker/inference/evaluation.h"
 #include "worker/inference/language_model.h"
@@ -136,19 +139,34 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   return kExitOk;
 }
 
-// A Megatron data set, or a text in the checkpoint's own tokens.
+// The documents of a .jsonl file as training has them: tokenised into a directory that may go at
+// once, since the data stays mapped.
+absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::string& path,
+                                                      const data::Tokenizer& tokenizer) {
+  const TempDir directory;
+  const std::string prefix = directory.path() + "/tokens";
+  data::TokenizeOptions options;
+  options.text.threads = MachineCores();
+  TERCIO_RETURN_IF_ERROR(data::TokenizeTexts({path}, tokenizer, prefix, options).status());
+  TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(prefix));
+  return dataset.tokens;
+}
+
+// A Megatron data set, or a text or the documents of a .jsonl file in the checkpoint's own tokens.
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                                                       const data::Tokenizer* tokenizer) {
   if (PathExists(path + ".idx")) {
     TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(path));
     return dataset.tokens;
   }
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   if (tokenizer == nullptr) {
+    TERCIO_RETURN_IF_ERROR(ReadFile(path).status());
     return absl::InvalidArgumentError(
         absl::StrCat("the model has no tokenizer that is supported by this version, so ", path,
                      " must be token ids: a Megatron PREFIX"));
   }
+  if (data::IsJsonl(path)) return TokenizedDocuments(path, *tokenizer);
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
   TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
   auto owner = std::make_shared<std::vector<int32_t>>(std::move(ids));
   return data::TokenDataset(owner, owner->data(), data::TokenType::kInt32,

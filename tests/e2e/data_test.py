@@ -231,5 +231,32 @@ class Tokenizers(DataTest):
         self.assertEqual((ids.count(end), ids[-1]), (50, end))
 
 
+class Evaluation(DataTest):
+
+    def test_documents_are_evaluated_as_they_are_trained_on(self):
+        corpus = self.write_jsonl("a.jsonl", 60)
+        job = self.run_job(self.state, "--set", "training.steps=2", "--set",
+                           f"data={{train: {corpus}, tokenizer: bytes}}")
+        self.tercio("data", "tokenize", "--input", corpus, "--tokenizer", "bytes", "--output", self.path("tokens"))
+        checkpoint = ("--checkpoint", job["checkpoint"]["path"])
+        found = self.json("evaluate", *checkpoint, "--data", corpus)
+        self.assertEqual(found, self.json("evaluate", *checkpoint, "--data", self.path("tokens")))
+        self.assertEqual(found["tokens"] + 1, self.json("data", "inspect", self.path("tokens"))["tokens"])
+        overlapping = self.json("evaluate", *checkpoint, "--data", corpus, "--stride", "8")
+        self.assertEqual(overlapping["tokens"], found["tokens"])
+        self.assertNotEqual(overlapping["loss"], found["loss"])
+        _, err = self.tercio("evaluate", *checkpoint, "--data", corpus, "--stride", "33", code=2)
+        self.assertIn("above the context of 32", err)
+
+    def test_an_export_takes_a_job_for_a_folder_of_its_name_only_if_that_holds_one(self):
+        job = self.run_job(self.state, "--set", "training.steps=2")
+        os.mkdir(self.path("small"))
+        os.chdir(self.directory)
+        self.addCleanup(os.chdir, ROOT)
+        exported = self.json("checkpoint", "export", "small", "--state-dir", self.state, "--format", "hf", "--output",
+                             self.path("hf"))
+        self.assertEqual(exported["step"], 2, job)
+
+
 if __name__ == "__main__":
     python_cases.main()
