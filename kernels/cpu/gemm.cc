@@ -21,6 +21,10 @@ inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kMaxPanel = 32;
 // Rows of A are packed where they are used for more columns than this; for fewer it costs too much.
 inline constexpr int64_t kPackedColumns = 512;
+// So few rows read every weight once or twice: packing would cost more than the product.
+inline constexpr int64_t kFewRows = 2;
+// Columns whose sums run side by side, to hide the latency of an FMA.
+inline constexpr int64_t kChains = 8;
 }  // namespace tercio::kernels
 #endif
 
@@ -180,7 +184,53 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
   }
 }
 
+// One row of A times kChains columns of B that are each contiguous in k; the sums are those of the
+// tiles: one chain of FMAs for each piece of k.
+void RowChains(const GemmArgs& args, const float* a, const float* b, float* c) {
+  for (int64_t begin = 0; begin < args.k; begin += kPieceRows) {
+    const int64_t end = std::min(args.k, begin + kPieceRows);
+    float sums[kChains] = {};
+    for (int64_t k = begin; k < end; ++k) {
+      for (int64_t j = 0; j < kChains; ++j) {
+        sums[j] = __builtin_fmaf(a[k], b[j * args.b_column_stride + k], sums[j]);
+      }
+    }
+    const bool assign = begin == 0 && !args.accumulate;
+    for (int64_t j = 0; j < kChains; ++j) c[j] = assign ? sums[j] : c[j] + sums[j];
+  }
+}
+
+// Columns [begin, end) of a product with few rows.
+void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t end) {
+  for (int64_t column = begin; column < end; column += kChains) {
+    // At the end some columns are computed again, and left alone, rather than by code of their own.
+    const int64_t first = std::min(column, args.n - kChains);
+    for (int64_t row = 0; row < args.m; ++row) {
+      const float* a = args.a + row * args.a_row_stride;
+      float* c = args.c + row * args.n;
+      float sums[kChains] = {};
+      if (args.accumulate) std::copy(c + column, c + first + kChains, sums + (column - first));
+      RowChains(args, a, args.b + first * args.b_column_stride, sums);
+      for (int64_t j = column; j < std::min(end, column + kChains); ++j) {
+        c[j] = sums[j - first] + (args.bias == nullptr ? 0.0f : args.bias[j]);
+      }
+    }
+  }
+}
+
+bool HasFewRows(const GemmArgs& args) {
+  return args.m <= kFewRows && args.n >= kChains && args.b_row_stride == 1 &&
+         args.a_column_stride == 1 && args.leaf >= args.k;
+}
+
 void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+  if (HasFewRows(args)) {
+    const int64_t wanted = (args.n + 4 * pool.threads() - 1) / (4 * pool.threads());
+    const int64_t columns = (wanted + kChains - 1) / kChains * kChains;
+    return pool.ParallelFor((args.n + columns - 1) / columns, [&](int64_t item, int) {
+      FewRowsColumns(args, item * columns, std::min(args.n, (item + 1) * columns));
+    });
+  }
   float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
   for (int64_t column = 0; column < args.n; column += kColumnBlock) {
     GemmColumns(args, column, std::min(kColumnBlock, args.n - column), pool, scratch, a_scratch);

@@ -76,16 +76,24 @@ v1::JobSpec JobOf(const std::string& name) {
   return spec;
 }
 
-int BenchTraining(const std::string& name, int64_t steps, int threads, int tensor, int pipeline,
-                  int data, const std::string& precision) {
+// Batches of 0 are the model's own, and as the planner likes them.
+struct Sizes {
+  int tensor, pipeline, data;
+  std::string precision;
+  int batch, micro_batch;
+};
+
+int BenchTraining(const std::string& name, int64_t steps, int threads, const Sizes& sizes) {
   v1::JobSpec spec = JobOf(name);
-  spec.mutable_training()->set_precision(precision);
+  spec.mutable_training()->set_precision(sizes.precision);
+  if (sizes.batch > 0) spec.mutable_training()->set_global_batch(sizes.batch);
+  spec.mutable_training()->set_micro_batch(sizes.micro_batch);
   spec.mutable_training()->set_steps(steps);
-  spec.mutable_parallelism()->set_tensor(tensor);
-  spec.mutable_parallelism()->set_pipeline(pipeline);
-  spec.mutable_parallelism()->set_data(data);
+  spec.mutable_parallelism()->set_tensor(sizes.tensor);
+  spec.mutable_parallelism()->set_pipeline(sizes.pipeline);
+  spec.mutable_parallelism()->set_data(sizes.data);
   spec.mutable_parallelism()->set_schedule("1f1b");
-  spec.mutable_resources()->set_ranks(tensor * pipeline * data);
+  spec.mutable_resources()->set_ranks(sizes.tensor * sizes.pipeline * sizes.data);
   TimedSource source(spec.model());
   RunOptions options;
   options.steps = steps;
@@ -133,12 +141,16 @@ int main(int argc, char** argv) {
   if (arguments.size() == 2 && arguments[0] == "gemm") {
     return tercio::testing::BenchGemm(number(1));
   }
-  if (arguments.size() == 6 || arguments.size() == 7) {
-    return tercio::testing::BenchTraining(arguments[0], number(1), number(2), number(3), number(4),
-                                          number(5), arguments.size() == 7 ? arguments[6] : "fp32");
+  if (arguments.size() >= 6 && arguments.size() <= 9) {
+    const auto optional = [&](size_t i) { return i < arguments.size() ? number(i) : 0; };
+    return tercio::testing::BenchTraining(
+        arguments[0], number(1), number(2),
+        {number(3), number(4), number(5), arguments.size() > 6 ? arguments[6] : "fp32", optional(7),
+         optional(8)});
   }
   std::fprintf(stderr,
                "usage: engine_bench gemm THREADS\n"
-               "       engine_bench MODEL STEPS THREADS TENSOR PIPELINE DATA [PRECISION]\n");
+               "       engine_bench MODEL STEPS THREADS TENSOR PIPELINE DATA [PRECISION [BATCH "
+               "[MICRO_BATCH]]]\n");
   return 2;
 }

@@ -79,19 +79,25 @@ absl::Status LoadedModel::CheckIds(absl::Span<const int32_t> ids) const {
 
 int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
                             double uniform) const {
+  const float* end = logits + vocab_size();
+  const float* best = std::max_element(logits, end);
+  if (options.temperature <= 0) return static_cast<int32_t>(best - logits);
   std::vector<int32_t> order(static_cast<size_t>(vocab_size()));
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [logits](int32_t a, int32_t b) { return logits[a] > logits[b]; });
-  if (options.temperature <= 0) return order.front();
+  // Of equal ones the smaller id comes first. What is not cut off needs no order.
+  const auto likelier = [logits](int32_t a, int32_t b) {
+    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+  };
   if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size())) {
+    std::partial_sort(order.begin(), order.begin() + options.top_k, order.end(), likelier);
     order.resize(static_cast<size_t>(options.top_k));
+  } else if (options.top_p < 1) {
+    std::sort(order.begin(), order.end(), likelier);
   }
   std::vector<double> weights;
   double sum = 0;
   for (const int32_t id : order) {
-    weights.push_back(
-        std::exp((static_cast<double>(logits[id]) - logits[order.front()]) / options.temperature));
+    weights.push_back(std::exp((static_cast<double>(logits[id]) - *best) / options.temperature));
     sum += weights.back();
   }
   if (options.top_p < 1) {
@@ -132,6 +138,10 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
   size_t known = 0;  // ids whose keys and values are in the activations
   for (int64_t i = 0; i < options.tokens; ++i) {
     const float* logits = LogitsAfter(ids, known);
+    if (!std::all_of(logits, logits + vocab_size(), [](float x) { return std::isfinite(x); })) {
+      return absl::FailedPreconditionError(
+          "the model gives numbers that are not finite; its weights are damaged, or diverged");
+    }
     known = ids.size();
     const uint64_t word =
         kernels::SplitMix64(kernels::SplitMix64(options.seed) ^ static_cast<uint64_t>(i));
