@@ -4,7 +4,6 @@ import glob
 import json
 import os
 import random
-import shutil
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -116,8 +115,6 @@ class Bert(TercioTest):
             config = json.load(file)
         self.assertEqual((config["architectures"], config["id2label"]),
                          (["BertForSequenceClassification"], {"0": "bad", "1": "good"}))
-        if "vocab.txt" not in exported["files"]:
-            shutil.copy(self.path("vocab.txt"), self.path("hf"))
         self.assertEqual(self.metrics(self.path("hf")), found)
 
     def test_what_a_bert_cannot_do_is_said(self):
