@@ -59,6 +59,22 @@ std::optional<FloatFormat> FloatFormatOf(std::string_view dtype) {
   return std::nullopt;
 }
 
+std::string_view SafetensorsName(FloatFormat format) {
+  return format == FloatFormat::kF32 ? "F32" : format == FloatFormat::kF16 ? "F16" : "BF16";
+}
+
+float BoundOf(FloatFormat format) {
+  switch (format) {
+    case FloatFormat::kF16:
+      return 65520.0f;  // halfway between the largest number and the next power of two
+    case FloatFormat::kBF16:
+      return std::bit_cast<float>(0x7f7f8000u);
+    case FloatFormat::kF32:
+      break;
+  }
+  return std::bit_cast<float>(kInfinity);
+}
+
 int64_t BytesOf(FloatFormat format) { return format == FloatFormat::kF32 ? 4 : 2; }
 
 void WidenFloats(FloatFormat format, const char* bytes, int64_t count, float* out) {

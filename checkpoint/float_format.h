@@ -13,7 +13,10 @@ enum class FloatFormat { kF32, kF16, kBF16 };
 
 // Of the name that safetensors uses; none for what is not one of the three.
 std::optional<FloatFormat> FloatFormatOf(std::string_view dtype);
+std::string_view SafetensorsName(FloatFormat format);
 int64_t BytesOf(FloatFormat format);
+// The least magnitude that narrows to infinity.
+float BoundOf(FloatFormat format);
 
 void WidenFloats(FloatFormat format, const char* bytes, int64_t count, float* out);
 void NarrowFloats(FloatFormat format, const float* values, int64_t count, char* out);

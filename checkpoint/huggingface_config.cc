@@ -342,6 +342,16 @@ nlohmann::ordered_json BertConfig(const v1::ModelSpec& model) {
   return json;
 }
 
+void SetDtype(FloatFormat format, nlohmann::ordered_json* json) {
+  const char* const name = format == FloatFormat::kF32   ? "float32"
+                           : format == FloatFormat::kF16 ? "float16"
+                                                         : "bfloat16";
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    if (json->contains(key)) (*json)[key] = name;
+  }
+  if (!json->contains("dtype") && !json->contains("torch_dtype")) (*json)["torch_dtype"] = name;
+}
+
 }  // namespace
 
 bool IsBaseModelConfig(std::string_view text) {
@@ -415,10 +425,15 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
     }
   }
   if (json.contains("n_ctx")) json["n_ctx"] = model.context();
-  for (const char* key : {"dtype", "torch_dtype"}) {
-    if (json.contains(key)) json[key] = "float32";
-  }
-  if (!json.contains("dtype") && !json.contains("torch_dtype")) json["torch_dtype"] = "float32";
+  SetDtype(FloatFormat::kF32, &json);
+  return json.dump(2) + "\n";
+}
+
+absl::StatusOr<std::string> WithDtype(std::string_view config, FloatFormat format) {
+  nlohmann::ordered_json json =
+      nlohmann::ordered_json::parse(config, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return absl::DataLossError("config.json is not a JSON map");
+  SetDtype(format, &json);
   return json.dump(2) + "\n";
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checkpoint/float_format.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::checkpoint {
@@ -32,5 +33,8 @@ std::string HuggingFaceConfig(const v1::ModelSpec& model);
 // nothing has changed but white space. DATA_LOSS when it is not JSON.
 absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
                                                      const v1::ModelSpec& model);
+
+// The config.json of a model whose weights are in this format. DATA_LOSS when it is not JSON.
+absl::StatusOr<std::string> WithDtype(std::string_view config, FloatFormat format);
 
 }  // namespace tercio::checkpoint

@@ -1,6 +1,7 @@
 #include "checkpoint/huggingface_export.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
@@ -21,6 +22,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
+#include "plan/model_traits.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -101,7 +103,8 @@ absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
   } else {
     TERCIO_RETURN_IF_ERROR(PlanImported(headers));
   }
-  const bool as_imported = !headers.empty() && options_.max_shard_bytes == 0;
+  const bool as_imported =
+      !headers.empty() && options_.max_shard_bytes == 0 && !options_.dtype.has_value();
   if (!as_imported) TERCIO_RETURN_IF_ERROR(Reshard());
   TERCIO_RETURN_IF_ERROR(WriteShards(output));
   if (!as_imported && shards_.size() > 1) TERCIO_RETURN_IF_ERROR(WriteIndex(output));
@@ -211,6 +214,9 @@ absl::Status Exporter::Reshard() {
   int64_t bytes = 0;
   for (OutputShard& old : shards_) {
     for (OutputTensor& tensor : old.tensors) {
+      if (tensor.weights != nullptr && options_.dtype.has_value()) {
+        tensor.entry.dtype = SafetensorsName(*options_.dtype);
+      }
       int64_t size = DtypeBytes(tensor.entry.dtype);
       for (const int64_t extent : tensor.entry.shape) size *= extent;
       if (bytes > 0 && bytes + size > most) {
@@ -245,6 +251,19 @@ absl::Status Exporter::WriteShards(OutputDirectory* output) const {
   return absl::OkStatus();
 }
 
+// A finite weight must stay finite.
+absl::Status CheckRange(const std::string& name, FloatFormat format,
+                        const std::vector<float>& values) {
+  const float bound = BoundOf(format);
+  for (const float value : values) {
+    if (std::abs(value) < bound || !std::isfinite(value)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the tensor ", name, " has the weight ", value, ", which ",
+        format == FloatFormat::kF16 ? "fp16" : "bf16", " cannot hold; choose another --dtype"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Exporter::WriteTensor(const OutputTensor& tensor, OutputDirectory* output) const {
   if (tensor.weights == nullptr) return output->Append(tensor.raw);
   const HuggingFaceTensor& form = *tensor.weights;
@@ -259,6 +278,7 @@ absl::Status Exporter::WriteTensor(const OutputTensor& tensor, OutputDirectory* 
     values.assign(static_cast<size_t>((end - row) * width), 0.0f);
     TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, row, end, &values)
                                            : ReadRows(form, row, end, &values));
+    TERCIO_RETURN_IF_ERROR(CheckRange(tensor.entry.name, format, values));
     bytes.resize(values.size() * static_cast<size_t>(BytesOf(format)));
     NarrowFloats(format, values.data(), static_cast<int64_t>(values.size()), bytes.data());
     TERCIO_RETURN_IF_ERROR(output->Append(bytes));
@@ -337,6 +357,12 @@ absl::Status Exporter::WriteKept(OutputDirectory* output, bool index) const {
     const std::string name = path.substr(sizeof(kKeptFolder) - 1);
     if (name == kHuggingFaceIndex && !index) continue;
     TERCIO_ASSIGN_OR_RETURN(const auto kept, MappedFile::Open(directory_ + "/" + path));
+    if (name == "config.json" && options_.dtype.has_value()) {
+      TERCIO_ASSIGN_OR_RETURN(const std::string config,
+                              WithDtype(kept->content(), *options_.dtype));
+      TERCIO_RETURN_IF_ERROR(output->Write(name, config));
+      continue;
+    }
     TERCIO_RETURN_IF_ERROR(output->Write(name, kept->content()));
   }
   return absl::OkStatus();
@@ -367,27 +393,33 @@ absl::Status Exporter::WriteMade(OutputDirectory* output) {
       TERCIO_RETURN_IF_ERROR(output->Write("generation_config.json", *generation));
     }
   }
+  if (options_.dtype.has_value()) {
+    TERCIO_ASSIGN_OR_RETURN(config, WithDtype(config, *options_.dtype));
+  }
   TERCIO_RETURN_IF_ERROR(output->Write("config.json", config));
   return WriteTokenizer(origin, output);
 }
 
+// The files of the directory that training started from are better than files made anew: they also
+// hold what Tercio does not know, such as templates of chats. But the job may have had another
+// tokenizer.
 absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory* output) {
-  const absl::StatusOr<std::string> own = reader_.TokenizerJson();
-  if (own.ok()) {
-    if (const std::optional<std::string> made = HuggingFaceTokenizer(*own)) {
-      TERCIO_RETURN_IF_ERROR(output->Write("tokenizer.json", *made));
-      return output->Write("tokenizer_config.json",
-                           HuggingFaceTokenizerConfig(reader_.model().context()));
-    }
-  }
-  bool written = false;
+  TokenizerFiles files;
   for (const std::string& name : origin.empty() ? std::vector<std::string>() : KeptFiles(origin)) {
     if (!IsTokenizerFile(name)) continue;
-    TERCIO_ASSIGN_OR_RETURN(const std::string content, ReadFile(origin + "/" + name));
-    TERCIO_RETURN_IF_ERROR(output->Write(name, content));
-    written = true;
+    TERCIO_ASSIGN_OR_RETURN(files[name], ReadFile(origin + "/" + name));
   }
-  if (!written) {
+  const absl::StatusOr<std::string> own = reader_.TokenizerJson();
+  if (own.ok() && !HasVocabularyOf(*own, files)) {
+    TokenizerUse use;
+    use.context = reader_.model().context();
+    use.encodes_texts = !plan::TraitsOf(reader_.model()).causal;
+    files = HuggingFaceTokenizer(*own, use).value_or(TokenizerFiles());
+  }
+  for (const auto& [name, content] : files) {
+    TERCIO_RETURN_IF_ERROR(output->Write(name, content));
+  }
+  if (files.empty()) {
     result_.notes.push_back(own.ok() ? "the checkpoint's tokenizer has no Hugging Face form: no "
                                        "tokenizer files are written"
                                      : "the checkpoint holds no tokenizer: no tokenizer files are "

@@ -300,11 +300,13 @@ TEST_F(FreshExport, BytesAndCharactersBecomeTokenizers) {
   EXPECT_TRUE(result->notes.empty());
   const Json chars = Json::parse(*ReadFile(out + "/tokenizer.json"));
   EXPECT_EQ(chars["model"]["vocab"], (Json{{"\n", 0}, {" ", 1}, {"a", 2}, {"é", 3}}));
-  const Json bytes = Json::parse(*HuggingFaceTokenizer(R"({"kind":"bytes","vocab_size":256})"));
+  const auto files = HuggingFaceTokenizer(R"({"kind":"bytes","vocab_size":256})", {});
+  ASSERT_TRUE(files.has_value());
+  const Json bytes = Json::parse(files->at("tokenizer.json"));
   EXPECT_EQ(bytes["model"]["vocab"].size(), 256u);
   EXPECT_EQ(bytes["model"]["vocab"]["A"], 65);
   EXPECT_EQ(bytes["model"]["vocab"]["Ġ"], 32);
-  EXPECT_FALSE(HuggingFaceTokenizer(R"({"kind":"other"})").has_value());
+  EXPECT_FALSE(HuggingFaceTokenizer(R"({"kind":"other"})", {}).has_value());
 }
 
 TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {

@@ -1,18 +1,40 @@
-// Tercio's tokenizers in the form of Hugging Face's tokenizer.json: the same ids for the same text.
-// Pure.
+// Tercio's tokenizers as the files that transformers reads: the same ids for the same text. Tercio
+// reads all of them back (worker/data/tokenizer_files.h).
+//
+//   bytes            tokenizer.json: byte-level BPE without merges
+//   chars            tokenizer.json: a vocabulary of single characters
+//   byte_level_bpe   tokenizer.json
+//   word_piece       tokenizer.json, and vocab.txt where it can hold the vocabulary
+//   sentence_piece   tokenizer.model, for transformers' class that calls the SentencePiece library:
+//                    its normalization has no equal in tokenizer.json
+//
+// Beside them lies tokenizer_config.json with the special tokens.
+//
+// Thread safety: pure functions.
+// Errors:        none; nullopt for what is no tokenizer, or has no such form.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 
 namespace tercio::checkpoint {
 
-// `json` is a tokenizer as checkpoints hold it (worker/data/tokenizer.h). `bytes` becomes a
-// byte-level BPE without merges, `chars` a vocabulary of single characters. None for other kinds.
-std::optional<std::string> HuggingFaceTokenizer(std::string_view json);
+using TokenizerFiles = std::map<std::string, std::string>;  // contents by name
 
-// tokenizer_config.json for it.
-std::string HuggingFaceTokenizerConfig(int64_t context);
+struct TokenizerUse {
+  int64_t context = 0;  // tokens that the model sees
+  bool encodes_texts =
+      false;  // transformers puts cls and separator around a text, as bert wants it
+};
+
+// `json` is a tokenizer as checkpoints hold it (worker/data/tokenizer.h).
+std::optional<TokenizerFiles> HuggingFaceTokenizer(std::string_view json, const TokenizerUse& use);
+
+// Whether the tokenizer `json` has the vocabulary of the files of a Hugging Face directory, and so
+// is the one that they hold.
+bool HasVocabularyOf(std::string_view json, const TokenizerFiles& files);
 
 }  // namespace tercio::checkpoint

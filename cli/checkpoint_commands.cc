@@ -40,6 +40,14 @@ absl::StatusOr<int> Import(const Options& options) {
   return kExitOk;
 }
 
+absl::StatusOr<checkpoint::FloatFormat> DtypeNamed(const std::string& name) {
+  if (name == "fp32") return checkpoint::FloatFormat::kF32;
+  if (name == "bf16") return checkpoint::FloatFormat::kBF16;
+  if (name == "fp16") return checkpoint::FloatFormat::kF16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--dtype ", name, " is not known; use fp32, bf16 or fp16"));
+}
+
 // Where the job's checkpoint lies. It must be on this machine: exports are made where the data is.
 absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
@@ -72,6 +80,9 @@ absl::StatusOr<int> Export(const Options& options) {
   checkpoint::ExportOptions how;
   if (!options.max_shard_size.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
+  }
+  if (!options.dtype.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(how.dtype, DtypeNamed(options.dtype));
   }
   // A folder of the job's name here that holds no checkpoint is something else.
   const absl::StatusOr<std::string> here = FindCheckpoint(options.job, options.step);

@@ -202,6 +202,8 @@ void AddCheckpointVerbs(CommandLine& line) {
   line.Destination(command);
   command->add_option("--max-shard-size", o.max_shard_size,
                       "largest weight file, as 5GB (the default) or 500MiB");
+  command->add_option("--dtype", o.dtype,
+                      "of the weights: fp32, bf16 or fp16 (default: as imported, else fp32)");
 }
 
 void AddDataVerbs(CommandLine& line) {

@@ -44,6 +44,7 @@ struct Options {
   std::string directory;  // checkpoint export, import: what comes out of it
   std::string model_format;
   std::string max_shard_size;
+  std::string dtype;  // of exported weights
   int64_t context = 0;
   std::string prompt;
   std::vector<int32_t> prompt_ids;

@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/data/byte_level_bpe.h"
+#include "worker/data/plain_tokenizers.h"
+#include "worker/data/unicode.h"
 #include "worker/data/word_piece.h"
 
 namespace tercio::data {
@@ -18,8 +20,8 @@ absl::Status Unknown(std::string_view key, const json& value) {
   if (shown.size() > 200) shown = absl::StrCat(shown.substr(0, 200), "...");
   return absl::InvalidArgumentError(
       absl::StrCat(std::string(key), " ", shown,
-                   " is not known here; supported are byte-level BPE as in GPT-2 and Llama 3, and "
-                   "BERT's WordPiece"));
+                   " is not known here; supported are byte-level BPE as in GPT-2 and Llama 3, "
+                   "BERT's WordPiece, and single characters"));
 }
 
 // The type of a part such as a normalizer; empty where there is none.
@@ -65,13 +67,14 @@ absl::Status CheckPostProcessor(const json& part) {
   return absl::OkStatus();
 }
 
-// ByteLevel alone cuts words as GPT-2 does; after a Split it cuts nothing.
+// ByteLevel alone cuts words as GPT-2 does; after a Split it cuts nothing. Where there are no
+// merges, words do not matter.
 absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
   const json& part = Unwrapped(given, "pretokenizers");
   const auto unknown = [&] { return Unknown("pre_tokenizer", given); };
   if (TypeOf(part) == "ByteLevel") {
     TERCIO_ASSIGN_OR_RETURN(const bool cuts, JsonFlag(part, "use_regex", true));
-    if (!cuts) return unknown();
+    if (!cuts && (!bpe->merges.empty() || bpe->ignore_merges)) return unknown();
     bpe->pattern = WordPattern::kGpt2;
     TERCIO_ASSIGN_OR_RETURN(bpe->add_prefix_space, JsonFlag(part, "add_prefix_space", true));
     return absl::OkStatus();
@@ -113,6 +116,14 @@ absl::Status ReadMerges(const json& merges, ByteLevelBpe* bpe) {
   return absl::OkStatus();
 }
 
+bool IdsAreBytes(const TokenizerModel& model) {
+  for (int32_t byte = 0; byte < 256; ++byte) {
+    const auto ids = model.EncodePart(std::string(1, static_cast<char>(byte)));
+    if (!ids.ok() || *ids != std::vector<int32_t>{byte}) return false;
+  }
+  return model.vocab_size() == 256;
+}
+
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
                                                                const json& config) {
   const json& model = JsonAt(root, "model");
@@ -121,7 +132,6 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
       !normalizer.is_null()) {
     return Unknown("normalizer", normalizer);
   }
-  TERCIO_RETURN_IF_ERROR(ReadBpePreTokenizer(JsonAt(root, "pre_tokenizer"), &bpe));
   if (TypeOf(JsonAt(root, "decoder")) != "ByteLevel") {
     return Unknown("decoder", JsonAt(root, "decoder"));
   }
@@ -138,11 +148,45 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
     }
   }
   TERCIO_RETURN_IF_ERROR(ReadMerges(JsonAt(model, "merges"), &bpe));
+  TERCIO_RETURN_IF_ERROR(ReadBpePreTokenizer(JsonAt(root, "pre_tokenizer"), &bpe));
   if (const json& added = JsonAt(root, "added_tokens"); !added.is_null()) {
     TERCIO_ASSIGN_OR_RETURN(bpe.added, ParseAddedTokens(added));
   }
   bpe.special = FindSpecialIds(config, bpe.vocabulary, bpe.added);
-  return MakeByteLevelBpe(std::move(bpe));
+  const bool plain = bpe.merges.empty() && bpe.added.empty() && !bpe.add_prefix_space;
+  TERCIO_ASSIGN_OR_RETURN(std::shared_ptr<const TokenizerModel> made,
+                          MakeByteLevelBpe(std::move(bpe)));
+  if (plain && IdsAreBytes(*made)) return MakeBytes();
+  return made;
+}
+
+// The tokenizer `chars`: each character of a text is a token.
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordLevel(const json& root) {
+  const json& cuts = Unwrapped(JsonAt(root, "pre_tokenizer"), "pretokenizers");
+  TERCIO_ASSIGN_OR_RETURN(const std::string regex, JsonText(JsonAt(cuts, "pattern"), "Regex", ""));
+  TERCIO_ASSIGN_OR_RETURN(const std::string behavior, JsonText(cuts, "behavior", ""));
+  if (TypeOf(cuts) != "Split" || regex != "[\\s\\S]" || behavior != "Isolated") {
+    return Unknown("pre_tokenizer", cuts);
+  }
+  for (const char* const key : {"normalizer", "added_tokens"}) {
+    if (const json& value = JsonAt(root, key); !value.empty()) return Unknown(key, value);
+  }
+  if (TypeOf(JsonAt(root, "decoder")) != "Fuse") return Unknown("decoder", JsonAt(root, "decoder"));
+  const json& model = JsonAt(root, "model");
+  TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,
+                          Vocabulary::FromObject(JsonAt(model, "vocab")));
+  TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
+  if (vocabulary.Find(unknown).has_value()) return Unknown("model.unk_token", json(unknown));
+  std::string characters;
+  for (int32_t id = 0; id < vocabulary.size(); ++id) {
+    const std::string* const token = vocabulary.token(id);
+    if (token == nullptr || token->empty() || DecodeUtf8(*token, 0).length != token->size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("model.vocab: the id ", id, " is not that of a single character"));
+    }
+    characters += *token;
+  }
+  return CharsFromJson({{"characters", characters}});
 }
 
 absl::Status ReadBertNormalizer(const json& part, WordPiece* definition) {
@@ -219,6 +263,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(const
   }
   if (type == "BPE") return ParseBpe(root, config);
   if (type == "WordPiece") return ParseWordPiece(root, config);
+  if (type == "WordLevel") return ParseWordLevel(root);
   return Unknown("model.type", JsonAt(model, "type"));
 }
 
