@@ -150,8 +150,9 @@ Json Config(const SpecialTokens& tokens, const TokenizerUse& use) {
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"model_max_length", use.context},
                  {"clean_up_tokenization_spaces", false}};
-  // By default transformers hands out token types too, which only encoders take.
-  if (!use.encodes_texts) config["model_input_names"] = {"input_ids", "attention_mask"};
+  // Versions of transformers differ in whether token types, which only encoders take, are given.
+  config["model_input_names"] = {"input_ids", "attention_mask"};
+  if (use.encodes_texts) config["model_input_names"].push_back("token_type_ids");
   for (const auto& [role, token] : tokens) config[role] = token.text;
   return config;
 }

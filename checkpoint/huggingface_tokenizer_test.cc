@@ -2,6 +2,7 @@
 // and texts. What transformers says of these files: tests/huggingface/check_tokenizers.py.
 #include "checkpoint/huggingface_tokenizer.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -52,12 +53,22 @@ absl::StatusOr<Tokenizer> ReadBack(const TokenizerFiles& files) {
   return Tokenizer::Load(directory.path());
 }
 
+// All that a tokenizer is; the order of its added tokens says nothing.
+json WholeOf(const Tokenizer& tokenizer) {
+  json whole = json::parse(tokenizer.ToJson());
+  if (whole.contains("added_tokens")) {
+    std::sort(whole["added_tokens"].begin(), whole["added_tokens"].end(),
+              [](const json& a, const json& b) { return a["id"] < b["id"]; });
+  }
+  return whole;
+}
+
 TEST(HuggingFaceTokenizer, EveryFixtureComesBack) {
   for (const std::string name : kFixtures) {
     const Tokenizer tokenizer = LoadFixture(name);
     const auto back = ReadBack(FilesOf(tokenizer, kDecoder));
     ASSERT_TRUE(back.ok()) << name << ": " << back.status();
-    EXPECT_EQ(json::parse(back->ToJson()), json::parse(tokenizer.ToJson())) << name;
+    EXPECT_EQ(json::diff(WholeOf(*back), WholeOf(tokenizer)), json::array()) << name;
     const json& texts = Expected()["texts"];
     ASSERT_GT(texts.size(), 100u);
     for (size_t i = 0; i < texts.size(); ++i) {
@@ -91,7 +102,7 @@ TEST(HuggingFaceTokenizer, OnlyEncodersPutTokensAroundATextAndTakeTypes) {
     const TokenizerFiles encoder = FilesOf(tokenizer, kEncoder);
     const json processor = json::parse(encoder.at("tokenizer.json"))["post_processor"];
     const json config = json::parse(encoder.at("tokenizer_config.json"));
-    EXPECT_FALSE(config.contains("model_input_names"));
+    EXPECT_EQ(config["model_input_names"].size(), 3u);
     // GPT-2 has no token for the beginning.
     EXPECT_EQ(processor.is_null(), name == "gpt2") << name;
     if (name != "gpt2") {
@@ -109,7 +120,8 @@ TEST(HuggingFaceTokenizer, OnlyEncodersPutTokensAroundATextAndTakeTypes) {
 
     const TokenizerFiles decoder = FilesOf(tokenizer, kDecoder);
     EXPECT_TRUE(json::parse(decoder.at("tokenizer.json"))["post_processor"].is_null());
-    EXPECT_TRUE(json::parse(decoder.at("tokenizer_config.json")).contains("model_input_names"));
+    EXPECT_EQ(json::parse(decoder.at("tokenizer_config.json"))["model_input_names"],
+              json({"input_ids", "attention_mask"}));
   }
 }
 
@@ -118,7 +130,7 @@ TEST(HuggingFaceTokenizer, VocabularyTextGivesTheSameTokenizer) {
   ASSERT_EQ(files.erase("tokenizer.json"), 1u);
   const auto back = ReadBack(files);
   ASSERT_TRUE(back.ok()) << back.status();
-  EXPECT_EQ(json::parse(back->ToJson()), json::parse(LoadFixture("bert_cased").ToJson()));
+  EXPECT_EQ(json::diff(WholeOf(*back), WholeOf(LoadFixture("bert_cased"))), json::array());
   json gap = json::parse(LoadFixture("bert_cased").ToJson());
   gap["vocabulary"][300] = nullptr;
   EXPECT_FALSE(HuggingFaceTokenizer(gap.dump(), kEncoder)->contains("vocab.txt"));
