@@ -87,9 +87,10 @@ absl::Status WriteForm(const HuggingFaceModel& model, OutputDirectory* output) {
 
 bool IsTokenizerFile(std::string_view name) {
   for (const char* known : {"vocab.json", "merges.txt", "special_tokens_map.json",
-                            "added_tokens.json", "tokenizer.model", "chat_template.jinja"}) {
+                            "added_tokens.json", "vocab.txt", "chat_template.jinja"}) {
     if (name == known) return true;
   }
+  if (absl::EndsWith(std::string(name), ".model")) return true;  // of SentencePiece
   return absl::StartsWith(std::string(name), "tokenizer") &&
          absl::EndsWith(std::string(name), ".json");
 }

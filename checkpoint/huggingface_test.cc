@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/float_format.h"
@@ -235,6 +237,81 @@ TEST(HuggingFace, SmallerShardsHoldTheSameTensors) {
   EXPECT_LT(LogitError(dir.path() + "/out", "llama_bf16"), 1e-5);
 }
 
+// The bits of all tensors by name, and the dtype that all weights have.
+std::map<std::string, std::string> TensorsOf(const std::string& directory,
+                                             const std::string& dtype) {
+  std::map<std::string, std::string> tensors;
+  const auto model = HuggingFaceModel::Open(directory);
+  EXPECT_TRUE(model.ok()) << model.status();
+  if (!model.ok()) return tensors;
+  for (const HuggingFaceModel::File& file : (*model)->files()) {
+    for (const TensorEntry& entry : file.layout.tensors) {
+      EXPECT_EQ(entry.dtype, dtype) << entry.name;
+      tensors[entry.name] = file.bytes(entry);
+    }
+  }
+  return tensors;
+}
+
+// Imports `from` and exports it in another dtype.
+absl::Status ExportAs(FloatFormat format, const std::string& from, const std::string& to) {
+  const TempDir dir;
+  const auto imported = ImportHuggingFace(from, dir.path() + "/checkpoint");
+  if (!imported.ok()) return imported.status();
+  ExportOptions options;
+  options.dtype = format;
+  return ExportHuggingFace(dir.path() + "/checkpoint", to, options).status();
+}
+
+TEST(HuggingFace, WeightsAreExportedInAnotherDtype) {
+  const TempDir dir;
+  const std::string wide = dir.path() + "/wide";
+  ASSERT_TRUE(ExportAs(FloatFormat::kF32, Fixture("llama_bf16"), wide).ok());
+  EXPECT_LT(LogitError(wide, "llama_bf16"), 1e-5);
+  EXPECT_EQ(Json::parse(*ReadFile(wide + "/config.json"))["dtype"], "float32");
+  TensorsOf(wide, "F32");
+  const std::string again = dir.path() + "/again";
+  ASSERT_TRUE(ExportAs(FloatFormat::kBF16, wide, again).ok());
+  EXPECT_EQ(TensorsOf(again, "BF16"), TensorsOf(Fixture("llama_bf16"), "BF16"));
+  EXPECT_EQ(Json::parse(*ReadFile(again + "/config.json")),
+            Json::parse(*ReadFile(Fixture("llama_bf16") + "/config.json")));
+
+  for (const auto& [format, name, known, bound] :
+       {std::tuple(FloatFormat::kF16, "F16", "float16", 2e-3),
+        std::tuple(FloatFormat::kBF16, "BF16", "bfloat16", 2e-2)}) {
+    const std::string narrow = absl::StrCat(dir.path(), "/", name);
+    ASSERT_TRUE(ExportAs(format, Fixture("llama"), narrow).ok());
+    EXPECT_EQ(Json::parse(*ReadFile(narrow + "/config.json"))["dtype"], known);
+    const auto tensors = TensorsOf(narrow, name);
+    const auto original = TensorsOf(Fixture("llama"), "F32");
+    ASSERT_EQ(tensors.size(), original.size());
+    for (const auto& [tensor, bytes] : original) {
+      std::string expected(bytes.size() / 2, '\0');
+      NarrowFloats(format, reinterpret_cast<const float*>(bytes.data()),
+                   static_cast<int64_t>(bytes.size() / 4), expected.data());
+      EXPECT_TRUE(tensors.at(tensor) == expected) << tensor;
+    }
+    const double error = LogitError(narrow, "llama");
+    EXPECT_LT(error, bound);
+    EXPECT_GT(error, 1e-5);
+  }
+}
+
+TEST(HuggingFace, AWeightThatIsTooLargeIsRefused) {
+  const TempDir dir;
+  const std::string model = dir.path() + "/model";
+  std::filesystem::copy(Fixture("gpt2"), model);
+  std::string weights = *ReadFile(model + "/model.safetensors");
+  const float large = 70000;
+  std::memcpy(weights.data() + weights.size() - 4, &large, 4);
+  ASSERT_TRUE(WriteFileDurably(model + "/model.safetensors", weights).ok());
+  const absl::Status status = ExportAs(FloatFormat::kF16, model, dir.path() + "/half");
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("70000, which fp16 cannot hold"));
+  EXPECT_FALSE(PathExists(dir.path() + "/half"));
+  EXPECT_TRUE(ExportAs(FloatFormat::kBF16, model, dir.path() + "/brain").ok());
+}
+
 // A checkpoint that was not imported: fp32, transformers' names, a config.json of Tercio's own.
 class FreshExport : public ::testing::Test {
  protected:
@@ -307,6 +384,38 @@ TEST_F(FreshExport, BytesAndCharactersBecomeTokenizers) {
   EXPECT_EQ(bytes["model"]["vocab"]["A"], 65);
   EXPECT_EQ(bytes["model"]["vocab"]["Ġ"], 32);
   EXPECT_FALSE(HuggingFaceTokenizer(R"({"kind":"other"})", {}).has_value());
+}
+
+TEST_F(FreshExport, ADtypeIsChosen) {
+  const std::string out = dir_.path() + "/out";
+  ExportOptions options;
+  options.dtype = FloatFormat::kBF16;
+  const auto result = ExportHuggingFace(Checkpoint("gpt2", Json::object(), ""), out, options);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(Json::parse(*ReadFile(out + "/config.json"))["torch_dtype"], "bfloat16");
+  TensorsOf(out, "BF16");
+  EXPECT_LT(LogitError(out, "gpt2"), 2e-2);
+}
+
+// The files of the directory that training started from count as long as they hold its tokenizer.
+TEST_F(FreshExport, TheTokenizerIsTheOriginsOrTheCheckpoints) {
+  const std::string origin = dir_.path() + "/origin";
+  std::filesystem::copy(Fixture("gpt2"), origin);
+  ASSERT_TRUE(WriteFileDurably(origin + "/vocab.json", R"({"a": 0, "b": 1})").ok());
+  ASSERT_TRUE(WriteFileDurably(origin + "/merges.txt", "#version: 0.2\n").ok());
+  for (const std::string second : {"b", "c"}) {
+    const Json stored = {{"kind", "byte_level_bpe"}, {"vocab_size", 2},
+                         {"pattern", "gpt2"},        {"vocabulary", {"a", second}},
+                         {"merges", Json::array()},  {"added_tokens", Json::array()}};
+    const std::string out = absl::StrCat(dir_.path(), "/", second);
+    const auto result =
+        ExportHuggingFace(Checkpoint("gpt2", {{"from", origin}}, stored.dump()), out, {});
+    ASSERT_TRUE(result.ok()) << result.status();
+    const auto files = FilesOf(out);
+    EXPECT_EQ(files.contains("merges.txt"), second == "b");
+    EXPECT_EQ(files.contains("vocab.json"), second == "b");
+    EXPECT_EQ(files.contains("tokenizer.json"), second == "c");
+  }
 }
 
 TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {
@@ -429,6 +538,11 @@ TEST(FloatFormats, ValuesAndRounding) {
   EXPECT_EQ(narrow(FloatFormat::kBF16, 1.0f + 0x1p-8f), 0x3f80);    // tie, to even
   EXPECT_EQ(narrow(FloatFormat::kBF16, 1.0f + 0x1.1p-8f), 0x3f81);  // above the tie
   EXPECT_EQ(narrow(FloatFormat::kBF16, 3.4e38f), 0x7f80);           // too large
+  for (const FloatFormat format : {FloatFormat::kF16, FloatFormat::kBF16}) {
+    const uint16_t infinite = narrow(format, INFINITY);
+    EXPECT_EQ(narrow(format, BoundOf(format)), infinite);
+    EXPECT_EQ(narrow(format, std::nextafter(BoundOf(format), 0.0f)), infinite - 1);
+  }
 }
 
 }  // namespace

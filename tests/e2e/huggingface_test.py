@@ -97,6 +97,8 @@ class HuggingFace(TercioTest):
         self.assertIn("something of that name", self.refused(7, "checkpoint", "import", self.path("llama"), *to))
         more = ("--format", "hf", "--output", self.path("more"))
         self.assertIn("step 3", self.refused(3, "checkpoint", "export", self.path("out"), "--step", "3", *more))
+        self.assertIn("use fp32, bf16 or fp16", self.refused(2, "checkpoint", "export", self.path("out"), *more,
+                                                             "--dtype", "int8"))
         self.assertIn("no size", self.refused(2, "checkpoint", "export", self.path("out"), *more,
                                               "--max-shard-size", "big"))
         part = self.path("out", "weights.safetensors")
@@ -196,6 +198,22 @@ class HuggingFace(TercioTest):
 
     # ---- exports of jobs trained from scratch ----
 
+    def test_weights_of_half_the_size(self):
+        job = self.run_job(self.state)
+        losses, sizes = {}, {}
+        for dtype, known in (("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")):
+            out = self.path(dtype)
+            self.tercio("checkpoint", "export", job["id"], "--state-dir", self.state, "--format", "hf", "--output", out,
+                        "--dtype", dtype)
+            with open(os.path.join(out, "config.json"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["dtype"], known)
+            sizes[dtype] = os.path.getsize(os.path.join(out, "model.safetensors"))
+            losses[dtype] = self.json("evaluate", "--checkpoint", out, "--data", self.path("tokens"))["loss"]
+        for dtype in ("bf16", "fp16"):
+            self.assertLess(sizes[dtype], 0.6 * sizes["fp32"])
+            self.assertAlmostEqual(losses[dtype], losses["fp32"], delta=0.02)
+            self.assertNotEqual(losses[dtype], losses["fp32"])
+
     def train_from_scratch(self, model, tokenizer):
         state = self.path("state-" + model["architecture"])
         job = self.run_job(state, "--set", f"model={json.dumps(model)}", "--set",
@@ -237,6 +255,14 @@ class HuggingFace(TercioTest):
                                    os.path.join(BIN, "tercio"), "--checkpoint", checkpoint, "--exported", exported,
                                    *text], capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_transformers_agrees_with_every_tokenizer(self):
+        python = os.environ.get("TERCIO_HF_PYTHON")
+        if not python:
+            raise unittest.SkipTest("TERCIO_HF_PYTHON names no Python with transformers")
+        done = subprocess.run([python, os.path.join(ROOT, "tests", "huggingface", "check_tokenizers.py"), "--tercio",
+                               os.path.join(BIN, "tercio")], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 if __name__ == "__main__":
