@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "worker/data/byte_level_bpe.h"
+#include "worker/data/hugging_face_parts.h"
+#include "worker/data/hugging_face_pieces.h"
 #include "worker/data/plain_tokenizers.h"
 #include "worker/data/unicode.h"
 #include "worker/data/word_piece.h"
@@ -15,53 +17,18 @@ namespace {
 
 using nlohmann::json;
 
-absl::Status Unknown(std::string_view key, const json& value) {
-  std::string shown = value.dump();
-  if (shown.size() > 200) shown = absl::StrCat(shown.substr(0, 200), "...");
-  return absl::InvalidArgumentError(
-      absl::StrCat(std::string(key), " ", shown,
-                   " is not known here; supported are byte-level BPE as in GPT-2 and Llama 3, "
-                   "BERT's WordPiece, and single characters"));
-}
-
-// The type of a part such as a normalizer; empty where there is none.
-std::string TypeOf(const json& part) {
-  const json& type = JsonAt(part, "type");
-  return type.is_string() ? type.get<std::string>() : "";
-}
-
-// Parts of a Sequence of one, and no parts, are taken for what they are.
-const json& Unwrapped(const json& part, const char* list) {
-  static const json& null = *new json();
-  if (TypeOf(part) != "Sequence" || !JsonAt(part, list).is_array()) return part;
-  const json& parts = JsonAt(part, list);
-  if (parts.empty()) return null;
-  return parts.size() == 1 ? parts[0] : part;
-}
-
-// Keys of a part that must have one of their harmless values.
-absl::Status ExpectNone(const json& model, std::initializer_list<const char*> keys) {
-  for (const char* const key : keys) {
-    const json& value = JsonAt(model, key);
-    const bool none = value.is_null() || value == json(false) || value == json("") ||
-                      (value.is_number() && value.get<double>() == 0);
-    if (!none) return Unknown(absl::StrCat("model.", key), value);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckPostProcessor(const json& part) {
   if (part.is_null()) return absl::OkStatus();
-  const std::string type = TypeOf(part);
+  const std::string type = TypeOfPart(part);
   if (type == "ByteLevel" || type == "TemplateProcessing" || type == "BertProcessing" ||
       type == "RobertaProcessing") {
     return absl::OkStatus();
   }
   if (type != "Sequence" || !JsonAt(part, "processors").is_array()) {
-    return Unknown("post_processor", part);
+    return UnknownPart("post_processor", part);
   }
   for (const json& each : JsonAt(part, "processors")) {
-    if (TypeOf(each) == "Sequence") return Unknown("post_processor", part);
+    if (TypeOfPart(each) == "Sequence") return UnknownPart("post_processor", part);
     TERCIO_RETURN_IF_ERROR(CheckPostProcessor(each));
   }
   return absl::OkStatus();
@@ -70,9 +37,9 @@ absl::Status CheckPostProcessor(const json& part) {
 // ByteLevel alone cuts words as GPT-2 does; after a Split it cuts nothing. Where there are no
 // merges, words do not matter.
 absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
-  const json& part = Unwrapped(given, "pretokenizers");
-  const auto unknown = [&] { return Unknown("pre_tokenizer", given); };
-  if (TypeOf(part) == "ByteLevel") {
+  const json& part = UnwrappedPart(given, "pretokenizers");
+  const auto unknown = [&] { return UnknownPart("pre_tokenizer", given); };
+  if (TypeOfPart(part) == "ByteLevel") {
     TERCIO_ASSIGN_OR_RETURN(const bool cuts, JsonFlag(part, "use_regex", true));
     if (!cuts && (!bpe->merges.empty() || bpe->ignore_merges)) return unknown();
     bpe->pattern = WordPattern::kGpt2;
@@ -80,8 +47,8 @@ absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
     return absl::OkStatus();
   }
   const json& parts = JsonAt(part, "pretokenizers");
-  if (TypeOf(part) != "Sequence" || !parts.is_array() || parts.size() != 2 ||
-      TypeOf(parts[0]) != "Split" || TypeOf(parts[1]) != "ByteLevel") {
+  if (TypeOfPart(part) != "Sequence" || !parts.is_array() || parts.size() != 2 ||
+      TypeOfPart(parts[0]) != "Split" || TypeOfPart(parts[1]) != "ByteLevel") {
     return unknown();
   }
   TERCIO_ASSIGN_OR_RETURN(const bool cuts, JsonFlag(parts[1], "use_regex", true));
@@ -92,7 +59,7 @@ absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
   TERCIO_ASSIGN_OR_RETURN(const std::string regex,
                           JsonText(JsonAt(parts[0], "pattern"), "Regex", ""));
   const std::optional<WordPattern> pattern = WordPatternOfRegex(regex);
-  if (!pattern.has_value()) return Unknown("pre_tokenizer: the pattern", json(regex));
+  if (!pattern.has_value()) return UnknownPart("pre_tokenizer: the pattern", json(regex));
   bpe->pattern = *pattern;
   return absl::OkStatus();
 }
@@ -101,15 +68,7 @@ absl::Status ReadMerges(const json& merges, ByteLevelBpe* bpe) {
   if (!merges.is_array()) return absl::InvalidArgumentError("model.merges is not a list");
   bpe->merges.reserve(merges.size());
   for (const json& merge : merges) {
-    std::string line;
-    if (merge.is_string()) {
-      line = merge.get<std::string>();
-    } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() &&
-               merge[1].is_string()) {
-      line = absl::StrCat(merge[0].get<std::string>(), " ", merge[1].get<std::string>());
-    } else {
-      return absl::InvalidArgumentError("model.merges has an entry that is not of two tokens");
-    }
+    TERCIO_ASSIGN_OR_RETURN(const std::string line, MergeLine(merge));
     TERCIO_ASSIGN_OR_RETURN(const auto pair, ParseMerge(bpe->vocabulary, line));
     bpe->merges.push_back(pair);
   }
@@ -128,12 +87,12 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
                                                                const json& config) {
   const json& model = JsonAt(root, "model");
   ByteLevelBpe bpe;
-  if (const json& normalizer = Unwrapped(JsonAt(root, "normalizer"), "normalizers");
+  if (const json& normalizer = UnwrappedPart(JsonAt(root, "normalizer"), "normalizers");
       !normalizer.is_null()) {
-    return Unknown("normalizer", normalizer);
+    return UnknownPart("normalizer", normalizer);
   }
-  if (TypeOf(JsonAt(root, "decoder")) != "ByteLevel") {
-    return Unknown("decoder", JsonAt(root, "decoder"));
+  if (TypeOfPart(JsonAt(root, "decoder")) != "ByteLevel") {
+    return UnknownPart("decoder", JsonAt(root, "decoder"));
   }
   TERCIO_RETURN_IF_ERROR(ExpectNone(model, {"dropout", "continuing_subword_prefix",
                                             "end_of_word_suffix", "fuse_unk", "byte_fallback"}));
@@ -162,21 +121,22 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseBpe(const json& root,
 
 // The tokenizer `chars`: each character of a text is a token.
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordLevel(const json& root) {
-  const json& cuts = Unwrapped(JsonAt(root, "pre_tokenizer"), "pretokenizers");
+  const json& cuts = UnwrappedPart(JsonAt(root, "pre_tokenizer"), "pretokenizers");
   TERCIO_ASSIGN_OR_RETURN(const std::string regex, JsonText(JsonAt(cuts, "pattern"), "Regex", ""));
   TERCIO_ASSIGN_OR_RETURN(const std::string behavior, JsonText(cuts, "behavior", ""));
-  if (TypeOf(cuts) != "Split" || regex != "[\\s\\S]" || behavior != "Isolated") {
-    return Unknown("pre_tokenizer", cuts);
+  if (TypeOfPart(cuts) != "Split" || regex != "[\\s\\S]" || behavior != "Isolated") {
+    return UnknownPart("pre_tokenizer", cuts);
   }
   for (const char* const key : {"normalizer", "added_tokens"}) {
-    if (const json& value = JsonAt(root, key); !value.empty()) return Unknown(key, value);
+    if (const json& value = JsonAt(root, key); !value.empty()) return UnknownPart(key, value);
   }
-  if (TypeOf(JsonAt(root, "decoder")) != "Fuse") return Unknown("decoder", JsonAt(root, "decoder"));
+  if (TypeOfPart(JsonAt(root, "decoder")) != "Fuse")
+    return UnknownPart("decoder", JsonAt(root, "decoder"));
   const json& model = JsonAt(root, "model");
   TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,
                           Vocabulary::FromObject(JsonAt(model, "vocab")));
   TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
-  if (vocabulary.Find(unknown).has_value()) return Unknown("model.unk_token", json(unknown));
+  if (vocabulary.Find(unknown).has_value()) return UnknownPart("model.unk_token", json(unknown));
   std::string characters;
   for (int32_t id = 0; id < vocabulary.size(); ++id) {
     const std::string* const token = vocabulary.token(id);
@@ -197,7 +157,7 @@ absl::Status ReadBertNormalizer(const json& part, WordPiece* definition) {
     definition->lowercase = false;
     return absl::OkStatus();
   }
-  if (TypeOf(part) != "BertNormalizer") return Unknown("normalizer", part);
+  if (TypeOfPart(part) != "BertNormalizer") return UnknownPart("normalizer", part);
   TERCIO_ASSIGN_OR_RETURN(definition->clean_text, JsonFlag(part, "clean_text", true));
   TERCIO_ASSIGN_OR_RETURN(definition->space_chinese, JsonFlag(part, "handle_chinese_chars", true));
   TERCIO_ASSIGN_OR_RETURN(definition->lowercase, JsonFlag(part, "lowercase", true));
@@ -211,9 +171,9 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordPiece(const json&
   const json& model = JsonAt(root, "model");
   WordPiece definition;
   TERCIO_RETURN_IF_ERROR(
-      ReadBertNormalizer(Unwrapped(JsonAt(root, "normalizer"), "normalizers"), &definition));
-  const json& cuts = Unwrapped(JsonAt(root, "pre_tokenizer"), "pretokenizers");
-  if (TypeOf(cuts) != "BertPreTokenizer") return Unknown("pre_tokenizer", cuts);
+      ReadBertNormalizer(UnwrappedPart(JsonAt(root, "normalizer"), "normalizers"), &definition));
+  const json& cuts = UnwrappedPart(JsonAt(root, "pre_tokenizer"), "pretokenizers");
+  if (TypeOfPart(cuts) != "BertPreTokenizer") return UnknownPart("pre_tokenizer", cuts);
   TERCIO_ASSIGN_OR_RETURN(definition.continuation,
                           JsonText(model, "continuing_subword_prefix", "##"));
   TERCIO_ASSIGN_OR_RETURN(definition.unknown, JsonText(model, "unk_token", "[UNK]"));
@@ -225,8 +185,8 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseWordPiece(const json&
   }
   const json& decoder = JsonAt(root, "decoder");
   TERCIO_ASSIGN_OR_RETURN(const std::string prefix, JsonText(decoder, "prefix", "##"));
-  if (TypeOf(decoder) != "WordPiece" || prefix != definition.continuation) {
-    return Unknown("decoder", decoder);
+  if (TypeOfPart(decoder) != "WordPiece" || prefix != definition.continuation) {
+    return UnknownPart("decoder", decoder);
   }
   TERCIO_ASSIGN_OR_RETURN(definition.tidy_decoded, JsonFlag(decoder, "cleanup", true));
   TERCIO_ASSIGN_OR_RETURN(definition.vocabulary, Vocabulary::FromObject(JsonAt(model, "vocab")));
@@ -254,17 +214,27 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(const
     return absl::InvalidArgumentError("not a tokenizer.json: there is no object 'model'");
   }
   TERCIO_RETURN_IF_ERROR(CheckPostProcessor(JsonAt(root, "post_processor")));
-  std::string type = TypeOf(model);
+  std::string type = TypeOfPart(model);
   // Files of early versions do not name the type.
   if (type.empty()) {
     type = model.contains("merges")                     ? "BPE"
            : model.contains("max_input_chars_per_word") ? "WordPiece"
                                                         : "";
   }
-  if (type == "BPE") return ParseBpe(root, config);
+  if (type == "BPE") {
+    return HoldsPieces(root) ? ParseHuggingFacePieces(root, config) : ParseBpe(root, config);
+  }
   if (type == "WordPiece") return ParseWordPiece(root, config);
   if (type == "WordLevel") return ParseWordLevel(root);
-  return Unknown("model.type", JsonAt(model, "type"));
+  return UnknownPart("model.type", JsonAt(model, "type"));
+}
+
+absl::StatusOr<std::string> MergeLine(const json& merge) {
+  if (merge.is_string()) return merge.get<std::string>();
+  if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+    return absl::StrCat(merge[0].get<std::string>(), " ", merge[1].get<std::string>());
+  }
+  return absl::InvalidArgumentError("model.merges has an entry that is not of two tokens");
 }
 
 absl::StatusOr<std::pair<int32_t, int32_t>> ParseMerge(const Vocabulary& vocabulary,

@@ -1,6 +1,7 @@
 // Reads Hugging Face's `tokenizer.json`: byte-level BPE with the pre-tokenizers of GPT-2 and of
 // Llama 3 (or none, where there are no merges), BERT's WordPiece, and vocabularies of single
-// characters as Tercio exports them. Whatever else such a file may ask for is refused by name.
+// characters as Tercio exports them; hugging_face_pieces.h for Llama 2. Whatever else such a file
+// may ask for is refused by name.
 //
 // `post_processor` puts tokens around a text, which is the caller's business here; `truncation` and
 // `padding` belong to a call, not to a tokenizer. They do not change ids.
@@ -26,6 +27,9 @@ namespace tercio::data {
 // `config` is what tokenizer_config.json and special_tokens_map.json say (may be empty).
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(
     const nlohmann::json& root, const nlohmann::json& config);
+
+// An entry of `merges`, of either form, as "left right".
+absl::StatusOr<std::string> MergeLine(const nlohmann::json& merge);
 
 // Two tokens of a merge as ids, given as "left right".
 absl::StatusOr<std::pair<int32_t, int32_t>> ParseMerge(const Vocabulary& vocabulary,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -51,9 +52,7 @@ class Model : public TokenizerModel {
   int32_t vocab_size() const override { return static_cast<int32_t>(definition_.pieces.size()); }
   const SpecialIds& special() const override { return definition_.special; }
 
-  std::optional<std::string> Prepare(std::string_view text) const override {
-    return normalizer_->Normalize(text);
-  }
+  std::optional<std::string> Prepare(std::string_view text) const override;
   absl::StatusOr<std::vector<int32_t>> EncodePart(std::string_view text) const override;
   size_t FindBorder(std::string_view text, size_t from) const override;
   void Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const override;
@@ -63,6 +62,7 @@ class Model : public TokenizerModel {
 
  private:
   absl::Status ReadPieces();
+  absl::Status CheckAdded() const;
   absl::Status ReadBytePiece(int32_t id);
   bool WordsStandAlone() const;
   const SentencePiece::Piece& piece(int32_t id) const {
@@ -72,6 +72,7 @@ class Model : public TokenizerModel {
     const auto found = id_of_.find(text);
     return found == id_of_.end() ? unknown_ : found->second;
   }
+  std::vector<int32_t> EncodePlain(std::string_view text) const;
   void EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) const;
   void EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const;
   void Append(std::string_view text, int32_t id, std::vector<int32_t>* ids) const;
@@ -82,6 +83,8 @@ class Model : public TokenizerModel {
   SentencePiece definition_;
   const uint32_t cache_owner_ = WordCache::NewOwner();
   std::optional<SentencePieceNormalizer> normalizer_;
+  std::optional<AddedTokenMatcher> added_;
+  absl::flat_hash_set<int32_t> added_ids_;
   int32_t unknown_ = -1;
   std::array<int32_t, 256> byte_ids_;              // -1 where there is none
   absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // of the byte pieces
@@ -103,7 +106,45 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(SentencePiec
   TERCIO_ASSIGN_OR_RETURN(model->normalizer_,
                           SentencePieceNormalizer::Create(model->definition_.rules, untouched));
   model->words_stand_alone_ = model->WordsStandAlone();
+  TERCIO_RETURN_IF_ERROR(model->CheckAdded());
+  TERCIO_ASSIGN_OR_RETURN(
+      model->added_, AddedTokenMatcher::Create(model->definition_.added, [](std::string_view text) {
+        return std::string(text);
+      }));
+  for (const AddedToken& token : model->definition_.added) model->added_ids_.insert(token.id);
   return model;
+}
+
+// EncodePart looks for added tokens in the prepared text again: preparing must not make one of what
+// was none, nor hide one.
+absl::Status Model::CheckAdded() const {
+  const SentencePieceRules& rules = definition_.rules;
+  for (const AddedToken& token : definition_.added) {
+    if (token.id >= vocab_size() || piece(token.id).text != token.content) {
+      return Fault(
+          absl::StrCat("the added token '", token.content, "' is not the piece ", token.id));
+    }
+    if (token.normalized || token.left_strip || token.right_strip ||
+        token.content.find(' ') != std::string::npos ||
+        token.content.find(kSpaceSymbol) != std::string::npos) {
+      return Fault(absl::StrCat("the added token '", token.content,
+                                "' holds a space, or has normalized, lstrip or rstrip, which is "
+                                "not known here"));
+    }
+  }
+  if (!definition_.added.empty() && (!rules.charsmap.empty() || rules.remove_extra_whitespaces ||
+                                     !rules.escape_whitespaces || rules.whitespace_as_suffix)) {
+    return Fault("added tokens beside rules that change a text are not known here");
+  }
+  return absl::OkStatus();
+}
+
+std::optional<std::string> Model::Prepare(std::string_view text) const {
+  std::string prepared;
+  added_->SplitRaw(
+      text, [&](std::string_view plain) { prepared += normalizer_->Normalize(plain); },
+      [&](int32_t id) { prepared += piece(id).text; });
+  return prepared;
 }
 
 absl::Status Model::ReadPieces() {
@@ -193,6 +234,8 @@ size_t Model::StretchEnd(std::string_view text, size_t begin) const {
 // equally good, so it may be cut only where EncodePart begins its sums anew.
 size_t Model::FindBorder(std::string_view text, size_t from) const {
   if (!words_stand_alone_) return text.size();
+  // Join would take the unknown piece behind one that was found as an added token for its run.
+  if (!definition_.added.empty() && !definition_.byte_fallback) return text.size();
   if (definition_.algorithm == SentencePiece::Algorithm::kBpe) return WordEnd(text, from);
   size_t end = 0;
   while (end <= from && end < text.size()) end = StretchEnd(text, end);
@@ -217,6 +260,19 @@ void Model::Append(std::string_view text, int32_t id, std::vector<int32_t>* ids)
 }
 
 absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
+  if (definition_.added.empty()) return EncodePlain(text);
+  std::vector<int32_t> ids;
+  added_->SplitRaw(
+      text,
+      [&](std::string_view plain) {
+        const std::vector<int32_t> plain_ids = EncodePlain(plain);
+        ids.insert(ids.end(), plain_ids.begin(), plain_ids.end());
+      },
+      [&](int32_t id) { ids.push_back(id); });
+  return ids;
+}
+
+std::vector<int32_t> Model::EncodePlain(std::string_view text) const {
   std::vector<int32_t> ids;
   if (definition_.algorithm == SentencePiece::Algorithm::kUnigram) {
     for (size_t at = 0; at < text.size();) {
@@ -341,6 +397,10 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
     flush();
     if (dropped_space || !text.empty()) at_beginning = false;
     dropped_space = false;
+    if (added_ids_.contains(id)) {
+      text += known.text;
+      continue;
+    }
     if (known.type == Type::kControl) continue;
     if (known.type == Type::kUnknown) {
       text += definition_.unknown_surface;
@@ -383,21 +443,22 @@ std::string Model::ToJson() const {
   }
   const SentencePieceRules& rules = definition_.rules;
   const bool unigram = definition_.algorithm == SentencePiece::Algorithm::kUnigram;
-  return json{{"kind", kKind},
-              {"vocab_size", vocab_size()},
-              {"algorithm", unigram ? "unigram" : "bpe"},
-              {"byte_fallback", definition_.byte_fallback},
-              {"add_dummy_prefix", rules.add_dummy_prefix},
-              {"remove_extra_whitespaces", rules.remove_extra_whitespaces},
-              {"escape_whitespaces", rules.escape_whitespaces},
-              {"whitespace_as_suffix", rules.whitespace_as_suffix},
-              {"charsmap", std::string(absl::Base64Escape(rules.charsmap))},
-              {"unknown_surface", definition_.unknown_surface},
-              {"pieces", std::move(pieces)},
-              {"scores", std::move(scores)},
-              {"types", std::move(types)},
-              {"special", SpecialIdsToJson(definition_.special)}}
-      .dump();
+  json object = {{"kind", kKind},
+                 {"vocab_size", vocab_size()},
+                 {"algorithm", unigram ? "unigram" : "bpe"},
+                 {"byte_fallback", definition_.byte_fallback},
+                 {"add_dummy_prefix", rules.add_dummy_prefix},
+                 {"remove_extra_whitespaces", rules.remove_extra_whitespaces},
+                 {"escape_whitespaces", rules.escape_whitespaces},
+                 {"whitespace_as_suffix", rules.whitespace_as_suffix},
+                 {"charsmap", std::string(absl::Base64Escape(rules.charsmap))},
+                 {"unknown_surface", definition_.unknown_surface},
+                 {"pieces", std::move(pieces)},
+                 {"scores", std::move(scores)},
+                 {"types", std::move(types)},
+                 {"special", SpecialIdsToJson(definition_.special)}};
+  if (!definition_.added.empty()) object["added_tokens"] = AddedTokensToJson(definition_.added);
+  return object.dump();
 }
 
 absl::Status ReadPieceLists(const json& object, std::vector<SentencePiece::Piece>* out) {
@@ -445,6 +506,9 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
   TERCIO_ASSIGN_OR_RETURN(model.unknown_surface,
                           JsonText(object, "unknown_surface", model.unknown_surface));
   TERCIO_RETURN_IF_ERROR(ReadPieceLists(object, &model.pieces));
+  if (const json& added = JsonAt(object, "added_tokens"); !added.is_null()) {
+    TERCIO_ASSIGN_OR_RETURN(model.added, ParseAddedTokens(added));
+  }
   TERCIO_ASSIGN_OR_RETURN(
       model.special,
       SpecialIdsFromJson(JsonAt(object, "special"), static_cast<int32_t>(model.pieces.size())));

@@ -12,7 +12,7 @@
 //   "add_dummy_prefix":b,"remove_extra_whitespaces":b,"escape_whitespaces":b,
 //   "whitespace_as_suffix":b,"charsmap":base64,"unknown_surface":text,"pieces":[text, ...],
 //   "scores":[number, ...],"types":[1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
-//   6 byte, ...],"special":{...}}
+//   6 byte, ...],"special":{...},"added_tokens":[...] (where there are any)}
 //
 // Thread safety: immutable; each thread keeps a cache of words (word_cache.h).
 // Errors:        INVALID_ARGUMENT: a file that contradicts itself or asks for what is not known
@@ -27,6 +27,7 @@
 
 #include "absl/status/statusor.h"
 #include "nlohmann/json.hpp"
+#include "worker/data/added_tokens.h"
 #include "worker/data/sentence_piece_normalizer.h"
 #include "worker/data/tokenizer_model.h"
 
@@ -46,6 +47,9 @@ struct SentencePiece {
   std::string unknown_surface = " \u2047 ";  // what the unknown piece decodes to
   std::vector<Piece> pieces;                 // by id
   SentencePieceRules rules;
+  // Found in a text before all else, as they are written; what lies between is normalized apart.
+  // Each is a piece too. Only without rules that replace characters or collapse white space.
+  std::vector<AddedToken> added;
   SpecialIds special;
 };
 
