@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "checkpoint/sentence_piece_merges.h"
 #include "checkpoint/sentence_piece_model.h"
 #include "nlohmann/json.hpp"
 
@@ -38,9 +39,14 @@ void PutLast(std::string key, Json value, Json* object) {
   object->get_ref<Json::object_t&>().emplace_back(std::move(key), std::move(value));
 }
 
+// The tokens by id: SentencePiece calls them pieces.
+const Stored& TokensOf(const Stored& json) {
+  return At(json, json.contains("pieces") ? "pieces" : "vocabulary");
+}
+
 // The tokens of a stored vocabulary and their ids; nullopt where it is none.
 std::optional<Json> VocabularyOf(const Stored& json) {
-  const Stored& tokens = At(json, "vocabulary");
+  const Stored& tokens = TokensOf(json);
   if (!tokens.is_array()) return std::nullopt;
   Json vocabulary = Json::object();
   for (size_t id = 0; id < tokens.size(); ++id) {
@@ -63,7 +69,7 @@ std::string TokenOf(const Stored& json, const Stored& id) {
   for (const Stored& token : At(json, "added_tokens")) {
     if (!id.is_null() && At(token, "id") == id) return Text(token, "content");
   }
-  return TokenAt(At(json, json.contains("pieces") ? "pieces" : "vocabulary"), id);
+  return TokenAt(TokensOf(json), id);
 }
 
 Json AddedTokensOf(const Stored& json) {
@@ -193,7 +199,7 @@ Json ByteLevel(bool add_prefix_space, bool use_regex) {
           {"use_regex", use_regex}};
 }
 
-Json BpeModel(Json vocabulary, Json merges, Json unknown, bool ignore_merges) {
+Json BpeModel(Json vocabulary, Json merges, Json unknown) {
   return {{"type", "BPE"},
           {"dropout", nullptr},
           {"unk_token", std::move(unknown)},
@@ -201,7 +207,7 @@ Json BpeModel(Json vocabulary, Json merges, Json unknown, bool ignore_merges) {
           {"end_of_word_suffix", nullptr},
           {"fuse_unk", false},
           {"byte_fallback", false},
-          {"ignore_merges", ignore_merges},
+          {"ignore_merges", false},
           {"vocab", std::move(vocabulary)},
           {"merges", std::move(merges)}};
 }
@@ -229,7 +235,7 @@ std::optional<TokenizerFiles> Bytes(const Stored&, const TokenizerUse& use) {
   Parts parts;
   parts.pre_tokenizer = ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false);
   parts.decoder = parts.pre_tokenizer;
-  parts.model = BpeModel(std::move(vocabulary), Json::array(), nullptr, /*ignore_merges=*/false);
+  parts.model = BpeModel(std::move(vocabulary), Json::array(), nullptr);
   return Files(std::move(parts), Config({}, use));
 }
 
@@ -290,8 +296,9 @@ std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUs
   parts.added_tokens = AddedTokensOf(json);
   parts.post_processor = PostProcessor(special, use);
   parts.decoder = ByteLevel(/*add_prefix_space=*/true, /*use_regex=*/true);
-  parts.model = BpeModel(*std::move(vocabulary), std::move(merges),
-                         unknown.empty() ? Json() : Json(unknown), Flag(json, "ignore_merges"));
+  parts.model =
+      BpeModel(*std::move(vocabulary), std::move(merges), unknown.empty() ? Json() : Json(unknown));
+  parts.model["ignore_merges"] = Flag(json, "ignore_merges");
   Json config = Config(special, use);
   config["add_prefix_space"] = prefix;
   return Files(std::move(parts), config);
@@ -341,15 +348,54 @@ std::optional<TokenizerFiles> WordPiece(const Stored& json, const TokenizerUse& 
   return files;
 }
 
+// The tokenizer.json of pieces that merges can make, as Llama 2 has it.
+std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string& unknown,
+                                           const TokenizerUse& use) {
+  const std::optional<std::vector<Merge>> pairs = MergesOfPieces(json);
+  std::optional<Json> vocabulary = VocabularyOf(json);
+  if (!pairs.has_value() || !vocabulary.has_value()) return std::nullopt;
+  Json merges = Json::array();
+  for (const auto& [left, right] : *pairs) merges.push_back(Json::array({left, right}));
+  const SpecialTokens special = SpecialTokensOf(json, use);
+  const Json spaces = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\u2581"}};
+  Json decoders =
+      Json::array({{{"type", "Replace"}, {"pattern", {{"String", "\u2581"}}}, {"content", " "}},
+                   {{"type", "ByteFallback"}},
+                   {{"type", "Fuse"}}});
+  Parts parts;
+  parts.normalizer = spaces;
+  if (Flag(json, "add_dummy_prefix")) {
+    const Json prefix = {{"type", "Prepend"}, {"prepend", "\u2581"}};
+    parts.normalizer = {{"type", "Sequence"}, {"normalizers", Json::array({prefix, spaces})}};
+    decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
+  }
+  parts.added_tokens = AddedTokensOf(json);
+  parts.post_processor = PostProcessor(special, use);
+  parts.decoder = {{"type", "Sequence"}, {"decoders", std::move(decoders)}};
+  parts.model = BpeModel(*std::move(vocabulary), std::move(merges), unknown);
+  parts.model["fuse_unk"] = true;
+  parts.model["byte_fallback"] = Flag(json, "byte_fallback");
+  Json config = Config(special, use);
+  // Without added tokens "</s>" in a text is text.
+  if (parts.added_tokens.empty()) config["split_special_tokens"] = true;
+  return Files(std::move(parts), config);
+}
+
 std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerUse& use) {
   const std::optional<SentencePieceModel> model = SentencePieceModelOf(json);
   if (!model.has_value()) return std::nullopt;
+  const bool has_added = !At(json, "added_tokens").empty();
+  if (std::optional<TokenizerFiles> files = MergedPieces(json, model->unknown, use)) {
+    if (!has_added) (*files)["tokenizer.model"] = model->pieces + model->rest;
+    return files;
+  }
+  if (has_added) return std::nullopt;  // a .model file knows none
   const SpecialTokens special = SpecialTokensOf(json, use);
   Json config = Config(special, use);
   config["tokenizer_class"] = "SentencePieceBackend";
   config["unk_token"] = model->unknown;
-  config["legacy"] = true;                // the library puts the space before a text
-  config["split_special_tokens"] = true;  // "</s>" in a text is text
+  config["legacy"] = true;  // the library puts the space before a text
+  config["split_special_tokens"] = true;
   const bool surrounded =
       use.encodes_texts && special.contains("cls_token") && special.contains("sep_token");
   config["special_tokens_pattern"] = surrounded ? "cls_sep" : "none";
@@ -361,13 +407,21 @@ Stored Parsed(std::string_view text) {
   return Stored::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
+// Tokens that were added to a vocabulary of pieces are pieces, too.
+bool IsAdded(const Stored& json, const Stored& content) {
+  const Stored& added = At(json, "added_tokens");
+  return std::any_of(added.begin(), added.end(),
+                     [&](const Stored& token) { return At(token, "content") == content; });
+}
+
 bool HasVocabularyOfObject(const Stored& json, const Stored& object) {
-  const Stored& tokens = At(json, "vocabulary");
+  const Stored& tokens = TokensOf(json);
   if (!tokens.is_array() || !object.is_object()) return false;
   size_t known = 0;
   for (size_t id = 0; id < tokens.size(); ++id) {
     if (!tokens[id].is_string()) continue;
     const auto found = object.find(tokens[id].get_ref<const std::string&>());
+    if (found == object.end() && IsAdded(json, tokens[id])) continue;
     if (found == object.end() || *found != Stored(id)) return false;
     ++known;
   }

@@ -5,8 +5,10 @@
 //   chars            tokenizer.json: a vocabulary of single characters
 //   byte_level_bpe   tokenizer.json
 //   word_piece       tokenizer.json, and vocab.txt where it can hold the vocabulary
-//   sentence_piece   tokenizer.model, for transformers' class that calls the SentencePiece library:
-//                    its normalization has no equal in tokenizer.json
+//   sentence_piece   BPE that leaves texts as they are (Llama 2): tokenizer.json, and
+//                    tokenizer.model if it can hold the tokenizer; all others: tokenizer.model, for
+//                    transformers' class that calls the SentencePiece library, since their
+//                    normalization has no equal in tokenizer.json
 //
 // Beside them lies tokenizer_config.json with the special tokens.
 //

@@ -1,8 +1,8 @@
 """Writes the fixtures of worker/data/tokenizer_test.cc: small tokenizers of each kind, and what the libraries that
-Tercio must agree with say about a list of nasty texts. Run by hand, once:
+Tercio must agree with say about a list of nasty texts. Run by hand, once; names of fixtures make only those:
 
     python3 -m venv ~/tokenizer-venv && ~/tokenizer-venv/bin/pip install transformers tokenizers sentencepiece protobuf
-    ~/tokenizer-venv/bin/python tests/tokenizer/make_fixtures.py
+    ~/tokenizer-venv/bin/python tests/tokenizer/make_fixtures.py [FIXTURE...]
 
 fixtures/gpt2/            vocab.json, merges.txt: byte-level BPE; ids by transformers' GPT2Tokenizer
 fixtures/roberta.json     byte-level BPE, a space put before the text, <mask> takes the space before it
@@ -11,6 +11,8 @@ fixtures/bert.json        WordPiece, lower case          fixtures/bert_cased/voc
 fixtures/unigram.model    SentencePiece unigram, nmt_nfkc, user-defined symbols (its rules are cut to what the
                           texts need: the whole table has 240 kB)
 fixtures/bytes.model      SentencePiece BPE, byte fallback, no change to white space (as Llama 2)
+fixtures/llama2.json      the pieces of bytes.model as a tokenizer.json, a space put before each text, special tokens
+fixtures/gemma.json       the same without that space, and tokens that are not special
 fixtures/suffix.model     SentencePiece BPE, unknown characters, space behind words, unused pieces
 fixtures/expected.json    {"texts": [...], "ids": {fixture: [[id, ...], ...]}, "decoded": {fixture: [text or null where
                           it is the text itself, ...]}, "special": {fixture: {role: id}}}
@@ -21,6 +23,7 @@ import json
 import os
 import random
 import struct
+import sys
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -243,6 +246,38 @@ def make_bytes(path):
         remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True), path)
 
 
+def make_pieces(path, prefix, added):
+    """The pieces of bytes.model and all merges that make them, in the order of their scores."""
+    proto = sentencepiece_model_pb2.ModelProto()
+    with open(os.path.join(FOLDER, "bytes.model"), "rb") as file:
+        proto.ParseFromString(file.read())
+    normal = {piece.piece for piece in proto.pieces if piece.type == piece.NORMAL}
+    merges = []
+    for piece in sorted(proto.pieces, key=lambda piece: -piece.score):
+        halves = [(piece.piece[:at], piece.piece[at:]) for at in range(1, len(piece.piece))]
+        merges += [(a, b) for a, b in halves if piece.piece in normal and a in normal and b in normal]
+    tokenizer = Tokenizer(models.BPE({piece.piece: i for i, piece in enumerate(proto.pieces)}, merges,
+                                     unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "\u2581")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if prefix else spaces
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()] +
+        ([decoders.Strip(" ", 1, 0)] if prefix else []))
+    for token, special in added:
+        token = AddedToken(token, normalized=False, special=special)
+        tokenizer.add_special_tokens([token]) if special else tokenizer.add_tokens([token])
+    tokenizer.save(path, pretty=False)
+    return tokenizer
+
+
+def make_llama2(path):
+    return make_pieces(path, True, [("<unk>", True), ("<s>", True), ("</s>", True), ("<|eot|>", True)])
+
+
+def make_gemma(path):
+    return make_pieces(path, False, [("<user>", False), ("\n\n", False), ("[MASK]", True)])
+
+
 def make_suffix(path):
     proto = train_sentence_piece(
         vocab_size=350, model_type="bpe", normalization_rule_name="identity", treat_whitespace_as_suffix=True,
@@ -262,31 +297,40 @@ def save_sentence_piece(proto, path):
     return sentencepiece.SentencePieceProcessor(model_proto=data)
 
 
+def ids_and_texts(tokenizer, texts):
+    """What the library says, whichever it is: ids, and texts of ids."""
+    if isinstance(tokenizer, sentencepiece.SentencePieceProcessor):
+        ids = [tokenizer.encode(text) for text in texts]
+        return ids, [tokenizer.decode(each) for each in ids]
+    if isinstance(tokenizer, Tokenizer):
+        ids = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        return ids, [tokenizer.decode(each, skip_special_tokens=False) for each in ids]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return ids, [tokenizer.backend_tokenizer.decode(each, skip_special_tokens=False) for each in ids]
+
+
 def main():
     os.makedirs(FOLDER, exist_ok=True)
     texts = TEXTS + more_texts() + ["\n".join(corpus()[:20])]
-    at = lambda name: os.path.join(FOLDER, name)  # noqa: E731
-    fast = {"roberta.json": make_roberta(at("roberta.json")), "llama3.json": make_llama3(at("llama3.json")),
-            "bert.json": make_bert(at("bert.json"))}
-    slow = {"gpt2": make_gpt2(at("gpt2")), "bert_cased": make_bert_cased(at("bert_cased"))}
-    pieces = {"unigram.model": make_unigram(at("unigram.model"), texts), "bytes.model": make_bytes(at("bytes.model")),
-              "suffix.model": make_suffix(at("suffix.model"))}
+    makers = {"roberta.json": make_roberta, "llama3.json": make_llama3, "bert.json": make_bert, "gpt2": make_gpt2,
+              "bert_cased": make_bert_cased, "unigram.model": lambda path: make_unigram(path, texts),
+              "bytes.model": make_bytes, "suffix.model": make_suffix, "llama2.json": make_llama2,
+              "gemma.json": make_gemma}
+    path = os.path.join(FOLDER, "expected.json")
     expected = {"texts": texts, "ids": {}, "decoded": {}, "special": {}}
-    for name, tokenizer in fast.items():
-        expected["ids"][name] = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-        expected["decoded"][name] = [tokenizer.decode(ids, skip_special_tokens=False) for ids in expected["ids"][name]]
-    for name, tokenizer in slow.items():
-        expected["ids"][name] = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        backend = tokenizer.backend_tokenizer
-        expected["decoded"][name] = [backend.decode(ids, skip_special_tokens=False) for ids in expected["ids"][name]]
-    for name, tokenizer in pieces.items():
-        expected["ids"][name] = [tokenizer.encode(text) for text in texts]
-        expected["decoded"][name] = [tokenizer.decode(ids) for ids in expected["ids"][name]]
-        roles = {"beginning": tokenizer.bos_id(), "end_of_text": tokenizer.eos_id(), "pad": tokenizer.pad_id()}
-        expected["special"][name] = {role: known for role, known in roles.items() if known >= 0}
-    for name, decoded in expected["decoded"].items():
+    if sys.argv[1:]:
+        with open(path, encoding="utf-8") as file:
+            expected = json.load(file)
+        assert expected["texts"] == texts
+    for name in sys.argv[1:] or makers:
+        tokenizer = makers[name](os.path.join(FOLDER, name))
+        ids, decoded = ids_and_texts(tokenizer, texts)
+        expected["ids"][name] = ids
         expected["decoded"][name] = [None if back == text else back for text, back in zip(texts, decoded)]
-    with open(at("expected.json"), "w", encoding="utf-8") as file:
+        if name.endswith(".model"):
+            roles = {"beginning": tokenizer.bos_id(), "end_of_text": tokenizer.eos_id(), "pad": tokenizer.pad_id()}
+            expected["special"][name] = {role: known for role, known in roles.items() if known >= 0}
+    with open(path, "w", encoding="utf-8") as file:
         json.dump(expected, file, ensure_ascii=False, separators=(",", ":"))
 
 

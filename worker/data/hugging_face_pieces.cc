@@ -230,6 +230,17 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
     TERCIO_RETURN_IF_ERROR(AppendAdded(pieces.added, &pieces));
   }
   pieces.special = FindSpecialIds(config, vocabulary, pieces.added);
+  std::vector<std::optional<int32_t>> apart = {pieces.special.beginning, pieces.special.end_of_text,
+                                               pieces.special.pad};
+  for (const AddedToken& token : pieces.added) apart.emplace_back(token.id);
+  // Tokens with a meaning are no parts of words: no text is to make them.
+  for (const std::optional<int32_t>& id : apart) {
+    if (!id.has_value() || order.PlaceOf(*id).has_value()) continue;
+    SentencePiece::Piece& piece = pieces.pieces[static_cast<size_t>(*id)];
+    if (piece.type == Type::kNormal && !IsOneCharacter(piece.text)) {
+      piece = {piece.text, 0, Type::kControl};
+    }
+  }
   return MakeSentencePiece(std::move(pieces));
 }
 

@@ -60,7 +60,7 @@ class Fixture : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Tokenizer, Fixture,
                          ::testing::Values("gpt2", "roberta.json", "llama3.json", "bert.json",
                                            "bert_cased", "unigram.model", "bytes.model",
-                                           "suffix.model"),
+                                           "suffix.model", "llama2.json", "gemma.json"),
                          [](const auto& param) {
                            std::string name = param.param;
                            for (char& c : name) c = c == '.' ? '_' : c;
@@ -185,6 +185,12 @@ TEST(Load, KnowsSpecialTokens) {
   EXPECT_EQ(llama.end_of_text(), 652);
   EXPECT_EQ(llama.vocab_size(), 654);
 
+  const Tokenizer llama2 = LoadFixture("llama2.json");
+  EXPECT_EQ(llama2.kind(), "sentence_piece");
+  EXPECT_EQ(llama2.beginning(), 1);
+  EXPECT_EQ(llama2.end_of_text(), 2);
+  EXPECT_EQ(llama2.vocab_size(), 601);
+
   for (const char* const name : {"bert.json", "bert_cased"}) {
     const Tokenizer bert = LoadFixture(name);
     EXPECT_EQ(bert.kind(), "word_piece");
@@ -298,6 +304,27 @@ TEST(Load, RefusesByNameWhatItDoesNotKnow) {
       {"llama3.json", "/added_tokens/0/id", 2000000000, "2000000000"},
       {"llama3.json", "/added_tokens/0/id", 7, "contradicts"},
       {"roberta.json", "/pre_tokenizer/type", "Whitespace", "pre_tokenizer"},
+      {"llama2.json", "/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer"},
+      {"llama2.json", "/normalizer/normalizers/0/prepend", "_", "normalizer"},
+      {"llama2.json", "/normalizer", {{"type", "NFC"}}, "normalizer"},
+      {"llama2.json", "/normalizer", json(), "normalizer"},
+      {"llama2.json", "/decoder/decoders/0/type", "Metaspace", "decoder"},
+      {"llama2.json", "/decoder/decoders/3/type", "Fuse", "decoder"},
+      {"llama2.json", "/model/ignore_merges", true, "model.ignore_merges"},
+      {"llama2.json", "/model/unk_token", "nope", "unknown piece"},
+      {"llama2.json", "/model/unk_token", json(), "unknown piece"},
+      {"llama2.json", "/model/vocab/new", 700, "no token with the id"},
+      {"llama2.json", "/model/vocab/xyzzy", 3, "the id 3"},
+      {"llama2.json", "/model/merges/0", json::array({"▁", "nope"}), "'▁ nope'"},
+      {"llama2.json", "/model/merges/0", json::array({"<0x41>", "<0x42>"}),
+       "not in the vocabulary"},
+      {"llama2.json", "/model/merges/1", json::array({"▁t", "h"}), "lack '▁ th'"},
+      {"llama2.json", "/model/merges/40", json::array({"▁", "t"}), "stands apart"},
+      {"llama2.json", "/added_tokens/0/normalized", true, "normalized"},
+      {"llama2.json", "/added_tokens/0/lstrip", true, "lstrip"},
+      {"llama2.json", "/added_tokens/3/content", "a b", "holds a space"},
+      {"llama2.json", "/added_tokens/3/id", 900, "leaves ids"},
+      {"llama2.json", "/added_tokens/3/id", 7, "contradicts"},
       {"bert.json", "/normalizer/type", "Lowercase", "normalizer"},
       {"bert.json", "/pre_tokenizer/type", "Whitespace", "pre_tokenizer"},
       {"bert.json", "/model/unk_token", "nope", "'nope'"},
@@ -376,8 +403,9 @@ TEST(DamagedFiles, NeverCrash) {
   std::mt19937 random(seed);
   const TempDir directory;
   int refused = 0;
-  for (const char* const name : {"roberta.json", "llama3.json", "bert.json", "unigram.model",
-                                 "bytes.model", "suffix.model", "bert_cased/vocab.txt"}) {
+  for (const char* const name :
+       {"roberta.json", "llama3.json", "llama2.json", "bert.json", "unigram.model", "bytes.model",
+        "suffix.model", "bert_cased/vocab.txt"}) {
     const std::string path =
         absl::StrCat(directory.path(), "/", name[0] == 'b' && name[4] == '_' ? "vocab.txt" : name);
     for (const std::string& copy : DamagedCopies(ReadText(absl::StrCat(kFolder, name)), &random)) {
@@ -407,7 +435,8 @@ TEST(DamagedFiles, JsonFormsNeverCrash) {
   std::cout << "seed " << seed << "\n";
   std::mt19937 random(seed);
   int refused = 0;
-  for (const char* const name : {"gpt2", "bert.json", "unigram.model", "bytes.model"}) {
+  for (const char* const name :
+       {"gpt2", "bert.json", "unigram.model", "bytes.model", "llama2.json"}) {
     for (const std::string& copy : DamagedCopies(LoadFixture(name).ToJson(), &random)) {
       const absl::StatusOr<Tokenizer> tokenizer = Tokenizer::FromJson(copy);
       ExpectNoCrash(tokenizer);
