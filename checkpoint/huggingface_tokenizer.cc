@@ -152,14 +152,26 @@ Json PostProcessor(const SpecialTokens& tokens, const TokenizerUse& use) {
           {"special_tokens", std::move(known)}};
 }
 
-Json Config(const SpecialTokens& tokens, const TokenizerUse& use) {
+bool IsAdded(const Stored& json, const Stored& content) {
+  const Stored& added = At(json, "added_tokens");
+  return std::any_of(added.begin(), added.end(),
+                     [&](const Stored& token) { return At(token, "content") == content; });
+}
+
+// transformers finds every token that is named here in a text. Tercio finds added tokens only, so
+// that others are named only where transformers can be told to find none.
+Json Config(const Stored& json, const SpecialTokens& tokens, const TokenizerUse& use) {
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"model_max_length", use.context},
                  {"clean_up_tokenization_spaces", false}};
   // Versions of transformers differ in whether token types, which only encoders take, are given.
   config["model_input_names"] = {"input_ids", "attention_mask"};
   if (use.encodes_texts) config["model_input_names"].push_back("token_type_ids");
-  for (const auto& [role, token] : tokens) config[role] = token.text;
+  const bool finds_none = At(json, "added_tokens").empty();
+  for (const auto& [role, token] : tokens) {
+    if (finds_none || IsAdded(json, token.text)) config[role] = token.text;
+  }
+  if (finds_none && !tokens.empty()) config["split_special_tokens"] = true;
   return config;
 }
 
@@ -225,7 +237,7 @@ std::string Utf8(uint32_t code_point) {
 
 // GPT-2's alphabet of bytes: those that Latin-1 prints stand for themselves, the others follow from
 // 256 in ascending order.
-std::optional<TokenizerFiles> Bytes(const Stored&, const TokenizerUse& use) {
+std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use) {
   Json vocabulary = Json::object();
   uint32_t next = 256;
   for (uint32_t byte = 0; byte < 256; ++byte) {
@@ -236,7 +248,7 @@ std::optional<TokenizerFiles> Bytes(const Stored&, const TokenizerUse& use) {
   parts.pre_tokenizer = ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false);
   parts.decoder = parts.pre_tokenizer;
   parts.model = BpeModel(std::move(vocabulary), Json::array(), nullptr);
-  return Files(std::move(parts), Config({}, use));
+  return Files(std::move(parts), Config(json, {}, use));
 }
 
 // The length of a UTF-8 sequence by its first byte.
@@ -262,7 +274,7 @@ std::optional<TokenizerFiles> Chars(const Stored& json, const TokenizerUse& use)
                          {"invert", false}};
   parts.decoder = {{"type", "Fuse"}};
   parts.model = {{"type", "WordLevel"}, {"vocab", std::move(vocabulary)}, {"unk_token", "<unk>"}};
-  return Files(std::move(parts), Config({}, use));
+  return Files(std::move(parts), Config(json, {}, use));
 }
 
 std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUse& use) {
@@ -299,7 +311,7 @@ std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUs
   parts.model =
       BpeModel(*std::move(vocabulary), std::move(merges), unknown.empty() ? Json() : Json(unknown));
   parts.model["ignore_merges"] = Flag(json, "ignore_merges");
-  Json config = Config(special, use);
+  Json config = Config(json, special, use);
   config["add_prefix_space"] = prefix;
   return Files(std::move(parts), config);
 }
@@ -338,7 +350,7 @@ std::optional<TokenizerFiles> WordPiece(const Stored& json, const TokenizerUse& 
                  {"continuing_subword_prefix", Text(json, "continuation")},
                  {"max_input_chars_per_word", most.get<uint64_t>()},
                  {"vocab", *std::move(vocabulary)}};
-  Json config = Config(special, use);
+  Json config = Config(json, special, use);
   // For those that read vocab.txt.
   config["do_lower_case"] = Flag(json, "lowercase");
   config["strip_accents"] = Flag(json, "strip_accents");
@@ -375,10 +387,7 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
   parts.model = BpeModel(*std::move(vocabulary), std::move(merges), unknown);
   parts.model["fuse_unk"] = true;
   parts.model["byte_fallback"] = Flag(json, "byte_fallback");
-  Json config = Config(special, use);
-  // Without added tokens "</s>" in a text is text.
-  if (parts.added_tokens.empty()) config["split_special_tokens"] = true;
-  return Files(std::move(parts), config);
+  return Files(std::move(parts), Config(json, special, use));
 }
 
 std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerUse& use) {
@@ -391,11 +400,11 @@ std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerU
   }
   if (has_added) return std::nullopt;  // a .model file knows none
   const SpecialTokens special = SpecialTokensOf(json, use);
-  Json config = Config(special, use);
+  Json config = Config(json, special, use);
   config["tokenizer_class"] = "SentencePieceBackend";
   config["unk_token"] = model->unknown;
-  config["legacy"] = true;  // the library puts the space before a text
-  config["split_special_tokens"] = true;
+  config["legacy"] = true;                // the library puts the space before a text
+  config["split_special_tokens"] = true;  // of the unknown piece, too
   const bool surrounded =
       use.encodes_texts && special.contains("cls_token") && special.contains("sep_token");
   config["special_tokens_pattern"] = surrounded ? "cls_sep" : "none";
@@ -407,13 +416,6 @@ Stored Parsed(std::string_view text) {
   return Stored::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
-// Tokens that were added to a vocabulary of pieces are pieces, too.
-bool IsAdded(const Stored& json, const Stored& content) {
-  const Stored& added = At(json, "added_tokens");
-  return std::any_of(added.begin(), added.end(),
-                     [&](const Stored& token) { return At(token, "content") == content; });
-}
-
 bool HasVocabularyOfObject(const Stored& json, const Stored& object) {
   const Stored& tokens = TokensOf(json);
   if (!tokens.is_array() || !object.is_object()) return false;
@@ -421,6 +423,7 @@ bool HasVocabularyOfObject(const Stored& json, const Stored& object) {
   for (size_t id = 0; id < tokens.size(); ++id) {
     if (!tokens[id].is_string()) continue;
     const auto found = object.find(tokens[id].get_ref<const std::string&>());
+    // Tokens that were added to a vocabulary of pieces are pieces, too.
     if (found == object.end() && IsAdded(json, tokens[id])) continue;
     if (found == object.end() || *found != Stored(id)) return false;
     ++known;

@@ -130,6 +130,23 @@ TEST(HuggingFaceTokenizer, OnlyEncodersPutTokensAroundATextAndTakeTypes) {
   }
 }
 
+// transformers would find a token in texts because it is named.
+TEST(HuggingFaceTokenizer, NamesNoTokenThatTextsDoNotHold) {
+  json json_form = json::parse(LoadFixture("llama3.json").ToJson());
+  const auto config = [&] {
+    return json::parse(
+        HuggingFaceTokenizer(json_form.dump(), kDecoder)->at("tokenizer_config.json"));
+  };
+  EXPECT_EQ(config()["eos_token"], "<|end_of_text|>");
+  EXPECT_FALSE(config().contains("split_special_tokens"));
+  json_form["special"]["end_of_text"] = 40;
+  EXPECT_FALSE(config().contains("eos_token"));
+  EXPECT_EQ(config()["bos_token"], "<|begin_of_text|>");
+  json_form["added_tokens"] = json::array();
+  EXPECT_EQ(config()["eos_token"], json_form["vocabulary"][40]);
+  EXPECT_EQ(config()["split_special_tokens"], true);
+}
+
 TEST(HuggingFaceTokenizer, VocabularyTextGivesTheSameTokenizer) {
   TokenizerFiles files = FilesOf(LoadFixture("bert_cased"), kEncoder);
   ASSERT_EQ(files.erase("tokenizer.json"), 1u);

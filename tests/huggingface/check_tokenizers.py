@@ -89,19 +89,22 @@ class Checker:
             found = tokenizer(text, add_special_tokens=False)["input_ids"]
             if found != ids:
                 sys.exit(f"{name}, {text!r}: {type(tokenizer).__name__} says {found}, not {ids}")
-        self.check_around(name, model, tokenizer, expected)
+        with open(where + ".tokenizer.json", encoding="utf-8") as file:
+            self.check_around(name, model, tokenizer, expected, json.load(file).get("special", {}))
         self.tokenize(where + ".out", where + ".again")
         if read(where + ".bin") != read(where + ".again.bin"):
             sys.exit(f"{name}: Tercio reads another tokenizer out of {where}.out")
         print(f"{name} with {model}: {type(tokenizer).__name__}, {len(expected)} texts, "
               f"{sum(map(len, expected))} ids")
 
-    def check_around(self, name, model, tokenizer, expected):
+    def check_around(self, name, model, tokenizer, expected, special):
         """What stands around a text and between two, and what a model is given."""
         first, second = self.texts.index("Hello, world!"), self.texts.index("hello world")
         one = tokenizer(self.texts[first])
         two = tokenizer(self.texts[first], self.texts[second])
-        cls, sep = tokenizer.cls_token_id, tokenizer.sep_token_id
+        ends = special.get("beginning"), special.get("end_of_text")
+        cls, sep = [special.get(role, end if ends[0] != ends[1] else None)
+                    for role, end in zip(("cls", "separator"), ends)]
         if model == "bert" and cls is not None and sep is not None:
             around = [cls] + expected[first] + [sep]
             good = (one["input_ids"] == around and two["input_ids"] == around + expected[second] + [sep] and
