@@ -23,7 +23,7 @@ using nlohmann::json;
 constexpr char kFolder[] = "tests/tokenizer/fixtures/";
 constexpr const char* kFixtures[] = {"gpt2",        "roberta.json",  "llama3.json", "bert.json",
                                      "bert_cased",  "unigram.model", "bytes.model", "suffix.model",
-                                     "llama2.json", "gemma.json"};
+                                     "llama2.json", "no_prefix.json"};
 constexpr TokenizerUse kDecoder = {.context = 16};
 constexpr TokenizerUse kEncoder = {.context = 16, .encodes_texts = true};
 

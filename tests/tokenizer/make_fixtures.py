@@ -12,7 +12,7 @@ fixtures/unigram.model    SentencePiece unigram, nmt_nfkc, user-defined symbols 
                           texts need: the whole table has 240 kB)
 fixtures/bytes.model      SentencePiece BPE, byte fallback, no change to white space (as Llama 2)
 fixtures/llama2.json      the pieces of bytes.model as a tokenizer.json, a space put before each text, special tokens
-fixtures/gemma.json       the same without that space, and tokens that are not special
+fixtures/no_prefix.json       the same without that space, and tokens that are not special
 fixtures/suffix.model     SentencePiece BPE, unknown characters, space behind words, unused pieces
 fixtures/expected.json    {"texts": [...], "ids": {fixture: [[id, ...], ...]}, "decoded": {fixture: [text or null where
                           it is the text itself, ...]}, "special": {fixture: {role: id}}}
@@ -274,7 +274,7 @@ def make_llama2(path):
     return make_pieces(path, True, [("<unk>", True), ("<s>", True), ("</s>", True), ("<|eot|>", True)])
 
 
-def make_gemma(path):
+def make_no_prefix(path):
     return make_pieces(path, False, [("<user>", False), ("\n\n", False), ("[MASK]", True)])
 
 
@@ -315,7 +315,7 @@ def main():
     makers = {"roberta.json": make_roberta, "llama3.json": make_llama3, "bert.json": make_bert, "gpt2": make_gpt2,
               "bert_cased": make_bert_cased, "unigram.model": lambda path: make_unigram(path, texts),
               "bytes.model": make_bytes, "suffix.model": make_suffix, "llama2.json": make_llama2,
-              "gemma.json": make_gemma}
+              "no_prefix.json": make_no_prefix}
     path = os.path.join(FOLDER, "expected.json")
     expected = {"texts": texts, "ids": {}, "decoded": {}, "special": {}}
     if sys.argv[1:]:

@@ -60,7 +60,7 @@ class Fixture : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Tokenizer, Fixture,
                          ::testing::Values("gpt2", "roberta.json", "llama3.json", "bert.json",
                                            "bert_cased", "unigram.model", "bytes.model",
-                                           "suffix.model", "llama2.json", "gemma.json"),
+                                           "suffix.model", "llama2.json", "no_prefix.json"),
                          [](const auto& param) {
                            std::string name = param.param;
                            for (char& c : name) c = c == '.' ? '_' : c;
