@@ -27,7 +27,7 @@
 namespace tercio::checkpoint {
 namespace {
 
-constexpr int64_t kChunkElements = int64_t{4} << 20;
+constexpr int64_t kChunkElements = int64_t{1} << 20;  // a part of the cache
 constexpr char kFramework[] = "pt";  // transformers refuses files that do not say it
 
 // A tensor of a file to write: weights out of the checkpoint, or the bytes of a buffer.
@@ -72,12 +72,12 @@ class Exporter {
   absl::Status AddImported(TensorEntry entry, OutputShard* shard);
   void PlanFresh();
   absl::Status Reshard();
-  absl::Status WriteShards(OutputDirectory* output) const;
-  absl::Status WriteTensor(const OutputTensor& tensor, OutputDirectory* output) const;
+  absl::Status WriteShards(OutputDirectory* output);
+  absl::Status WriteTensor(const OutputTensor& tensor, OutputDirectory* output);
   absl::Status ReadRows(const HuggingFaceTensor& form, int64_t begin, int64_t end,
                         std::vector<float>* values) const;
   absl::Status ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
-                           std::vector<float>* values) const;
+                           std::vector<float>* values);
   absl::Status WriteIndex(OutputDirectory* output) const;
   absl::Status WriteKept(OutputDirectory* output, bool index) const;
   absl::Status WriteMade(OutputDirectory* output);
@@ -92,6 +92,10 @@ class Exporter {
   std::shared_ptr<const MappedFile> buffers_file_;
   std::map<std::string, std::string_view> buffers_;
   std::vector<OutputShard> shards_;
+  struct {
+    std::vector<float> values, part;
+    std::string bytes;
+  } scratch_;  // of WriteTensor: made once
   ExportResult result_;
 };
 
@@ -239,7 +243,7 @@ absl::Status Exporter::Reshard() {
   return absl::OkStatus();
 }
 
-absl::Status Exporter::WriteShards(OutputDirectory* output) const {
+absl::Status Exporter::WriteShards(OutputDirectory* output) {
   for (const OutputShard& shard : shards_) {
     TERCIO_RETURN_IF_ERROR(output->Begin(shard.name));
     TERCIO_RETURN_IF_ERROR(output->Append(shard.header));
@@ -264,20 +268,30 @@ absl::Status CheckRange(const std::string& name, FloatFormat format,
   return absl::OkStatus();
 }
 
-absl::Status Exporter::WriteTensor(const OutputTensor& tensor, OutputDirectory* output) const {
+absl::Status Exporter::WriteTensor(const OutputTensor& tensor, OutputDirectory* output) {
   if (tensor.weights == nullptr) return output->Append(tensor.raw);
   const HuggingFaceTensor& form = *tensor.weights;
   const FloatFormat format = *FloatFormatOf(tensor.entry.dtype);
   const int64_t rows = form.shape[0];
   const int64_t width = form.transposed ? form.outputs : form.inputs;
   const int64_t step = std::max<int64_t>(1, kChunkElements / width);
-  std::vector<float> values;
-  std::string bytes;
+  // What the model lacks (the biases of a gpt2 without) is zeros.
+  const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& part) {
+    return present_.contains(part.tensor);
+  });
+  std::vector<float>& values = scratch_.values;
+  std::string& bytes = scratch_.bytes;
   for (int64_t row = 0; row < rows; row += step) {
     const int64_t end = std::min(rows, row + step);
-    values.assign(static_cast<size_t>((end - row) * width), 0.0f);
+    values.resize(static_cast<size_t>((end - row) * width));
+    if (!whole) std::fill(values.begin(), values.end(), 0.0f);
     TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, row, end, &values)
                                            : ReadRows(form, row, end, &values));
+    if (format == FloatFormat::kF32) {
+      TERCIO_RETURN_IF_ERROR(output->Append(
+          {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
+      continue;
+    }
     TERCIO_RETURN_IF_ERROR(CheckRange(tensor.entry.name, format, values));
     bytes.resize(values.size() * static_cast<size_t>(BytesOf(format)));
     NarrowFloats(format, values.data(), static_cast<int64_t>(values.size()), bytes.data());
@@ -312,11 +326,25 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
   return absl::OkStatus();
 }
 
+// to[column * stride + row] = from[row, column], in blocks that stay in the cache on both sides.
+void Transpose(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride) {
+  constexpr int64_t kBlock = 32;
+  for (int64_t row = 0; row < rows; row += kBlock) {
+    for (int64_t column = 0; column < columns; column += kBlock) {
+      for (int64_t i = column; i < std::min(columns, column + kBlock); ++i) {
+        for (int64_t k = row; k < std::min(rows, row + kBlock); ++k) {
+          to[i * stride + k] = from[k * columns + i];
+        }
+      }
+    }
+  }
+}
+
 // Inputs [begin, end) of all parts, which lie side by side.
 absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
-                                   std::vector<float>* values) const {
+                                   std::vector<float>* values) {
   const int64_t count = end - begin;
-  std::vector<float> part_values;
+  std::vector<float>& part_values = scratch_.part;
   for (const HuggingFacePart& part : form.parts) {
     if (!present_.contains(part.tensor)) continue;
     v1::TensorSlice slice = SliceOf(form, part);
@@ -324,12 +352,7 @@ absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin,
     slice.set_column_end(end);
     part_values.resize(static_cast<size_t>(part.rows * count));
     TERCIO_RETURN_IF_ERROR(reader_.ReadSlice(slice, part_values.data()));
-    for (int64_t row = 0; row < part.rows; ++row) {
-      for (int64_t i = 0; i < count; ++i) {
-        (*values)[static_cast<size_t>(i * form.outputs + part.begin + row)] =
-            part_values[static_cast<size_t>(row * count + i)];
-      }
-    }
+    Transpose(part_values.data(), part.rows, count, values->data() + part.begin, form.outputs);
   }
   return absl::OkStatus();
 }
@@ -436,7 +459,8 @@ absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
   TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, /*digests=*/true));
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
   TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
-  TERCIO_ASSIGN_OR_RETURN(const auto output, OutputDirectory::Create(output_path));
+  TERCIO_ASSIGN_OR_RETURN(const auto output,
+                          OutputDirectory::Create(output_path, /*digests=*/false));
   Exporter exporter(*reader, checkpoint, options);
   TERCIO_ASSIGN_OR_RETURN(ExportResult result, exporter.Export(output.get()));
   TERCIO_RETURN_IF_ERROR(output->Commit());

@@ -111,7 +111,8 @@ std::vector<std::string> KeptFiles(const std::string& directory) {
 absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
                                                const std::string& output_path) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, HuggingFaceModel::Open(directory));
-  TERCIO_ASSIGN_OR_RETURN(const auto output, OutputDirectory::Create(output_path));
+  TERCIO_ASSIGN_OR_RETURN(const auto output,
+                          OutputDirectory::Create(output_path, /*digests=*/true));
   ImportResult result;
   result.model = model->model();
   result.parameters = plan::ParameterCount(model->model());
