@@ -4,13 +4,13 @@ import glob
 import json
 import os
 import random
+import subprocess
 import sys
+import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ROOT, TercioTest, layout  # noqa: E402
-
-assert ROOT
+from harness import BIN, ROOT, TercioTest, layout  # noqa: E402
 
 THINGS = ["film", "book", "song", "play", "meal", "walk"]
 GOOD = ["lovely", "bright", "warm", "clever"]
@@ -116,6 +116,24 @@ class Bert(TercioTest):
         self.assertEqual((config["architectures"], config["id2label"]),
                          (["BertForSequenceClassification"], {"0": "bad", "1": "good"}))
         self.assertEqual(self.metrics(self.path("hf")), found)
+
+    def test_transformers_agrees_with_an_exported_classifier(self):
+        python = os.environ.get("TERCIO_HF_PYTHON")
+        if not python:
+            raise unittest.SkipTest("TERCIO_HF_PYTHON names no Python with transformers")
+        for norm in ("post", "pre"):
+            with open(self.path("job.yaml"), "w", encoding="utf-8") as file:
+                file.write(PRETRAINING.replace("sentence_order: true", "labels: [bad, good]")
+                           .replace("masking: {probability: 0.2, whole_word: true}", "")
+                           .replace("corpus.jsonl, validation: 0.1", "train.jsonl"))
+            state, exported = self.path("state-" + norm), self.path("hf-" + norm)
+            job = self.run_job(state, "--set", f"model.norm={norm}", *layout(2, 2, 1))
+            self.tercio("checkpoint", "export", job["id"], "--state-dir", state, "--format", "hf", "--output", exported)
+            done = subprocess.run([python, os.path.join(ROOT, "tests", "huggingface", "check_classifier.py"), "--tercio",
+                                   os.path.join(BIN, "tercio"), "--checkpoint", job["checkpoint"]["path"], "--exported",
+                                   exported, "--data", self.path("test.jsonl")], capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_what_a_bert_cannot_do_is_said(self):
         self.run_job(self.state, "--set", "training.steps=2")
