@@ -7,6 +7,7 @@
 #include "absl/strings/match.h"
 #include "checkpoint/sentence_piece_merges.h"
 #include "checkpoint/sentence_piece_model.h"
+#include "common/utf8.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::checkpoint {
@@ -224,17 +225,6 @@ Json BpeModel(Json vocabulary, Json merges, Json unknown) {
           {"merges", std::move(merges)}};
 }
 
-std::string Utf8(uint32_t code_point) {
-  std::string text;
-  if (code_point < 0x80) {
-    text += static_cast<char>(code_point);
-  } else {  // below 0x800: the byte alphabet ends at 323
-    text += static_cast<char>(0xc0 | code_point >> 6);
-    text += static_cast<char>(0x80 | (code_point & 0x3f));
-  }
-  return text;
-}
-
 // GPT-2's alphabet of bytes: those that Latin-1 prints stand for themselves, the others follow from
 // 256 in ascending order.
 std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use) {
@@ -242,7 +232,9 @@ std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use)
   uint32_t next = 256;
   for (uint32_t byte = 0; byte < 256; ++byte) {
     const bool printed = (byte >= '!' && byte <= '~') || (byte >= 0xa1 && byte != 0xad);
-    vocabulary[Utf8(printed ? byte : next++)] = byte;
+    std::string character;
+    AppendUtf8(printed ? byte : next++, &character);
+    vocabulary[character] = byte;
   }
   Parts parts;
   parts.pre_tokenizer = ByteLevel(/*add_prefix_space=*/false, /*use_regex=*/false);
@@ -251,19 +243,13 @@ std::optional<TokenizerFiles> Bytes(const Stored& json, const TokenizerUse& use)
   return Files(std::move(parts), Config(json, {}, use));
 }
 
-// The length of a UTF-8 sequence by its first byte.
-size_t SequenceBytes(char first) {
-  const auto byte = static_cast<unsigned char>(first);
-  return byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
-}
-
 std::optional<TokenizerFiles> Chars(const Stored& json, const TokenizerUse& use) {
   const std::string characters = Text(json, "characters");
   if (characters.empty()) return std::nullopt;
   Json vocabulary = Json::object();
   int id = 0;
   for (size_t at = 0; at < characters.size();) {
-    const size_t bytes = SequenceBytes(characters[at]);
+    const size_t bytes = DecodeUtf8(characters, at).length;
     PutLast(characters.substr(at, bytes), id++, &vocabulary);
     at += bytes;
   }

@@ -1,7 +1,6 @@
 #include "worker/inference/evaluation.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
@@ -10,6 +9,7 @@
 #include "worker/data/jsonl.h"
 #include "worker/data/labelled_dataset.h"
 #include "worker/data/text_source.h"
+#include "worker/inference/cross_entropy.h"
 
 namespace tercio {
 namespace {
@@ -30,14 +30,6 @@ ClassScores ScoresOf(const Confusion& confusion, size_t label) {
   scores.recall = Ratio(right, scores.support);
   scores.f1 = Ratio(2 * right, predicted + scores.support);
   return scores;
-}
-
-// Log-sum-exp minus the label's logit, in double.
-double CrossEntropy(absl::Span<const float> logits, int32_t label) {
-  const double max = *std::max_element(logits.begin(), logits.end());
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit) - max);
-  return max + std::log(sum) - logits[static_cast<size_t>(label)];
 }
 
 struct Passage {

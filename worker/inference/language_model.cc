@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "kernels/random.h"
+#include "worker/inference/cross_entropy.h"
 #include "worker/inference/whole_model.h"
 
 namespace tercio {
@@ -153,14 +154,10 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
 }
 
 double LoadedModel::LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest) {
-  const float* logits = stage().Logits(batch, row, 1);
-  const float* best = std::max_element(logits, logits + vocab_size());
-  double total = 0;
-  for (int32_t id = 0; id < vocab_size(); ++id) {
-    total += std::exp(static_cast<double>(logits[id]) - *best);
-  }
-  *likeliest = best - logits == target;
-  return *best + std::log(total) - logits[target];
+  const auto logits =
+      absl::MakeConstSpan(stage().Logits(batch, row, 1), static_cast<size_t>(vocab_size()));
+  *likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin() == target;
+  return CrossEntropy(logits, target);
 }
 
 absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::TokenDataset& tokens,
