@@ -1,0 +1,92 @@
+// What a rank is doing, in a small file that its trainer maps and writes and its agent maps and
+// reads: also when the trainer is frozen, or has ended while no agent was there to see it.
+//
+// One process writes, from any of its threads; readers are other processes. A write costs some
+// stores and never a system call. Texts that do not fit are cut. A reader may find the position
+// being written; it tries again, and takes a torn one only from a writer that died or stopped in
+// the middle of it (`torn`).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "absl/status/statusor.h"
+
+namespace tercio {
+
+// A collective or message that a rank waits in. Empty operation: none.
+struct CollectivePosition {
+  std::string group;
+  int64_t sequence = 0;
+  std::string operation;
+  std::string dtype;
+  int64_t count = 0;
+  int peer = -1;  // global rank; -1: all of the group
+};
+
+struct RankProgress {
+  int pid = 0;
+  uint64_t beats = 0;    // ascends with every sign of life
+  double last_beat = 0;  // seconds of the machine's monotonic clock
+  int phase = 0;         // v1::TrainerPhase
+  int64_t step = 0;      // the step at work
+  std::string action;    // "forward 3", "evaluation", ...
+  CollectivePosition waiting;
+  bool torn = false;
+  // Of the last step that ended.
+  int64_t timed_step = 0;
+  double step_seconds = 0;
+  double compute_seconds = 0;
+};
+
+struct ExitNote {
+  int exit_code = 0;
+  bool permanent = false;
+  std::string reason;
+};
+
+class ProgressPage {
+ public:
+  // Makes the file, replacing what was there, and maps it for writing.
+  static absl::StatusOr<std::unique_ptr<ProgressPage>> Create(const std::string& path);
+  // Maps an existing one for reading. NOT_FOUND | FAILED_PRECONDITION (not such a file, or of
+  // another version).
+  static absl::StatusOr<std::unique_ptr<ProgressPage>> Open(const std::string& path);
+  ~ProgressPage();
+  ProgressPage(const ProgressPage&) = delete;
+  ProgressPage& operator=(const ProgressPage&) = delete;
+
+  // ---- writer ----
+  void SetPhase(int phase);
+  void BeginStep(int64_t step);
+  void BeginAction(std::string_view action);
+  void BeginWait(const CollectivePosition& position);
+  void EndWait();
+  void EndStep(int64_t step, double step_seconds, double compute_seconds);
+  // The last thing that a process says.
+  void NoteExit(const ExitNote& note);
+
+  // ---- reader ----
+  RankProgress Read() const;
+  std::optional<ExitNote> Exit() const;
+
+ private:
+  struct Layout;
+  ProgressPage(Layout* page, int file) : page_(page), file_(file) {}
+  template <typename Write>
+  void Change(const Write& write);
+  void Beat();
+
+  Layout* page_;
+  int file_;
+  std::mutex mutex_;  // the threads of the writer; readers never wait
+};
+
+// Seconds of the clock that `last_beat` is on; the same for all processes of a machine.
+double MonotonicSeconds();
+
+}  // namespace tercio

@@ -1,0 +1,111 @@
+#include "worker/progress/progress_page.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ProgressPageTest : public ::testing::Test {
+ protected:
+  TempDir directory_;
+  const std::string path_ = directory_.path() + "/rank-0";
+};
+
+TEST_F(ProgressPageTest, ReaderSeesWhatWasWritten) {
+  auto writer = ProgressPage::Create(path_);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  (*writer)->SetPhase(4);
+  (*writer)->BeginStep(97);
+  (*writer)->BeginAction("forward 3");
+  (*writer)->BeginWait({"pipeline 1", 812, "receive", "f32", 4096, 5});
+  auto reader = ProgressPage::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  RankProgress seen = (*reader)->Read();
+  EXPECT_EQ(seen.pid, getpid());
+  EXPECT_EQ(seen.phase, 4);
+  EXPECT_EQ(seen.step, 97);
+  EXPECT_EQ(seen.action, "forward 3");
+  EXPECT_EQ(seen.waiting.group, "pipeline 1");
+  EXPECT_EQ(seen.waiting.operation, "receive");
+  EXPECT_EQ(seen.waiting.sequence, 812);
+  EXPECT_EQ(seen.waiting.count, 4096);
+  EXPECT_EQ(seen.waiting.peer, 5);
+  EXPECT_FALSE(seen.torn);
+  EXPECT_NEAR(seen.last_beat, MonotonicSeconds(), 5);
+  const uint64_t beats = seen.beats;
+  (*writer)->EndWait();
+  (*writer)->EndStep(97, 0.5, 0.25);
+  seen = (*reader)->Read();
+  EXPECT_EQ(seen.waiting.operation, "");
+  EXPECT_EQ(seen.timed_step, 97);
+  EXPECT_EQ(seen.compute_seconds, 0.25);
+  EXPECT_GT(seen.beats, beats);
+  EXPECT_FALSE((*reader)->Exit().has_value());
+}
+
+TEST_F(ProgressPageTest, TheExitNoteOutlivesAKilledWriter) {
+  const pid_t child = fork();
+  if (child == 0) {
+    auto writer = ProgressPage::Create(path_);
+    (*writer)->NoteExit({3, true, std::string(5000, 'x')});
+    raise(SIGKILL);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  auto reader = ProgressPage::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  const std::optional<ExitNote> note = (*reader)->Exit();
+  ASSERT_TRUE(note.has_value());
+  EXPECT_EQ(note->exit_code, 3);
+  EXPECT_TRUE(note->permanent);
+  EXPECT_EQ(note->reason, std::string(2047, 'x'));
+  EXPECT_EQ((*reader)->Read().pid, child);
+}
+
+// Every field of a position carries the same number: a mixture would show.
+TEST_F(ProgressPageTest, PositionsAreWholeWhileTheyChange) {
+  auto writer = ProgressPage::Create(path_);
+  auto reader = ProgressPage::Open(path_);
+  ASSERT_TRUE(writer.ok() && reader.ok());
+  (*writer)->BeginWait({"0", 0, "0", "", 0, 0});
+  std::atomic<bool> stop{false};
+  std::thread thread([&] {
+    for (int64_t i = 1; !stop; ++i) {
+      const std::string text = std::to_string(i);
+      (*writer)->BeginWait({text, i, text, "", i, static_cast<int>(i)});
+    }
+  });
+  for (int i = 0; i < 20'000; ++i) {
+    const RankProgress seen = (*reader)->Read();
+    if (seen.torn) continue;
+    const std::string text = std::to_string(seen.waiting.sequence);
+    ASSERT_EQ(seen.waiting.group, text);
+    ASSERT_EQ(seen.waiting.operation, text);
+    ASSERT_EQ(seen.waiting.count, seen.waiting.sequence);
+  }
+  stop = true;
+  thread.join();
+}
+
+TEST_F(ProgressPageTest, OtherFilesAreRefused) {
+  EXPECT_EQ(ProgressPage::Open(path_).status().code(), absl::StatusCode::kNotFound);
+  std::ofstream(path_) << std::string(4096, 'x');
+  const auto opened = ProgressPage::Open(path_);
+  EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(opened.status().message()), HasSubstr(path_));
+}
+
+}  // namespace
+}  // namespace tercio
