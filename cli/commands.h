@@ -16,6 +16,9 @@ int Events(const Options& options);
 int Logs(const Options& options);
 int Cancel(const Options& options);
 int Nodes(const Options& options);
+int NodesDrain(const Options& options);
+int NodesUndrain(const Options& options);
+int NodesRelease(const Options& options);
 int CheckpointList(const Options& options);
 int CheckpointVerify(const Options& options);
 

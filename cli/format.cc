@@ -86,6 +86,17 @@ Json JobToJson(const v1::JobStatus& job) {
     json["checkpoint"] = {{"step", job.checkpoint().step()}, {"path", job.checkpoint().path()}};
   }
   json["error"] = TextOrNull(job.error());
+  json["queue_position"] = job.queue_position() > 0 ? Json(job.queue_position()) : Json(nullptr);
+  const v1::Goodput& goodput = job.goodput();
+  json["goodput"] = {{"total", goodput.total()},
+                     {"productive", goodput.productive()},
+                     {"queued", goodput.queued()},
+                     {"starting", goodput.starting()},
+                     {"checkpoint_stall", goodput.checkpoint_stall()},
+                     {"lost_work", goodput.lost_work()},
+                     {"restarting", goodput.restarting()},
+                     {"degraded", goodput.degraded()},
+                     {"stopped", goodput.stopped()}};
   json["submitted_at"] = TextOrNull(TimeText(job.submitted_at()));
   json["started_at"] = TextOrNull(TimeText(job.started_at()));
   json["finished_at"] = TextOrNull(TimeText(job.finished_at()));
@@ -132,7 +143,8 @@ Json NodeToJson(const v1::Node& node) {
           {"version", node.version()},
           {"metrics_address", node.metrics_address()},
           {"devices", node.devices()},
-          {"free", node.free()}};
+          {"free", node.free()},
+          {"reason", TextOrNull(node.reason())}};
 }
 
 Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {

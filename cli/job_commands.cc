@@ -226,15 +226,45 @@ int Nodes(const Options& options) {
       PrintJson(nodes);
       return kExitOk;
     }
-    std::vector<std::vector<std::string>> rows = {{"NAME", "STATE", "DEVICES", "FREE", "METRICS"}};
+    std::vector<std::vector<std::string>> rows = {
+        {"NAME", "STATE", "DEVICES", "FREE", "METRICS", "REASON"}};
     for (const v1::Node& node : response.nodes()) {
       rows.push_back({node.name(), node.state(),
                       absl::StrCat(node.devices(), " ", node.device_kind()),
-                      absl::StrCat(node.free()), node.metrics_address()});
+                      absl::StrCat(node.free()), node.metrics_address(), node.reason()});
     }
     std::cout << Table(rows);
     return kExitOk;
   });
+}
+
+namespace {
+
+int ChangeNode(const Options& options, v1::ChangeNodeRequest::Change change) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::ChangeNodeRequest request;
+    request.set_node(options.node);
+    request.set_change(change);
+    v1::ChangeNodeResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().ChangeNode(&context, request, &response), client.address()));
+    return kExitOk;
+  });
+}
+
+}  // namespace
+
+int NodesDrain(const Options& options) {
+  return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_DRAIN);
+}
+
+int NodesUndrain(const Options& options) {
+  return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_UNDRAIN);
+}
+
+int NodesRelease(const Options& options) {
+  return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_RELEASE);
 }
 
 int CheckpointList(const Options& options) {

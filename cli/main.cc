@@ -35,8 +35,12 @@ class CommandLine {
     command->option_defaults()->take_last();
     command->add_option("-o,--output", options_.output, "json or jsonl for programs")
         ->check(CLI::IsMember({"json", "jsonl"}));
-    // A group of verbs has none of its own.
-    if (verb) command->callback([this, verb = std::move(verb)] { chosen_ = verb; });
+    // A group of verbs may have none of its own; its callback comes after those of its verbs.
+    if (verb) {
+      command->callback([this, command, verb = std::move(verb)] {
+        if (command->get_subcommands().empty()) chosen_ = verb;
+      });
+    }
     return command;
   }
 
@@ -106,6 +110,18 @@ class CommandLine {
   Verb chosen_;
 };
 
+void AddNodeVerbs(CommandLine& line, CLI::App* nodes) {
+  nodes->require_subcommand(0, 1);
+  const auto add = [&](const char* name, const char* help, const char* example, Verb verb) {
+    CLI::App* command = line.Add(name, help, example, std::move(verb), nodes);
+    line.Reach(command, false);
+    command->add_option("node", line.options().node, "name of the node")->required();
+  };
+  add("drain", "jobs save and go elsewhere; no new ranks", "nodes drain node-7", NodesDrain);
+  add("undrain", "ranks may come again", "nodes undrain node-7", NodesUndrain);
+  add("release", "out of quarantine", "nodes release node-7", NodesRelease);
+}
+
 void AddJobVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* command =
@@ -153,6 +169,7 @@ void AddJobVerbs(CommandLine& line) {
   command->add_flag("--no-save", o.no_save, "without a last checkpoint");
   command = line.Add("nodes", "the nodes of the cluster", "nodes -o json", Nodes);
   line.Reach(command, false);
+  AddNodeVerbs(line, command);
 }
 
 void AddRunVerbs(CommandLine& line) {
@@ -289,11 +306,9 @@ int RefuseLaterVerb(int argc, char** argv) {
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
-  later = later ||
-          (first == "nodes" && (second == "drain" || second == "undrain" || second == "release"));
   later = later || (first == "checkpoint" && second == "prune");
   if (!later) return kExitOk;
-  const bool two = first == "nodes" || first == "checkpoint";
+  const bool two = first == "checkpoint";
   std::fprintf(stderr, "error: tercio %s is not supported by this version\n",
                (two ? first + " " + second : first).c_str());
   return kExitUsage;

@@ -18,6 +18,7 @@ struct Options {
 
   // Arguments of the verb; each uses some.
   std::string job;
+  std::string node;
   std::string job_file;
   std::vector<std::string> set;
   int ranks = 0;

@@ -13,6 +13,7 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "coordinator/planner/elastic.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/service/admission.h"
 #include "coordinator/service/checkpoint_service.h"
@@ -91,6 +92,10 @@ Settings MakeSettings(const Flags& flags) {
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                           const RankShare& share) {
     return MakePlan(spec, slots, share.threads, share.memory_bytes);
+  };
+  settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most,
+                               const RankShare& share, int* ranks) {
+    return SmallerLayout(spec, least, most, share.memory_bytes, ranks);
   };
   return settings;
 }

@@ -6,13 +6,17 @@
 //   queued -> preparing -> starting -> running -> (all ranks exit 0) succeeded
 //   any of them -> stopping -> backing_off -> queued      a rank or node was lost and the budget
 //   allows
+//                           -> queued                     moved: it has saved and goes on elsewhere
 //                           -> failed | cancelled
-// An attempt is fenced by (job, attempt): events of an older one change nothing.
+// An attempt is fenced by (job, attempt): events of an older one change nothing. What nodes report
+// is fenced by (spool, sequence): what is in the store changes nothing a second time. Both together
+// make the state a function of what is durable: agents may forget what they have been told is kept.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <variant>
@@ -30,19 +34,21 @@ namespace tercio::coordinator {
 
 struct JobState {
   v1::JobRecord record;
-  // Of the present attempt; known to nobody after a restart of the coordinator, and told again by
-  // the agents.
-  std::set<std::string> prepared_nodes;
-  std::set<std::string> stopped_nodes;
-  std::set<int> running_ranks;
-  std::set<int> finished_ranks;
-  std::string data_digest;
-  bool checkpoint_known = false;
+  // Of the newest attempt that has one; null before. Durable, beside the record.
+  std::shared_ptr<const v1::Plan> plan;
+  // ---- not durable ----
+  std::set<std::string> nodes;   // of record.slots; empty: not gathered
+  double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
+  bool tried_to_shrink = false;  // in vain, with what is free now
 };
 
 struct NodeState {
+  v1::NodeRecord record;
+  // ---- not durable ----
   v1::AgentHello hello;
   bool connected = false;
+  bool lost = true;      // has not been heard of for a lease
+  bool leaving = false;  // its agent is about to end
   double last_heard = 0;
 };
 
@@ -51,6 +57,15 @@ struct State {
   std::map<std::string, NodeState> nodes;
   int64_t next_number = 1;
 };
+
+// What a store has kept. Restore, at `now`: nodes that should be running something have one lease
+// to come back.
+struct Stored {
+  std::vector<v1::JobRecord> jobs;
+  std::map<std::string, v1::Plan> plans;  // by job
+  std::vector<v1::NodeRecord> nodes;
+};
+State Restore(Stored stored, double now);
 
 // What one rank gets of its node, the least over all ranks of a job.
 struct RankShare {
@@ -61,16 +76,27 @@ struct RankShare {
 // Fixed for the life of a coordinator.
 struct Settings {
   double heartbeat_interval = 5;
-  double node_lease = 15;     // a node not heard of for this long is lost
-  double stop_grace = 5;      // between SIGTERM and SIGKILL
-  double save_timeout = 120;  // for the last checkpoint of a cancelled job
-  double first_backoff = 1;   // doubles with every restart
+  double node_lease = 15;       // a node not heard of for this long is lost
+  double node_memory = 86'400;  // a lost node is forgotten after this long
+  double stop_grace = 5;        // between SIGTERM and SIGKILL
+  double save_timeout = 120;    // for the last checkpoint of a cancelled or moved job
+  double first_backoff = 1;     // doubles with every restart
   double longest_backoff = 60;
+  double budget_window = 3600;  // a restart counts for this long, then a commit makes it good
+  int crash_loop = 3;           // faults in a row at the same step: no restart helps
+  int quarantine_faults = 3;    // of a node within the window
+  double quarantine_window = 600;
+  double grow_delay = 10;  // room for all ranks must last this long
   std::string checkpoint_address;
   // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,
                                          const RankShare&)>
       make_plan;
+  // The layout of an elastic job for as many ranks as possible, at least `least` and at most
+  // `most`. The ranks are in *ranks. NOT_FOUND when there is none.
+  std::function<absl::StatusOr<v1::ParallelismSpec>(const v1::JobSpec&, int least, int most,
+                                                    const RankShare&, int* ranks)>
+      smaller_layout;
 };
 
 // ---- events ----
@@ -87,6 +113,11 @@ struct CancelRequested {
 struct ResumeRequested {
   std::string job_id;
   v1::JobSpec spec;
+};
+enum class NodeChange { kDrain, kUndrain, kRelease };
+struct NodeChangeRequested {
+  std::string node;
+  NodeChange change = NodeChange::kDrain;
 };
 struct NodeAttached {
   v1::AgentHello hello;
@@ -120,10 +151,10 @@ struct CheckpointFailed {
 struct Tick {};
 
 struct Event {
-  double now = 0;
+  double now = 0;     // seconds since 1970, never less than before
   std::string token;  // fresh randomness, used when the event starts an attempt
-  std::variant<Submitted, CancelRequested, ResumeRequested, NodeAttached, NodeDetached, NodeSaid,
-               CheckpointFound, CheckpointCommitted, CheckpointFailed, Tick>
+  std::variant<Submitted, CancelRequested, ResumeRequested, NodeChangeRequested, NodeAttached,
+               NodeDetached, NodeSaid, CheckpointFound, CheckpointCommitted, CheckpointFailed, Tick>
       body;
 };
 
@@ -140,16 +171,19 @@ struct FindCheckpoint {
 struct Effects {
   // To be made durable, before anything below leaves.
   std::set<std::string> changed_jobs;
+  std::set<std::string> changed_plans;                        // jobs whose plan is another one
+  std::set<std::string> changed_nodes;                        // also those that are forgotten
   std::vector<std::pair<std::string, v1::StepRecord>> steps;  // job, record
   std::vector<v1::JobEvent> events;  // sequence and time are set by the store
   std::vector<std::pair<std::string, v1::LogLine>> logs;
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
   // To be done after that.
   std::vector<SendToNode> messages;
+  std::map<std::string, uint64_t> acknowledged;  // node -> up to this sequence
   std::vector<FindCheckpoint> searches;
   // Nodes that count as lost: their streams are closed, so that they come again with a hello.
   std::vector<std::string> disconnected;
-  // The answer to a request that the event stands for (cancel, resume).
+  // The answer to a request that the event stands for (cancel, resume, change of a node).
   absl::Status answer;
 };
 
@@ -160,7 +194,13 @@ bool IsTerminal(v1::JobPhase phase);
 // Ranks a job needs.
 int RanksOf(const v1::JobSpec& spec);
 
-// Free devices of a connected node.
+// The specification that the present attempt runs by: that of the job, or fewer ranks.
+v1::JobSpec PresentSpec(const v1::JobRecord& record);
+
+// Devices that no job holds, of a node that takes ranks; 0 for others.
 int FreeSlots(const State& state, const std::string& node);
+
+// "ready", "lost", "draining", "drained", "quarantined".
+std::string NodeStateName(const State& state, const std::string& node);
 
 }  // namespace tercio::coordinator

@@ -135,6 +135,7 @@ class Machine {
     Phase(1, 1);
     if (phase == v1::JOB_PHASE_RUNNING) return;
     if (phase == v1::JOB_PHASE_SUCCEEDED) {
+      Stepped(1, 10);
       Exited(1, 0, 0);
       Exited(1, 1, 0);
       Stopped(1);
@@ -238,7 +239,7 @@ Expected Table() {
         {"run stopped", B}}},
       {S, {{"attach, idle", B}, {"lease over", B}, {"run stopped", B}}},
       {B, {{"cancel", C}, {"cancel and save", C}, {"lease over", Q}}},
-      {v1::JOB_PHASE_SUCCEEDED, {{"resume", P}}},
+      {v1::JOB_PHASE_SUCCEEDED, {}},  // a resume needs more steps
       {F, {{"resume", P}}},
       {C, {{"resume", P}}},
   };

@@ -18,7 +18,17 @@ namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
 
-double Now() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+constexpr auto kBackUpInterval = std::chrono::hours(1);
+
+// Seconds since 1970 as at the start of the process, and from there on by the monotonic clock: a
+// wall clock that is set while leases run must neither kill nodes nor keep dead ones.
+double Now() {
+  static const double offset =
+      absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) -
+      absl::ToDoubleSeconds(absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()));
+  return offset + absl::ToDoubleSeconds(
+                      absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()));
+}
 
 }  // namespace
 
@@ -34,20 +44,17 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settin
                                                                  std::unique_ptr<Store> store,
                                                                  checkpoint::Store* checkpoints,
                                                                  bool read_only) {
-  TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::JobRecord> jobs, store->LoadJobs());
+  Stored stored;
+  TERCIO_ASSIGN_OR_RETURN(stored.jobs, store->LoadJobs());
+  TERCIO_ASSIGN_OR_RETURN(stored.plans, store->LoadPlans());
+  TERCIO_ASSIGN_OR_RETURN(stored.nodes, store->LoadNodes());
   std::unique_ptr<Coordinator> made(
       new Coordinator(std::move(settings), std::move(store), checkpoints, read_only));
-  for (const v1::JobRecord& record : jobs) {
-    made->state_.jobs[record.id()].record = record;
-    made->state_.next_number = std::max(made->state_.next_number, record.number() + 1);
-    // Nodes that should be running something have one lease to come back.
-    for (const v1::RankSlot& slot : record.slots()) {
-      NodeState& node = made->state_.nodes[slot.node()];
-      node.hello.set_node(slot.node());
-      node.last_heard = Now();
-    }
+  made->state_ = Restore(std::move(stored), Now());
+  if (!read_only) {
+    made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
+    made->backups_ = std::thread([raw = made.get()] { raw->BackUp(); });
   }
-  if (!read_only) made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
   return made;
 }
 
@@ -63,8 +70,21 @@ Coordinator::~Coordinator() {
     std::lock_guard<std::mutex> lock(queue_mutex_);
     stopping_ = true;
     queue_changed_.notify_all();
+    stopped_.notify_all();
   }
   if (thread_.joinable()) thread_.join();
+  if (backups_.joinable()) backups_.join();
+}
+
+void Coordinator::BackUp() {
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    const absl::Status status = store_->BackUp();
+    if (!status.ok()) LogWarning(std::string(status.message()));
+    lock.lock();
+    stopped_.wait_for(lock, kBackUpInterval, [this] { return stopping_; });
+  }
 }
 
 void Coordinator::Enqueue(Pending pending) {
@@ -154,8 +174,12 @@ void Coordinator::Apply(std::vector<Pending> batch) {
 Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) const {
   Changes changes;
   std::set<std::string> jobs;
+  std::set<std::string> plans;
+  std::set<std::string> nodes;
   for (const Effects& effect : effects) {
     jobs.insert(effect.changed_jobs.begin(), effect.changed_jobs.end());
+    plans.insert(effect.changed_plans.begin(), effect.changed_plans.end());
+    nodes.insert(effect.changed_nodes.begin(), effect.changed_nodes.end());
     changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
     changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
     changes.traces.insert(changes.traces.end(), effect.traces.begin(), effect.traces.end());
@@ -167,6 +191,15 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
     }
   }
   for (const std::string& id : jobs) changes.jobs.push_back(state_.jobs.at(id).record);
+  for (const std::string& id : plans) changes.plans.emplace_back(id, state_.jobs.at(id).plan);
+  for (const std::string& name : nodes) {
+    const auto node = state_.nodes.find(name);
+    if (node != state_.nodes.end()) {
+      changes.nodes.push_back(node->second.record);
+    } else {
+      changes.forgotten_nodes.push_back(name);
+    }
+  }
   return changes;
 }
 
@@ -186,8 +219,9 @@ void Coordinator::Deliver(const std::vector<Effects>& effects) {
       }
       for (const FindCheckpoint& search : effect.searches) searches.push_back(search.run);
     }
+    Acknowledge(effects);
     const bool changed = std::any_of(effects.begin(), effects.end(), [](const Effects& effect) {
-      return !effect.changed_jobs.empty() || !effect.logs.empty();
+      return !effect.changed_jobs.empty() || !effect.logs.empty() || !effect.events.empty();
     });
     if (changed) {
       ++version_;
@@ -196,6 +230,21 @@ void Coordinator::Deliver(const std::vector<Effects>& effects) {
   }
   for (const v1::RunId& run : searches) Search(run);
   for (const Effects& effect : effects) Prune(effect);
+}
+
+// One message for all that has been reported meanwhile.
+void Coordinator::Acknowledge(const std::vector<Effects>& effects) {
+  std::map<std::string, uint64_t> acknowledged;
+  for (const Effects& effect : effects) {
+    for (const auto& [node, sequence] : effect.acknowledged) acknowledged[node] = sequence;
+  }
+  for (const auto& [node, sequence] : acknowledged) {
+    const auto stream = streams_.find(node);
+    if (stream == streams_.end() || sequence == 0) continue;
+    v1::CoordinatorMessage message;
+    message.mutable_acknowledge()->set_sequence(sequence);
+    stream->second.second.send(message);
+  }
 }
 
 // The newest checkpoint of a job whose every byte is right.
@@ -224,10 +273,25 @@ void Coordinator::SetCheckpointAddress(const std::string& address) {
   settings_.checkpoint_address = address;
 }
 
-int64_t Coordinator::Attach(const v1::AgentHello& hello, NodeStream node_stream) {
+// Why the name is not to be had; empty: it is.
+std::string Coordinator::Taken(const v1::AgentHello& hello) const {
+  const auto found = state_.nodes.find(hello.node());
+  if (found == state_.nodes.end() || hello.spool_id().empty()) return "";
+  const NodeState& node = found->second;
+  const bool other = !node.record.spool_id().empty() && node.record.spool_id() != hello.spool_id();
+  if (!other || !node.connected || Now() - node.last_heard > settings_.node_lease) return "";
+  return absl::StrCat("a node named ", hello.node(), " is here already, at ",
+                      node.hello.data_address(), "; this one is at ", hello.data_address(),
+                      ": give one of them another --name");
+}
+
+absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStream node_stream) {
   int64_t stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (const std::string taken = Taken(hello); !taken.empty()) {
+      return absl::AlreadyExistsError(taken);
+    }
     stream = next_stream_++;
     streams_[hello.node()] = {stream, std::move(node_stream)};
   }
@@ -254,10 +318,9 @@ std::vector<v1::JobRecord> Coordinator::Jobs() const {
   return jobs;
 }
 
-absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+absl::StatusOr<const JobState*> Coordinator::FindState(const std::string& job) const {
   const auto found = state_.jobs.find(job);
-  if (found != state_.jobs.end()) return found->second.record;
+  if (found != state_.jobs.end()) return &found->second;
   const JobState* named = nullptr;
   for (const auto& [id, state] : state_.jobs) {
     if (state.record.spec().name() != job) continue;
@@ -268,7 +331,39 @@ absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
     named = &state;
   }
   if (named == nullptr) return absl::NotFoundError(absl::StrCat("no job ", job));
-  return named->record;
+  return named;
+}
+
+absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TERCIO_ASSIGN_OR_RETURN(const JobState* found, FindState(job));
+  return found->record;
+}
+
+Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
+  JobView view{job.record, job.plan, 0, Now()};
+  if (job.record.phase() != v1::JOB_PHASE_QUEUED) return view;
+  for (const auto& [id, other] : state_.jobs) {
+    view.queue_position += other.record.phase() == v1::JOB_PHASE_QUEUED &&
+                           other.record.number() <= job.record.number();
+  }
+  return view;
+}
+
+absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  TERCIO_ASSIGN_OR_RETURN(const JobState* found, FindState(job));
+  return ViewOf(*found);
+}
+
+std::vector<Coordinator::JobView> Coordinator::Views() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<JobView> views;
+  for (const auto& [id, job] : state_.jobs) views.push_back(ViewOf(job));
+  std::sort(views.begin(), views.end(), [](const JobView& a, const JobView& b) {
+    return a.record.number() > b.record.number();
+  });
+  return views;
 }
 
 absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {
@@ -281,7 +376,8 @@ absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {
 std::vector<Coordinator::NodeView> Coordinator::Nodes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<NodeView> nodes;
-  for (const auto& [name, node] : state_.nodes) nodes.push_back({node, FreeSlots(state_, name)});
+  for (const auto& [name, node] : state_.nodes)
+    nodes.push_back({node, NodeStateName(state_, name), FreeSlots(state_, name)});
   return nodes;
 }
 

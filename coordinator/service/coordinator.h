@@ -55,7 +55,8 @@ class Coordinator {
     Send send;
     std::function<void()> close;
   };
-  int64_t Attach(const v1::AgentHello& hello, NodeStream stream);
+  // ALREADY_EXISTS when another agent (of another state directory) lives under the same name.
+  absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream);
   void Detach(const std::string& node, int64_t stream);
 
   // ---- reading ----
@@ -64,8 +65,18 @@ class Coordinator {
   absl::StatusOr<v1::JobRecord> Find(const std::string& job) const;
   // NOT_FOUND when there is none: the newest job that failed or was cancelled.
   absl::StatusOr<v1::JobRecord> NewestUnfinished() const;
+  // What people see of a job: its record and what lies beside it.
+  struct JobView {
+    v1::JobRecord record;
+    std::shared_ptr<const v1::Plan> plan;  // null: none yet
+    int queue_position = 0;                // from 1; 0: not queued
+    double now = 0;
+  };
+  absl::StatusOr<JobView> View(const std::string& job) const;
+  std::vector<JobView> Views() const;  // newest first
   struct NodeView {
     NodeState state;
+    std::string name;  // of the state
     int free = 0;
   };
   std::vector<NodeView> Nodes() const;
@@ -92,11 +103,17 @@ class Coordinator {
                         std::vector<std::pair<std::string, std::string>> requests);
   void Enqueue(Pending pending);
   void Run();
+  void BackUp();
   void Apply(std::vector<Pending> batch);
   void Deliver(const std::vector<Effects>& effects);
   void Search(const v1::RunId& run);
   void Prune(const Effects& effects);
   Changes ChangesOf(const std::vector<Effects>& effects, double now) const;
+  void Acknowledge(const std::vector<Effects>& effects);
+  // These are called under the lock.
+  absl::StatusOr<const JobState*> FindState(const std::string& job) const;
+  JobView ViewOf(const JobState& job) const;
+  std::string Taken(const v1::AgentHello& hello) const;
 
   Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress
   std::unique_ptr<Store> store_;
@@ -112,9 +129,11 @@ class Coordinator {
 
   std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
+  std::condition_variable stopped_;
   std::deque<Pending> queue_;
   bool stopping_ = false;
   std::thread thread_;
+  std::thread backups_;
 };
 
 // Hexadecimal text of `bytes` random bytes from the operating system.

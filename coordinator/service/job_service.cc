@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
 #include "common/version.h"
@@ -26,7 +27,7 @@ grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitReques
 
 grpc::Status JobServiceImpl::Get(grpc::ServerContext*, const v1::GetRequest* request,
                                  v1::JobStatus* response) {
-  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
+  const absl::StatusOr<Coordinator::JobView> job = coordinator_.View(request->job());
   if (!job.ok()) return ToGrpc(job.status());
   *response = StatusOf(*job);
   return grpc::Status::OK;
@@ -34,7 +35,8 @@ grpc::Status JobServiceImpl::Get(grpc::ServerContext*, const v1::GetRequest* req
 
 grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
                                   v1::ListResponse* response) {
-  for (const v1::JobRecord& job : coordinator_.Jobs()) *response->add_jobs() = StatusOf(job);
+  for (const Coordinator::JobView& job : coordinator_.Views())
+    *response->add_jobs() = StatusOf(job);
   return grpc::Status::OK;
 }
 
@@ -62,9 +64,9 @@ grpc::Status JobServiceImpl::Watch(grpc::ServerContext* context, const v1::Watch
                                    grpc::ServerWriter<v1::JobStatus>* writer) {
   std::string last;
   return Follow(context, request->job(), true, [&]() -> absl::StatusOr<bool> {
-    const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
+    const absl::StatusOr<Coordinator::JobView> job = coordinator_.View(request->job());
     if (!job.ok()) return job.status();
-    std::string bytes = job->SerializeAsString();
+    std::string bytes = absl::StrCat(job->queue_position, " ", job->record.SerializeAsString());
     if (bytes == last) return true;
     last = std::move(bytes);
     return writer->Write(StatusOf(*job));
@@ -88,7 +90,7 @@ grpc::Status JobServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeReques
   if (absl::Status status = admit_(spec); !status.ok()) return ToGrpc(status);
   const absl::Status status = coordinator_.Ask(ResumeRequested{job->id(), spec});
   if (!status.ok()) return ToGrpc(status);
-  *response = StatusOf(*coordinator_.Find(job->id()));
+  *response = StatusOf(*coordinator_.View(job->id()));
   return grpc::Status::OK;
 }
 
@@ -174,7 +176,8 @@ grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*
     v1::Node* node = response->add_nodes();
     node->set_name(hello.node());
     node->set_address(hello.data_address());
-    node->set_state(view.state.connected ? "ready" : "lost");
+    node->set_state(view.name);
+    node->set_reason(view.state.record.reason());
     node->set_version(hello.version());
     node->set_metrics_address(hello.metrics_address());
     node->set_device_kind(hello.device_kind());
@@ -183,6 +186,24 @@ grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*
     node->mutable_last_heartbeat()->set_seconds(static_cast<int64_t>(view.state.last_heard));
   }
   return grpc::Status::OK;
+}
+
+grpc::Status JobServiceImpl::ChangeNode(grpc::ServerContext*, const v1::ChangeNodeRequest* request,
+                                        v1::ChangeNodeResponse*) {
+  NodeChangeRequested change{request->node(), NodeChange::kDrain};
+  switch (request->change()) {
+    case v1::ChangeNodeRequest::CHANGE_DRAIN:
+      break;
+    case v1::ChangeNodeRequest::CHANGE_UNDRAIN:
+      change.change = NodeChange::kUndrain;
+      break;
+    case v1::ChangeNodeRequest::CHANGE_RELEASE:
+      change.change = NodeChange::kRelease;
+      break;
+    default:
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no such change of a node");
+  }
+  return ToGrpc(coordinator_.Ask(change));
 }
 
 grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,

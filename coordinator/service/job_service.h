@@ -36,6 +36,8 @@ class JobServiceImpl : public v1::JobService::Service {
   grpc::Status Trace(grpc::ServerContext*, const v1::TraceRequest*,
                      grpc::ServerWriter<v1::RankTrace>*) override;
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest*, v1::NodesResponse*) override;
+  grpc::Status ChangeNode(grpc::ServerContext*, const v1::ChangeNodeRequest*,
+                          v1::ChangeNodeResponse*) override;
   grpc::Status Checkpoints(grpc::ServerContext*, const v1::CheckpointsRequest*,
                            v1::CheckpointsResponse*) override;
   grpc::Status VerifyCheckpoint(grpc::ServerContext*, const v1::VerifyCheckpointRequest*,

@@ -7,8 +7,22 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+#include "common/version.h"
 
 namespace tercio::coordinator {
+
+absl::Status CheckVersions(const std::string& node, const std::string& theirs,
+                           const std::string& ours) {
+  const auto major = [](const std::string& version) {
+    return version.substr(0, version.find('.'));
+  };
+  if (theirs.empty() || major(theirs) == major(ours)) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "node ", node, " runs Tercio ", theirs, " and the coordinator ", ours,
+      ": their major versions must be equal; install the coordinator's version on the node"));
+}
 
 // Deletes itself when the stream is over. The coordinator may still hold a Send then: it goes to
 // the outbox, which outlives the stream.
@@ -32,7 +46,10 @@ class NodeServiceImpl::AgentStream
             grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello"));
         return;
       }
-      Accept();
+      if (const absl::Status status = Accept(); !status.ok()) {
+        FinishOnce(ToGrpc(status));
+        return;
+      }
     } else {
       coordinator_.Post(NodeSaid{node_, incoming_});
     }
@@ -78,15 +95,20 @@ class NodeServiceImpl::AgentStream
     stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat came in time"));
   }
 
-  void Accept() {
-    node_ = incoming_.hello().node();
+  absl::Status Accept() {
+    const v1::AgentHello& hello = incoming_.hello();
+    TERCIO_RETURN_IF_ERROR(CheckVersions(hello.node(), hello.version(), kVersion));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
     Send(outbox_, answer);
-    token_ = coordinator_.Attach(
-        incoming_.hello(),
-        {[outbox = outbox_](const v1::CoordinatorMessage& message) { Send(outbox, message); },
-         [outbox = outbox_] { Close(outbox); }});
+    TERCIO_ASSIGN_OR_RETURN(
+        token_,
+        coordinator_.Attach(hello, {[outbox = outbox_](const v1::CoordinatorMessage& message) {
+                                      Send(outbox, message);
+                                    },
+                                    [outbox = outbox_] { Close(outbox); }}));
+    node_ = hello.node();
+    return absl::OkStatus();
   }
 
   void FinishOnce(const grpc::Status& status) {

@@ -1,6 +1,9 @@
 #include "coordinator/service/views.h"
 
 #include <cmath>
+#include <numeric>
+
+#include "coordinator/core/ledger.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -37,7 +40,26 @@ v1::JobState PublishedState(const v1::JobRecord& record) {
   }
 }
 
-v1::JobStatus StatusOf(const v1::JobRecord& record) {
+v1::Goodput GoodputOf(const v1::JobRecord& record, double now) {
+  // Of a job that has ended nothing grows.
+  const auto totals = LedgerTotals(record.ledger(), IsTerminal(record.phase()) ? 0 : now);
+  const auto seconds = [&](v1::TimeKind kind) { return static_cast<double>(totals[kind]) / 1e6; };
+  v1::Goodput goodput;
+  goodput.set_total(static_cast<double>(std::accumulate(totals.begin(), totals.end(), int64_t{0})) /
+                    1e6);
+  goodput.set_productive(seconds(v1::TIME_KIND_PRODUCTIVE));
+  goodput.set_queued(seconds(v1::TIME_KIND_QUEUED));
+  goodput.set_starting(seconds(v1::TIME_KIND_STARTING));
+  goodput.set_checkpoint_stall(seconds(v1::TIME_KIND_CHECKPOINT_STALL));
+  goodput.set_lost_work(seconds(v1::TIME_KIND_LOST_WORK));
+  goodput.set_restarting(seconds(v1::TIME_KIND_RESTARTING));
+  goodput.set_degraded(seconds(v1::TIME_KIND_DEGRADED));
+  goodput.set_stopped(seconds(v1::TIME_KIND_STOPPED));
+  return goodput;
+}
+
+v1::JobStatus StatusOf(const Coordinator::JobView& view) {
+  const v1::JobRecord& record = view.record;
   v1::JobStatus status;
   status.set_id(record.id());
   status.set_name(record.spec().name());
@@ -49,7 +71,7 @@ v1::JobStatus StatusOf(const v1::JobRecord& record) {
   if (record.has_tokens_per_second()) status.set_tokens_per_second(record.tokens_per_second());
   status.set_restarts(record.restarts());
   status.set_attempt(record.attempt());
-  if (record.has_plan()) *status.mutable_plan() = record.plan();
+  if (view.plan != nullptr) *status.mutable_plan() = *view.plan;
   if (record.checkpoint_step() > 0) {
     v1::CheckpointInfo* checkpoint = status.mutable_checkpoint();
     checkpoint->set_job_id(record.id());
@@ -65,6 +87,8 @@ v1::JobStatus StatusOf(const v1::JobRecord& record) {
   if (record.finished_at() > 0) SetTime(record.finished_at(), status.mutable_finished_at());
   *status.mutable_spec() = record.spec();
   status.set_tokens(record.tokens());
+  status.set_queue_position(view.queue_position);
+  *status.mutable_goodput() = GoodputOf(record, view.now);
   return status;
 }
 

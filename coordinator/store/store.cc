@@ -2,17 +2,23 @@
 
 #include <sqlite3.h>
 
+#include <cstdio>
+
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 
 namespace tercio::coordinator {
 namespace {
 
+// Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
+constexpr int64_t kVersion = 2;
 // Log lines kept per job.
 constexpr int64_t kLogLines = 20'000;
 
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS jobs(id TEXT PRIMARY KEY, number INTEGER, record BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS plans(job TEXT PRIMARY KEY, record BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS nodes(name TEXT PRIMARY KEY, record BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS requests(request TEXT PRIMARY KEY, job TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps(job TEXT, step INTEGER, attempt INTEGER, record BLOB,
   PRIMARY KEY(job, step, attempt)) WITHOUT ROWID;
@@ -93,20 +99,94 @@ absl::StatusOr<Message> Parse(const std::string& bytes) {
   return message;
 }
 
+std::string BackUpPath(const std::string& path) { return path + ".backup"; }
+
+// The records of all rows of a query.
+template <typename Message>
+absl::StatusOr<std::vector<Message>> ParseAll(sqlite3* database, const char* sql) {
+  Statement query(database, sql);
+  std::vector<Message> messages;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return messages;
+    TERCIO_ASSIGN_OR_RETURN(Message message, Parse<Message>(query.Bytes(0)));
+    messages.push_back(std::move(message));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only) {
   sqlite3* database = nullptr;
   const int flags = read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
   const int code = sqlite3_open_v2(path.c_str(), &database, flags | SQLITE_OPEN_FULLMUTEX, nullptr);
-  std::unique_ptr<Store> store(new Store(database));
+  std::unique_ptr<Store> store(new Store(path, database));
   if (code != SQLITE_OK) return Fault(database, absl::StrCat("cannot open ", path));
   sqlite3_busy_timeout(database, 5000);
+  TERCIO_RETURN_IF_ERROR(store->CheckIntegrity());
+  TERCIO_RETURN_IF_ERROR(store->CheckVersion());
   if (read_only) return store;
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
   TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
+  TERCIO_RETURN_IF_ERROR(store->Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str()));
+  store->version_ = kVersion;
   return store;
+}
+
+absl::Status Store::CheckVersion() {
+  Statement query(database_, "PRAGMA user_version");
+  TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+  version_ = row ? query.Integer(0) : 0;
+  if (version_ <= kVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("state store: ", path_, " was written by a newer Tercio (version ", version_,
+                   " of its tables, this one knows ", kVersion,
+                   "); it was left as it is: start the newer coordinator"));
+}
+
+absl::Status Store::CheckIntegrity() {
+  std::string problem;
+  Statement query(database_, "PRAGMA quick_check(1)");
+  const absl::StatusOr<bool> row = query.Next();
+  if (!row.ok()) {
+    if (!absl::IsFailedPrecondition(row.status())) return row.status();
+    problem = std::string(row.status().message());
+  } else if (!*row || query.Bytes(0) != "ok") {
+    problem = *row ? query.Bytes(0) : "it cannot be checked";
+  }
+  if (problem.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "state store: ", path_, " is damaged: ", problem, "; put the last back-up in its place: mv ",
+      path_, " ", path_, ".damaged; rm -f ", path_, "-wal ", path_, "-shm; cp ", BackUpPath(path_),
+      " ", path_));
+}
+
+absl::Status Store::BackUp() {
+  const std::string partial = BackUpPath(path_) + ".partial";
+  std::remove(partial.c_str());
+  sqlite3* source = nullptr;
+  sqlite3* copy = nullptr;
+  absl::Status status;
+  if (sqlite3_open_v2(path_.c_str(), &source, SQLITE_OPEN_READONLY, nullptr) != SQLITE_OK) {
+    status = Fault(source, "back-up: cannot read");
+  } else if (sqlite3_open(partial.c_str(), &copy) != SQLITE_OK) {
+    status = Fault(copy, absl::StrCat("back-up: cannot write ", partial));
+  } else {
+    sqlite3_busy_timeout(source, 5000);
+    sqlite3_backup* backup = sqlite3_backup_init(copy, "main", source, "main");
+    if (backup != nullptr) sqlite3_backup_step(backup, -1);
+    if (backup == nullptr || sqlite3_backup_finish(backup) != SQLITE_OK) {
+      status = Fault(copy, "back-up");
+    }
+  }
+  sqlite3_close(source);
+  sqlite3_close(copy);
+  if (status.ok() && std::rename(partial.c_str(), BackUpPath(path_).c_str()) != 0) {
+    status = absl::InternalError(absl::StrCat("cannot name ", BackUpPath(path_)));
+  }
+  if (!status.ok()) std::remove(partial.c_str());
+  return status;
 }
 
 Store::~Store() { sqlite3_close(database_); }
@@ -129,6 +209,11 @@ absl::Status Store::Commit(const Changes& changes) {
 }
 
 absl::Status Store::WriteAll(const Changes& changes) {
+  TERCIO_RETURN_IF_ERROR(WriteState(changes));
+  return WriteHistory(changes);
+}
+
+absl::Status Store::WriteState(const Changes& changes) {
   Statement job(database_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?)");
   for (const v1::JobRecord& record : changes.jobs) {
     job.Bind(1, record.id());
@@ -142,6 +227,27 @@ absl::Status Store::WriteAll(const Changes& changes) {
     request.Bind(2, made);
     TERCIO_RETURN_IF_ERROR(request.Execute());
   }
+  Statement plan(database_, "INSERT OR REPLACE INTO plans VALUES(?,?)");
+  for (const auto& [id, record] : changes.plans) {
+    plan.Bind(1, id);
+    plan.BindBlob(2, record->SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(plan.Execute());
+  }
+  Statement node(database_, "INSERT OR REPLACE INTO nodes VALUES(?,?)");
+  for (const v1::NodeRecord& record : changes.nodes) {
+    node.Bind(1, record.name());
+    node.BindBlob(2, record.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(node.Execute());
+  }
+  Statement forget(database_, "DELETE FROM nodes WHERE name=?");
+  for (const std::string& name : changes.forgotten_nodes) {
+    forget.Bind(1, name);
+    TERCIO_RETURN_IF_ERROR(forget.Execute());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Store::WriteHistory(const Changes& changes) {
   Statement step(database_, "INSERT OR REPLACE INTO steps VALUES(?,?,?,?)");
   for (const auto& [id, record] : changes.steps) {
     step.Bind(1, id);
@@ -183,14 +289,25 @@ absl::Status Store::WriteAll(const Changes& changes) {
 
 absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_, "SELECT record FROM jobs ORDER BY number");
-  std::vector<v1::JobRecord> jobs;
+  return ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number");
+}
+
+absl::StatusOr<std::map<std::string, v1::Plan>> Store::LoadPlans() {
+  if (version_ < kVersion) return std::map<std::string, v1::Plan>();  // only read, never changed
+  std::lock_guard<std::mutex> lock(mutex_);
+  Statement query(database_, "SELECT job, record FROM plans");
+  std::map<std::string, v1::Plan> plans;
   while (true) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (!row) return jobs;
-    TERCIO_ASSIGN_OR_RETURN(v1::JobRecord record, Parse<v1::JobRecord>(query.Bytes(0)));
-    jobs.push_back(std::move(record));
+    if (!row) return plans;
+    TERCIO_ASSIGN_OR_RETURN(plans[query.Bytes(0)], Parse<v1::Plan>(query.Bytes(1)));
   }
+}
+
+absl::StatusOr<std::vector<v1::NodeRecord>> Store::LoadNodes() {
+  if (version_ < kVersion) return std::vector<v1::NodeRecord>();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ParseAll<v1::NodeRecord>(database_, "SELECT record FROM nodes ORDER BY name");
 }
 
 absl::StatusOr<std::string> Store::JobOfRequest(const std::string& request_id) {

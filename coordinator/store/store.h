@@ -2,10 +2,11 @@
 // directory.
 //
 // Threads: all methods from any thread.
-// Errors: RESOURCE_EXHAUSTED (disk full), FAILED_PRECONDITION (cannot be opened, damaged),
-// INTERNAL.
+// Errors: RESOURCE_EXHAUSTED (disk full), FAILED_PRECONDITION (cannot be opened, damaged, written
+// by a newer version), INTERNAL.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/events.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
 #include "proto/tercio/v1/state.pb.h"
 
 struct sqlite3;
@@ -25,19 +27,23 @@ namespace tercio::coordinator {
 // What one or more steps of the core make durable: all of it or nothing.
 struct Changes {
   std::vector<v1::JobRecord> jobs;
+  std::vector<std::pair<std::string, std::shared_ptr<const v1::Plan>>> plans;  // job, plan
+  std::vector<v1::NodeRecord> nodes;
+  std::vector<std::string> forgotten_nodes;
   std::vector<std::pair<std::string, v1::StepRecord>> steps;
   std::vector<v1::JobEvent> events;
   std::vector<std::pair<std::string, v1::LogLine>> logs;
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
   std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
   bool empty() const {
-    return jobs.empty() && steps.empty() && events.empty() && logs.empty() && traces.empty() &&
-           requests.empty();
+    return jobs.empty() && plans.empty() && nodes.empty() && forgotten_nodes.empty() &&
+           steps.empty() && events.empty() && logs.empty() && traces.empty() && requests.empty();
   }
 };
 
 class Store {
  public:
+  // Checks the whole file first: a damaged one is refused with the way to restore it.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only);
   ~Store();
   Store(const Store&) = delete;
@@ -46,6 +52,12 @@ class Store {
   absl::Status Commit(const Changes& changes);
 
   absl::StatusOr<std::vector<v1::JobRecord>> LoadJobs();
+  absl::StatusOr<std::map<std::string, v1::Plan>> LoadPlans();
+  absl::StatusOr<std::vector<v1::NodeRecord>> LoadNodes();
+
+  // A copy of what is committed, for a store that gets damaged; replaces the copy before when it is
+  // complete. Commits go on meanwhile.
+  absl::Status BackUp();
   // The job that a request id has made, empty when none.
   absl::StatusOr<std::string> JobOfRequest(const std::string& request_id);
 
@@ -64,12 +76,18 @@ class Store {
   absl::StatusOr<std::vector<v1::RankTrace>> Traces(const std::string& job);
 
  private:
-  explicit Store(sqlite3* database) : database_(database) {}
+  Store(std::string path, sqlite3* database) : path_(std::move(path)), database_(database) {}
   absl::Status Run(const char* sql);
+  absl::Status CheckVersion();
+  absl::Status CheckIntegrity();
   absl::Status WriteAll(const Changes& changes);
+  absl::Status WriteState(const Changes& changes);
+  absl::Status WriteHistory(const Changes& changes);
 
+  const std::string path_;
   std::mutex mutex_;
   sqlite3* database_;
+  int64_t version_ = 0;  // of the tables, as found
 };
 
 }  // namespace tercio::coordinator

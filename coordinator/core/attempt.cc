@@ -1,0 +1,417 @@
+// The life of an attempt.
+#include <algorithm>
+#include <csignal>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/core/rank_set.h"
+#include "coordinator/core/stepper.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int kStoppedAfterSave = 4;  // exit code of a trainer
+
+std::string DescribeExit(const v1::ExitRecord& exit) {
+  std::string text = absl::StrCat("rank ", exit.rank(), " ");
+  if (exit.signal() != 0) {
+    absl::StrAppend(&text, "was killed by signal ", exit.signal());
+    if (exit.out_of_memory()) absl::StrAppend(&text, " for want of memory");
+  } else {
+    absl::StrAppend(&text, "exited with code ", exit.exit_code());
+  }
+  if (!exit.reason().empty()) {
+    absl::StrAppend(&text, ": ", exit.reason());
+  } else if (exit.last_log_lines_size() > 0) {
+    absl::StrAppend(&text, ": ", exit.last_log_lines(exit.last_log_lines_size() - 1));
+  }
+  return text;
+}
+
+std::string DescribeSkipped(const v1::StepRecord& step) {
+  return absl::StrCat(
+      "step ", step.step(), " was skipped: its loss is ", step.loss(), ", its gradient norm ",
+      step.grad_norm(),
+      step.has_loss_scale() ? absl::StrFormat(", its loss scale %.0f", step.loss_scale()) : "");
+}
+
+// Signals that processes send themselves by a fault of their own.
+bool IsCrash(const v1::ExitRecord& exit) {
+  switch (exit.signal()) {
+    case 0:
+    case SIGSEGV:
+    case SIGABRT:
+    case SIGBUS:
+    case SIGFPE:
+    case SIGILL:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void AddName(google::protobuf::RepeatedPtrField<std::string>& names, const std::string& name) {
+  if (std::find(names.begin(), names.end(), name) == names.end()) *names.Add() = name;
+}
+
+bool IsTraining(const v1::TimeLedger& ledger) {
+  return ledger.present() == v1::TIME_KIND_PRODUCTIVE || ledger.present() == v1::TIME_KIND_DEGRADED;
+}
+
+}  // namespace
+
+void Stepper::BeginAttempt(JobState& job) {
+  v1::JobRecord& record = job.record;
+  int attempt = record.attempt() + 1;
+  // A coordinator whose store was set back must not give out a number twice.
+  for (const std::string& node : NodesOf(job)) {
+    for (const v1::RunId& run : state_.nodes.at(node).hello.running()) {
+      if (run.job_id() == record.id()) attempt = std::max(attempt, run.attempt() + 1);
+    }
+  }
+  record.set_attempt(attempt);
+  record.set_token(event_.token);
+  record.clear_error();
+  record.set_stop_reason(v1::STOP_REASON_UNSPECIFIED);
+  record.clear_progress();
+  SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
+  SetPhase(job, v1::JOB_PHASE_PREPARING);
+  for (const std::string& node : NodesOf(job)) SendPrepare(job, node);
+  effects_.searches.push_back({RunOf(record)});
+}
+
+void Stepper::RefuseData(JobState& job, const std::string& node, const std::string& error) {
+  StopNodes(job, 0);
+  job.record.set_error(error);
+  Note(job, "data_refused", error, node);
+  Finish(job, v1::JOB_PHASE_FAILED);
+}
+
+void Stepper::Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer) {
+  v1::JobRecord& record = job.record;
+  if (record.phase() != v1::JOB_PHASE_PREPARING) return;
+  if (!answer.error().empty()) return RefuseData(job, node, answer.error());
+  if (answer.vocab_size() <= 0) {
+    return RefuseData(job, node, absl::StrCat("node ", node, " names no vocabulary"));
+  }
+  v1::AttemptProgress& progress = *record.mutable_progress();
+  if (progress.prepared_nodes_size() > 0 && progress.data_digest() != answer.digest()) {
+    return RefuseData(
+        job, node,
+        absl::StrCat("node ", node, " has other data under the same path than the other nodes"));
+  }
+  progress.set_data_digest(answer.digest());
+  AddName(*progress.mutable_prepared_nodes(), node);
+  record.set_vocab_size(answer.vocab_size());
+  effects_.changed_jobs.insert(record.id());
+  StartWhenReady(job);
+}
+
+void Stepper::Handle(const CheckpointFound& answer) {
+  WithRun(answer.run, [&](JobState& job) {
+    v1::JobRecord& record = job.record;
+    if (record.phase() != v1::JOB_PHASE_PREPARING) return;
+    for (const std::string& damaged : answer.damaged) Note(job, "checkpoint_damaged", damaged);
+    record.mutable_progress()->set_checkpoint_known(true);
+    record.set_resume_step(answer.step);
+    record.set_checkpoint_step(answer.step);
+    record.set_checkpoint_path(answer.path);
+    record.set_checkpoint_bytes(answer.bytes);
+    effects_.changed_jobs.insert(record.id());
+    StartWhenReady(job);
+  });
+}
+
+void Stepper::StartWhenReady(JobState& job) {
+  v1::JobRecord& record = job.record;
+  const v1::AttemptProgress& progress = record.progress();
+  if (!progress.checkpoint_known() ||
+      progress.prepared_nodes_size() != static_cast<int>(NodesOf(job).size())) {
+    return;
+  }
+  record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
+  std::vector<plan::DeviceSlot> slots;
+  for (const v1::RankSlot& slot : record.slots()) slots.push_back({slot.node(), slot.device()});
+  absl::StatusOr<v1::Plan> plan =
+      settings_.make_plan(PresentSpec(record), slots, ShareOfRanks(record));
+  if (!plan.ok()) {
+    record.set_error(std::string(plan.status().message()));
+    Finish(job, v1::JOB_PHASE_FAILED);
+    return;
+  }
+  job.plan = std::make_shared<const v1::Plan>(*std::move(plan));
+  effects_.changed_plans.insert(record.id());
+  record.set_step(record.resume_step());
+  record.set_tokens(record.resume_step() * record.spec().training().global_batch() *
+                    record.spec().model().context());
+  if (record.started_at() == 0) record.set_started_at(now_);
+  SetPhase(job, v1::JOB_PHASE_STARTING);
+  Note(job, "attempt_started",
+       absl::StrCat("attempt ", record.attempt(), " starts after step ", record.resume_step(),
+                    " on ", record.slots_size(), " ranks"));
+  for (const std::string& node : NodesOf(job)) SendStart(job, node);
+}
+
+// Cores and memory are shared by the ranks of a node; the plan needs one number for all ranks.
+RankShare Stepper::ShareOfRanks(const v1::JobRecord& record) const {
+  std::map<std::string, int> ranks;
+  for (const v1::RankSlot& slot : record.slots()) ++ranks[slot.node()];
+  RankShare share;
+  share.threads = 1 << 10;
+  for (const auto& [name, count] : ranks) {
+    const auto node = state_.nodes.find(name);
+    const v1::AgentHello hello = node == state_.nodes.end() ? v1::AgentHello() : node->second.hello;
+    share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
+    if (hello.memory_bytes() > 0) {
+      share.memory_bytes = std::min(share.memory_bytes, hello.memory_bytes() / count);
+    }
+  }
+  const int wanted = record.spec().resources().threads_per_rank();
+  if (wanted > 0) share.threads = wanted;
+  return share;
+}
+
+void Stepper::RankPhased(JobState& job, const v1::RankPhase& phase) {
+  v1::JobRecord& record = job.record;
+  record.set_progress_at(now_);
+  if (phase.phase() != v1::TRAINER_PHASE_RUNNING || phase.rank() < 0 ||
+      phase.rank() >= record.slots_size()) {
+    return;
+  }
+  std::string& running = *record.mutable_progress()->mutable_running_ranks();
+  AddRank(running, phase.rank());
+  effects_.changed_jobs.insert(record.id());
+  if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == record.slots_size()) {
+    SetPhase(job, v1::JOB_PHASE_RUNNING);
+    Note(job, "running", "all ranks train");
+  }
+}
+
+void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
+  v1::JobRecord& record = job.record;
+  if (record.phase() == v1::JOB_PHASE_PREPARING) return;
+  const v1::StepRecord& step = report.record();
+  if (step.step() <= record.step()) return;  // said twice
+  v1::TimeLedger& ledger = *record.mutable_ledger();
+  if (!record.progress().stepped() && record.phase() != v1::JOB_PHASE_STOPPING) {
+    record.mutable_progress()->set_stepped(true);
+    record.set_waiting_since(0);
+    // The step itself is work already.
+    SwitchLedger(ledger,
+                 record.elastic_ranks() > 0 ? v1::TIME_KIND_DEGRADED : v1::TIME_KIND_PRODUCTIVE,
+                 now_ - std::max(0.0, step.step_seconds()));
+  }
+  if (IsTraining(ledger)) {
+    CloseLedger(ledger, now_);
+    ChargeStall(ledger, report.checkpoint_seconds());
+    // What remains is the last checkpoint.
+    if (step.step() >= record.spec().training().steps()) {
+      SwitchLedger(ledger, v1::TIME_KIND_CHECKPOINT_STALL, now_);
+    }
+  }
+  record.set_step(step.step());
+  record.set_tokens(step.tokens());
+  record.set_loss(step.loss());
+  record.set_tokens_per_second(report.tokens_per_second());
+  if (step.skipped()) Note(job, "step_skipped", DescribeSkipped(step));
+  if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
+  record.set_progress_at(now_);
+  effects_.changed_jobs.insert(record.id());
+  effects_.steps.emplace_back(record.id(), step);
+}
+
+void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
+  v1::JobRecord& record = job.record;
+  if (record.phase() == v1::JOB_PHASE_PREPARING || exit.rank() < 0 ||
+      exit.rank() >= record.slots_size()) {
+    return;
+  }
+  const bool good = exit.signal() == 0 && exit.exit_code() == 0;
+  const bool saved = exit.signal() == 0 && exit.exit_code() == kStoppedAfterSave;
+  if (good) {
+    AddRank(*record.mutable_progress()->mutable_finished_ranks(), exit.rank());
+    effects_.changed_jobs.insert(record.id());
+    return;
+  }
+  if (saved && record.phase() == v1::JOB_PHASE_STOPPING) return;
+  const std::string what = DescribeExit(exit);
+  Note(job, "rank_exited", what, node, exit.rank());
+  if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit)) CountCrash(record);
+  Fault(job, {what, exit.permanent() || exit.out_of_memory(), node});
+}
+
+void Stepper::CountCrash(v1::JobRecord& record) {
+  const bool again = record.crashes() > 0 && record.crash_step() == record.step();
+  record.set_crashes(again ? record.crashes() + 1 : 1);
+  record.set_crash_step(record.step());
+}
+
+// Something of the attempt is broken: stop the rest of it. The first fault is the one that is
+// told.
+void Stepper::Fault(JobState& job, const FaultReport& report) {
+  v1::JobRecord& record = job.record;
+  if (record.phase() == v1::JOB_PHASE_STOPPING) {
+    const bool mendable = record.stop_reason() == v1::STOP_REASON_RESTART ||
+                          record.stop_reason() == v1::STOP_REASON_MOVE;
+    if (report.permanent && mendable) {
+      record.set_stop_reason(v1::STOP_REASON_FAIL);
+      record.set_error(report.what);
+    }
+    // A checkpoint that needs all ranks will not come any more.
+    if (record.progress().saving()) {
+      record.mutable_progress()->set_saving(false);
+      StopNodes(job, settings_.stop_grace);
+    }
+    return;
+  }
+  record.set_error(report.what);
+  record.set_stop_reason(report.permanent ? v1::STOP_REASON_FAIL : v1::STOP_REASON_RESTART);
+  record.set_last_fault_at(now_);
+  SwitchTime(job, v1::TIME_KIND_RESTARTING);
+  LoseWork(*record.mutable_ledger());
+  SetPhase(job, v1::JOB_PHASE_STOPPING);
+  Note(job, "attempt_broken", report.what, report.node);
+  StopNodes(job, settings_.stop_grace);
+  if (!report.permanent && !report.node.empty() && record.crashes() <= 1) {
+    Blame(report.node, report.what);
+  }
+}
+
+void Stepper::Move(JobState& job, const std::string& why) {
+  v1::JobRecord& record = job.record;
+  const v1::JobPhase phase = record.phase();
+  if (phase == v1::JOB_PHASE_STOPPING) return;
+  Note(job, "moving", why);
+  if (phase == v1::JOB_PHASE_PREPARING) {
+    StopNodes(job, 0);
+    return Requeue(job);
+  }
+  record.set_stop_reason(v1::STOP_REASON_MOVE);
+  record.set_error(why);
+  SetPhase(job, v1::JOB_PHASE_STOPPING);
+  if (phase == v1::JOB_PHASE_RUNNING) {
+    SaveAndStop(job);
+  } else {
+    StopNodes(job, settings_.stop_grace);
+  }
+}
+
+void Stepper::NodeStopped(JobState& job, const std::string& node) {
+  if (!HasLiveRun(job.record.phase())) return;
+  AddName(*job.record.mutable_progress()->mutable_stopped_nodes(), node);
+  effects_.changed_jobs.insert(job.record.id());
+  AllStopped(job);
+}
+
+// Once no node runs anything of the attempt: what comes next.
+void Stepper::AllStopped(JobState& job) {
+  v1::JobRecord& record = job.record;
+  if (record.progress().stopped_nodes_size() != static_cast<int>(NodesOf(job).size())) return;
+  const bool finished = CountRanks(record.progress().finished_ranks()) == record.slots_size();
+  if (finished && record.step() >= record.spec().training().steps()) {
+    record.clear_error();
+    return Finish(job, v1::JOB_PHASE_SUCCEEDED);
+  }
+  if (record.phase() != v1::JOB_PHASE_STOPPING) {
+    record.set_error("the ranks ended before the last step");
+    record.set_stop_reason(v1::STOP_REASON_RESTART);
+    record.set_last_fault_at(now_);
+    CountCrash(record);
+    SwitchTime(job, v1::TIME_KIND_RESTARTING);
+  }
+  LoseWork(*record.mutable_ledger());
+  switch (record.stop_reason()) {
+    case v1::STOP_REASON_CANCEL:
+      return Finish(job, v1::JOB_PHASE_CANCELLED);
+    case v1::STOP_REASON_FAIL:
+      return Finish(job, v1::JOB_PHASE_FAILED);
+    case v1::STOP_REASON_MOVE:
+      return Requeue(job);
+    default:
+      return BackOff(job);
+  }
+}
+
+// A job that had already gone on with fewer ranks has waited enough for those that are missing.
+void Stepper::BeginWaiting(v1::JobRecord& record) const {
+  if (record.waiting_since() > 0) return;
+  const double waited =
+      record.elastic_ranks() > 0 ? record.spec().fault_tolerance().elastic_wait_seconds() : 0;
+  record.set_waiting_since(now_ - waited);
+}
+
+void Stepper::Requeue(JobState& job) {
+  v1::JobRecord& record = job.record;
+  SetSlots(job, {});
+  record.clear_error();
+  BeginWaiting(record);
+  SwitchTime(job, v1::TIME_KIND_QUEUED);
+  SetPhase(job, v1::JOB_PHASE_QUEUED);
+}
+
+void Stepper::BackOff(JobState& job) {
+  v1::JobRecord& record = job.record;
+  if (record.restarts_used() >= record.spec().fault_tolerance().max_restarts()) {
+    record.set_error(absl::StrCat(record.error(), " (after ", record.restarts_used(),
+                                  " restarts, fault_tolerance.max_restarts)"));
+    return Finish(job, v1::JOB_PHASE_FAILED);
+  }
+  if (record.crashes() >= settings_.crash_loop) {
+    record.set_error(absl::StrCat(record.error(), " (", record.crashes(),
+                                  " times in a row after step ", record.crash_step(),
+                                  ": restarting does not help)"));
+    return Finish(job, v1::JOB_PHASE_FAILED);
+  }
+  double wait = settings_.first_backoff;
+  for (int i = 0; i < record.restarts_used() && wait < settings_.longest_backoff; ++i) wait *= 2;
+  record.set_retry_at(now_ + std::min(wait, settings_.longest_backoff));
+  record.set_restarts(record.restarts() + 1);
+  record.set_restarts_used(record.restarts_used() + 1);
+  BeginWaiting(record);
+  SetSlots(job, {});
+  SetPhase(job, v1::JOB_PHASE_BACKING_OFF);
+  Note(job, "restarting",
+       absl::StrCat("restart ", record.restarts_used(), " of ",
+                    record.spec().fault_tolerance().max_restarts()));
+}
+
+void Stepper::Finish(JobState& job, v1::JobPhase phase) {
+  v1::JobRecord& record = job.record;
+  record.set_finished_at(now_);
+  SetSlots(job, {});
+  SwitchTime(job, v1::TIME_KIND_STOPPED);
+  SetPhase(job, phase);
+  const char* kind = phase == v1::JOB_PHASE_SUCCEEDED ? "succeeded"
+                     : phase == v1::JOB_PHASE_FAILED  ? "failed"
+                                                      : "cancelled";
+  Note(job, kind, record.error().empty() ? kind : record.error());
+}
+
+void Stepper::Handle(const CheckpointCommitted& committed) {
+  WithRun(committed.run, [&](JobState& job) {
+    v1::JobRecord& record = job.record;
+    if (!HasLiveRun(record.phase())) return;
+    const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
+    if (record.step() > before) {
+      CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
+                                               static_cast<double>(record.step() - before));
+    }
+    record.set_checkpoint_step(committed.step);
+    record.set_checkpoint_path(committed.path);
+    record.set_checkpoint_bytes(committed.bytes);
+    record.set_checkpoint_attempt(record.attempt());
+    record.set_checkpoint_at(now_);
+    if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
+    Note(job, "checkpoint_committed",
+         absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes, ", committed.path));
+  });
+}
+
+void Stepper::Handle(const CheckpointFailed& failed) {
+  WithRun(failed.run, [&](JobState& job) {
+    Note(job, "checkpoint_failed", absl::StrCat("step ", failed.step, ": ", failed.error));
+  });
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,103 @@
+// What is told to nodes, to people, and to the store.
+#include "coordinator/core/stepper.h"
+
+namespace tercio::coordinator {
+
+const std::set<std::string>& Stepper::NodesOf(JobState& job) {
+  if (job.nodes.empty()) {
+    for (const v1::RankSlot& slot : job.record.slots()) job.nodes.insert(slot.node());
+  }
+  return job.nodes;
+}
+
+void Stepper::SetSlots(JobState& job, const std::vector<v1::RankSlot>& slots) {
+  if (slots.empty() && job.record.slots_size() > 0) reschedule_ = true;
+  job.record.mutable_slots()->Assign(slots.begin(), slots.end());
+  job.nodes.clear();
+}
+
+void Stepper::SendPrepare(const JobState& job, const std::string& node) {
+  v1::CoordinatorMessage message;
+  *message.mutable_prepare_data()->mutable_run() = RunOf(job.record);
+  *message.mutable_prepare_data()->mutable_spec() = PresentSpec(job.record);
+  message.mutable_prepare_data()->set_from_start(job.record.checkpoint_step() == 0);
+  effects_.messages.push_back({node, message});
+}
+
+void Stepper::SendStart(const JobState& job, const std::string& node) {
+  v1::CoordinatorMessage message;
+  v1::StartRun* start = message.mutable_start_run();
+  *start->mutable_run() = RunOf(job.record);
+  start->set_token(job.record.token());
+  *start->mutable_spec() = PresentSpec(job.record);
+  start->set_resume_step(job.record.resume_step());
+  start->set_checkpoint_address(settings_.checkpoint_address);
+  start->set_vocab_size(job.record.vocab_size());
+  for (int rank = 0; rank < job.record.slots_size(); ++rank) {
+    if (job.record.slots(rank).node() != node) continue;
+    *start->add_ranks() = plan::SliceForRank(*job.plan, rank);
+  }
+  effects_.messages.push_back({node, message});
+}
+
+void Stepper::SendStop(const std::string& node, const v1::RunId& run, double grace) {
+  v1::CoordinatorMessage message;
+  *message.mutable_stop_run()->mutable_run() = run;
+  message.mutable_stop_run()->set_grace_seconds(grace);
+  effects_.messages.push_back({node, message});
+}
+
+void Stepper::StopNodes(JobState& job, double grace) {
+  const auto& stopped = job.record.progress().stopped_nodes();
+  const std::set<std::string> done(stopped.begin(), stopped.end());
+  for (const std::string& node : NodesOf(job)) {
+    if (!done.contains(node)) SendStop(node, RunOf(job.record), grace);
+  }
+}
+
+void Stepper::SaveAndStop(JobState& job) {
+  job.record.mutable_progress()->set_saving(true);
+  SwitchTime(job, v1::TIME_KIND_CHECKPOINT_STALL);
+  for (const std::string& node : NodesOf(job)) {
+    v1::CoordinatorMessage message;
+    *message.mutable_save_checkpoint()->mutable_run() = RunOf(job.record);
+    message.mutable_save_checkpoint()->set_then_stop(true);
+    effects_.messages.push_back({node, message});
+  }
+}
+
+void Stepper::SetPhase(JobState& job, v1::JobPhase phase) {
+  job.record.set_phase(phase);
+  job.record.set_progress_at(now_);
+  if (phase == v1::JOB_PHASE_QUEUED || IsTerminal(phase)) reschedule_ = true;
+  effects_.changed_jobs.insert(job.record.id());
+}
+
+void Stepper::SwitchTime(JobState& job, v1::TimeKind kind) {
+  SwitchLedger(*job.record.mutable_ledger(), kind, now_);
+}
+
+void Stepper::Note(const JobState& job, const std::string& kind, const std::string& message,
+                   const std::string& node, int rank) {
+  v1::JobEvent event;
+  event.set_job_id(job.record.id());
+  event.set_attempt(job.record.attempt());
+  event.set_kind(kind);
+  event.set_message(message);
+  event.set_node(node);
+  event.set_rank(rank);
+  effects_.events.push_back(event);
+  effects_.changed_jobs.insert(job.record.id());
+}
+
+void Stepper::NoteNode(const std::string& node, const std::string& kind,
+                       const std::string& message) {
+  v1::JobEvent event;
+  event.set_kind(kind);
+  event.set_message(message);
+  event.set_node(node);
+  event.set_rank(-1);
+  effects_.events.push_back(event);
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,233 @@
+// What happens to nodes, and what they say.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/stepper.h"
+
+namespace tercio::coordinator {
+
+void Stepper::Handle(const NodeAttached& attached) {
+  const std::string& name = attached.hello.node();
+  NodeState& node = state_.nodes[name];
+  const bool same_spool =
+      !attached.hello.spool_id().empty() && node.record.spool_id() == attached.hello.spool_id();
+  if (!same_spool) {
+    node.record.set_name(name);
+    node.record.set_spool_id(attached.hello.spool_id());
+    node.record.set_reported(0);
+    effects_.changed_nodes.insert(name);
+  }
+  node.hello = attached.hello;
+  node.connected = true;
+  node.lost = false;
+  node.leaving = false;
+  node.last_heard = now_;
+  effects_.acknowledged[name] = node.record.reported();
+  reschedule_ = true;
+  for (const v1::RunId& run : attached.hello.running()) {
+    const auto found = state_.jobs.find(run.job_id());
+    const bool wanted = found != state_.jobs.end() &&
+                        found->second.record.attempt() == run.attempt() &&
+                        HasLiveRun(found->second.record.phase());
+    if (!wanted) SendStop(name, run, 0);
+  }
+  for (auto& [id, job] : state_.jobs) Reconcile(job, name, attached.hello, same_spool);
+}
+
+// What the node should be doing for this job, said again: messages may have been lost.
+void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
+                        bool same_spool) {
+  const v1::JobRecord& record = job.record;
+  if (!HoldsSlots(record.phase()) || !NodesOf(job).contains(name)) return;
+  const auto holds = [&name](const auto& names) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+  };
+  const v1::RunId wanted = RunOf(record);
+  const bool runs =
+      std::any_of(hello.running().begin(), hello.running().end(), [&](const v1::RunId& run) {
+        return run.job_id() == wanted.job_id() && run.attempt() == wanted.attempt();
+      });
+  switch (record.phase()) {
+    case v1::JOB_PHASE_PREPARING:
+      if (!holds(record.progress().prepared_nodes())) SendPrepare(job, name);
+      if (!record.progress().checkpoint_known()) effects_.searches.push_back({wanted});
+      return;
+    case v1::JOB_PHASE_STARTING:
+    case v1::JOB_PHASE_RUNNING:
+      if (runs || holds(record.progress().stopped_nodes())) return;
+      // The end of a run is reported until it is kept here: without one the order never arrived. A
+      // node that has forgotten what it did may have run it, and no attempt starts twice on a node.
+      if (same_spool && record.phase() == v1::JOB_PHASE_STARTING) return SendStart(job, name);
+      return Fault(job, {absl::StrCat("node ", name, " has lost its ranks"), false, name});
+    default:
+      if (!runs) return NodeStopped(job, name);
+      if (!record.progress().saving()) SendStop(name, wanted, settings_.stop_grace);
+  }
+}
+
+void Stepper::Handle(const NodeDetached& detached) {
+  const auto found = state_.nodes.find(detached.node);
+  if (found != state_.nodes.end()) found->second.connected = false;
+}
+
+void Stepper::LoseNode(const std::string& name) {
+  NodeState& node = state_.nodes.at(name);
+  node.lost = true;
+  node.connected = false;
+  bool worked = false;
+  for (auto& [id, job] : state_.jobs) {
+    if (!HoldsSlots(job.record.phase()) || !NodesOf(job).contains(name)) continue;
+    worked = true;
+    if (job.record.phase() == v1::JOB_PHASE_PREPARING) {
+      SetSlots(job, {});
+      SetPhase(job, v1::JOB_PHASE_QUEUED);
+      SwitchTime(job, v1::TIME_KIND_QUEUED);
+      continue;
+    }
+    Fault(job, {absl::StrCat("node ", name, " was lost (no heartbeat)"), false, name});
+    NodeStopped(job, name);
+  }
+  if (worked) NoteNode(name, "node_lost", "no heartbeat");
+  effects_.disconnected.push_back(name);
+}
+
+// A node that has not come back for long, with nothing to remember of it.
+void Stepper::ForgetNodes() {
+  for (auto entry = state_.nodes.begin(); entry != state_.nodes.end();) {
+    const NodeState& node = entry->second;
+    const bool forgotten = node.lost && !node.record.drained() && !node.record.quarantined() &&
+                           now_ - node.last_heard > settings_.node_memory;
+    if (forgotten) effects_.changed_nodes.insert(entry->first);
+    entry = forgotten ? state_.nodes.erase(entry) : std::next(entry);
+  }
+}
+
+void Stepper::Leave(NodeState& node) {
+  if (node.leaving) return;
+  node.leaving = true;
+  const std::string& name = node.record.name();
+  NoteNode(name, "node_leaves", "its agent ends; its jobs save and go elsewhere");
+  MoveAway(name, absl::StrCat("the agent of node ", name, " ends"));
+}
+
+void Stepper::MoveAway(const std::string& node, const std::string& why) {
+  for (auto& [id, job] : state_.jobs) {
+    if (HoldsSlots(job.record.phase()) && NodesOf(job).contains(node)) Move(job, why);
+  }
+}
+
+// Whether every job could run without this node: no quarantine may starve one.
+bool Stepper::OthersSuffice(const std::string& name) const {
+  int devices = 0;
+  for (const auto& [other, node] : state_.nodes) {
+    if (other != name && TakesRanks(node)) devices += node.hello.devices();
+  }
+  return std::all_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
+    const v1::JobRecord& record = entry.second.record;
+    return IsTerminal(record.phase()) || RanksOf(record.spec()) <= devices;
+  });
+}
+
+// Faults that keep coming from one node are the node's.
+void Stepper::Blame(const std::string& name, const std::string& what) {
+  const auto found = state_.nodes.find(name);
+  if (found == state_.nodes.end()) return;
+  v1::NodeRecord& record = found->second.record;
+  google::protobuf::RepeatedField<double> recent;
+  for (const double time : record.faults()) {
+    if (now_ - time < settings_.quarantine_window) recent.Add(time);
+  }
+  recent.Add(now_);
+  record.mutable_faults()->Swap(&recent);
+  effects_.changed_nodes.insert(name);
+  if (record.quarantined() || record.faults_size() < settings_.quarantine_faults ||
+      !OthersSuffice(name)) {
+    return;
+  }
+  record.set_quarantined(true);
+  record.set_reason(absl::StrCat(record.faults_size(), " faults within ",
+                                 static_cast<int>(settings_.quarantine_window),
+                                 " s, the last: ", what));
+  NoteNode(name, "node_quarantined",
+           absl::StrCat(record.reason(), "; `tercio nodes release ", name, "` lets it work again"));
+}
+
+// Whether the report is not yet in the store. Reports without a sequence are of the moment only.
+bool Stepper::IsNews(NodeState& node, uint64_t sequence) {
+  v1::NodeRecord& record = node.record;
+  if (sequence == 0 || record.spool_id().empty()) return true;
+  if (sequence > record.reported()) {
+    record.set_reported(sequence);
+    effects_.changed_nodes.insert(record.name());
+    effects_.acknowledged[record.name()] = sequence;
+    return true;
+  }
+  effects_.acknowledged[record.name()] = record.reported();
+  return false;
+}
+
+void Stepper::Handle(const NodeSaid& said) {
+  const auto node = state_.nodes.find(said.node);
+  if (node == state_.nodes.end() || node->second.lost) return;
+  node->second.last_heard = now_;
+  if (!IsNews(node->second, said.message.sequence())) return;
+  if (said.message.has_leaving()) return Leave(node->second);
+  HandleReport(said.node, said.message);
+}
+
+void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& message) {
+  switch (message.body_case()) {
+    case v1::AgentMessage::kDataPrepared:
+      return WithRun(message.data_prepared().run(),
+                     [&](JobState& job) { Prepared(job, node, message.data_prepared()); });
+    case v1::AgentMessage::kRankPhase:
+      return WithRun(message.rank_phase().run(),
+                     [&](JobState& job) { RankPhased(job, message.rank_phase()); });
+    case v1::AgentMessage::kStepReport:
+      return WithRun(message.step_report().run(),
+                     [&](JobState& job) { Stepped(job, message.step_report()); });
+    case v1::AgentMessage::kRankExited:
+      return WithRun(message.rank_exited().run(),
+                     [&](JobState& job) { RankEnded(job, node, message.rank_exited().exit()); });
+    case v1::AgentMessage::kRunStopped:
+      return WithRun(message.run_stopped().run(), [&](JobState& job) { NodeStopped(job, node); });
+    case v1::AgentMessage::kTrace:
+      return WithRun(message.trace().run(), [&](JobState& job) {
+        effects_.traces.emplace_back(job.record.id(), message.trace().trace());
+      });
+    case v1::AgentMessage::kLogs:
+      return WithRun(message.logs().run(), [&](JobState& job) {
+        for (const v1::LogLine& line : message.logs().lines()) {
+          effects_.logs.emplace_back(job.record.id(), line);
+        }
+      });
+    default:
+      return;
+  }
+}
+
+void Stepper::Handle(const Tick&) {
+  std::vector<std::string> lost;
+  for (const auto& [name, node] : state_.nodes) {
+    if (!node.lost && now_ - node.last_heard > settings_.node_lease) lost.push_back(name);
+  }
+  for (const std::string& name : lost) LoseNode(name);
+  ForgetNodes();
+  for (auto& [id, job] : state_.jobs) {
+    const v1::JobRecord& record = job.record;
+    if (record.phase() == v1::JOB_PHASE_BACKING_OFF && now_ >= record.retry_at()) {
+      SwitchTime(job, v1::TIME_KIND_QUEUED);
+      SetPhase(job, v1::JOB_PHASE_QUEUED);
+    }
+    // A last checkpoint that does not come must not keep a cancelled job for ever.
+    if (record.phase() == v1::JOB_PHASE_STOPPING &&
+        now_ - record.progress_at() > settings_.save_timeout) {
+      job.record.set_progress_at(now_);
+      job.record.mutable_progress()->set_saving(false);
+      StopNodes(job, 0);
+    }
+  }
+  GrowWhereRoom();
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,117 @@
+// What people ask for.
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/stepper.h"
+
+namespace tercio::coordinator {
+
+void Stepper::Handle(const Submitted& submitted) {
+  JobState& job = state_.jobs[submitted.job_id];
+  job.record.set_id(submitted.job_id);
+  job.record.set_number(state_.next_number++);
+  *job.record.mutable_spec() = submitted.spec;
+  job.record.set_submitted_at(now_);
+  OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_QUEUED, now_);
+  SetPhase(job, v1::JOB_PHASE_QUEUED);
+  Note(job, "submitted", absl::StrCat("job ", submitted.spec.name(), " submitted"));
+}
+
+void Stepper::Handle(const CancelRequested& cancel) {
+  const auto found = state_.jobs.find(cancel.job_id);
+  if (found == state_.jobs.end()) {
+    effects_.answer = absl::NotFoundError(absl::StrCat("no job ", cancel.job_id));
+    return;
+  }
+  JobState& job = found->second;
+  const v1::JobPhase phase = job.record.phase();
+  if (IsTerminal(phase)) {
+    effects_.answer =
+        absl::FailedPreconditionError(absl::StrCat("job ", cancel.job_id, " has already ended"));
+    return;
+  }
+  job.record.set_error(cancel.reason.empty() ? "cancelled" : cancel.reason);
+  Note(job, "cancel_requested", job.record.error());
+  if (!HasLiveRun(phase)) {
+    if (phase == v1::JOB_PHASE_PREPARING) StopNodes(job, 0);
+    Finish(job, v1::JOB_PHASE_CANCELLED);
+    return;
+  }
+  job.record.set_stop_reason(v1::STOP_REASON_CANCEL);
+  SetPhase(job, v1::JOB_PHASE_STOPPING);
+  if (cancel.save_checkpoint && phase == v1::JOB_PHASE_RUNNING) {
+    SaveAndStop(job);
+  } else {
+    job.record.mutable_progress()->set_saving(false);
+    StopNodes(job, phase == v1::JOB_PHASE_STOPPING ? 0 : settings_.stop_grace);
+  }
+}
+
+void Stepper::Handle(const ResumeRequested& resume) {
+  const auto found = state_.jobs.find(resume.job_id);
+  if (found == state_.jobs.end()) {
+    effects_.answer = absl::NotFoundError(absl::StrCat("no job ", resume.job_id));
+    return;
+  }
+  JobState& job = found->second;
+  v1::JobRecord& record = job.record;
+  if (!IsTerminal(record.phase())) {
+    effects_.answer =
+        absl::FailedPreconditionError(absl::StrCat("job ", resume.job_id, " has not ended"));
+    return;
+  }
+  const bool longer = resume.spec.training().steps() > record.step();
+  if (record.phase() == v1::JOB_PHASE_SUCCEEDED && !longer) {
+    effects_.answer = absl::FailedPreconditionError(
+        absl::StrCat("job ", resume.job_id,
+                     " has succeeded; to go on give it more steps: --set training.steps=N"));
+    return;
+  }
+  *record.mutable_spec() = resume.spec;
+  record.set_restarts_used(0);
+  record.set_crashes(0);
+  record.set_elastic_ranks(0);
+  record.set_waiting_since(0);
+  record.clear_error();
+  record.clear_finished_at();
+  SwitchTime(job, v1::TIME_KIND_QUEUED);
+  SetPhase(job, v1::JOB_PHASE_QUEUED);
+  Note(job, "resumed", "resumed by request");
+}
+
+void Stepper::Handle(const NodeChangeRequested& request) {
+  const auto found = state_.nodes.find(request.node);
+  if (found == state_.nodes.end()) {
+    effects_.answer = absl::NotFoundError(
+        absl::StrCat("no node ", request.node, "; `tercio nodes` lists those that have come"));
+    return;
+  }
+  NodeState& node = found->second;
+  effects_.changed_nodes.insert(request.node);
+  reschedule_ = true;
+  switch (request.change) {
+    case NodeChange::kDrain:
+      return Drain(node);
+    case NodeChange::kUndrain:
+      if (!node.record.drained()) return;
+      node.record.set_drained(false);
+      if (!node.record.quarantined()) node.record.clear_reason();
+      return NoteNode(request.node, "node_undrained", "takes ranks again");
+    case NodeChange::kRelease:
+      if (!node.record.quarantined()) return;
+      node.record.set_quarantined(false);
+      node.record.clear_faults();
+      node.record.clear_reason();
+      return NoteNode(request.node, "node_released", "released from quarantine");
+  }
+}
+
+void Stepper::Drain(NodeState& node) {
+  const std::string& name = node.record.name();
+  if (!node.record.drained()) {
+    node.record.set_drained(true);
+    if (!node.record.quarantined()) node.record.set_reason("drained by request");
+    NoteNode(name, "node_drained", "takes no ranks; its jobs save and go elsewhere");
+  }
+  MoveAway(name, absl::StrCat("node ", name, " is drained"));
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,125 @@
+// One step of the coordinator's core at work. Private to coordinator/core; in several files by what
+// brings a step about: requests of people (requests.cc), nodes (nodes.cc), the life of an attempt
+// (attempt.cc), devices (scheduling.cc), and what is told to nodes (messages.cc).
+#pragma once
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/core.h"
+#include "coordinator/core/ledger.h"
+
+namespace tercio::coordinator {
+
+// A rank or node has failed.
+struct FaultReport {
+  std::string what;
+  bool permanent = false;  // no restart can mend it
+  std::string node;        // that is to blame; empty: none
+};
+
+// The phases in which ranks of an attempt may live, and those in which it holds devices.
+bool HasLiveRun(v1::JobPhase phase);
+bool HoldsSlots(v1::JobPhase phase);
+v1::RunId RunOf(const v1::JobRecord& record);
+
+// Whether ranks may be put on the node.
+bool TakesRanks(const NodeState& node);
+
+class Stepper {
+ public:
+  Stepper(State& state, const Event& event, const Settings& settings)
+      : state_(state), event_(event), settings_(settings), now_(event.now) {}
+
+  Effects Run();
+
+ private:
+  // ---- requests.cc ----
+  void Handle(const Submitted& submitted);
+  void Handle(const CancelRequested& cancel);
+  void Handle(const ResumeRequested& resume);
+  void Handle(const NodeChangeRequested& request);
+  void Drain(NodeState& node);
+
+  // ---- nodes.cc ----
+  void Handle(const NodeAttached& attached);
+  void Handle(const NodeDetached& detached);
+  void Handle(const NodeSaid& said);
+  void Handle(const Tick&);
+  bool IsNews(NodeState& node, uint64_t sequence);
+  void HandleReport(const std::string& node, const v1::AgentMessage& message);
+  void Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
+                 bool same_spool);
+  void LoseNode(const std::string& name);
+  void ForgetNodes();
+  void Leave(NodeState& node);
+  // Jobs on the node save and go elsewhere.
+  void MoveAway(const std::string& node, const std::string& why);
+  void Blame(const std::string& node, const std::string& what);
+  bool OthersSuffice(const std::string& name) const;
+
+  // Calls `handle` when `run` is the present attempt of a job; anything else comes from the past.
+  template <typename Body>
+  void WithRun(const v1::RunId& run, const Body& handle) {
+    const auto found = state_.jobs.find(run.job_id());
+    if (found == state_.jobs.end() || found->second.record.attempt() != run.attempt()) return;
+    if (!HoldsSlots(found->second.record.phase())) return;
+    handle(found->second);
+  }
+
+  // ---- attempt.cc ----
+  void BeginAttempt(JobState& job);
+  void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
+  void RefuseData(JobState& job, const std::string& node, const std::string& error);
+  void Handle(const CheckpointFound& answer);
+  void StartWhenReady(JobState& job);
+  RankShare ShareOfRanks(const v1::JobRecord& record) const;
+  void RankPhased(JobState& job, const v1::RankPhase& phase);
+  void Stepped(JobState& job, const v1::StepReport& report);
+  void RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit);
+  void Fault(JobState& job, const FaultReport& report);
+  // Saves, stops, and queues again at no cost.
+  void Move(JobState& job, const std::string& why);
+  void NodeStopped(JobState& job, const std::string& node);
+  void AllStopped(JobState& job);
+  void BeginWaiting(v1::JobRecord& record) const;
+  void Requeue(JobState& job);
+  void BackOff(JobState& job);
+  void CountCrash(v1::JobRecord& record);
+  void Finish(JobState& job, v1::JobPhase phase);
+  void Handle(const CheckpointCommitted& committed);
+  void Handle(const CheckpointFailed& failed);
+
+  // ---- scheduling.cc ----
+  void Schedule();
+  bool Assign(JobState& job);
+  std::vector<v1::RankSlot> FreeDevices(int most, int* total) const;
+  // Fewer ranks than asked for, where the job allows it and has waited long enough.
+  bool Shrink(JobState& job, int free);
+  void GrowWhereRoom();
+  void Wait(JobState& job, int ranks, int free, int total);
+
+  // ---- messages.cc ----
+  const std::set<std::string>& NodesOf(JobState& job);
+  void SetSlots(JobState& job, const std::vector<v1::RankSlot>& slots);
+  void SendPrepare(const JobState& job, const std::string& node);
+  void SendStart(const JobState& job, const std::string& node);
+  void SendStop(const std::string& node, const v1::RunId& run, double grace);
+  void StopNodes(JobState& job, double grace);
+  void SaveAndStop(JobState& job);
+  void SetPhase(JobState& job, v1::JobPhase phase);
+  void SwitchTime(JobState& job, v1::TimeKind kind);
+  void Note(const JobState& job, const std::string& kind, const std::string& message,
+            const std::string& node = "", int rank = -1);
+  void NoteNode(const std::string& node, const std::string& kind, const std::string& message);
+
+  State& state_;
+  const Event& event_;
+  const Settings& settings_;
+  const double now_;
+  bool reschedule_ = false;  // something has changed that a waiting job may wait for
+  Effects effects_;
+};
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,16 @@
+// The layout of a job that goes on with fewer ranks than it asked for. Pure.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::coordinator {
+
+// The layout for as many ranks as possible, at least `least` and at most `most`, with so much
+// memory for each. Where tensor and pipeline degrees can stay they do, and with them the bits of
+// every product: then only the data degree shrinks. The number of ranks is in *ranks. NOT_FOUND
+// when no number of ranks in the range has a layout.
+absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int least, int most,
+                                                  int64_t memory_bytes, int* ranks);
+
+}  // namespace tercio::coordinator

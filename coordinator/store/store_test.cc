@@ -1,0 +1,103 @@
+#include "coordinator/store/store.h"
+
+#include <sqlite3.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+class StoreTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Store> Open() {
+    auto store = Store::Open(path_, false);
+    EXPECT_TRUE(store.ok()) << store.status();
+    return *std::move(store);
+  }
+  static Changes Some() {
+    Changes changes;
+    changes.jobs.emplace_back().set_id("job-1");
+    changes.jobs[0].set_step(7);
+    v1::Plan plan;
+    plan.set_lanes(8);
+    changes.plans.emplace_back("job-1", std::make_shared<const v1::Plan>(plan));
+    changes.nodes.emplace_back().set_name("a");
+    changes.nodes[0].set_reported(12);
+    changes.nodes.emplace_back().set_name("b");
+    return changes;
+  }
+
+  TempDir directory_;
+  const std::string path_ = directory_.path() + "/state.sqlite";
+};
+
+TEST_F(StoreTest, WhatIsCommittedIsThereAfterwards) {
+  ASSERT_TRUE(Open()->Commit(Some()).ok());
+  Changes later;
+  later.forgotten_nodes.push_back("b");
+  ASSERT_TRUE(Open()->Commit(later).ok());
+  const auto store = Open();
+  EXPECT_EQ(store->LoadJobs()->at(0).step(), 7);
+  EXPECT_EQ(store->LoadPlans()->at("job-1").lanes(), 8);
+  ASSERT_EQ(store->LoadNodes()->size(), 1u);
+  EXPECT_EQ(store->LoadNodes()->at(0).reported(), 12u);
+}
+
+TEST_F(StoreTest, AStoreOfANewerVersionIsRefusedAndLeftAlone) {
+  Open().reset();
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &database), SQLITE_OK);
+  sqlite3_exec(database, "PRAGMA user_version=99; PRAGMA wal_checkpoint(TRUNCATE)", nullptr,
+               nullptr, nullptr);
+  sqlite3_close(database);
+  const auto before = std::filesystem::last_write_time(path_);
+  const auto store = Store::Open(path_, false);
+  EXPECT_EQ(store.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(store.status().message()), HasSubstr("newer Tercio"));
+  EXPECT_EQ(std::filesystem::last_write_time(path_), before);
+}
+
+TEST_F(StoreTest, DamageIsFoundAtTheStartAndTheBackUpNamed) {
+  {
+    const auto store = Open();
+    Changes changes = Some();
+    for (int i = 0; i < 2000; ++i) {
+      v1::JobEvent& event = changes.events.emplace_back();
+      event.set_job_id("job-1");
+      event.set_message(std::string(100, 'x'));
+    }
+    ASSERT_TRUE(store->Commit(changes).ok());
+    ASSERT_TRUE(store->BackUp().ok());
+  }
+  const auto size = std::filesystem::file_size(path_);
+  ASSERT_GT(size, 100'000u);
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(size / 2 / 4096 * 4096));
+    file << std::string(4096, '\xee');
+  }
+  const auto damaged = Store::Open(path_, false);
+  EXPECT_EQ(damaged.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(damaged.status().message()), HasSubstr("cp " + path_ + ".backup"));
+  // What the message says helps.
+  std::filesystem::remove(path_ + "-wal");
+  std::filesystem::remove(path_ + "-shm");
+  std::filesystem::copy_file(path_ + ".backup", path_,
+                             std::filesystem::copy_options::overwrite_existing);
+  EXPECT_EQ(Open()->LoadJobs()->at(0).step(), 7);
+}
+
+TEST_F(StoreTest, AFileThatIsNoDatabaseIsRefused) {
+  std::ofstream(path_) << std::string(10'000, 'x');
+  EXPECT_EQ(Store::Open(path_, false).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+}  // namespace
+}  // namespace tercio::coordinator
