@@ -153,10 +153,18 @@ TEST_F(CheckpointTest, AStreamWithAnotherDigestIsRefused) {
 
 TEST_F(CheckpointTest, PruneKeepsTheNewest) {
   for (int64_t step = 1; step <= 4; ++step) ASSERT_TRUE(Save(step, {Slice(0, 12, 0, 10)}).ok());
-  ASSERT_TRUE(store_.Prune("job", 2).ok());
+  ASSERT_TRUE(store_.Prune("job", 2, 0).ok());
   const auto left = store_.List("job");
   ASSERT_EQ(left.size(), 2u);
   EXPECT_EQ(left.front().step, 3);
+}
+
+TEST_F(CheckpointTest, PruneLeavesTheMultiplesOfKeepEvery) {
+  for (int64_t step = 1; step <= 7; ++step) ASSERT_TRUE(Save(step, {Slice(0, 12, 0, 10)}).ok());
+  EXPECT_EQ(*store_.Prune("job", 1, 3), (std::vector<int64_t>{1, 2, 4, 5}));
+  std::vector<int64_t> left;
+  for (const Committed& committed : store_.List("job")) left.push_back(committed.step);
+  EXPECT_EQ(left, (std::vector<int64_t>{3, 6, 7}));
 }
 
 TEST_F(CheckpointTest, PartialSavesAreInvisibleAndRemoved) {

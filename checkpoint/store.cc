@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
 #include "common/file.h"
@@ -114,6 +115,9 @@ std::string Store::PartialPath(const std::string& job, int64_t step, int32_t att
 }
 
 absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
+  if (absl::GetCurrentTimeNanos() < full_until_nanos_) {
+    return absl::ResourceExhaustedError(absl::StrCat(root_, ": no space left on device (a drill)"));
+  }
   const std::string directory =
       PartialPath(begin.run().job_id(), begin.step(), begin.run().attempt());
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
@@ -208,10 +212,12 @@ Committed Store::LatestGood(const std::string& job, std::vector<std::string>* da
   return {};
 }
 
-absl::StatusOr<std::vector<int64_t>> Store::Prune(const std::string& job, int keep_last) {
+absl::StatusOr<std::vector<int64_t>> Store::Prune(const std::string& job, int keep_last,
+                                                  int64_t keep_every) {
   std::vector<Committed> all = List(job);
   std::vector<int64_t> removed;
   for (size_t i = 0; i + static_cast<size_t>(std::max(1, keep_last)) < all.size(); ++i) {
+    if (keep_every > 0 && all[i].step % keep_every == 0) continue;
     TERCIO_RETURN_IF_ERROR(RemoveTree(all[i].path));
     removed.push_back(all[i].step);
   }

@@ -9,6 +9,7 @@
 // INVALID_ARGUMENT.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "checkpoint/manifest.h"
 #include "common/sha256.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
@@ -81,8 +83,12 @@ class Store {
   // The newest one whose every digest is right; step 0 when there is none. Damaged ones are named
   // in `damaged` (may be null).
   Committed LatestGood(const std::string& job, std::vector<std::string>* damaged) const;
-  // Removes all but the newest `keep_last`. Returns the steps removed.
-  absl::StatusOr<std::vector<int64_t>> Prune(const std::string& job, int keep_last);
+  // Removes all but the newest `keep_last` and those of steps that are multiples of `keep_every`
+  // (0: none). Returns the steps removed.
+  absl::StatusOr<std::vector<int64_t>> Prune(const std::string& job, int keep_last,
+                                             int64_t keep_every);
+  // For drills: until then every save is refused as on a full disk. Any thread.
+  void PretendFull(absl::Time until) { full_until_nanos_ = absl::ToUnixNanos(until); }
   // Removes all .partial directories.
   absl::Status RemovePartials();
 
@@ -90,6 +96,7 @@ class Store {
   std::string PartialPath(const std::string& job, int64_t step, int32_t attempt) const;
 
   std::string root_;
+  std::atomic<int64_t> full_until_nanos_{0};
 };
 
 }  // namespace tercio::checkpoint

@@ -15,6 +15,7 @@ int History(const Options& options);
 int Events(const Options& options);
 int Logs(const Options& options);
 int Cancel(const Options& options);
+int Drill(const Options& options);
 int Nodes(const Options& options);
 int NodesDrain(const Options& options);
 int NodesUndrain(const Options& options);

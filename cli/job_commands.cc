@@ -214,6 +214,39 @@ int Cancel(const Options& options) {
   });
 }
 
+int Drill(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::DrillRequest request;
+    request.set_job(options.job);
+    request.set_fault(options.fault);
+    request.set_rank(std::max(0, options.rank));
+    request.set_seconds(options.fault_seconds);
+    request.set_timeout_seconds(options.timeout_seconds);
+    v1::DrillResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Drill(&context, request, &response), client.address()));
+    const bool seen = !response.detected_by().empty();
+    if (options.format() != Output::kTable) {
+      PrintJson({{"fault", response.fault()},
+                 {"rank", response.rank()},
+                 {"node", response.node()},
+                 {"detected_seconds", seen ? Json(response.detected_seconds()) : Json(nullptr)},
+                 {"detected_by", seen ? Json(response.detected_by()) : Json(nullptr)},
+                 {"recovered_seconds", response.recovered_seconds()},
+                 {"steps_lost", response.steps_lost()}});
+      return kExitOk;
+    }
+    std::cout << Table(
+        {{"FAULT", "RANK", "NODE", "DETECTED", "RECOVERED", "STEPS LOST", "DETECTED BY"},
+         {response.fault(), absl::StrCat(response.rank()), response.node(),
+          seen ? absl::StrFormat("%.2f s", response.detected_seconds()) : "-",
+          absl::StrFormat("%.2f s", response.recovered_seconds()),
+          absl::StrCat(response.steps_lost()), seen ? response.detected_by() : "-"}});
+    return kExitOk;
+  });
+}
+
 int Nodes(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;

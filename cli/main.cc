@@ -57,6 +57,13 @@ class CommandLine {
     }
   }
 
+  void Timeout(CLI::App* command, const char* help) {
+    command->add_option("--timeout", options_.timeout_seconds, help)
+        ->transform(CLI::AsNumberWithUnit(
+            std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"ms", 0.001}},
+            CLI::AsNumberWithUnit::CASE_SENSITIVE));
+  }
+
   void Job(CLI::App* command, bool required) {
     CLI::Option* job = command->add_option("job", options_.job, "id or name");
     if (required) job->required();
@@ -122,6 +129,24 @@ void AddNodeVerbs(CommandLine& line, CLI::App* nodes) {
   add("release", "out of quarantine", "nodes release node-7", NodesRelease);
 }
 
+void AddDrill(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command =
+      line.Add("drill", "break something in a running job, and measure how it recovers",
+               "drill job-1a2b3c4d --fault kill-trainer --rank 3", Drill);
+  line.Reach(command, false);
+  line.Job(command, true);
+  command
+      ->add_option("--fault", o.fault,
+                   "kill-trainer, freeze-trainer, kill-agent, slow-rank, partition-node, "
+                   "corrupt-checkpoint, full-disk")
+      ->required();
+  command->add_option("--rank", o.rank, "of this rank, or of its node (default 0)");
+  command->add_option("--seconds", o.fault_seconds, "how long a fault lasts that ends by itself")
+      ->check(CLI::PositiveNumber);
+  line.Timeout(command, "give up after this long (exit 6; default 10m)");
+}
+
 void AddJobVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* command =
@@ -142,10 +167,7 @@ void AddJobVerbs(CommandLine& line) {
                      "wait job-1a2b3c4d --timeout 10m", Wait);
   line.Reach(command, false);
   line.Job(command, true);
-  command->add_option("--timeout", o.timeout_seconds, "give up after this long (exit 6)")
-      ->transform(CLI::AsNumberWithUnit(
-          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"ms", 0.001}},
-          CLI::AsNumberWithUnit::CASE_SENSITIVE));
+  line.Timeout(command, "give up after this long (exit 6)");
   command = line.Add("history", "one line per step", "history job-1a2b3c4d -o jsonl", History);
   line.Reach(command, true);
   line.Job(command, true);
@@ -167,6 +189,7 @@ void AddJobVerbs(CommandLine& line) {
   line.Reach(command, true);
   line.Job(command, true);
   command->add_flag("--no-save", o.no_save, "without a last checkpoint");
+  AddDrill(line);
   command = line.Add("nodes", "the nodes of the cluster", "nodes -o json", Nodes);
   line.Reach(command, false);
   AddNodeVerbs(line, command);
@@ -301,8 +324,7 @@ void AddLocalVerbs(CommandLine& line) {
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"login", "plot",  "diff",  "report",
-                                       "init",  "drill", "doctor"};
+  static const std::string kLater[] = {"login", "plot", "diff", "report", "init", "doctor"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);

@@ -19,6 +19,8 @@ struct Options {
   // Arguments of the verb; each uses some.
   std::string job;
   std::string node;
+  std::string fault;
+  double fault_seconds = 0;
   std::string job_file;
   std::vector<std::string> set;
   int ranks = 0;

@@ -189,6 +189,10 @@ class JobParser {
     v1::CheckpointSpec* out = spec_.mutable_checkpoint();
     out->set_every_steps(checkpoint.Integer("every_steps", 500, 0));
     out->set_keep_last(static_cast<int32_t>(checkpoint.Integer("keep_last", 3, 1, 1 << 20)));
+    if (checkpoint.Text("every_seconds", "null") != "null") {
+      out->set_every_seconds(checkpoint.Seconds("every_seconds", 0));
+    }
+    out->set_keep_every(checkpoint.Integer("keep_every", 0, 0));
     if (checkpoint.Has("path"))
       checkpoint.Fault("path", NotYet("a checkpoint path of the job's own"));
     checkpoint.Finish();
@@ -363,7 +367,12 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   ", ranks: ", spec.resources().ranks(),
                   ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");
   absl::StrAppend(&yaml, "checkpoint: {every_steps: ", spec.checkpoint().every_steps(),
-                  ", keep_last: ", spec.checkpoint().keep_last(), "}\n");
+                  ", every_seconds: ",
+                  spec.checkpoint().every_seconds() > 0
+                      ? absl::StrCat(Number(spec.checkpoint().every_seconds()), "s")
+                      : "null",
+                  ", keep_last: ", spec.checkpoint().keep_last(),
+                  ", keep_every: ", spec.checkpoint().keep_every(), "}\n");
   return yaml + FaultToleranceYaml(spec.fault_tolerance());
 }
 

@@ -35,6 +35,7 @@ struct Flags {
   double heartbeat_interval = 5;
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
+  bool allow_drills = false;
   bool read_only = false;
   bool parent_death = false;
 };
@@ -57,6 +58,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");
+  app.add_flag("--allow-drills", flags->allow_drills, "`tercio drill` may do harm to running jobs")
+      ->envname("TERCIO_ALLOW_DRILLS");
   app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
   return ParseDaemonFlags(app, argc, argv, done);
@@ -89,12 +92,13 @@ Settings MakeSettings(const Flags& flags) {
   settings.heartbeat_interval = flags.heartbeat_interval;
   settings.node_lease = 3 * flags.heartbeat_interval;
   settings.first_backoff = flags.first_backoff;
+  settings.allow_drills = flags.allow_drills;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                           const RankShare& share) {
     return MakePlan(spec, slots, share.threads, share.memory_bytes);
   };
-  settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most,
-                               const RankShare& share, int* ranks) {
+  settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,
+                               int* ranks) {
     return SmallerLayout(spec, least, most, share.memory_bytes, ranks);
   };
   return settings;

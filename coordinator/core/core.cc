@@ -17,6 +17,19 @@ Effects Step(State& state, const Event& event, const Settings& settings) {
   return Stepper(state, event, settings).Run();
 }
 
+namespace {
+
+// A clock that was set back must not make anybody wait for the time that it shows no more.
+void PullBack(v1::JobRecord& record, double now) {
+  const double backoff = std::max(0.0, record.retry_at() - record.progress_at());
+  record.set_progress_at(std::min(record.progress_at(), now));
+  record.set_retry_at(std::min(record.retry_at(), now + backoff));
+  record.set_waiting_since(std::min(record.waiting_since(), now));
+  record.set_last_fault_at(std::min(record.last_fault_at(), now));
+}
+
+}  // namespace
+
 State Restore(Stored stored, double now) {
   State state;
   for (const v1::NodeRecord& record : stored.nodes) {
@@ -31,6 +44,7 @@ State Restore(Stored stored, double now) {
     if (record.ledger().micros_size() == 0) {
       OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_STOPPED, now);
     }
+    PullBack(job.record, now);
     const auto plan = stored.plans.find(record.id());
     if (plan != stored.plans.end()) {
       job.plan = std::make_shared<const v1::Plan>(std::move(plan->second));

@@ -86,7 +86,8 @@ struct Settings {
   int crash_loop = 3;           // faults in a row at the same step: no restart helps
   int quarantine_faults = 3;    // of a node within the window
   double quarantine_window = 600;
-  double grow_delay = 10;  // room for all ranks must last this long
+  double grow_delay = 10;     // room for all ranks must last this long
+  bool allow_drills = false;  // faults on purpose; asked for by the service
   std::string checkpoint_address;
   // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,
@@ -118,6 +119,11 @@ enum class NodeChange { kDrain, kUndrain, kRelease };
 struct NodeChangeRequested {
   std::string node;
   NodeChange change = NodeChange::kDrain;
+};
+// Does harm to a running job. What nodes cannot do (to checkpoints) is left to who asks.
+struct DrillRequested {
+  std::string job_id;
+  v1::InjectFault fault;
 };
 struct NodeAttached {
   v1::AgentHello hello;
@@ -153,8 +159,9 @@ struct Tick {};
 struct Event {
   double now = 0;     // seconds since 1970, never less than before
   std::string token;  // fresh randomness, used when the event starts an attempt
-  std::variant<Submitted, CancelRequested, ResumeRequested, NodeChangeRequested, NodeAttached,
-               NodeDetached, NodeSaid, CheckpointFound, CheckpointCommitted, CheckpointFailed, Tick>
+  std::variant<Submitted, CancelRequested, ResumeRequested, NodeChangeRequested, DrillRequested,
+               NodeAttached, NodeDetached, NodeSaid, CheckpointFound, CheckpointCommitted,
+               CheckpointFailed, Tick>
       body;
 };
 

@@ -191,6 +191,11 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
                      [&](JobState& job) { RankEnded(job, node, message.rank_exited().exit()); });
     case v1::AgentMessage::kRunStopped:
       return WithRun(message.run_stopped().run(), [&](JobState& job) { NodeStopped(job, node); });
+    case v1::AgentMessage::kFaultInjected:
+      return WithRun(message.fault_injected().run(), [&](JobState& job) {
+        const std::string& error = message.fault_injected().error();
+        Note(job, error.empty() ? "drill_done" : "drill_failed", error, node);
+      });
     case v1::AgentMessage::kTrace:
       return WithRun(message.trace().run(), [&](JobState& job) {
         effects_.traces.emplace_back(job.record.id(), message.trace().trace());

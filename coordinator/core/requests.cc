@@ -104,6 +104,28 @@ void Stepper::Handle(const NodeChangeRequested& request) {
   }
 }
 
+void Stepper::Handle(const DrillRequested& request) {
+  const v1::InjectFault& fault = request.fault;
+  const auto found = state_.jobs.find(request.job_id);
+  if (found == state_.jobs.end()) {
+    effects_.answer = absl::NotFoundError(absl::StrCat("no job ", request.job_id));
+  } else if (found->second.record.phase() != v1::JOB_PHASE_RUNNING) {
+    effects_.answer = absl::FailedPreconditionError(
+        absl::StrCat("job ", request.job_id, " is not running: a drill needs one that is"));
+  } else if (fault.rank() < 0 || fault.rank() >= found->second.record.slots_size()) {
+    effects_.answer = absl::InvalidArgumentError(
+        absl::StrCat("the job has ranks 0 to ", found->second.record.slots_size() - 1));
+  }
+  if (!effects_.answer.ok()) return;
+  const JobState& job = found->second;
+  const std::string& node = job.record.slots(fault.rank()).node();
+  Note(job, "drill", fault.fault(), node, fault.rank());
+  v1::CoordinatorMessage message;
+  *message.mutable_inject_fault() = fault;
+  *message.mutable_inject_fault()->mutable_run() = RunOf(job.record);
+  effects_.messages.push_back({node, message});
+}
+
 void Stepper::Drain(NodeState& node) {
   const std::string& name = node.record.name();
   if (!node.record.drained()) {

@@ -40,6 +40,7 @@ class Stepper {
   void Handle(const CancelRequested& cancel);
   void Handle(const ResumeRequested& resume);
   void Handle(const NodeChangeRequested& request);
+  void Handle(const DrillRequested& request);
   void Drain(NodeState& node);
 
   // ---- nodes.cc ----

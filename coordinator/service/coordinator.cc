@@ -263,9 +263,18 @@ void Coordinator::Prune(const Effects& effects) {
     if (event.kind() != "checkpoint_committed") continue;
     const absl::StatusOr<v1::JobRecord> job = Find(event.job_id());
     if (!job.ok()) continue;
-    const auto removed = checkpoints_->Prune(event.job_id(), job->spec().checkpoint().keep_last());
+    const v1::CheckpointSpec& wanted = job->spec().checkpoint();
+    const auto removed =
+        checkpoints_->Prune(event.job_id(), wanted.keep_last(), wanted.keep_every());
     if (!removed.ok()) LogWarning(std::string(removed.status().message()));
   }
+}
+
+absl::Status Coordinator::MayDrill() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (settings_.allow_drills) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      "drills are not allowed in this cluster; its coordinator takes --allow-drills");
 }
 
 void Coordinator::SetCheckpointAddress(const std::string& address) {
@@ -383,12 +392,24 @@ std::vector<Coordinator::NodeView> Coordinator::Nodes() const {
 
 bool Coordinator::IsPresent(const v1::RunId& run, const std::string& token) const {
   std::lock_guard<std::mutex> lock(mutex_);
+  const v1::JobRecord* record = PresentRecord(run);
+  return record != nullptr && record->token() == token;
+}
+
+bool Coordinator::IsPresentAttempt(const v1::RunId& run) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return PresentRecord(run) != nullptr;
+}
+
+// Of the job, when this is its present attempt and has not ended; else null.
+const v1::JobRecord* Coordinator::PresentRecord(const v1::RunId& run) const {
   const auto found = state_.jobs.find(run.job_id());
-  if (found == state_.jobs.end()) return false;
+  if (found == state_.jobs.end()) return nullptr;
   const v1::JobRecord& record = found->second.record;
-  return record.attempt() == run.attempt() && record.token() == token &&
-         !IsTerminal(record.phase()) && record.phase() != v1::JOB_PHASE_BACKING_OFF &&
-         record.phase() != v1::JOB_PHASE_QUEUED;
+  const bool present = record.attempt() == run.attempt() && !IsTerminal(record.phase()) &&
+                       record.phase() != v1::JOB_PHASE_BACKING_OFF &&
+                       record.phase() != v1::JOB_PHASE_QUEUED;
+  return present ? &record : nullptr;
 }
 
 uint64_t Coordinator::WaitForChange(uint64_t version, double seconds) const {

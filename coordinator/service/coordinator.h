@@ -46,6 +46,9 @@ class Coordinator {
   // Submits with an id that makes a repeated request the same job.
   absl::StatusOr<std::string> Submit(const v1::JobSpec& spec, const std::string& request_id);
 
+  // PERMISSION_DENIED where the settings do not allow drills.
+  absl::Status MayDrill() const;
+
   // Where trainers find the checkpoint service; set once, before the first agent can come.
   void SetCheckpointAddress(const std::string& address);
 
@@ -86,6 +89,8 @@ class Coordinator {
   // Whether (job, attempt, token) is the present attempt.
   bool IsPresent(const v1::RunId& run, const std::string& token) const;
 
+  bool IsPresentAttempt(const v1::RunId& run) const;
+
   // Waits until something has changed since `version`, or the time is up. Returns the new version.
   uint64_t WaitForChange(uint64_t version, double seconds) const;
   uint64_t version() const;
@@ -113,6 +118,7 @@ class Coordinator {
   // These are called under the lock.
   absl::StatusOr<const JobState*> FindState(const std::string& job) const;
   JobView ViewOf(const JobState& job) const;
+  const v1::JobRecord* PresentRecord(const v1::RunId& run) const;
   std::string Taken(const v1::AgentHello& hello) const;
 
   Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress

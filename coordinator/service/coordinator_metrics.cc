@@ -1,8 +1,9 @@
 #include "coordinator/service/coordinator_metrics.h"
 
+#include <map>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/status_macros.h"
 #include "coordinator/service/views.h"
 #include "prometheus/client_metric.h"
@@ -22,14 +23,20 @@ class JobCollector : public prometheus::Collectable {
 
   std::vector<MetricFamily> Collect() const override {
     families_.clear();
-    for (const v1::JobRecord& job : coordinator_.Jobs()) AddJob(job);
+    for (const Coordinator::JobView& job : coordinator_.Views()) AddJob(job);
     int ready = 0;
+    std::map<std::string, int> states;
     int devices = 0;
     int free = 0;
     for (const Coordinator::NodeView& node : coordinator_.Nodes()) {
       ready += node.state.connected ? 1 : 0;
       devices += node.state.connected ? node.state.hello.devices() : 0;
       free += node.free;
+      ++states[node.name];
+    }
+    for (const char* state : {"ready", "lost", "draining", "drained", "quarantined"}) {
+      Add("tercio_nodes_by_state", "Nodes in this state.", MetricType::Gauge, {{"state", state}},
+          states[state]);
     }
     Add("tercio_nodes", "Nodes that are connected.", MetricType::Gauge, {}, ready);
     Add("tercio_devices", "Devices of connected nodes.", MetricType::Gauge, {}, devices);
@@ -40,7 +47,8 @@ class JobCollector : public prometheus::Collectable {
  private:
   using Labels = std::vector<ClientMetric::Label>;
 
-  void AddJob(const v1::JobRecord& job) const {
+  void AddJob(const Coordinator::JobView& view) const {
+    const v1::JobRecord& job = view.record;
     const Labels labels = {{"job_id", job.id()}, {"job_name", job.spec().name()}};
     const v1::JobState state = PublishedState(job);
     Labels with_state = labels;
@@ -57,6 +65,7 @@ class JobCollector : public prometheus::Collectable {
     if (job.has_loss()) {
       Add("tercio_job_loss", "Loss of the last step.", MetricType::Gauge, labels, job.loss());
     }
+    AddGoodput(view, labels);
     if (job.checkpoint_step() == 0) return;
     Add("tercio_checkpoint_step", "Step of the last committed checkpoint.", MetricType::Gauge,
         labels, static_cast<double>(job.checkpoint_step()));
@@ -64,8 +73,28 @@ class JobCollector : public prometheus::Collectable {
         labels, static_cast<double>(job.checkpoint_bytes()));
     if (job.checkpoint_at() > 0) {
       Add("tercio_checkpoint_age_seconds", "Time since the last checkpoint was committed.",
-          MetricType::Gauge, labels,
-          absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - job.checkpoint_at());
+          MetricType::Gauge, labels, view.now - job.checkpoint_at());
+    }
+  }
+
+  // The series of a job sum to its age.
+  void AddGoodput(const Coordinator::JobView& view, const Labels& labels) const {
+    const v1::Goodput goodput = GoodputOf(view.record, view.now);
+    const std::pair<const char*, double> parts[] = {
+        {"productive", goodput.productive()},
+        {"degraded", goodput.degraded()},
+        {"queued", goodput.queued()},
+        {"starting", goodput.starting()},
+        {"checkpoint_stall", goodput.checkpoint_stall()},
+        {"lost_work", goodput.lost_work()},
+        {"restarting", goodput.restarting()},
+        {"stopped", goodput.stopped()}};
+    for (const auto& [kind, seconds] : parts) {
+      Labels with_kind = labels;
+      with_kind.push_back({"kind", kind});
+      // Not a counter: productive time becomes lost work when an attempt breaks.
+      Add("tercio_job_time_seconds", "Where the time of the job has gone, since it was submitted.",
+          MetricType::Gauge, with_kind, seconds);
     }
   }
 

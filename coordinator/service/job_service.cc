@@ -6,6 +6,7 @@
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
 #include "common/version.h"
+#include "coordinator/service/drills.h"
 #include "coordinator/service/views.h"
 
 namespace tercio::coordinator {
@@ -204,6 +205,15 @@ grpc::Status JobServiceImpl::ChangeNode(grpc::ServerContext*, const v1::ChangeNo
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no such change of a node");
   }
   return ToGrpc(coordinator_.Ask(change));
+}
+
+grpc::Status JobServiceImpl::Drill(grpc::ServerContext* context, const v1::DrillRequest* request,
+                                   v1::DrillResponse* response) {
+  const absl::StatusOr<v1::DrillResponse> done =
+      RunDrill(coordinator_, *request, [context] { return context->IsCancelled(); });
+  if (!done.ok()) return ToGrpc(done.status());
+  *response = *done;
+  return grpc::Status::OK;
 }
 
 grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,

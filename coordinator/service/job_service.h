@@ -38,6 +38,7 @@ class JobServiceImpl : public v1::JobService::Service {
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest*, v1::NodesResponse*) override;
   grpc::Status ChangeNode(grpc::ServerContext*, const v1::ChangeNodeRequest*,
                           v1::ChangeNodeResponse*) override;
+  grpc::Status Drill(grpc::ServerContext*, const v1::DrillRequest*, v1::DrillResponse*) override;
   grpc::Status Checkpoints(grpc::ServerContext*, const v1::CheckpointsRequest*,
                            v1::CheckpointsResponse*) override;
   grpc::Status VerifyCheckpoint(grpc::ServerContext*, const v1::VerifyCheckpointRequest*,

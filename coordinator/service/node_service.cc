@@ -6,12 +6,19 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 
 namespace tercio::coordinator {
+namespace {
+
+constexpr auto kSweepInterval = std::chrono::milliseconds(100);
+constexpr absl::Duration kAnswerMargin = absl::Milliseconds(300);
+
+}  // namespace
 
 absl::Status CheckVersions(const std::string& node, const std::string& theirs,
                            const std::string& ours) {
@@ -134,50 +141,75 @@ grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage>* NodeServiceIm
   return new AgentStream(coordinator_, heartbeat_interval_);
 }
 
-grpc::Status NodeServiceImpl::RendezvousPut(grpc::ServerContext*,
-                                            const v1::RendezvousPutRequest* request,
-                                            v1::RendezvousPutResponse*) {
-  if (!coordinator_.IsPresent(request->run(), request->token())) {
-    return grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over");
+NodeServiceImpl::NodeServiceImpl(Coordinator& coordinator, double heartbeat_interval)
+    : coordinator_(coordinator), heartbeat_interval_(heartbeat_interval), sweeper_([this] {
+        std::unique_lock<std::mutex> lock(mutex_);
+        while (!stopped_.wait_for(lock, kSweepInterval, [this] { return stopping_; })) {
+          rendezvous_.Expire(absl::Now(), [this](const v1::RunId& run) {
+            return coordinator_.IsPresentAttempt(run);
+          });
+        }
+      }) {}
+
+NodeServiceImpl::~NodeServiceImpl() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    stopped_.notify_all();
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  Rendezvous& rendezvous = rendezvous_[request->run().job_id()];
-  if (rendezvous.attempt != request->run().attempt()) {
-    rendezvous.attempt = request->run().attempt();
-    rendezvous.values.clear();
-  }
-  rendezvous.values[request->key()] = request->value();
-  changed_.notify_all();
-  return grpc::Status::OK;
+  sweeper_.join();
 }
 
-grpc::Status NodeServiceImpl::RendezvousGet(grpc::ServerContext* context,
-                                            const v1::RendezvousGetRequest* request,
-                                            v1::RendezvousGetResponse* response) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    const Rendezvous& rendezvous = rendezvous_[request->run().job_id()];
-    std::vector<std::string> missing;
-    response->clear_values();
-    for (const std::string& key : request->keys()) {
-      const auto found = rendezvous.values.find(key);
-      if (rendezvous.attempt != request->run().attempt() || found == rendezvous.values.end()) {
-        missing.push_back(key);
-      } else {
-        response->add_values(found->second);
-      }
-    }
-    if (missing.empty()) return grpc::Status::OK;
-    if (context->IsCancelled() || std::chrono::system_clock::now() >= context->deadline()) {
-      return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
-                          absl::StrCat("these have not come: ", absl::StrJoin(missing, ", ")));
-    }
-    lock.unlock();
-    const bool present = coordinator_.IsPresent(request->run(), request->token());
-    lock.lock();
-    if (!present) return grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over");
-    changed_.wait_for(lock, std::chrono::milliseconds(200));
+grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousPut(grpc::CallbackServerContext* context,
+                                                         const v1::RendezvousPutRequest* request,
+                                                         v1::RendezvousPutResponse*) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (!coordinator_.IsPresent(request->run(), request->token())) {
+    reactor->Finish(grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over"));
+    return reactor;
   }
+  rendezvous_.Put(request->run(), request->key(), request->value());
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+// A wait for keys. Deletes itself when it is over.
+class NodeServiceImpl::PendingGet : public grpc::ServerUnaryReactor {
+ public:
+  PendingGet(Rendezvous& rendezvous, const v1::RendezvousGetRequest& request,
+             v1::RendezvousGetResponse& response, absl::Time deadline)
+      : rendezvous_(rendezvous), response_(response) {
+    const std::vector<std::string> keys(request.keys().begin(), request.keys().end());
+    waiter_ = rendezvous_.Get(request.run(), keys, deadline,
+                              [this](absl::StatusOr<Rendezvous::Values> values) {
+                                if (values.ok()) {
+                                  for (std::string& value : *values) {
+                                    response_.add_values(std::move(value));
+                                  }
+                                }
+                                Finish(ToGrpc(values.status()));
+                              });
+  }
+  void OnCancel() override { rendezvous_.Cancel(waiter_); }
+  void OnDone() override { delete this; }
+
+ private:
+  Rendezvous& rendezvous_;
+  v1::RendezvousGetResponse& response_;
+  std::atomic<int64_t> waiter_{0};
+};
+
+grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousGet(grpc::CallbackServerContext* context,
+                                                         const v1::RendezvousGetRequest* request,
+                                                         v1::RendezvousGetResponse* response) {
+  if (!coordinator_.IsPresent(request->run(), request->token())) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over"));
+    return reactor;
+  }
+  // An answer that names what is missing must be on its way before the client gives up.
+  const absl::Time deadline = absl::FromChrono(context->deadline()) - kAnswerMargin;
+  return new PendingGet(rendezvous_, *request, *response, deadline);
 }
 
 }  // namespace tercio::coordinator

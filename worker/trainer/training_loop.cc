@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -82,6 +83,8 @@ class TrainingLoop {
   std::unique_ptr<TrainingEngine> engine_;
   std::unique_ptr<CheckpointClient> checkpoints_;
   absl::Time last_report_ = absl::InfinitePast();
+  absl::Time last_save_ = absl::Now();
+  double save_seconds_ = 0;  // not yet reported
   absl::Time last_memory_report_ = absl::InfinitePast();
 };
 
@@ -148,8 +151,16 @@ absl::Duration TrainingLoop::CollectiveTimeout() const {
   return seconds > 0 ? absl::Seconds(seconds) : kCollectiveTimeout;
 }
 
+// What rank 0 tells all ranks with the sums of this step: they must save after the same one.
 double TrainingLoop::Signal() {
-  return IsRankZero() ? static_cast<double>(link_.TakeRequest()) : 0.0;
+  if (!IsRankZero()) return 0;
+  AgentLink::Request request = link_.TakeRequest();
+  const double interval = assignment_.spec().checkpoint().every_seconds();
+  if (request == AgentLink::Request::kNone && interval > 0 &&
+      absl::Now() - last_save_ >= absl::Seconds(interval)) {
+    request = AgentLink::Request::kSave;
+  }
+  return static_cast<double>(request);
 }
 
 bool TrainingLoop::EvaluatesAfter(int64_t step) const {
@@ -187,6 +198,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
 // Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
+  const absl::Time begin = absl::Now();
   // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
   checkpoints_->StopRetrying();
   checkpoints_->WaitForUpload().IgnoreError();  // reported when it ended
@@ -213,6 +225,8 @@ absl::Status TrainingLoop::Save(int64_t step) {
         }
         link_.Send(message);
       });
+  last_save_ = absl::Now();
+  save_seconds_ += absl::ToDoubleSeconds(last_save_ - begin);
   return absl::OkStatus();
 }
 
@@ -243,6 +257,7 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     record->set_skipped(result.skipped);
     if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
     if (evaluated) record->set_validation_loss(validation_loss);
+    report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
   }
   link_.Send(message);
   ReportMemory();

@@ -59,6 +59,7 @@ class Stepper {
       *report.mutable_step_report()->mutable_record() = step.record();
       report.mutable_step_report()->set_tokens_per_second(step.tokens_per_second());
       report.mutable_step_report()->set_mfu(step.mfu());
+      report.mutable_step_report()->set_checkpoint_seconds(step.checkpoint_seconds());
       Tell(std::move(report));
     } else if (event.message.has_trace()) {
       *report.mutable_trace()->mutable_run() = ToRunId(event.run);

@@ -1,0 +1,197 @@
+#include "coordinator/service/drills.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr double kTimeout = 600;
+constexpr double kPollSeconds = 0.2;
+
+// How a fault is done, and what a job does about it.
+struct Kind {
+  const char* name;
+  double seconds;      // its length where the request gives none
+  bool breaks;         // the attempt ends
+  const char* inject;  // what the node is told; null: nothing
+};
+constexpr Kind kKinds[] = {
+    {"kill-trainer", 0, true, "kill-trainer"},
+    {"freeze-trainer", 0, true, "freeze-trainer"},
+    {"kill-agent", 0, false, "kill-agent"},
+    {"slow-rank", 30, false, "slow-rank"},
+    {"partition-node", 5, false, "partition-node"},
+    {"corrupt-checkpoint", 0, true, "kill-trainer"},
+    {"full-disk", 10, false, nullptr},
+};
+
+// Events by which the service shows that it has seen something.
+const std::set<std::string>& Detections() {
+  static const auto* kinds = new std::set<std::string>{
+      "rank_exited", "attempt_broken", "node_lost",         "node_silent",
+      "hang",        "straggler",      "checkpoint_failed", "checkpoint_damaged"};
+  return *kinds;
+}
+
+double SecondsOf(const google::protobuf::Timestamp& time) {
+  return static_cast<double>(time.seconds()) + time.nanos() / 1e9;
+}
+
+// One byte in the middle of the largest file.
+absl::Status CorruptNewest(Coordinator& coordinator, const std::string& job) {
+  const std::vector<checkpoint::Committed> all = coordinator.checkpoints().List(job);
+  if (all.size() < 2) {
+    return absl::FailedPreconditionError(
+        "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
+  }
+  std::filesystem::path largest;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(all.back().path)) {
+    if (!entry.is_regular_file()) continue;
+    if (largest.empty() || entry.file_size() > std::filesystem::file_size(largest)) {
+      largest = entry.path();
+    }
+  }
+  std::fstream file(largest, std::ios::in | std::ios::out | std::ios::binary);
+  const auto middle = static_cast<std::streamoff>(std::filesystem::file_size(largest) / 2);
+  file.seekg(middle);
+  const int byte = file.get();
+  file.seekp(middle);
+  file.put(static_cast<char>(byte ^ 1));
+  file.flush();
+  if (!file.good()) return absl::InternalError(absl::StrCat("cannot change ", largest.string()));
+  return absl::OkStatus();
+}
+
+class Drill {
+ public:
+  Drill(Coordinator& coordinator, const v1::DrillRequest& request)
+      : coordinator_(coordinator), request_(request) {}
+
+  absl::Status Begin() {
+    const auto found = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const Kind& kind) {
+      return request_.fault() == kind.name;
+    });
+    if (found == std::end(kKinds)) {
+      std::vector<std::string> names;
+      for (const Kind& kind : kKinds) names.push_back(kind.name);
+      return absl::InvalidArgumentError(
+          absl::StrCat("no fault ", request_.fault(), "; there are ", absl::StrJoin(names, ", ")));
+    }
+    kind_ = *found;
+    seconds_ = request_.seconds() > 0 ? request_.seconds() : kind_.seconds;
+    TERCIO_ASSIGN_OR_RETURN(before_, coordinator_.Find(request_.job()));
+    TERCIO_ASSIGN_OR_RETURN(const auto events, coordinator_.store().Events(before_.id(), 0));
+    if (!events.empty()) after_ = events.back().sequence();
+    v1::InjectFault fault;
+    fault.set_drill_id(RandomHex(4));
+    fault.set_fault(kind_.inject == nullptr ? kind_.name : kind_.inject);
+    fault.set_rank(request_.rank());
+    fault.set_seconds(seconds_);
+    TERCIO_RETURN_IF_ERROR(coordinator_.MayDrill());
+    if (request_.fault() == "corrupt-checkpoint") {
+      TERCIO_RETURN_IF_ERROR(CorruptNewest(coordinator_, before_.id()));
+    }
+    TERCIO_RETURN_IF_ERROR(coordinator_.Ask(DrillRequested{before_.id(), fault}));
+    if (request_.fault() == "full-disk") {
+      coordinator_.checkpoints().PretendFull(absl::Now() + absl::Seconds(seconds_));
+    }
+    response_.set_fault(request_.fault());
+    response_.set_rank(request_.rank());
+    if (request_.rank() < before_.slots_size()) {
+      response_.set_node(before_.slots(request_.rank()).node());
+    }
+    return absl::OkStatus();
+  }
+
+  // True when the job has recovered.
+  absl::StatusOr<bool> Look() {
+    TERCIO_ASSIGN_OR_RETURN(const auto events, coordinator_.store().Events(before_.id(), after_));
+    for (const v1::JobEvent& event : events) {
+      after_ = event.sequence();
+      const double time = SecondsOf(event.time());
+      if (event.kind() == "drill") start_ = time;
+      if (event.kind() == "drill_failed") return absl::FailedPreconditionError(event.message());
+      if (start_ > 0 && response_.detected_by().empty() && Detections().contains(event.kind())) {
+        response_.set_detected_seconds(time - start_);
+        response_.set_detected_by(absl::StrCat(event.kind(), ": ", event.message()));
+      }
+    }
+    TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView now, coordinator_.View(before_.id()));
+    if (IsTerminal(now.record.phase())) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("the job has ended before it could recover: ", now.record.error()));
+    }
+    if (!Recovered(now)) return false;
+    response_.set_recovered_seconds(now.record.progress_at() - start_);
+    const bool other = now.record.attempt() > before_.attempt();
+    response_.set_steps_lost(other ? std::max<int64_t>(0, highest_ - now.record.resume_step()) : 0);
+    return true;
+  }
+
+  const v1::DrillResponse& response() const { return response_; }
+
+ private:
+  bool Recovered(const Coordinator::JobView& now) {
+    const v1::JobRecord& record = now.record;
+    const bool same = record.attempt() == before_.attempt();
+    if (same) highest_ = std::max(highest_, record.step());
+    if (record.phase() != v1::JOB_PHASE_RUNNING || !record.progress().stepped()) return false;
+    if (!same) return true;
+    // The attempt has outlived the fault: it must be over, and a step done after it.
+    if (kind_.breaks || start_ == 0) return false;
+    const double over = start_ + seconds_;
+    if (now.now < over) return false;
+    if (!over_) {
+      over_ = true;
+      step_at_end_ = record.step();
+    }
+    return record.step() > step_at_end_;
+  }
+
+  Coordinator& coordinator_;
+  const v1::DrillRequest& request_;
+  Kind kind_ = kKinds[0];
+  double seconds_ = 0;
+  v1::JobRecord before_;
+  int64_t after_ = 0;    // sequence of the last event seen
+  double start_ = 0;     // time of the drill's event
+  int64_t highest_ = 0;  // step of the attempt that was harmed
+  bool over_ = false;
+  int64_t step_at_end_ = 0;
+  v1::DrillResponse response_;
+};
+
+}  // namespace
+
+absl::StatusOr<v1::DrillResponse> RunDrill(Coordinator& coordinator,
+                                           const v1::DrillRequest& request,
+                                           const std::function<bool()>& cancelled) {
+  Drill drill(coordinator, request);
+  TERCIO_RETURN_IF_ERROR(drill.Begin());
+  const double timeout = request.timeout_seconds() > 0 ? request.timeout_seconds() : kTimeout;
+  const absl::Time deadline = absl::Now() + absl::Seconds(timeout);
+  while (!cancelled()) {
+    const uint64_t version = coordinator.version();
+    TERCIO_ASSIGN_OR_RETURN(const bool recovered, drill.Look());
+    if (recovered) return drill.response();
+    if (absl::Now() > deadline) {
+      const std::string& seen = drill.response().detected_by();
+      return absl::DeadlineExceededError(
+          absl::StrCat("the job has not recovered within ", timeout, " s; ",
+                       seen.empty() ? "nothing was noticed" : absl::StrCat("noticed: ", seen)));
+    }
+    coordinator.WaitForChange(version, kPollSeconds);
+  }
+  return absl::CancelledError("cancelled; the job goes on");
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,110 @@
+#include "coordinator/service/rendezvous.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace tercio::coordinator {
+
+Rendezvous::Attempt& Rendezvous::Of(const v1::RunId& run) {
+  Attempt& attempt = attempts_[run.job_id()];
+  if (attempt.number < run.attempt()) {
+    attempt.number = run.attempt();
+    attempt.values.clear();
+    attempt.waiting.clear();  // their waiters end by Expire
+  }
+  return attempt;
+}
+
+Rendezvous::Values Rendezvous::Collect(const Attempt& attempt, const Waiter& waiter) const {
+  Values values;
+  for (const std::string& key : waiter.keys) values.push_back(attempt.values.at(key));
+  return values;
+}
+
+void Rendezvous::Put(const v1::RunId& run, const std::string& key, const std::string& value) {
+  std::vector<std::pair<Answer, Values>> answers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Attempt& attempt = Of(run);
+    if (attempt.number != run.attempt()) return;  // of an attempt that is over
+    const bool is_new = attempt.values.insert_or_assign(key, value).second;
+    if (!is_new) return;
+    const auto [begin, end] = attempt.waiting.equal_range(key);
+    for (auto entry = begin; entry != end; ++entry) {
+      const auto waiter = waiters_.find(entry->second);
+      if (waiter == waiters_.end() || --waiter->second.missing > 0) continue;
+      answers.emplace_back(std::move(waiter->second.answer), Collect(attempt, waiter->second));
+      waiters_.erase(waiter);
+    }
+    attempt.waiting.erase(begin, end);
+  }
+  for (auto& [answer, values] : answers) answer(std::move(values));
+}
+
+int64_t Rendezvous::Get(const v1::RunId& run, const std::vector<std::string>& keys,
+                        absl::Time deadline, Answer answer) {
+  Values values;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t number = next_++;
+    Attempt& attempt = Of(run);
+    Waiter waiter{run, keys, deadline, 0, nullptr};
+    for (const std::string& key : keys) {
+      if (attempt.number == run.attempt() && attempt.values.contains(key)) continue;
+      ++waiter.missing;
+      if (attempt.number == run.attempt()) attempt.waiting.emplace(key, number);
+    }
+    if (waiter.missing > 0) {
+      waiter.answer = std::move(answer);
+      waiters_.emplace(number, std::move(waiter));
+      return number;
+    }
+    values = Collect(attempt, waiter);
+  }
+  answer(std::move(values));
+  return 0;
+}
+
+void Rendezvous::Cancel(int64_t waiter) {
+  Answer answer;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = waiters_.find(waiter);
+    if (found == waiters_.end()) return;
+    answer = std::move(found->second.answer);
+    waiters_.erase(found);
+  }
+  answer(absl::CancelledError("nobody waits any more"));
+}
+
+void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId&)>& is_present) {
+  std::vector<std::pair<Answer, absl::Status>> answers;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::map<std::pair<std::string, int>, bool> present;  // asked once for each attempt
+    for (auto entry = waiters_.begin(); entry != waiters_.end();) {
+      const Waiter& waiter = entry->second;
+      const std::pair<std::string, int> key(waiter.run.job_id(), waiter.run.attempt());
+      if (!present.contains(key)) present[key] = is_present(waiter.run);
+      absl::Status status;
+      if (!present[key]) {
+        status = absl::AbortedError("this attempt is over");
+      } else if (now >= waiter.deadline) {
+        const Attempt& attempt = attempts_[waiter.run.job_id()];
+        Values missing;
+        for (const std::string& wanted : waiter.keys) {
+          if (!attempt.values.contains(wanted)) missing.push_back(wanted);
+        }
+        status = absl::DeadlineExceededError(
+            absl::StrCat("these have not come: ", absl::StrJoin(missing, ", ")));
+      }
+      if (!status.ok()) answers.emplace_back(std::move(entry->second.answer), std::move(status));
+      entry = status.ok() && entry->second.answer ? std::next(entry) : waiters_.erase(entry);
+    }
+  }
+  for (auto& [answer, status] : answers) answer(std::move(status));
+}
+
+}  // namespace tercio::coordinator
