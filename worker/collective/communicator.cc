@@ -153,6 +153,7 @@ class RealCommunicator : public Communicator {
 
   struct Part {
     int peer;
+    bool is_send;
     std::unique_ptr<Transfer> transfer;
   };
   using Parts = std::vector<Part>;
@@ -186,8 +187,9 @@ class RealCommunicator : public Communicator {
       if (r == rank() || (r != 0 && rank() != 0)) continue;
       auto& theirs = theirs_[static_cast<size_t>(r)];
       theirs = {};
-      receives_.push_back({r, transport_->Receive(&theirs, sizeof(theirs), r, kIdentityTag)});
-      sends_.push_back({r, transport_->Send(&mine_, sizeof(mine_), r, kIdentityTag)});
+      receives_.push_back(
+          {r, false, transport_->Receive(&theirs, sizeof(theirs), r, kIdentityTag)});
+      sends_.push_back({r, true, transport_->Send(&mine_, sizeof(mine_), r, kIdentityTag)});
     }
   }
 
@@ -203,15 +205,14 @@ class RealCommunicator : public Communicator {
 
   // Every transfer is waited for, also after an error.
   absl::Status End(absl::Status status) {
-    if (!status.ok()) transport_->Abort();
-    for (Parts* parts : {&receives_, &sends_}) {
-      for (const Part& part : *parts) {
-        if (parts == &receives_ && status.ok()) continue;  // waited for by CheckIdentities
-        const absl::Status ended = Await(*part.transfer, part.peer);
-        if (status.ok()) status = ended;
-      }
-      parts->clear();
+    unchecked_ = false;  // or the call ended before it came to that
+    if (!status.ok()) {
+      transport_->Abort();
+      WaitAll(receives_).IgnoreError();
     }
+    receives_.clear();  // where all went well they have been waited for
+    const absl::Status sent = WaitAll(sends_);
+    if (status.ok()) status = sent;
     if (status.ok()) return status;
     return absl::Status(
         status.code(),
@@ -250,25 +251,29 @@ class RealCommunicator : public Communicator {
     return status;
   }
 
-  // Waits for all, also after an error: buffers must stay valid until Wait returns.
+  // Waits for all, also after an error: buffers must stay valid until Wait returns. Receives come
+  // first: they always learn of a peer's end, while Gloo may forget a send to it.
   absl::Status WaitAll(Parts& parts) {
     absl::Status first = CheckIdentities();
     if (!first.ok()) transport_->Abort();
-    for (const Part& part : parts) {
-      const absl::Status status = Await(*part.transfer, part.peer);
-      if (status.ok() || !first.ok()) continue;
-      first = status;
-      transport_->Abort();  // the rest must not wait for their own timeouts
+    for (const bool sends : {false, true}) {
+      for (const Part& part : parts) {
+        if (part.is_send != sends) continue;
+        const absl::Status status = Await(*part.transfer, part.peer);
+        if (status.ok() || !first.ok()) continue;
+        first = status;
+        transport_->Abort();  // the rest must not wait for their own timeouts
+      }
     }
     parts.clear();
     return first;
   }
 
   Part SendTo(int r, const void* data, int64_t bytes, uint32_t tag) {
-    return {r, transport_->Send(data, bytes, r, DataTag(tag, mine_))};
+    return {r, true, transport_->Send(data, bytes, r, DataTag(tag, mine_))};
   }
   Part ReceiveFrom(int r, void* data, int64_t bytes, uint32_t tag) {
-    return {r, transport_->Receive(data, bytes, r, DataTag(tag, mine_))};
+    return {r, false, transport_->Receive(data, bytes, r, DataTag(tag, mine_))};
   }
 
   // Rank r owns slice r: it receives that slice from all, adds, and sends the sum to all.
