@@ -7,6 +7,7 @@ system are found by the compiler on its own path, so no include directories are 
 # Bazel target -> (pkg-config names, further link flags, further defines).
 _LIBRARIES = {
     "absl": (["absl_status", "absl_statusor", "absl_strings", "absl_time", "absl_flat_hash_map", "absl_flat_hash_set", "absl_str_format", "absl_cord", "absl_span"], [], []),
+    "absl_symbolize": (["absl_symbolize"], [], []),
     "benchmark": (["benchmark"], [], []),
     "cli11": (["CLI11"], [], []),
     "gloo": ([], ["-lgloo"], []),

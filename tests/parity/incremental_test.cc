@@ -21,8 +21,8 @@ class OneRank {
             *plan::BuildPlan(spec_, *plan::LayoutOfJob(spec_), {{"here", 0}}, 2), 0)),
         device_(CreateCpuDevice(2)),
         stream_(device_->CreateStream(Device::StreamKind::kCompute)),
-        group_(CreateCommunicator("self", std::move(CreateThreadTransports(1).front()),
-                                  absl::Seconds(1))),
+        group_(CreateCommunicator({"self", absl::Seconds(1)},
+                                  std::move(CreateThreadTransports(1).front()))),
         arena_(*Arena::Allocate(plan_.stage().memory(), *device_)),
         tensors_(plan::TensorsOfStage(spec_.model(), plan_.layout(), 0)),
         model_(spec_, plan_, tensors_, arena_, *stream_, *group_) {

@@ -90,7 +90,9 @@ absl::Status RunRank(int rank, Shared& shared) {
       std::lock_guard<std::mutex> lock(shared.mutex);
       transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
     }
-    owned.push_back(CreateCommunicator(group.name(), std::move(transport), absl::Seconds(60)));
+    owned.push_back(CreateCommunicator(
+        {group.name(), absl::Seconds(60), {group.ranks().begin(), group.ranks().end()}},
+        std::move(transport)));
     Communicator* made = owned.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators.tensor = made;

@@ -145,11 +145,7 @@ void StartLink(NodeLink& link, const AgentOptions& options, const std::string& m
   callbacks.hello = [&options, metrics_address, &runs] {
     return MakeHello(options, metrics_address, runs);
   };
-  callbacks.heartbeat = [&runs] {
-    v1::AgentHeartbeat heartbeat;
-    for (const v1::RunId& run : runs.Running(/*ended=*/false)) *heartbeat.add_running() = run;
-    return heartbeat;
-  };
+  callbacks.heartbeat = [&runs] { return runs.Heartbeat(); };
   callbacks.told_first = [&runs] { return runs.ToldFirst(); };
   callbacks.told_last = [&runs] { return runs.ToldLast(); };
   callbacks.on_message = [&runs](const v1::CoordinatorMessage& message) { runs.Handle(message); };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@ namespace tercio {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
+constexpr absl::Duration kStackPatience = absl::Seconds(1);
 
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -57,6 +59,7 @@ RunManager::~RunManager() {
 
 void RunManager::Handle(const v1::CoordinatorMessage& message) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (message.has_inspect_run()) return Inspect(message.inspect_run());
   Apply({0, CoordinatorSaid{message}});
 }
 
@@ -113,8 +116,54 @@ void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
 void RunManager::Do(ForgetRun& effect, std::vector<AgentEvent>&) {
   const auto found = trainers_.find(effect.run);
   if (found == trainers_.end()) return;
+  for (const auto& [rank, trainer] : found->second) {
+    std::remove(PageOf(effect.run, rank).c_str());
+    std::remove((PageOf(effect.run, rank) + ".stacks").c_str());
+  }
+  watch_.Forget(effect.run);
   ended_.push_back(std::move(found->second));
   trainers_.erase(found);
+}
+
+// Beside the trainers' socket: files of this boot, which nobody needs later.
+std::string RunManager::PageOf(const RunKey& key, int rank) const {
+  return absl::StrCat(options_.socket.substr(0, options_.socket.rfind('/') + 1), key.first, "-",
+                      key.second, "-", rank, ".page");
+}
+
+void RunManager::Inspect(const v1::InspectRun& request) {
+  const RunKey key = ToRunKey(request.run());
+  std::vector<InspectedRank> ranks;
+  if (const auto run = state_.runs.find(key); run != state_.runs.end()) {
+    const Trainers& trainers = trainers_[key];
+    for (const auto& [index, rank] : run->second.ranks) {
+      const auto trainer = trainers.find(index);
+      const bool live = rank.life == RankState::Life::kLive && trainer != trainers.end() &&
+                        trainer->second.process != nullptr;
+      ranks.push_back({index, live ? trainer->second.process->pid() : 0, PageOf(key, index)});
+    }
+  }
+  Preparation& preparation = preparations_.emplace_back();
+  preparation.thread = std::thread([this, &preparation, ranks, run = request.run()] {
+    v1::AgentMessage answer;
+    *answer.mutable_inspected()->mutable_run() = run;
+    for (v1::RankPosition& position : InspectRanks(ranks, kStackPatience)) {
+      *answer.mutable_inspected()->add_ranks() = std::move(position);
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    send_(std::move(answer));
+    preparation.done = true;
+  });
+}
+
+v1::AgentHeartbeat RunManager::Heartbeat() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  v1::AgentHeartbeat heartbeat;
+  for (const v1::RunId& run : RunsOf(state_, /*ended=*/false)) {
+    *heartbeat.add_running() = run;
+    *heartbeat.add_health() = watch_.Take(ToRunKey(run));
+  }
+  return heartbeat;
 }
 
 v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
@@ -146,9 +195,9 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
   TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
   TrainerProcess::Options options;
   options.program = options_.trainer;
-  options.arguments = {"tercio-trainer", "--rank",    absl::StrCat(rank),       "--job",
-                       key.first,        "--attempt", absl::StrCat(key.second), "--socket",
-                       options_.socket};
+  options.arguments = {"tercio-trainer", "--rank",     absl::StrCat(rank),       "--job",
+                       key.first,        "--attempt",  absl::StrCat(key.second), "--socket",
+                       options_.socket,  "--progress", PageOf(key, rank)};
   options.environment = options_.trainer_environment;
   options.environment.push_back(
       absl::StrCat("TERCIO_TRAINER_TOKEN=", state_.runs.at(key).start.token()));
@@ -276,7 +325,11 @@ void RunManager::Housekeeping() {
     Apply({0, TimePassed{}});
     int running = 0;
     for (const auto& [key, run] : state_.runs) {
-      for (const auto& [index, rank] : run.ranks) running += rank.life == RankState::Life::kLive;
+      for (const auto& [index, rank] : run.ranks) {
+        if (rank.life != RankState::Life::kLive) continue;
+        ++running;
+        watch_.Sample(key, index, PageOf(key, index));
+      }
     }
     metrics_.SetRunning(running);
     std::vector<Trainers> ended = std::exchange(ended_, {});

@@ -21,6 +21,7 @@
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/agent_metrics.h"
 #include "worker/agent/core/agent_core.h"
+#include "worker/agent/rank_inspector.h"
 #include "worker/agent/trainer_process.h"
 
 namespace tercio {
@@ -51,6 +52,7 @@ class RunManager {
   // What the link to the coordinator says by itself.
   std::vector<v1::RunId> Running(bool ended) const;
   int highest_attempt() const;
+  v1::AgentHeartbeat Heartbeat();
   std::vector<v1::AgentMessage> ToldFirst() const;
   std::vector<v1::AgentMessage> ToldLast() const;
 
@@ -69,6 +71,7 @@ class RunManager {
     std::unique_ptr<TrainerProcess> process;
     WriteCommand write;
   };
+  // Of an answer to the coordinator that takes long.
   struct Preparation {
     std::thread thread;
     bool done = false;
@@ -83,6 +86,10 @@ class RunManager {
   void Do(TellCoordinator& effect, std::vector<AgentEvent>&);
   void Do(ReadData& effect, std::vector<AgentEvent>&);
   void Do(ForgetRun& effect, std::vector<AgentEvent>&);
+
+  // Answers once the ranks have been looked at, which may take a second.
+  void Inspect(const v1::InspectRun& request);
+  std::string PageOf(const RunKey& key, int rank) const;
 
   absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
   v1::AgentMessage Prepare(const v1::PrepareData& request) const;
@@ -99,6 +106,7 @@ class RunManager {
   std::condition_variable changed_;
   AgentState state_;
   std::map<RunKey, Trainers> trainers_;
+  RankWatch watch_;
   std::vector<Trainers> ended_;  // their threads are still to be joined, outside the lock
   std::list<Preparation> preparations_;
   bool stopping_ = false;

@@ -1,5 +1,6 @@
 // Both transports, and the collectives on top of them.
 #include <condition_variable>
+#include <csignal>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -14,6 +15,8 @@
 namespace tercio {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 class MemoryStore : public RendezvousStore {
@@ -48,6 +51,9 @@ enum class Kind { kThreads, kGloo };
 
 class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
  protected:
+  // As trainers do: a peer that gives up must not end this process.
+  static void SetUpTestSuite() { std::signal(SIGPIPE, SIG_IGN); }
+
   // Runs body(communicator, stream) in one thread per rank.
   void OnRanks(absl::Duration timeout, const std::function<void(Communicator&, Stream&)>& body) {
     const auto [kind, size] = GetParam();
@@ -64,7 +70,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
         }
         auto device = CreateCpuDevice(1);
         auto stream = device->CreateStream(Device::StreamKind::kCompute);
-        auto communicator = CreateCommunicator("g", std::move(transport), timeout);
+        auto communicator = CreateCommunicator({"g", timeout}, std::move(transport));
         body(*communicator, *stream);
       });
     }
@@ -154,6 +160,147 @@ TEST_P(CollectiveTest, AbortWakesWaiters) {
     EXPECT_FALSE(stream.Synchronize().ok());
     aborter.join();
   });
+}
+
+// What every rank says when rank 1 makes another call than the rest. At least rank 1 or rank 0
+// names both calls, and nobody waits for the timeout.
+class MismatchTest : public CollectiveTest {
+ protected:
+  using Call = std::function<void(Communicator&, Stream&)>;
+  void Expect(const Call& usual, const Call& other, const std::string& usual_name,
+              const std::string& other_name) {
+    const auto names_both = AllOf(HasSubstr("rank 1: " + other_name + " in group g"),
+                                  HasSubstr("rank 0: " + usual_name + " in group g"));
+    std::mutex mutex;
+    std::vector<std::string> errors;
+    absl::Duration named_after = absl::InfiniteDuration();
+    const absl::Time start = absl::Now();
+    // Others than 0 and 1 may wait until the end for what was on its way to a rank that is gone.
+    OnRanks(absl::Seconds(10), [&](Communicator& group, Stream& stream) {
+      group.Barrier(stream);
+      (group.rank() == 1 ? other : usual)(group, stream);
+      const absl::Status status = stream.Synchronize();
+      if (!status.ok()) group.Abort();  // the others may wait for this rank
+      std::lock_guard<std::mutex> lock(mutex);
+      errors.emplace_back(status.message());
+      if (::testing::Matches(names_both)(errors.back())) {
+        named_after = std::min(named_after, absl::Now() - start);
+      }
+    });
+    EXPECT_LT(named_after, absl::Seconds(9)) << ::testing::PrintToString(errors);
+  }
+
+  static Call AllReduce(int64_t count) {
+    return [count](Communicator& group, Stream& stream) {
+      std::vector<float> data(static_cast<size_t>(count));
+      std::vector<float> scratch(static_cast<size_t>(group.ScratchElements(count)));
+      group.AllReduceSum(stream, data.data(), count, SumOrder::kRanks, scratch.data());
+      stream.Synchronize().IgnoreError();
+    };
+  }
+  static Call AllGather(int64_t count) {
+    return [count](Communicator& group, Stream& stream) {
+      std::vector<float> in(static_cast<size_t>(count));
+      std::vector<float> out(static_cast<size_t>(count * group.size()));
+      group.AllGather(stream, in.data(), out.data(), count);
+      stream.Synchronize().IgnoreError();
+    };
+  }
+};
+
+TEST_P(MismatchTest, OfOperation) {
+  Expect(AllReduce(100), AllGather(100), "all-reduce #1 of f32 x 100",
+         "all-gather #1 of f32 x 100");
+  Expect(
+      [](Communicator& group, Stream& stream) {
+        char byte = 0;
+        group.Broadcast(stream, &byte, 1, 0);
+      },
+      [](Communicator& group, Stream& stream) {
+        double value = 0;
+        group.AllReduceSum(stream, &value, 1);
+        stream.Synchronize().IgnoreError();
+      },
+      "broadcast from 0 #1 of bytes x 1", "all-reduce #1 of f64 x 1");
+}
+
+TEST_P(MismatchTest, OfCount) {
+  Expect(AllReduce(100), AllReduce(99), "all-reduce #1 of f32 x 100", "all-reduce #1 of f32 x 99");
+  Expect(AllGather(1), AllGather(100000), "all-gather #1 of f32 x 1",
+         "all-gather #1 of f32 x 100000");
+}
+
+TEST_P(MismatchTest, OfType) {
+  Expect(
+      AllReduce(8),
+      [](Communicator& group, Stream& stream) {
+        double values[8] = {};
+        group.AllReduceSum(stream, values, 8);
+        stream.Synchronize().IgnoreError();
+      },
+      "all-reduce #1 of f32 x 8", "all-reduce #1 of f64 x 8");
+}
+
+TEST_P(MismatchTest, OfOrder) {
+  Expect(
+      [](Communicator& group, Stream& stream) {
+        AllReduce(10)(group, stream);
+        AllGather(10)(group, stream);
+      },
+      [](Communicator& group, Stream& stream) {
+        AllGather(10)(group, stream);
+        AllReduce(10)(group, stream);
+      },
+      "all-reduce #1 of f32 x 10", "all-gather #1 of f32 x 10");
+  Expect(
+      AllReduce(10),  // rank 1 leaves one out
+      [](Communicator& group, Stream& stream) { group.Barrier(stream); },
+      "all-reduce #1 of f32 x 10", "barrier #1 of f64 x 1");
+}
+
+TEST_P(MismatchTest, OfMessages) {
+  OnRanks(absl::Seconds(60), [&](Communicator& group, Stream& stream) {
+    group.Barrier(stream);
+    ASSERT_TRUE(stream.Synchronize().ok());
+    std::vector<char> bytes(100);
+    if (group.rank() == 0) {
+      const auto sent = group.Send(bytes.data(), 100, 1, 7);
+      // Until the receiver, which knows both sides, has given up.
+      EXPECT_FALSE(group.Wait(*sent).ok());
+    } else if (group.rank() == 1) {
+      const auto received = group.Receive(bytes.data(), 40, 0, 7);
+      const absl::Status status = group.Wait(*received);
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("rank 1: message of tag 7 #0 of bytes x 40 in group g"),
+                        HasSubstr("rank 0: message of tag 7 #0 of bytes x 100 in group g")));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, MismatchTest,
+                         ::testing::Combine(::testing::Values(Kind::kThreads, Kind::kGloo),
+                                            ::testing::Values(2, 3, 4)));
+
+TEST(CallIdentityTest, SaysWhereTheCallIs) {
+  Whereabouts whereabouts(nullptr);
+  whereabouts.BeginStep(7);
+  whereabouts.BeginAction("forward", 2);
+  auto transports = CreateThreadTransports(2);
+  const auto rank5 = CreateCommunicator({"tensor.1", absl::Seconds(20), {4, 5}, &whereabouts},
+                                        std::move(transports[1]));
+  const auto rank4 =
+      CreateCommunicator({"tensor.1", absl::Seconds(20), {4, 5}}, std::move(transports[0]));
+  std::thread peer([&] {
+    const auto stream = CreateCpuDevice(1)->CreateStream(Device::StreamKind::kCompute);
+    rank4->Barrier(*stream);
+  });
+  const auto stream = CreateCpuDevice(1)->CreateStream(Device::StreamKind::kCompute);
+  double value = 0;
+  rank5->AllReduceSum(*stream, &value, 1);
+  peer.join();
+  EXPECT_THAT(std::string(stream->Synchronize().message()),
+              HasSubstr("rank 5: all-reduce #0 of f64 x 1 in group tensor.1 at step 7, forward 2; "
+                        "rank 4: barrier #0"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, CollectiveTest,

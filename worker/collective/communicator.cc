@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -10,16 +13,21 @@
 #include "common/check.h"
 #include "common/status_macros.h"
 #include "plan/reduction_scratch.h"
+#include "worker/collective/call_identity.h"
 
 namespace tercio {
 namespace {
 
-// Collectives have tags of their own; those of Send and Receive come after them.
+// Tags of data (DataTag); those of Send and Receive come after them.
 constexpr uint32_t kScatterTag = 0;
 constexpr uint32_t kGatherTag = 1;
 constexpr uint32_t kDoubleTag = 2;
 constexpr uint32_t kBroadcastTag = 3;
 constexpr uint32_t kFirstFreeTag = 16;
+constexpr uint32_t kMostMessageTags = 1 << 12;
+// Tags of identities: no data has them.
+constexpr uint64_t kIdentityTag = uint64_t{0xffff} << 48;
+constexpr uint64_t kMessageIdentityTag = uint64_t{0xfffe} << 48;
 
 int64_t FloatBytes(int64_t count) { return count * static_cast<int64_t>(sizeof(float)); }
 
@@ -33,12 +41,37 @@ void AddTree(kernels::Ops& ops, const std::vector<float*>& slices, size_t begin,
   ops.Add(slices[begin], slices[middle], count);
 }
 
+class RealCommunicator;
+
+// A message and its identity.
+class Message : public Transfer {
+ public:
+  Message(RealCommunicator& owner, bool is_send) : owner_(owner), is_send_(is_send) {}
+  absl::Status Wait(absl::Duration timeout) override;
+
+ private:
+  friend class RealCommunicator;
+  RealCommunicator& owner_;
+  const bool is_send_;
+  CallIdentity mine_;
+  CallIdentity theirs_;
+  CollectivePosition position_;
+  std::unique_ptr<Transfer> identity_;
+  std::unique_ptr<Transfer> data_;
+};
+
 class RealCommunicator : public Communicator {
  public:
-  RealCommunicator(std::string group, std::unique_ptr<Transport> transport, absl::Duration timeout)
-      : group_(std::move(group)), transport_(std::move(transport)), timeout_(timeout) {}
+  RealCommunicator(CommunicatorOptions options, std::unique_ptr<Transport> transport)
+      : options_(std::move(options)),
+        transport_(std::move(transport)),
+        theirs_(static_cast<size_t>(transport_->size())) {
+    position_.group = options_.group;
+    if (!options_.ranks.empty()) return;
+    for (int r = 0; r < size(); ++r) options_.ranks.push_back(r);
+  }
 
-  const std::string& group() const override { return group_; }
+  const std::string& group() const override { return options_.group; }
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
 
@@ -46,55 +79,69 @@ class RealCommunicator : public Communicator {
                     float* scratch) override {
     if (size() == 1 || count == 0) return;
     stream.RunOnHost([=, this, &stream] {
-      return Named("all-reduce", count, SumFloats(stream.ops(), data, count, order, scratch));
+      Begin(Operation::kAllReduce, DataType::kFloat32, count, static_cast<int>(order));
+      return End(SumFloats(stream.ops(), data, count, order, scratch));
     });
   }
 
   void ReduceScatterSum(Stream& stream, const float* in, float* out, int64_t count,
                         float* scratch) override {
     stream.RunOnHost([=, this, &stream] {
-      return Named("reduce-scatter", count, ScatterFloats(stream.ops(), in, out, count, scratch));
+      Begin(Operation::kReduceScatter, DataType::kFloat32, count);
+      return End(ScatterFloats(stream.ops(), in, out, count, scratch));
     });
   }
 
   void AllReduceSum(Stream& stream, double* data, int64_t count) override {
     if (size() == 1 || count == 0) return;
-    stream.RunOnHost([=, this] { return Named("all-reduce", count, SumDoubles(data, count)); });
+    stream.RunOnHost([=, this] {
+      Begin(Operation::kAllReduce, DataType::kFloat64, count);
+      return End(SumDoubles(data, count));
+    });
   }
 
   void AllGather(Stream& stream, const float* in, float* out, int64_t count) override {
     stream.RunOnHost([=, this, &stream] {
       stream.ops().Copy(out + rank() * count, in, count);
-      return Named("all-gather", count, Exchange(kGatherTag, out, count));
+      Begin(Operation::kAllGather, DataType::kFloat32, count);
+      return End(Exchange(kGatherTag, out, count));
     });
   }
 
   void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
     if (size() == 1) return;
-    stream.RunOnHost(
-        [=, this] { return Named("broadcast", bytes, BroadcastNow(data, bytes, root)); });
+    stream.RunOnHost([=, this] {
+      Begin(Operation::kBroadcast, DataType::kBytes, bytes, root);
+      return End(BroadcastNow(data, bytes, root));
+    });
   }
 
   void Barrier(Stream& stream) override {
     if (size() == 1) return;
     stream.RunOnHost([this] {
       double nothing = 0;
-      return Named("barrier", 1, SumDoubles(&nothing, 1));
+      Begin(Operation::kBarrier, DataType::kFloat64, 1);
+      return End(SumDoubles(&nothing, 1));
     });
   }
 
   std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) override {
-    return transport_->Send(data, bytes, peer, kFirstFreeTag + tag);
+    auto message = BeginMessage(bytes, peer, tag, /*is_send=*/true);
+    message->identity_ =
+        transport_->Send(&message->mine_, sizeof(message->mine_), peer, kMessageIdentityTag + tag);
+    message->data_ =
+        transport_->Send(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+    return message;
   }
   std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) override {
-    return transport_->Receive(data, bytes, peer, kFirstFreeTag + tag);
+    auto message = BeginMessage(bytes, peer, tag, /*is_send=*/false);
+    message->identity_ = transport_->Receive(&message->theirs_, sizeof(message->theirs_), peer,
+                                             kMessageIdentityTag + tag);
+    message->data_ =
+        transport_->Receive(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+    return message;
   }
-  absl::Status Wait(Transfer& transfer) override {
-    const absl::Time start = absl::Now();
-    const absl::Status status = transfer.Wait(timeout_);
-    waited_nanoseconds_ += absl::ToInt64Nanoseconds(absl::Now() - start);
-    return status;
-  }
+  absl::Status Wait(Transfer& transfer) override { return transfer.Wait(options_.timeout); }
 
   void Abort() override { transport_->Abort(); }
   double WaitSeconds() const override {
@@ -102,28 +149,131 @@ class RealCommunicator : public Communicator {
   }
 
  private:
-  using Transfers = std::vector<std::unique_ptr<Transfer>>;
+  friend class Message;
 
-  // Waits for all, also after an error: buffers must stay valid until Wait returns.
-  absl::Status WaitAll(Transfers& transfers) {
-    absl::Status first;
-    for (auto& transfer : transfers) {
-      const absl::Status status = Wait(*transfer);
-      if (status.ok() || !first.ok()) continue;
-      first = status;
-      transport_->Abort();  // the rest must not wait for their own timeouts
+  struct Part {
+    int peer;
+    bool is_send;
+    std::unique_ptr<Transfer> transfer;
+  };
+  using Parts = std::vector<Part>;
+
+  CallIdentity Identity(Operation operation, DataType dtype, int64_t count, int detail) const {
+    CallIdentity call;
+    call.operation = operation;
+    call.dtype = dtype;
+    call.detail = detail;
+    call.rank = GlobalRank(rank());
+    call.count = count;
+    if (options_.whereabouts == nullptr) return call;
+    call.step = options_.whereabouts->step();
+    const std::string action = options_.whereabouts->action();
+    std::memcpy(call.action, action.data(), std::min(action.size(), sizeof(call.action)));
+    return call;
+  }
+  int GlobalRank(int r) const { return options_.ranks[static_cast<size_t>(r)]; }
+
+  // The identity goes both ways between rank 0 and each other rank: two ranks that differ cannot
+  // both agree with it. Nobody waits here; CheckIdentities does, once the data is on its way, too.
+  void Begin(Operation operation, DataType dtype, int64_t count, int detail = 0) {
+    mine_ = Identity(operation, dtype, count, detail);
+    mine_.sequence = sequence_++;
+    position_.sequence = mine_.sequence;
+    position_.operation = NameOf(operation);
+    position_.dtype = NameOf(dtype);
+    position_.count = count;
+    unchecked_ = true;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank() || (r != 0 && rank() != 0)) continue;
+      auto& theirs = theirs_[static_cast<size_t>(r)];
+      theirs = {};
+      receives_.push_back(
+          {r, false, transport_->Receive(&theirs, sizeof(theirs), r, kIdentityTag)});
+      sends_.push_back({r, true, transport_->Send(&mine_, sizeof(mine_), r, kIdentityTag)});
     }
-    transfers.clear();
-    return first;
   }
 
-  absl::Status Named(const char* operation, int64_t count, absl::Status status) {
-    const int64_t sequence = sequence_++;
+  absl::Status CheckIdentities() {
+    if (!unchecked_) return absl::OkStatus();
+    unchecked_ = false;
+    for (const Part& part : receives_) {
+      TERCIO_RETURN_IF_ERROR(Await(*part.transfer, part.peer));
+      TERCIO_RETURN_IF_ERROR(CheckSame(mine_, theirs_[static_cast<size_t>(part.peer)], group()));
+    }
+    return absl::OkStatus();
+  }
+
+  // Every transfer is waited for, also after an error.
+  absl::Status End(absl::Status status) {
+    unchecked_ = false;  // or the call ended before it came to that
+    if (!status.ok()) {
+      transport_->Abort();
+      WaitAll(receives_).IgnoreError();
+    }
+    receives_.clear();  // where all went well they have been waited for
+    const absl::Status sent = WaitAll(sends_);
+    if (status.ok()) status = sent;
     if (status.ok()) return status;
     return absl::Status(
         status.code(),
-        absl::StrCat("group ", group_, ", rank ", rank(), " of ", size(), ", call ", sequence, ", ",
-                     operation, " of ", count, ": ", std::string(status.message())));
+        absl::StrCat("group ", group(), ", rank ", rank(), " of ", size(), ", ",
+                     NameOf(mine_.operation), " #", mine_.sequence, " of ", NameOf(mine_.dtype),
+                     " x ", mine_.count, ": ", std::string(status.message())));
+  }
+
+  std::unique_ptr<Message> BeginMessage(int64_t bytes, int peer, uint32_t tag, bool is_send) {
+    TERCIO_CHECK(tag < kMostMessageTags);
+    auto message = std::make_unique<Message>(*this, is_send);
+    message->mine_ = Identity(Operation::kMessage, DataType::kBytes, bytes, static_cast<int>(tag));
+    message->mine_.sequence = messages_[{is_send, peer, tag}]++;
+    message->position_ = {group(),
+                          message->mine_.sequence,
+                          is_send ? "pipeline send" : "pipeline receive",
+                          NameOf(DataType::kBytes),
+                          bytes,
+                          GlobalRank(peer)};
+    return message;
+  }
+
+  absl::Status Await(Transfer& transfer, int peer) {
+    position_.peer = GlobalRank(peer);
+    return Await(transfer, position_);
+  }
+  absl::Status Await(Transfer& transfer, const CollectivePosition& position) {
+    if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(position);
+    const absl::Time start = absl::Now();
+    const absl::Status status = transfer.Wait(options_.timeout);
+    const absl::Duration waited = absl::Now() - start;
+    waited_nanoseconds_ += absl::ToInt64Nanoseconds(waited);
+    if (options_.whereabouts != nullptr) {
+      options_.whereabouts->EndWait(absl::ToDoubleSeconds(waited));
+    }
+    return status;
+  }
+
+  // Waits for all, also after an error: buffers must stay valid until Wait returns. Receives come
+  // first: they always learn of a peer's end, while Gloo may forget a send to it.
+  absl::Status WaitAll(Parts& parts) {
+    absl::Status first = CheckIdentities();
+    if (!first.ok()) transport_->Abort();
+    for (const bool sends : {false, true}) {
+      for (const Part& part : parts) {
+        if (part.is_send != sends) continue;
+        const absl::Status status = Await(*part.transfer, part.peer);
+        if (status.ok() || !first.ok()) continue;
+        first = status;
+        transport_->Abort();  // the rest must not wait for their own timeouts
+      }
+    }
+    parts.clear();
+    return first;
+  }
+
+  Part SendTo(int r, const void* data, int64_t bytes, uint32_t tag) {
+    return {r, true, transport_->Send(data, bytes, r, DataTag(tag, mine_))};
+  }
+  Part ReceiveFrom(int r, void* data, int64_t bytes, uint32_t tag) {
+    return {r, false, transport_->Receive(data, bytes, r, DataTag(tag, mine_))};
   }
 
   // Rank r owns slice r: it receives that slice from all, adds, and sends the sum to all.
@@ -133,16 +283,16 @@ class RealCommunicator : public Communicator {
     const auto begin = [&](int r) { return std::min(count, r * slice); };
     const auto length = [&](int r) { return std::min(count, (r + 1) * slice) - begin(r); };
     const int64_t mine = length(rank());
-    Transfers transfers;
+    Parts parts;
     std::vector<float*> slices;
     for (int r = 0; r < size(); ++r) {
       slices.push_back(scratch + r * slice);
       if (r == rank()) continue;
-      transfers.push_back(transport_->Receive(slices.back(), FloatBytes(mine), r, kScatterTag));
-      transfers.push_back(transport_->Send(data + begin(r), FloatBytes(length(r)), r, kScatterTag));
+      parts.push_back(ReceiveFrom(r, slices.back(), FloatBytes(mine), kScatterTag));
+      parts.push_back(SendTo(r, data + begin(r), FloatBytes(length(r)), kScatterTag));
     }
     ops.Copy(slices[static_cast<size_t>(rank())], data + begin(rank()), mine);
-    TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
+    TERCIO_RETURN_IF_ERROR(WaitAll(parts));
     if (order == SumOrder::kTree) {
       AddTree(ops, slices, 0, slices.size(), mine);
     } else {
@@ -151,23 +301,21 @@ class RealCommunicator : public Communicator {
     ops.Copy(data + begin(rank()), slices[0], mine);
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      transfers.push_back(
-          transport_->Receive(data + begin(r), FloatBytes(length(r)), r, kGatherTag));
-      transfers.push_back(transport_->Send(data + begin(rank()), FloatBytes(mine), r, kGatherTag));
+      parts.push_back(ReceiveFrom(r, data + begin(r), FloatBytes(length(r)), kGatherTag));
+      parts.push_back(SendTo(r, data + begin(rank()), FloatBytes(mine), kGatherTag));
     }
-    return WaitAll(transfers);
+    return WaitAll(parts);
   }
 
   absl::Status ScatterFloats(kernels::Ops& ops, const float* in, float* out, int64_t count,
                              float* scratch) {
-    Transfers transfers;
+    Parts parts;
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      transfers.push_back(
-          transport_->Receive(scratch + r * count, FloatBytes(count), r, kScatterTag));
-      transfers.push_back(transport_->Send(in + r * count, FloatBytes(count), r, kScatterTag));
+      parts.push_back(ReceiveFrom(r, scratch + r * count, FloatBytes(count), kScatterTag));
+      parts.push_back(SendTo(r, in + r * count, FloatBytes(count), kScatterTag));
     }
-    TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
+    TERCIO_RETURN_IF_ERROR(WaitAll(parts));
     const auto block = [&](int r) { return r == rank() ? in + r * count : scratch + r * count; };
     ops.Copy(out, block(0), count);
     for (int r = 1; r < size(); ++r) ops.Add(out, block(r), count);
@@ -176,63 +324,82 @@ class RealCommunicator : public Communicator {
 
   // out holds this rank's block already.
   absl::Status Exchange(uint32_t tag, float* out, int64_t count) {
-    Transfers transfers;
+    Parts parts;
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      transfers.push_back(transport_->Receive(out + r * count, FloatBytes(count), r, tag));
-      transfers.push_back(transport_->Send(out + rank() * count, FloatBytes(count), r, tag));
+      parts.push_back(ReceiveFrom(r, out + r * count, FloatBytes(count), tag));
+      parts.push_back(SendTo(r, out + rank() * count, FloatBytes(count), tag));
     }
-    return WaitAll(transfers);
+    return WaitAll(parts);
   }
 
   // To rank 0, which adds in rank order, and back: two messages per rank, however many ranks.
   absl::Status SumDoubles(double* data, int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
-    Transfers transfers;
+    Parts parts;
     if (rank() == 0) {
       double_scratch_.resize(static_cast<size_t>(count * (size() - 1)));
       for (int r = 1; r < size(); ++r) {
-        transfers.push_back(
-            transport_->Receive(double_scratch_.data() + (r - 1) * count, bytes, r, kDoubleTag));
+        parts.push_back(
+            ReceiveFrom(r, double_scratch_.data() + (r - 1) * count, bytes, kDoubleTag));
       }
-      TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
+      TERCIO_RETURN_IF_ERROR(WaitAll(parts));
       for (int r = 1; r < size(); ++r) {
         const double* other = double_scratch_.data() + (r - 1) * count;
         for (int64_t i = 0; i < count; ++i) data[i] += other[i];
       }
     } else {
-      transfers.push_back(transport_->Send(data, bytes, 0, kDoubleTag));
-      TERCIO_RETURN_IF_ERROR(WaitAll(transfers));
+      parts.push_back(SendTo(0, data, bytes, kDoubleTag));
+      TERCIO_RETURN_IF_ERROR(WaitAll(parts));
     }
     return BroadcastNow(data, bytes, 0);
   }
 
   absl::Status BroadcastNow(void* data, int64_t bytes, int root) {
-    Transfers transfers;
+    Parts parts;
     if (rank() == root) {
       for (int r = 0; r < size(); ++r) {
-        if (r != root) transfers.push_back(transport_->Send(data, bytes, r, kBroadcastTag));
+        if (r != root) parts.push_back(SendTo(r, data, bytes, kBroadcastTag));
       }
     } else {
-      transfers.push_back(transport_->Receive(data, bytes, root, kBroadcastTag));
+      parts.push_back(ReceiveFrom(root, data, bytes, kBroadcastTag));
     }
-    return WaitAll(transfers);
+    return WaitAll(parts);
   }
 
-  std::string group_;
+  CommunicatorOptions options_;
   std::unique_ptr<Transport> transport_;
-  absl::Duration timeout_;
+  // Of the call at work.
+  CallIdentity mine_;
+  std::vector<CallIdentity> theirs_;  // by rank in the group
+  CollectivePosition position_;
+  Parts receives_;  // of identities
+  Parts sends_;
+  bool unchecked_ = false;
   int64_t sequence_ = 0;
+  // Of messages, by (whether sent, peer, tag).
+  std::map<std::tuple<bool, int, uint32_t>, int64_t> messages_;
   std::vector<double> double_scratch_;
   std::atomic<int64_t> waited_nanoseconds_{0};
 };
 
+// The message's data is waited for even after an error: see WaitAll.
+absl::Status Message::Wait(absl::Duration) {
+  absl::Status status = owner_.Await(*identity_, position_);
+  if (status.ok() && !is_send_) status = CheckSame(mine_, theirs_, owner_.group());
+  if (!status.ok()) owner_.Abort();
+  const absl::Status data = owner_.Await(*data_, position_);
+  if (status.ok()) status = data;
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat(position_.operation, " #", position_.sequence,
+                                                  ": ", std::string(status.message())));
+}
+
 }  // namespace
 
-std::unique_ptr<Communicator> CreateCommunicator(std::string group,
-                                                 std::unique_ptr<Transport> transport,
-                                                 absl::Duration timeout) {
-  return std::make_unique<RealCommunicator>(std::move(group), std::move(transport), timeout);
+std::unique_ptr<Communicator> CreateCommunicator(CommunicatorOptions options,
+                                                 std::unique_ptr<Transport> transport) {
+  return std::make_unique<RealCommunicator>(std::move(options), std::move(transport));
 }
 
 }  // namespace tercio

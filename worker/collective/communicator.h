@@ -2,20 +2,25 @@
 // inputs and group size the result's bits are always the same, on every rank the same.
 //
 // Counts are elements, never bytes. Every rank of the group issues the same sequence of calls. Each
-// call carries (group, sequence number, operation, count); when one does not finish within the
-// timeout the stream's error names them and the peer that was waited for (idea 6). Threads: one
-// communicator is used through one stream at a time; Abort from any thread.
+// call has an identity (call_identity.h: group, sequence number, operation, type, count), which
+// each rank exchanges with rank 0 of the group beside its data, and which a message carries: ranks
+// that are at different calls end with an error that names both (INTERNAL) instead of a dead-lock,
+// and never read each other's data. A call that does not finish within the timeout ends with the
+// call's and the peer's names. Threads: one communicator is used through one stream at a time;
+// Abort from any thread.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "plan/reduction_scratch.h"
 #include "worker/collective/transport.h"
 #include "worker/device/device.h"
+#include "worker/progress/whereabouts.h"
 
 namespace tercio {
 
@@ -48,13 +53,15 @@ class Communicator {
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
   virtual void Barrier(Stream& stream) = 0;
 
-  // Non-blocking messages between neighbours (pipeline). The returned transfer is waited for by the
-  // caller in a stream function.
+  // Non-blocking messages between neighbours (pipeline), below tag 2^12. The returned transfer is
+  // waited for by the caller, with Wait, in a stream function, and does not outlive the
+  // communicator.
   virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer,
                                          uint32_t tag) = 0;
   virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) = 0;
 
-  // Waits with the communicator's timeout, and counts the time. In a stream function.
+  // Waits for what Send or Receive returned, with the communicator's timeout, and counts the time.
+  // In a stream function.
   virtual absl::Status Wait(Transfer& transfer) = 0;
 
   // Ends running and later calls with an error. Any thread.
@@ -64,9 +71,15 @@ class Communicator {
   virtual double WaitSeconds() const = 0;
 };
 
-// `timeout` is the longest that one call may wait for its peers.
-std::unique_ptr<Communicator> CreateCommunicator(std::string group,
-                                                 std::unique_ptr<Transport> transport,
-                                                 absl::Duration timeout);
+// How a communicator is told apart, and whom it tells where it waits.
+struct CommunicatorOptions {
+  std::string group;
+  absl::Duration timeout;              // the longest that one call may wait for a peer
+  std::vector<int> ranks = {};         // of the job, by rank in the group; empty: the same numbers
+  Whereabouts* whereabouts = nullptr;  // not owned; may be null
+};
+
+std::unique_ptr<Communicator> CreateCommunicator(CommunicatorOptions options,
+                                                 std::unique_ptr<Transport> transport);
 
 }  // namespace tercio

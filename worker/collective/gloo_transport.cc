@@ -78,7 +78,7 @@ class GlooTransfer : public Transfer {
   }
 
   // REQUIRES: called once, before Wait.
-  void Start(int peer, uint32_t tag) {
+  void Start(int peer, uint64_t tag) {
     if (buffer_ == nullptr) return;  // nothing to say, and both sides know it
     try {
       if (is_send_) {
@@ -136,10 +136,10 @@ class GlooTransport : public Transport {
   int rank() const override { return shared_->context->rank; }
   int size() const override { return shared_->context->size; }
 
-  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) override {
+  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint64_t tag) override {
     return Begin(const_cast<void*>(data), bytes, peer, tag, /*is_send=*/true);
   }
-  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) override {
+  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint64_t tag) override {
     return Begin(data, bytes, peer, tag, /*is_send=*/false);
   }
 
@@ -157,12 +157,12 @@ class GlooTransport : public Transport {
   }
 
  private:
-  std::unique_ptr<Transfer> Begin(void* data, int64_t bytes, int peer, uint32_t tag, bool is_send) {
+  std::unique_ptr<Transfer> Begin(void* data, int64_t bytes, int peer, uint64_t tag, bool is_send) {
     TERCIO_CHECK(peer >= 0 && peer < size() && peer != rank());
     auto transfer = std::make_unique<GlooTransfer>(
         shared_, data, bytes, is_send,
         absl::StrCat(is_send ? "send of " : "receive of ", bytes, " bytes ",
-                     is_send ? "to" : "from", " rank ", peer, ", tag ", tag));
+                     is_send ? "to" : "from", " rank ", peer));
     transfer->Start(peer, tag);
     return transfer;
   }

@@ -15,7 +15,7 @@ namespace tercio {
 namespace {
 
 // Sender, receiver, tag.
-using Route = std::tuple<int, int, uint32_t>;
+using Route = std::tuple<int, int, uint64_t>;
 
 struct Post {
   std::byte* destination = nullptr;   // of a receive
@@ -65,7 +65,7 @@ class ThreadTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
-  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) override {
+  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint64_t tag) override {
     CheckPeer(peer);
     auto post = std::make_shared<Post>();
     post->source = static_cast<const std::byte*>(data);
@@ -75,10 +75,10 @@ class ThreadTransport : public Transport {
     mailbox.sends.push_back(post);
     Match(mailbox);
     return std::make_unique<ThreadTransfer>(
-        hub_, post, absl::StrCat("send of ", bytes, " bytes to rank ", peer, ", tag ", tag));
+        hub_, post, absl::StrCat("send of ", bytes, " bytes to rank ", peer));
   }
 
-  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) override {
+  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint64_t tag) override {
     CheckPeer(peer);
     auto post = std::make_shared<Post>();
     post->destination = static_cast<std::byte*>(data);
@@ -88,7 +88,7 @@ class ThreadTransport : public Transport {
     mailbox.receives.push_back(post);
     Match(mailbox);
     return std::make_unique<ThreadTransfer>(
-        hub_, post, absl::StrCat("receive of ", bytes, " bytes from rank ", peer, ", tag ", tag));
+        hub_, post, absl::StrCat("receive of ", bytes, " bytes from rank ", peer));
   }
 
   void Abort() override {

@@ -19,7 +19,7 @@ namespace tercio {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // DEADLINE_EXCEEDED names peer, tag and bytes; ABORTED after Abort; UNAVAILABLE when the peer is
+  // DEADLINE_EXCEEDED names peer and bytes; ABORTED after Abort; UNAVAILABLE when the peer is
   // gone.
   virtual absl::Status Wait(absl::Duration timeout) = 0;
 };
@@ -31,8 +31,8 @@ class Transport {
   virtual int size() const = 0;
   // REQUIRES: peer != rank(), 0 <= peer < size().
   virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer,
-                                         uint32_t tag) = 0;
-  virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) = 0;
+                                         uint64_t tag) = 0;
+  virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint64_t tag) = 0;
   // Wakes every waiter, now and later, with ABORTED. Any thread.
   virtual void Abort() = 0;
 };

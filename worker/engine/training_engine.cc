@@ -44,6 +44,7 @@ class Engine : public TrainingEngine {
         format_(plan::FormatOf(spec.training())),
         plan_(plan),
         communicators_(communicators),
+        where_(communicators.whereabouts != nullptr ? *communicators.whereabouts : nowhere_),
         source_(source),
         sample_(spec.model().context()),
         arena_(std::move(arena)),
@@ -167,6 +168,8 @@ class Engine : public TrainingEngine {
   const kernels::Format format_;
   const v1::RankPlan plan_;
   const Communicators communicators_;
+  Whereabouts nowhere_{nullptr};
+  Whereabouts& where_;
   SampleSource& source_;
   Sample sample_;
   Arena arena_;
@@ -308,6 +311,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
                      PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
+      where_.BeginAction("forward", batch.index);
       measure("wait activation", [&] {
         links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
         links_.WaitSend(PipelineLinks::kActivation, batch.slot);
@@ -321,10 +325,12 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
+      where_.BeginAction("backward", batch.index);
       links_.WaitSend(PipelineLinks::kGradient, flow);
       links_.Receive(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
+      where_.BeginAction("backward", batch.index);
       measure("wait gradient", [&] {
         links_.WaitReceive(PipelineLinks::kGradient, flow);
         // The last stage receives no gradient that would have waited for this buffer.
@@ -338,6 +344,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       });
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
+      where_.BeginAction("gradient sum");
       measure("finish reduction", [&] { FinishReduction(); });
       return;
     default:
@@ -392,7 +399,13 @@ void Engine::ReduceBucket(int layer) {
 }
 
 void Engine::FinishReduction() {
-  compute_->RunOnHost([this] { return communication_->Synchronize(); });
+  compute_->RunOnHost([this] {
+    where_.BeginJoin();
+    const double start = StepTrace::Now();
+    absl::Status status = communication_->Synchronize();
+    where_.EndJoin(StepTrace::Now() - start);
+    return status;
+  });
   SumOverSequenceParts();
   JoinTiedGradients();
   links_.WaitAll();
@@ -484,6 +497,10 @@ double Engine::MeanLoss(const Totals& totals) const {
 }
 
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
+  const double start = StepTrace::Now();
+  const double engine_waited = where_.engine_wait_seconds();
+  where_.BeginStep(step);
+  where_.BeginAction("samples");
   const double waited = communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
                         communicators_.pipeline->WaitSeconds();
   ReadSamples([&](int64_t sequence, Sample* out) { source_.TrainingSample(step, sequence, out); });
@@ -507,6 +524,8 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   result.communication_seconds = communicators_.world->WaitSeconds() +
                                  communicators_.tensor->WaitSeconds() +
                                  communicators_.pipeline->WaitSeconds() - waited;
+  const double seconds = StepTrace::Now() - start;
+  where_.EndStep(step, seconds, seconds - (where_.engine_wait_seconds() - engine_waited));
   return result;
 }
 
@@ -538,6 +557,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   TERCIO_ASSIGN_OR_RETURN(const bool taken, guard_.Judge(good_loss, good_gradients, where));
   result->skipped = !taken;
   result->reason = where;
+  where_.BeginAction("optimizer");
   if (taken) trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
   return absl::OkStatus();
 }
@@ -578,6 +598,7 @@ absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, Totals
   });
   std::fill(exchange_, exchange_ + SumCount(), 0.0);
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
+    where_.BeginAction("evaluation", m);
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
   }
   links_.WaitAll();
@@ -632,6 +653,7 @@ float* Engine::Buffer(StateKind kind) const {
 }
 
 absl::StatusOr<absl::Span<const float>> Engine::Snapshot() {
+  where_.BeginAction("snapshot");
   int64_t at = 0;
   for (const StateSlice& state : to_save_) {
     if (state.kind == StateKind::kGuard) {
@@ -650,6 +672,7 @@ absl::StatusOr<absl::Span<const float>> Engine::Snapshot() {
 }
 
 absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
+  where_.BeginAction("loading", static_cast<int>(slice_index));
   const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
   if (static_cast<int64_t>(values.size()) != state.elements) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ",

@@ -23,15 +23,18 @@
 #include "worker/device/device.h"
 #include "worker/engine/sample_source.h"
 #include "worker/engine/step_guard.h"
+#include "worker/progress/whereabouts.h"
 
 namespace tercio {
 
-// Every group this rank is in, also those of one rank. Not owned.
+// Every group this rank is in, also those of one rank, and whom it tells where it is (may be null).
+// Not owned.
 struct Communicators {
   Communicator* world = nullptr;
   Communicator* tensor = nullptr;
   Communicator* data = nullptr;
   Communicator* pipeline = nullptr;
+  Whereabouts* whereabouts = nullptr;
 };
 
 struct StepResult {

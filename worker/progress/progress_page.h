@@ -61,6 +61,7 @@ class ProgressPage {
   ProgressPage& operator=(const ProgressPage&) = delete;
 
   // ---- writer ----
+  void Beat();  // a sign of life without news; the others are one, too
   void SetPhase(int phase);
   void BeginStep(int64_t step);
   void BeginAction(std::string_view action);
@@ -79,7 +80,6 @@ class ProgressPage {
   ProgressPage(Layout* page, int file) : page_(page), file_(file) {}
   template <typename Write>
   void Change(const Write& write);
-  void Beat();
 
   Layout* page_;
   int file_;

@@ -5,13 +5,16 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <string>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "worker/trainer/stack_dump.h"
 #include "worker/trainer/training_loop.h"
 
 namespace tercio {
@@ -28,6 +31,7 @@ struct Arguments {
   std::string job;
   int attempt = 0;
   int rank = -1;
+  std::string progress;  // file for the agent; empty: none
 };
 
 bool ParseArguments(int argc, char** argv, Arguments* arguments) {
@@ -39,6 +43,8 @@ bool ParseArguments(int argc, char** argv, Arguments* arguments) {
       arguments->socket = value;
     } else if (name == "--job") {
       arguments->job = value;
+    } else if (name == "--progress") {
+      arguments->progress = value;
     } else if (name == "--attempt") {
       good = absl::SimpleAtoi(value, &arguments->attempt);
     } else if (name == "--rank") {
@@ -61,7 +67,17 @@ void AskForBatchScheduling() {
   }
 }
 
-int Run(const Arguments& arguments) {
+// What the agent can read and ask while this process says nothing. Training does not need it.
+std::unique_ptr<ProgressPage> OpenProgress(const Arguments& arguments, const char* program) {
+  if (arguments.progress.empty()) return nullptr;
+  auto page = ProgressPage::Create(arguments.progress);
+  absl::Status status = page.status();
+  if (status.ok()) status = InstallStackDump(program, arguments.progress + ".stacks");
+  if (!status.ok()) LogWarning(absl::StrCat("no progress page: ", std::string(status.message())));
+  return page.ok() ? *std::move(page) : nullptr;
+}
+
+int Run(const Arguments& arguments, ProgressPage* page) {
   const char* token = std::getenv("TERCIO_TRAINER_TOKEN");
   v1::TrainerHello hello;
   hello.mutable_run()->set_job_id(arguments.job);
@@ -80,7 +96,7 @@ int Run(const Arguments& arguments) {
   identity.rank = arguments.rank;
   identity.world_size = (*link)->assignment().world_size();
   bool permanent = false;
-  const absl::StatusOr<TrainingOutcome> outcome = RunTraining(**link, identity, &permanent);
+  const absl::StatusOr<TrainingOutcome> outcome = RunTraining(**link, identity, page, &permanent);
   if (!outcome.ok()) {
     LogError(std::string(outcome.status().message()));
     v1::TrainerMessage message;
@@ -100,9 +116,12 @@ int main(int argc, char** argv) {
   tercio::InitLogging("trainer");
   tercio::Arguments arguments;
   if (!tercio::ParseArguments(argc, argv, &arguments)) {
-    tercio::LogError("usage: tercio-trainer --socket PATH --job ID --attempt N --rank N");
+    tercio::LogError(
+        "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH]");
     return tercio::kUsage;
   }
   tercio::AskForBatchScheduling();
-  return tercio::Run(arguments);
+  std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is an error to report
+  const auto page = tercio::OpenProgress(arguments, argv[0]);
+  return tercio::Run(arguments, page.get());
 }

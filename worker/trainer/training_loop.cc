@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "worker/data/sample_sources.h"
 #include "worker/device/cpu_device.h"
 #include "worker/engine/training_engine.h"
+#include "worker/progress/whereabouts.h"
 #include "worker/trainer/initial_weights.h"
 
 namespace tercio {
@@ -27,8 +29,9 @@ namespace {
 constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
 // A coordinator may be away for so long without the loss of a checkpoint.
 constexpr absl::Duration kSavePatience = absl::Minutes(5);
-// Where the job gives no hang_timeout.
-constexpr absl::Duration kCollectiveTimeout = absl::Minutes(10);
+// The longest wait for another rank: a last resort for when nobody watches, since the coordinator
+// finds a hang earlier (coordinator/core/watchdog.h) and can say more about it.
+constexpr absl::Duration kCollectiveTimeout = absl::Minutes(30);
 // Ranks other than 0 report steps at most this often, all ranks their memory.
 constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
 
@@ -44,8 +47,12 @@ int64_t ResidentBytes() {
 
 class TrainingLoop {
  public:
-  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity)
-      : link_(link), assignment_(link.assignment()), identity_(identity) {}
+  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity, ProgressPage* page)
+      : link_(link),
+        assignment_(link.assignment()),
+        identity_(identity),
+        page_(page),
+        whereabouts_(page) {}
 
   absl::StatusOr<TrainingOutcome> Run(bool* permanent) {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll(permanent);
@@ -65,16 +72,21 @@ class TrainingLoop {
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status Save(int64_t step);
+  absl::Status WaitForUpload();
   bool EvaluatesAfter(int64_t step) const;
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
               bool evaluated);
   void ReportMemory();
   void ReportTrace(int64_t step);
   double Signal();
+  void EnterPhase(v1::TrainerPhase phase);
 
   AgentLink& link_;
   const v1::TrainerAssignment& assignment_;
   const CheckpointIdentity& identity_;
+  ProgressPage* const page_;  // may be null
+  Whereabouts whereabouts_;
+  std::atomic<bool> waits_for_upload_{false};
   std::string tokenizer_json_;
   std::unique_ptr<SampleSource> source_;
   std::vector<std::unique_ptr<Communicator>> owned_;
@@ -96,7 +108,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   tokenizer_json_ = prepared.tokenizer_json;
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
   *permanent = false;
-  link_.SendPhase(v1::TRAINER_PHASE_CONNECTING);
+  EnterPhase(v1::TRAINER_PHASE_CONNECTING);
   TERCIO_RETURN_IF_ERROR(Connect());
   device_ = CreateCpuDevice(std::max(1, assignment_.threads()));
   TERCIO_ASSIGN_OR_RETURN(engine_, TrainingEngine::Create(assignment_.spec(), assignment_.plan(),
@@ -105,17 +117,20 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   checkpoints_ =
       std::make_unique<CheckpointClient>(v1::CheckpointService::NewStub(channel), identity_);
+  checkpoints_->OnProgress([this] {
+    if (page_ != nullptr && waits_for_upload_) page_->Beat();
+  });
   if (assignment_.resume_step() > 0) {
-    link_.SendPhase(v1::TRAINER_PHASE_LOADING);
+    EnterPhase(v1::TRAINER_PHASE_LOADING);
     TERCIO_RETURN_IF_ERROR(checkpoints_->Load(assignment_.resume_step(), *engine_));
   } else if (!assignment_.spec().model().from().empty()) {
-    link_.SendPhase(v1::TRAINER_PHASE_LOADING);
+    EnterPhase(v1::TRAINER_PHASE_LOADING);
     TERCIO_RETURN_IF_ERROR(LoadInitialWeights(assignment_.spec().model(), *engine_));
   }
   ReportMemory();
-  link_.SendPhase(v1::TRAINER_PHASE_RUNNING);
+  EnterPhase(v1::TRAINER_PHASE_RUNNING);
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
-  const absl::Status saved = checkpoints_->WaitForUpload();
+  const absl::Status saved = WaitForUpload();
   // A loss that is not finite comes again at the same step: the job itself is at fault.
   *permanent = absl::IsFailedPrecondition(outcome.status());
   if (!outcome.ok() || saved.ok()) return outcome;
@@ -124,7 +139,13 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
                                                  std::string(saved.message())));
 }
 
+void TrainingLoop::EnterPhase(v1::TrainerPhase phase) {
+  if (page_ != nullptr) page_->SetPhase(phase);
+  link_.SendPhase(phase);
+}
+
 absl::Status TrainingLoop::Connect() {
+  communicators_.whereabouts = &whereabouts_;
   for (const v1::ProcessGroup& group : assignment_.plan().groups()) {
     int index = 0;
     while (group.ranks(index) != identity_.rank) ++index;
@@ -136,7 +157,11 @@ absl::Status TrainingLoop::Connect() {
                               CreateGlooTransport(index, group.ranks_size(), group.name(), link_,
                                                   assignment_.data_address(), kConnectTimeout));
     }
-    owned_.push_back(CreateCommunicator(group.name(), std::move(transport), CollectiveTimeout()));
+    owned_.push_back(CreateCommunicator({group.name(),
+                                         CollectiveTimeout(),
+                                         {group.ranks().begin(), group.ranks().end()},
+                                         &whereabouts_},
+                                        std::move(transport)));
     Communicator* made = owned_.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
@@ -148,7 +173,7 @@ absl::Status TrainingLoop::Connect() {
 
 absl::Duration TrainingLoop::CollectiveTimeout() const {
   const double seconds = assignment_.spec().fault_tolerance().hang_timeout_seconds();
-  return seconds > 0 ? absl::Seconds(seconds) : kCollectiveTimeout;
+  return seconds > 0 ? absl::Seconds(2 * seconds + 60) : kCollectiveTimeout;
 }
 
 // What rank 0 tells all ranks with the sums of this step: they must save after the same one.
@@ -195,13 +220,22 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   return TrainingOutcome::kFinished;
 }
 
+// An upload beside the training is not the rank's progress; one that it waits for is.
+absl::Status TrainingLoop::WaitForUpload() {
+  whereabouts_.BeginAction("checkpoint upload");
+  waits_for_upload_ = true;
+  const absl::Status status = checkpoints_->WaitForUpload();
+  waits_for_upload_ = false;
+  return status;
+}
+
 // Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
   const absl::Time begin = absl::Now();
   // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
   checkpoints_->StopRetrying();
-  checkpoints_->WaitForUpload().IgnoreError();  // reported when it ended
+  WaitForUpload().IgnoreError();  // reported when it ended
   TERCIO_ASSIGN_OR_RETURN(const auto values, engine_->Snapshot());
   const nlohmann::json state = {
       {"step", step},
@@ -301,8 +335,8 @@ void TrainingLoop::ReportMemory() {
 }  // namespace
 
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            bool* permanent) {
-  return TrainingLoop(link, identity).Run(permanent);
+                                            ProgressPage* page, bool* permanent) {
+  return TrainingLoop(link, identity, page).Run(permanent);
 }
 
 }  // namespace tercio

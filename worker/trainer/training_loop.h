@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "worker/progress/progress_page.h"
 #include "worker/trainer/agent_link.h"
 #include "worker/trainer/checkpoint_client.h"
 
@@ -9,9 +10,10 @@ namespace tercio {
 
 enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 
-// Runs the assignment of `link` to its end. On an error `*permanent` says whether a restart cannot
-// help, since the fault is in the job's data or configuration.
+// Runs the assignment of `link` to its end. `page`, which may be null, is told where the rank is.
+// On an error `*permanent` says whether a restart cannot help, since the fault is in the job's data
+// or configuration.
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            bool* permanent);
+                                            ProgressPage* page, bool* permanent);
 
 }  // namespace tercio

@@ -1,0 +1,101 @@
+#include "coordinator/core/stragglers.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr size_t kRecentWindows = 5;
+// Makes the median absolute deviation of normal noise its standard deviation.
+constexpr double kNormal = 1.4826;
+
+double Median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+}  // namespace
+
+StragglerDetector::StragglerDetector(const v1::Plan& plan, StragglerSettings settings)
+    : settings_(settings) {
+  for (const v1::RankPlacement& placement : plan.ranks()) {
+    Rank& rank = ranks_[placement.rank()];
+    rank.stage = placement.pipeline_index();
+    rank.node = placement.node();
+    stages_[rank.stage].push_back(placement.rank());
+  }
+}
+
+std::vector<StragglerChange> StragglerDetector::Add(const std::vector<v1::RankTiming>& timings) {
+  for (const v1::RankTiming& timing : timings) {
+    const auto found = ranks_.find(timing.rank());
+    if (found == ranks_.end() || !(timing.compute_seconds() > 0)) continue;
+    found->second.compute = timing.compute_seconds();
+  }
+  const bool all = std::all_of(ranks_.begin(), ranks_.end(),
+                               [](const auto& entry) { return entry.second.compute > 0; });
+  return all ? CloseWindow() : std::vector<StragglerChange>();
+}
+
+// How much slower than its best a rank is, taken out how much slower the job is.
+StragglerDetector::Reference StragglerDetector::PastOf(int rank, const Rank& entry) const {
+  std::vector<double> others;
+  for (const auto& [other, peer] : ranks_) {
+    if (other != rank && peer.best > 0) others.push_back(peer.compute / peer.best);
+  }
+  const double common = others.empty() ? 1 : std::max(1.0, Median(others));
+  return {entry.best * common, settings_.least_spread * entry.best, "its own best was"};
+}
+
+StragglerDetector::Reference StragglerDetector::ReferenceOf(int rank, const Rank& entry) const {
+  std::vector<double> peers;
+  for (const int other : stages_.at(entry.stage)) peers.push_back(ranks_.at(other).compute);
+  if (peers.size() >= 3) {
+    const double median = Median(peers);
+    for (double& value : peers) value = std::abs(value - median);
+    const double spread = std::max(kNormal * Median(peers), settings_.least_spread * median);
+    return {median, spread, "the median of its stage is"};
+  }
+  const Reference past = PastOf(rank, entry);
+  if (peers.size() == 1) return past;
+  const double peer = std::min(peers[0], peers[1]);
+  if (entry.best > 0 && past.seconds < peer) return past;
+  return {peer, settings_.least_spread * peer, "the other rank of its stage needs"};
+}
+
+std::vector<StragglerChange> StragglerDetector::CloseWindow() {
+  std::vector<StragglerChange> changes;
+  for (auto& [rank, entry] : ranks_) {
+    const Reference reference = ReferenceOf(rank, entry);
+    // Without a past there is nothing to say.
+    const double score = reference.seconds > 0 ? reference.seconds / entry.compute : 1;
+    scores_[rank] = score;
+    const bool slow = score < settings_.score &&
+                      entry.compute - reference.seconds > settings_.deviations * reference.spread;
+    entry.windows = slow == entry.slow ? 0 : entry.windows + 1;
+    if (entry.windows < settings_.windows) continue;
+    entry.slow = slow;
+    entry.windows = 0;
+    changes.push_back(
+        {rank, slow, score,
+         absl::StrFormat("rank %d (node %s) computes %.4g s a step, %s %.4g s: score %.2f in %d "
+                         "windows%s",
+                         rank, entry.node, entry.compute, reference.what, reference.seconds, score,
+                         settings_.windows, slow ? "" : ", no straggler any more")});
+  }
+  for (auto& [rank, entry] : ranks_) {
+    entry.recent.push_back(entry.compute);
+    if (entry.recent.size() > kRecentWindows) entry.recent.pop_front();
+    entry.compute = 0;
+    if (entry.recent.size() < static_cast<size_t>(settings_.windows)) continue;
+    const double median = Median({entry.recent.begin(), entry.recent.end()});
+    entry.best = entry.best > 0 ? std::min(entry.best, median) : median;
+  }
+  return changes;
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,78 @@
+// Finds the rank that makes all others wait, by what each computes in a step (waiting for others
+// not counted). Pure.
+//
+// A window is one report of every rank. In it a rank is compared
+//   - in a stage of three ranks or more with the stage's median: they do equal work, while stages
+//     need not;
+//   - in a stage of two with the other one;
+//   - in a stage of one or two also with its own best past, against how the whole job has slowed
+//     down meanwhile.
+// Its score is the reference divided by its own time. It is a straggler when the score is below
+// 0.75 and it is far outside the stage's spread, in three windows in a row; and has recovered when
+// it was neither in three in a row. Windows close as fast as nodes report: with a heartbeat every
+// five steps a straggler is known after 15.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "proto/tercio/v1/node_service.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio::coordinator {
+
+struct StragglerSettings {
+  double score = 0.75;
+  double deviations = 3;       // of the stage's median, in median absolute deviations
+  double least_spread = 0.03;  // of the median: no deviation counts as smaller
+  int windows = 3;
+};
+
+struct StragglerChange {
+  int rank = 0;
+  bool slow = false;  // false: it has recovered
+  double score = 0;
+  // "rank 5 (node b) computes 1.82 s a step, its peers 1.01 s: score 0.55 in 3 windows"
+  std::string text;
+};
+
+class StragglerDetector {
+ public:
+  explicit StragglerDetector(const v1::Plan& plan, StragglerSettings settings = {});
+
+  // Of any ranks, as their nodes report them. Says who has become a straggler or recovered.
+  std::vector<StragglerChange> Add(const std::vector<v1::RankTiming>& timings);
+
+  // Of the last window; empty before the first.
+  const std::map<int, double>& scores() const { return scores_; }
+
+ private:
+  struct Rank {
+    int stage = 0;
+    std::string node;
+    double compute = 0;  // of the open window; 0: not reported yet
+    std::deque<double> recent;
+    double best = 0;  // least median of recent windows; 0: none
+    int windows = 0;  // in a row that contradict `slow`
+    bool slow = false;
+  };
+
+  std::vector<StragglerChange> CloseWindow();
+  // The time that this rank should have needed, and the spread of such times.
+  struct Reference {
+    double seconds = 0;
+    double spread = 0;
+    const char* what = "";
+  };
+  Reference ReferenceOf(int rank, const Rank& entry) const;
+  Reference PastOf(int rank, const Rank& entry) const;
+
+  StragglerSettings settings_;
+  std::map<int, Rank> ranks_;
+  std::map<int, std::vector<int>> stages_;
+  std::map<int, double> scores_;
+};
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,40 @@
+#include "coordinator/core/watchdog.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr size_t kRememberedSteps = 64;
+
+}  // namespace
+
+void RunWatchdog::StepEnded(double seconds) {
+  steps_.push_back(seconds);
+  if (steps_.size() > kRememberedSteps) steps_.pop_front();
+}
+
+void RunWatchdog::Heard(const std::string& node, double now, double stalled_seconds) {
+  double& latest = progress_.emplace(node, now - stalled_seconds).first->second;
+  latest = std::max(latest, now - stalled_seconds);
+}
+
+double RunWatchdog::Deadline() const {
+  if (steps_.empty()) return std::max(hang_timeout_, settings_.start_seconds);
+  if (hang_timeout_ > 0) return hang_timeout_;
+  std::vector<double> sorted(steps_.begin(), steps_.end());
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return std::min(settings_.most_seconds,
+                  std::max(settings_.least_seconds, settings_.steps * *middle));
+}
+
+double RunWatchdog::StalledSeconds(double now) const {
+  if (progress_.empty()) return 0;
+  double latest = progress_.begin()->second;
+  for (const auto& [node, seconds] : progress_) latest = std::max(latest, seconds);
+  return std::max(0.0, now - latest);
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,162 @@
+// Children of this process stand for trainers.
+#include "worker/agent/rank_inspector.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <functional>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/progress/whereabouts.h"
+#include "worker/trainer/stack_dump.h"
+
+namespace tercio {
+
+// Not hidden in a namespace without a name: its name is looked for in a stack.
+[[gnu::noinline]] void WaitForEverHere() {
+  while (true) pause();
+}
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class RankInspectorTest : public ::testing::Test {
+ protected:
+  ~RankInspectorTest() override { End(); }
+
+  // Runs `life` in a child that has a page and answers for its stacks.
+  void Start(const std::function<void(Whereabouts&)>& life) {
+    child_ = fork();
+    ASSERT_GE(child_, 0);
+    if (child_ == 0) {
+      const auto page = *ProgressPage::Create(page_);
+      if (!InstallStackDump("test", page_ + ".stacks").ok()) std::_Exit(1);
+      Whereabouts whereabouts(page.get());
+      page->SetPhase(v1::TRAINER_PHASE_RUNNING);
+      std::thread second(WaitForEverHere);
+      life(whereabouts);
+      std::_Exit(0);
+    }
+  }
+  void End() {
+    if (child_ <= 0) return;
+    kill(child_, SIGKILL);
+    waitpid(child_, nullptr, 0);
+    child_ = 0;
+  }
+  v1::RankPosition Inspect() { return InspectRanks({{5, child_, page_}}, absl::Seconds(20)).at(0); }
+  // Until the child says that it waits.
+  v1::RankPosition InspectWaiting() {
+    while (true) {
+      const auto page = ProgressPage::Open(page_);
+      if (page.ok() && (*page)->Read().waiting.sequence == 812) return Inspect();
+      absl::SleepFor(absl::Milliseconds(5));
+    }
+  }
+  static void HangInStep97(Whereabouts& whereabouts) {
+    whereabouts.BeginStep(97);
+    whereabouts.BeginAction("forward", 3);
+    whereabouts.BeginWait({"pipeline.1", 812, "pipeline receive", "bytes", 4096, 1});
+    WaitForEverHere();
+  }
+
+  const TempDir directory_;
+  const std::string page_ = directory_.path() + "/job-1-5.page";
+  pid_t child_ = 0;
+};
+
+TEST_F(RankInspectorTest, SaysWhereARankIs) {
+  Start(HangInStep97);
+  const v1::RankPosition position = InspectWaiting();
+  EXPECT_EQ(position.rank(), 5);
+  EXPECT_EQ(position.process_state(), "S");
+  EXPECT_EQ(position.phase(), v1::TRAINER_PHASE_RUNNING);
+  EXPECT_EQ(position.step(), 97);
+  EXPECT_EQ(position.action(), "forward 3");
+  EXPECT_EQ(position.waiting().operation(), "pipeline receive");
+  EXPECT_EQ(position.waiting().sequence(), 812);
+  EXPECT_EQ(position.waiting().count(), 4096);
+  EXPECT_EQ(position.waiting().peer(), 1);
+  const std::string& stack = position.stack();
+  EXPECT_THAT(stack, AllOf(HasSubstr("tercio::WaitForEverHere()"), HasSubstr("HangInStep97"),
+                           HasSubstr("thread ")));
+  // Of both threads.
+  EXPECT_NE(stack.find("WaitForEverHere"), stack.rfind("WaitForEverHere"));
+  // Asked again it says the same, once.
+  EXPECT_EQ(Inspect().stack().size(), stack.size());
+}
+
+TEST_F(RankInspectorTest, AStoppedProcessDoesNotAnswer) {
+  Start(HangInStep97);
+  InspectWaiting();
+  kill(child_, SIGSTOP);
+  while (ProcessState(child_) != "T") absl::SleepFor(absl::Milliseconds(1));
+  const absl::Time start = absl::Now();
+  const v1::RankPosition position = Inspect();
+  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_EQ(position.process_state(), "T");
+  EXPECT_EQ(position.waiting().sequence(), 812);
+  EXPECT_EQ(position.stack(), "");
+}
+
+TEST_F(RankInspectorTest, OneThatHasEndedIsGone) {
+  Start(HangInStep97);
+  InspectWaiting();
+  End();
+  const v1::RankPosition position = Inspect();
+  EXPECT_EQ(position.process_state(), "");
+  EXPECT_EQ(position.step(), 97);  // what it did last
+}
+
+TEST_F(RankInspectorTest, AProcessWithoutTheHandlerIsNotSignalled) {
+  child_ = fork();
+  ASSERT_GE(child_, 0);
+  if (child_ == 0) WaitForEverHere();
+  const auto page = *ProgressPage::Create(page_);
+  std::fclose(std::fopen((page_ + ".stacks").c_str(), "w"));
+  EXPECT_EQ(Inspect().stack(), "");
+  EXPECT_EQ(ProcessState(child_), "S");
+}
+
+TEST(RankWatchTest, GathersStepsAndStandstill) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/0.page";
+  const RunKey run{"job", 1};
+  RankWatch watch;
+  watch.Sample(run, 0, path);  // not there yet
+  EXPECT_LT(watch.Take(run).stalled_seconds(), 10);
+  const auto page = *ProgressPage::Create(path);
+  for (int step = 1; step <= 5; ++step) {
+    page->EndStep(step, step, 0.5 * step);
+    watch.Sample(run, 0, path);
+    watch.Sample(run, 0, path);
+  }
+  v1::RunHealth health = watch.Take(run);
+  EXPECT_EQ(health.run().job_id(), "job");
+  EXPECT_LT(health.stalled_seconds(), 10);
+  ASSERT_EQ(health.timings_size(), 1);
+  EXPECT_EQ(health.timings(0).step(), 5);
+  EXPECT_EQ(health.timings(0).step_seconds(), 3);
+  EXPECT_EQ(health.timings(0).compute_seconds(), 1.5);
+  absl::SleepFor(absl::Milliseconds(200));
+  watch.Sample(run, 0, path);
+  health = watch.Take(run);
+  EXPECT_EQ(health.timings_size(), 0);
+  EXPECT_GE(health.stalled_seconds(), 0.2);
+  page->Beat();
+  watch.Sample(run, 0, path);
+  EXPECT_LT(watch.Take(run).stalled_seconds(), 0.2);
+  watch.Forget(run);
+  EXPECT_EQ(watch.Take(run).stalled_seconds(), 0);
+}
+
+}  // namespace
+}  // namespace tercio

@@ -1,0 +1,69 @@
+#include "worker/progress/whereabouts.h"
+
+#include <cstdio>
+
+namespace tercio {
+
+void Whereabouts::BeginStep(int64_t step) {
+  engine_ = std::this_thread::get_id();
+  step_ = step;
+  action_ = "";
+  index_ = -1;
+  if (page_ != nullptr) page_->BeginStep(step);
+}
+
+void Whereabouts::BeginAction(const char* name, int index) {
+  engine_ = std::this_thread::get_id();
+  action_ = name;
+  index_ = index;
+  if (page_ == nullptr) return;
+  if (index < 0) return page_->BeginAction(name);
+  char text[48];
+  const int length = std::snprintf(text, sizeof(text), "%s %d", name, index);
+  page_->BeginAction(std::string_view(text, static_cast<size_t>(length)));
+}
+
+void Whereabouts::EndStep(int64_t step, double step_seconds, double compute_seconds) {
+  if (page_ != nullptr) page_->EndStep(step, step_seconds, compute_seconds);
+}
+
+void Whereabouts::BeginJoin() {
+  if (page_ == nullptr) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  joining_ = true;
+  if (!beside_.operation.empty()) page_->BeginWait(beside_);
+}
+
+void Whereabouts::EndJoin(double seconds) {
+  engine_wait_seconds_ = engine_wait_seconds_ + seconds;
+  if (page_ == nullptr) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  joining_ = false;
+  page_->EndWait();
+}
+
+void Whereabouts::BeginWait(const CollectivePosition& position) {
+  if (page_ == nullptr) return;
+  if (OnEngineThread()) return page_->BeginWait(position);
+  std::lock_guard<std::mutex> lock(mutex_);
+  beside_ = position;
+  if (joining_) page_->BeginWait(position);
+}
+
+void Whereabouts::EndWait(double seconds) {
+  const bool engine = OnEngineThread();
+  if (engine) engine_wait_seconds_ = engine_wait_seconds_ + seconds;
+  if (page_ == nullptr) return;
+  if (engine) return page_->EndWait();
+  std::lock_guard<std::mutex> lock(mutex_);
+  beside_.operation.clear();
+  if (joining_) page_->EndWait();
+}
+
+std::string Whereabouts::action() const {
+  const char* name = action_;
+  const int index = index_;
+  return index < 0 ? std::string(name) : name + (" " + std::to_string(index));
+}
+
+}  // namespace tercio

@@ -1,0 +1,108 @@
+#include "worker/trainer/stack_dump.h"
+
+#include <execinfo.h>
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+#include <cstring>
+
+#include "absl/debugging/symbolize.h"
+#include "absl/strings/str_cat.h"
+
+namespace tercio {
+namespace {
+
+constexpr int kFrames = 48;
+constexpr int kOwnFrames = 2;  // this handler, and the kernel's return from it
+constexpr size_t kBytes = 6144;
+
+std::atomic<int> dump_file{-1};
+
+// Text in a fixed buffer, without anything that a signal handler may not call.
+class Text {
+ public:
+  void Add(const char* text) {
+    while (*text != '\0' && size_ < kBytes) bytes_[size_++] = *text++;
+  }
+  void AddNumber(uint64_t value, unsigned base) {
+    char digits[24];
+    size_t at = sizeof(digits);
+    digits[--at] = '\0';
+    do {
+      digits[--at] = "0123456789abcdef"[value % base];
+      value /= base;
+    } while (value > 0);
+    Add(digits + at);
+  }
+  // Leaves room for the last line.
+  bool Full() const { return size_ > kBytes - 512; }
+  void Write(int file) const {
+    for (size_t at = 0; at < size_;) {
+      const ssize_t written = write(file, bytes_ + at, size_ - at);
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) return;
+      at += static_cast<size_t>(written);
+    }
+  }
+
+ private:
+  char bytes_[kBytes];
+  size_t size_ = 0;
+};
+
+void DumpThisThread(int) {
+  const int saved_errno = errno;
+  const int file = dump_file;
+  if (file >= 0) {
+    const auto thread = static_cast<uint64_t>(syscall(SYS_gettid));
+    void* frames[kFrames];
+    const int count = backtrace(frames, kFrames);
+    Text text;
+    text.Add("thread ");
+    text.AddNumber(thread, 10);
+    text.Add("\n");
+    for (int i = kOwnFrames; i < count && !text.Full(); ++i) {
+      char name[256];
+      text.Add("  0x");
+      text.AddNumber(reinterpret_cast<uintptr_t>(frames[i]), 16);
+      text.Add(" ");
+      // A return address may belong to the function behind the call.
+      const bool known = absl::Symbolize(static_cast<char*>(frames[i]) - 1, name, sizeof(name));
+      text.Add(known ? name : "?");
+      text.Add("\n");
+    }
+    text.Add("end ");
+    text.AddNumber(thread, 10);
+    text.Add("\n");
+    text.Write(file);
+  }
+  errno = saved_errno;
+}
+
+}  // namespace
+
+absl::Status InstallStackDump(const char* program, const std::string& path) {
+  absl::InitializeSymbolizer(program);
+  // The first call loads a library, which a signal handler must not.
+  void* frame = nullptr;
+  backtrace(&frame, 1);
+  struct sigaction action = {};
+  action.sa_handler = DumpThisThread;
+  action.sa_flags = SA_RESTART;
+  if (sigaction(SIGUSR2, &action, nullptr) != 0) {
+    return absl::InternalError(absl::StrCat("SIGUSR2: ", std::strerror(errno)));
+  }
+  unlink(path.c_str());
+  // The file tells the agent that asking is safe: the handler is there before it.
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
+  if (file < 0) return absl::UnavailableError(absl::StrCat(path, ": ", std::strerror(errno)));
+  dump_file = file;
+  return absl::OkStatus();
+}
+
+}  // namespace tercio
