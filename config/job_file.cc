@@ -209,7 +209,7 @@ class JobParser {
       out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 0));
     }
     out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop", "skip"}));
-    out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report"}));
+    out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report", "exclude"}));
     fault_tolerance.Finish();
   }
 

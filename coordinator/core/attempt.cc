@@ -75,6 +75,7 @@ void Stepper::BeginAttempt(JobState& job) {
   record.clear_error();
   record.set_stop_reason(v1::STOP_REASON_UNSPECIFIED);
   record.clear_progress();
+  job.health = nullptr;
   SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
   SetPhase(job, v1::JOB_PHASE_PREPARING);
   for (const std::string& node : NodesOf(job)) SendPrepare(job, node);
@@ -210,6 +211,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
       SwitchLedger(ledger, v1::TIME_KIND_CHECKPOINT_STALL, now_);
     }
   }
+  HealthOf(job).watchdog.StepEnded(step.step_seconds());
   record.set_step(step.step());
   record.set_tokens(step.tokens());
   record.set_loss(step.loss());

@@ -17,6 +17,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <variant>
@@ -24,6 +25,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "coordinator/core/diagnosis.h"
+#include "coordinator/core/stragglers.h"
+#include "coordinator/core/watchdog.h"
 #include "plan/plan_builder.h"
 #include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -31,6 +35,15 @@
 #include "proto/tercio/v1/state.pb.h"
 
 namespace tercio::coordinator {
+
+// How the ranks of an attempt get on. A restarted coordinator learns it again.
+struct RunHealthState {
+  RunWatchdog watchdog;
+  std::optional<StragglerDetector> stragglers;
+  double asked_at = 0;  // all ranks were asked where they are; 0: they were not
+  std::set<std::string> answered;
+  std::map<int, v1::RankPosition> positions;
+};
 
 struct JobState {
   v1::JobRecord record;
@@ -40,6 +53,8 @@ struct JobState {
   std::set<std::string> nodes;   // of record.slots; empty: not gathered
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
   bool tried_to_shrink = false;  // in vain, with what is free now
+  std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
+  std::set<std::string> avoided;           // nodes that were too slow for it
 };
 
 struct NodeState {

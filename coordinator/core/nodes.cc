@@ -177,6 +177,11 @@ void Stepper::Handle(const NodeSaid& said) {
 
 void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& message) {
   switch (message.body_case()) {
+    case v1::AgentMessage::kHeartbeat:
+      return Heard(node, message.heartbeat());
+    case v1::AgentMessage::kInspected:
+      return WithRun(message.inspected().run(),
+                     [&](JobState& job) { Inspected(job, node, message.inspected()); });
     case v1::AgentMessage::kDataPrepared:
       return WithRun(message.data_prepared().run(),
                      [&](JobState& job) { Prepared(job, node, message.data_prepared()); });
@@ -233,6 +238,7 @@ void Stepper::Handle(const Tick&) {
     }
   }
   GrowWhereRoom();
+  WatchForHangs();
 }
 
 }  // namespace tercio::coordinator

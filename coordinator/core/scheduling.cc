@@ -30,12 +30,13 @@ int FreeSlots(const State& state, const std::string& node) {
   return std::max(0, found->second.hello.devices() - (taken == used.end() ? 0 : taken->second));
 }
 
-std::vector<v1::RankSlot> Stepper::FreeDevices(int most, int* total) const {
+std::vector<v1::RankSlot> Stepper::FreeDevices(int most, const std::set<std::string>& avoided,
+                                               int* total) const {
   const std::map<std::string, int> used = UsedSlots(state_);
   std::vector<v1::RankSlot> slots;
   *total = 0;
   for (const auto& [name, node] : state_.nodes) {
-    if (!TakesRanks(node)) continue;
+    if (!TakesRanks(node) || avoided.contains(name)) continue;
     *total += node.hello.devices();
     const auto taken = used.find(name);
     const int free = node.hello.devices() - (taken == used.end() ? 0 : taken->second);
@@ -74,7 +75,9 @@ bool Stepper::Assign(JobState& job) {
   v1::JobRecord& record = job.record;
   const int ranks = RanksOf(record.spec());
   int total = 0;
-  const std::vector<v1::RankSlot> slots = FreeDevices(ranks, &total);
+  std::vector<v1::RankSlot> slots = FreeDevices(ranks, job.avoided, &total);
+  // Slow is better than not at all.
+  if (static_cast<int>(slots.size()) < ranks) slots = FreeDevices(ranks, {}, &total);
   const int free = static_cast<int>(slots.size());
   if (free < ranks) {
     if (Shrink(job, free)) return true;
@@ -131,7 +134,7 @@ bool Stepper::Shrink(JobState& job, int free) {
                     "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));
   int total = 0;
-  SetSlots(job, FreeDevices(ranks, &total));
+  SetSlots(job, FreeDevices(ranks, {}, &total));
   BeginAttempt(job);
   return true;
 }
@@ -145,7 +148,7 @@ void Stepper::GrowWhereRoom() {
     }
     const int ranks = RanksOf(record.spec());
     int total = 0;
-    const int free = static_cast<int>(FreeDevices(ranks, &total).size());
+    const int free = static_cast<int>(FreeDevices(ranks, {}, &total).size());
     if (free + record.slots_size() < ranks) {
       job.room_since = 0;
     } else if (job.room_since == 0) {

@@ -1,6 +1,7 @@
 // One step of the coordinator's core at work. Private to coordinator/core; in several files by what
-// brings a step about: requests of people (requests.cc), nodes (nodes.cc), the life of an attempt
-// (attempt.cc), devices (scheduling.cc), and what is told to nodes (messages.cc).
+// brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
+// (health.cc), the life of an attempt (attempt.cc), devices (scheduling.cc), and what is told to
+// nodes (messages.cc).
 #pragma once
 
 #include <set>
@@ -69,6 +70,14 @@ class Stepper {
     handle(found->second);
   }
 
+  // ---- health.cc ----
+  RunHealthState& HealthOf(JobState& job);
+  void Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat);
+  void Changed(JobState& job, const StragglerChange& change);
+  void WatchForHangs();
+  void Inspected(JobState& job, const std::string& node, const v1::RunInspected& answer);
+  void Hang(JobState& job);
+
   // ---- attempt.cc ----
   void BeginAttempt(JobState& job);
   void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
@@ -95,7 +104,8 @@ class Stepper {
   // ---- scheduling.cc ----
   void Schedule();
   bool Assign(JobState& job);
-  std::vector<v1::RankSlot> FreeDevices(int most, int* total) const;
+  std::vector<v1::RankSlot> FreeDevices(int most, const std::set<std::string>& avoided,
+                                        int* total) const;
   // Fewer ranks than asked for, where the job allows it and has waited long enough.
   bool Shrink(JobState& job, int free);
   void GrowWhereRoom();

@@ -18,6 +18,10 @@ class NodeServiceImpl : public v1::NodeService::CallbackService {
   NodeServiceImpl(Coordinator& coordinator, double heartbeat_interval);
   ~NodeServiceImpl() override;
 
+  // The synchronous forms, which gRPC's generated classes refuse, stay visible beside ours.
+  using v1::NodeService::CallbackService::Attach;
+  using v1::NodeService::CallbackService::RendezvousGet;
+  using v1::NodeService::CallbackService::RendezvousPut;
   grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage>* Attach(
       grpc::CallbackServerContext* context) override;
   grpc::ServerUnaryReactor* RendezvousPut(grpc::CallbackServerContext* context,

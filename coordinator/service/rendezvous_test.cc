@@ -12,7 +12,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-v1::RunId Run(int attempt) {
+v1::RunId Attempt(int attempt) {
   v1::RunId run;
   run.set_job_id("job");
   run.set_attempt(attempt);
@@ -34,33 +34,33 @@ struct Slot {
 TEST(Rendezvous, AGetIsAnsweredByTheLastOfItsKeys) {
   Rendezvous rendezvous;
   Slot slot;
-  rendezvous.Put(Run(1), "b", "2");
-  rendezvous.Get(Run(1), {"a", "b", "c"}, absl::InfiniteFuture(), slot.Take());
-  rendezvous.Put(Run(1), "c", "3");
+  rendezvous.Put(Attempt(1), "b", "2");
+  rendezvous.Get(Attempt(1), {"a", "b", "c"}, absl::InfiniteFuture(), slot.Take());
+  rendezvous.Put(Attempt(1), "c", "3");
   EXPECT_EQ(slot.answers, 0);
-  rendezvous.Put(Run(1), "c", "4");  // said twice
+  rendezvous.Put(Attempt(1), "c", "4");  // said twice
   EXPECT_EQ(slot.answers, 0);
-  rendezvous.Put(Run(1), "a", "1");
+  rendezvous.Put(Attempt(1), "a", "1");
   ASSERT_TRUE(slot.answer.ok());
   EXPECT_THAT(*slot.answer, ElementsAre("1", "2", "4"));
   Slot later;
-  rendezvous.Get(Run(1), {"a"}, absl::InfiniteFuture(), later.Take());
+  rendezvous.Get(Attempt(1), {"a"}, absl::InfiniteFuture(), later.Take());
   EXPECT_THAT(*later.answer, ElementsAre("1"));
   EXPECT_EQ(slot.answers, 1);
 }
 
 TEST(Rendezvous, AttemptsDoNotSeeEachOther) {
   Rendezvous rendezvous;
-  rendezvous.Put(Run(1), "a", "old");
+  rendezvous.Put(Attempt(1), "a", "old");
   Slot old;
-  rendezvous.Get(Run(1), {"x"}, absl::InfiniteFuture(), old.Take());
+  rendezvous.Get(Attempt(1), {"x"}, absl::InfiniteFuture(), old.Take());
   Slot slot;
-  rendezvous.Get(Run(2), {"a"}, absl::InfiniteFuture(), slot.Take());
+  rendezvous.Get(Attempt(2), {"a"}, absl::InfiniteFuture(), slot.Take());
   EXPECT_EQ(slot.answers, 0);
-  rendezvous.Put(Run(1), "a", "late");
-  rendezvous.Put(Run(1), "x", "late");
+  rendezvous.Put(Attempt(1), "a", "late");
+  rendezvous.Put(Attempt(1), "x", "late");
   EXPECT_EQ(slot.answers, 0);
-  rendezvous.Put(Run(2), "a", "new");
+  rendezvous.Put(Attempt(2), "a", "new");
   EXPECT_THAT(*slot.answer, ElementsAre("new"));
   rendezvous.Expire(absl::Now(), [](const v1::RunId& run) { return run.attempt() == 2; });
   EXPECT_EQ(old.answer.status().code(), absl::StatusCode::kAborted);
@@ -70,27 +70,27 @@ TEST(Rendezvous, WhatDoesNotComeIsNamed) {
   Rendezvous rendezvous;
   Slot slot;
   const absl::Time now = absl::Now();
-  rendezvous.Put(Run(1), "here", "");
-  rendezvous.Get(Run(1), {"here", "a", "b"}, now + absl::Seconds(1), slot.Take());
+  rendezvous.Put(Attempt(1), "here", "");
+  rendezvous.Get(Attempt(1), {"here", "a", "b"}, now + absl::Seconds(1), slot.Take());
   const auto present = [](const v1::RunId&) { return true; };
   rendezvous.Expire(now, present);
   EXPECT_EQ(slot.answers, 0);
   rendezvous.Expire(now + absl::Seconds(2), present);
   EXPECT_EQ(slot.answer.status().code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(std::string(slot.answer.status().message()), HasSubstr("a, b"));
-  rendezvous.Put(Run(1), "a", "");
-  rendezvous.Put(Run(1), "b", "");
+  rendezvous.Put(Attempt(1), "a", "");
+  rendezvous.Put(Attempt(1), "b", "");
   EXPECT_EQ(slot.answers, 1);
 }
 
 TEST(Rendezvous, ACancelledWaitIsAnsweredOnce) {
   Rendezvous rendezvous;
   Slot slot;
-  const int64_t waiter = rendezvous.Get(Run(1), {"a"}, absl::InfiniteFuture(), slot.Take());
+  const int64_t waiter = rendezvous.Get(Attempt(1), {"a"}, absl::InfiniteFuture(), slot.Take());
   rendezvous.Cancel(waiter);
   EXPECT_EQ(slot.answer.status().code(), absl::StatusCode::kCancelled);
   rendezvous.Cancel(waiter);
-  rendezvous.Put(Run(1), "a", "");
+  rendezvous.Put(Attempt(1), "a", "");
   EXPECT_EQ(slot.answers, 1);
 }
 
@@ -103,8 +103,8 @@ TEST(Rendezvous, ManyThreads) {
   std::vector<std::thread> threads;
   for (int rank = 0; rank < kRanks; ++rank) {
     threads.emplace_back([&, rank] {
-      rendezvous.Put(Run(1), keys[static_cast<size_t>(rank)], std::to_string(rank));
-      rendezvous.Get(Run(1), keys, absl::InfiniteFuture(),
+      rendezvous.Put(Attempt(1), keys[static_cast<size_t>(rank)], std::to_string(rank));
+      rendezvous.Get(Attempt(1), keys, absl::InfiniteFuture(),
                      [&](const absl::StatusOr<Rendezvous::Values>& values) {
                        complete += values.ok() && values->size() == kRanks;
                      });

@@ -1,0 +1,130 @@
+// Runs that stand still, and ranks that make the others wait.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "coordinator/core/stepper.h"
+
+namespace tercio::coordinator {
+namespace {
+
+// Nodes answer within this time, or have nothing to say.
+constexpr double kInspectSeconds = 5;
+
+}  // namespace
+
+RunHealthState& Stepper::HealthOf(JobState& job) {
+  if (job.health == nullptr) {
+    job.health = std::make_shared<RunHealthState>();
+    job.health->watchdog = RunWatchdog(job.record.spec().fault_tolerance().hang_timeout_seconds());
+    if (job.plan != nullptr) job.health->stragglers.emplace(*job.plan);
+  }
+  return *job.health;
+}
+
+void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat) {
+  for (const v1::RunHealth& health : heartbeat.health()) {
+    WithRun(health.run(), [&](JobState& job) {
+      if (job.record.phase() != v1::JOB_PHASE_STARTING &&
+          job.record.phase() != v1::JOB_PHASE_RUNNING) {
+        return;
+      }
+      RunHealthState& state = HealthOf(job);
+      state.watchdog.Heard(node, now_, health.stalled_seconds());
+      if (!state.stragglers.has_value()) return;
+      std::vector<v1::RankTiming> timings;
+      for (const v1::RankTiming& timing : health.timings()) {
+        if (timing.rank() >= 0 && timing.rank() < job.record.slots_size()) {
+          timings.push_back(timing);
+        }
+      }
+      for (const StragglerChange& change : state.stragglers->Add(timings)) Changed(job, change);
+    });
+  }
+}
+
+void Stepper::Changed(JobState& job, const StragglerChange& change) {
+  const std::string node = job.record.slots(change.rank).node();
+  Note(job, change.slow ? "straggler" : "straggler_recovered", change.text, node, change.rank);
+  if (!change.slow || job.record.spec().fault_tolerance().stragglers() != "exclude" ||
+      job.record.phase() != v1::JOB_PHASE_RUNNING) {
+    return;
+  }
+  job.avoided.insert(node);
+  int total = 0;
+  const int own = static_cast<int>(
+      std::count_if(job.record.slots().begin(), job.record.slots().end(),
+                    [&](const v1::RankSlot& slot) { return !job.avoided.contains(slot.node()); }));
+  const int ranks = job.record.slots_size();
+  const int spare = static_cast<int>(FreeDevices(ranks, job.avoided, &total).size());
+  if (spare + own < ranks) {
+    Note(job, "straggler_kept", absl::StrCat("there are no devices to replace those of ", node),
+         node, change.rank);
+    return;
+  }
+  Move(job, absl::StrCat("rank ", change.rank, " on node ", node, " is too slow"));
+}
+
+void Stepper::WatchForHangs() {
+  for (auto& [id, job] : state_.jobs) {
+    const v1::JobPhase phase = job.record.phase();
+    if (phase != v1::JOB_PHASE_STARTING && phase != v1::JOB_PHASE_RUNNING) continue;
+    RunHealthState& state = HealthOf(job);
+    const bool stalled = state.watchdog.ShouldInspect(now_);
+    if (state.asked_at > 0) {
+      if (!stalled) {
+        state.asked_at = 0;
+        Note(job, "progress", "ranks make progress again");
+      } else if (state.answered.size() == NodesOf(job).size() ||
+                 now_ - state.asked_at > kInspectSeconds) {
+        Hang(job);
+      }
+      continue;
+    }
+    if (!stalled) continue;
+    state.asked_at = now_;
+    state.answered.clear();
+    state.positions.clear();
+    Note(job, "no_progress",
+         absl::StrCat("no rank has made progress for ",
+                      static_cast<int64_t>(state.watchdog.StalledSeconds(now_)),
+                      " s; all are asked where they are"));
+    for (const std::string& node : NodesOf(job)) {
+      v1::CoordinatorMessage message;
+      *message.mutable_inspect_run()->mutable_run() = RunOf(job.record);
+      effects_.messages.push_back({node, message});
+    }
+  }
+}
+
+void Stepper::Inspected(JobState& job, const std::string& node, const v1::RunInspected& answer) {
+  if (job.health == nullptr || job.health->asked_at == 0) return;
+  job.health->answered.insert(node);
+  for (const v1::RankPosition& position : answer.ranks()) {
+    if (position.rank() < 0 || position.rank() >= job.record.slots_size()) continue;
+    job.health->positions[position.rank()] = position;
+  }
+}
+
+// The report comes first, then the attempt ends: aborting it destroys what there is to see.
+void Stepper::Hang(JobState& job) {
+  const RunHealthState state = *job.health;
+  for (const auto& [rank, position] : state.positions) {
+    for (const auto text : absl::StrSplit(position.stack(), '\n', absl::SkipEmpty())) {
+      v1::LogLine line;
+      line.mutable_time()->set_seconds(static_cast<int64_t>(now_));
+      line.set_attempt(job.record.attempt());
+      line.set_rank(rank);
+      line.set_node(job.record.slots(rank).node());
+      line.set_line(absl::StrCat("stack: ", text));
+      effects_.logs.emplace_back(job.record.id(), line);
+    }
+  }
+  const Diagnosis diagnosis = Diagnose(*job.plan, state.positions);
+  const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
+  const std::string node = culprit < 0 ? "" : job.record.slots(culprit).node();
+  Note(job, "hang", diagnosis.text, node, culprit);
+  Fault(job, {absl::StrCat("hang: ", diagnosis.text), false, node});
+}
+
+}  // namespace tercio::coordinator
