@@ -537,6 +537,131 @@ TEST(Faults, ALongTimeWithoutFaultsGivesTheBudgetBack) {
   EXPECT_EQ(cluster.job().restarts(), 1);
 }
 
+// What a node says of a run on it.
+v1::AgentMessage Health(double stalled, const std::vector<std::pair<int, double>>& computes = {},
+                        int64_t step = 0) {
+  v1::AgentMessage message;
+  v1::RunHealth* health = message.mutable_heartbeat()->add_health();
+  *health->mutable_run() = Cluster::RunWith(1);
+  health->set_stalled_seconds(stalled);
+  for (const auto& [rank, seconds] : computes) {
+    v1::RankTiming* timing = health->add_timings();
+    timing->set_rank(rank);
+    timing->set_step(step);
+    timing->set_step_seconds(2);
+    timing->set_compute_seconds(seconds);
+  }
+  return message;
+}
+
+TEST(Hang, IsNamedAndTheNextAttemptStarts) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
+  for (int i = 0; i <= 32; ++i) {
+    for (const char* node : {"a", "b"}) cluster.Do(NodeSaid{node, Health(i)});
+    cluster.now_ += 1;
+    cluster.last_ = cluster.Do(Tick{});
+    if (!cluster.last_.messages.empty()) break;
+  }
+  for (const char* node : {"a", "b"}) {
+    EXPECT_EQ(cluster.Sent(node, [](const auto& m) { return m.has_inspect_run(); }), 1) << node;
+  }
+  EXPECT_THAT(cluster.kinds_, Contains("no_progress"));
+  for (const char* node : {"a", "b"}) {
+    v1::AgentMessage answer;
+    *answer.mutable_inspected()->mutable_run() = Cluster::RunWith(1);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (cluster.job().slots(rank).node() != node) continue;
+      v1::RankPosition* position = answer.mutable_inspected()->add_ranks();
+      position->set_rank(rank);
+      position->set_process_state(rank == 3 ? "T" : "S");
+      position->set_step(6);
+      position->set_phase(v1::TRAINER_PHASE_RUNNING);
+      position->set_stack(rank == 3 ? "" : "frame 0\nframe 1");
+      if (rank == 3) continue;
+      v1::CollectiveIdentity* waiting = position->mutable_waiting();
+      waiting->set_group("data");
+      waiting->set_operation("all-reduce");
+      waiting->set_sequence(44);
+      waiting->set_peer(3);
+    }
+    cluster.Do(NodeSaid{node, answer});
+  }
+  cluster.last_ = cluster.Do(Tick{});
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("hang: rank 3 (node b)"));
+  EXPECT_THAT(cluster.job().error(), HasSubstr("state T"));
+  EXPECT_EQ(cluster.last_.logs.size(), 6u);  // the stacks of those that answered
+  cluster.StopAll();
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_BACKING_OFF);
+}
+
+TEST(Hang, ANodeThatDoesNotAnswerEndsTheWaitForIt) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
+  for (int i = 0; i <= 40 && cluster.job().phase() == v1::JOB_PHASE_RUNNING; ++i) {
+    for (const char* node : {"a", "b"}) cluster.Do(NodeSaid{node, Health(i)});
+    cluster.now_ += 1;
+    cluster.Do(Tick{});
+  }
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+}
+
+TEST(Hang, ProgressEndsTheSuspicion) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
+  for (int i = 0; i <= 31; ++i) {
+    cluster.Do(NodeSaid{"a", Health(i)});
+    cluster.now_ += 1;
+    cluster.Do(Tick{});
+  }
+  ASSERT_THAT(cluster.kinds_, Contains("no_progress"));
+  cluster.Do(NodeSaid{"a", Health(0)});
+  cluster.Do(Tick{});
+  EXPECT_THAT(cluster.kinds_, Contains("progress"));
+  cluster.Wait(10);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+}
+
+TEST(Straggler, IsNamedAndReplacedWhereThePolicySaysSo) {
+  for (const char* policy : {"report", "exclude"}) {
+    Cluster cluster;
+    v1::JobSpec spec = Spec(4);
+    spec.mutable_fault_tolerance()->set_stragglers(policy);
+    cluster.Do(Submitted{kJob, spec});
+    cluster.Attach("a");
+    cluster.Attach("b");
+    cluster.StartAll();
+    cluster.Attach("c");
+    cluster.Stepped(1, 1);
+    for (int64_t i = 1; i <= 6; ++i) {
+      cluster.Do(NodeSaid{"a", Health(0, {{0, 1.0}, {1, 1.01}}, i)});
+      cluster.Do(NodeSaid{"b", Health(0, {{2, 2.0}, {3, 1.02}}, i)});
+    }
+    EXPECT_THAT(cluster.kinds_, Contains("straggler"));
+    if (std::string(policy) == "report") {
+      EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+      continue;
+    }
+    ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+    cluster.Committed(1);
+    cluster.StopAll();
+    EXPECT_THAT(cluster.NodesOfJob(), ::testing::ElementsAre("a", "c"));
+    EXPECT_EQ(cluster.job().restarts(), 0);
+  }
+}
+
 TEST(Goodput, EverySecondHasItsKind) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, Spec(2)});
