@@ -1,7 +1,10 @@
 #include "worker/agent/run_manager.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,11 +14,13 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/data/prepared_data.h"
+#include "worker/progress/progress_page.h"
 
 namespace tercio {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
+constexpr int kUnknownExit = 1;  // a fault
 
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -27,6 +32,14 @@ void SetNow(google::protobuf::Timestamp* time) {
   time->set_nanos(static_cast<int32_t>(absl::ToUnixNanos(now) % 1'000'000'000));
 }
 
+// With what else the trainer has put beside it under its name.
+void RemovePage(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;
+  for (const std::string& file : ListDirectory(path.substr(0, name))) {
+    if (file.starts_with(path.substr(name))) unlink((path.substr(0, name) + file).c_str());
+  }
+}
+
 // Bytes that are not ASCII must not stop a message: protobuf strings are UTF-8.
 std::string Printable(const std::string& line) {
   std::string text = line;
@@ -34,23 +47,46 @@ std::string Printable(const std::string& line) {
   return text;
 }
 
+// How a trainer ended: by its exit status where this process is its parent, else by the note that
+// it left on its page.
+TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
+                       const std::string& page_path) {
+  TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false};
+  for (const std::string& line : exit.last_lines) event.last_lines.push_back(Printable(line));
+  std::optional<ExitNote> note;
+  if (const auto page = ProgressPage::Open(page_path); page.ok()) note = (*page)->Exit();
+  if (note.has_value()) {
+    event.reason = Printable(note->reason);
+    event.permanent = note->permanent;
+    if (exit.adopted) {
+      event.exit_code = note->exit_code;
+      event.signal = 0;
+    }
+  } else if (exit.adopted && exit.signal == 0) {
+    event.exit_code = kUnknownExit;
+    event.reason = exit.away ? "ended without a word while its agent was away (killed?)"
+                             : "ended without a word (killed?)";
+  }
+  return event;
+}
+
 }  // namespace
 
-RunManager::RunManager(AgentOptions options, AgentMetrics& metrics,
-                       std::function<void(v1::AgentMessage)> send)
+RunManager::RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& store)
     : options_(std::move(options)),
       metrics_(metrics),
-      send_(std::move(send)),
+      store_(store),
       housekeeper_([this] { Housekeeping(); }) {}
 
 RunManager::~RunManager() {
-  StopAll(absl::ZeroDuration());
+  if (!left_) StopAll(absl::ZeroDuration());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
   housekeeper_.join();
+  trainers_.clear();
   ended_.clear();
   for (Preparation& preparation : preparations_) preparation.thread.join();
 }
@@ -60,14 +96,40 @@ void RunManager::Handle(const v1::CoordinatorMessage& message) {
   Apply({0, CoordinatorSaid{message}});
 }
 
-void RunManager::Apply(AgentEvent event) {
+void RunManager::Restore() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const ProcessRecord& process : store_.processes()) {
+    trainers_[process.run][process.rank].received = process.received;
+  }
+  Apply({0, store_.restored()});
+}
+
+void RunManager::Keep(const std::vector<AgentEffect>& effects, AgentChanges changes) {
+  for (const AgentEffect& effect : effects) {
+    if (const auto* told = std::get_if<TellCoordinator>(&effect)) {
+      changes.messages.push_back(told->message);
+    } else if (const auto* kept = std::get_if<KeepRun>(&effect)) {
+      const auto run = state_.runs.find(kept->run);
+      if (run != state_.runs.end()) changes.runs.push_back(*run);
+    } else if (const auto* forgotten = std::get_if<ForgetRun>(&effect)) {
+      for (const EndedRun& ended : state_.ended) {
+        if (ended.run == forgotten->run) changes.ended.push_back(ended);
+      }
+    }
+  }
+  store_.Commit(std::move(changes));
+}
+
+void RunManager::Apply(AgentEvent event, AgentChanges changes) {
   std::vector<AgentEvent> events;
   events.push_back(std::move(event));
   while (!events.empty()) {
     AgentEvent next = std::move(events.front());
     events.erase(events.begin());
     next.now = SteadySeconds();
-    for (AgentEffect& effect : Step(state_, next)) {
+    std::vector<AgentEffect> effects = Step(state_, next);
+    Keep(effects, std::exchange(changes, {}));
+    for (AgentEffect& effect : effects) {
       std::visit([&](auto& body) { Do(body, events); }, effect);
     }
   }
@@ -77,12 +139,39 @@ void RunManager::Apply(AgentEvent event) {
 void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
   auto process = Spawn(effect.run, effect.rank);
   if (process.ok()) {
+    AgentChanges changes;
+    const ProcessId& id = (*process)->id();
+    changes.started.push_back(
+        {effect.run, effect.rank, id.pid, id.start_time, 0, (*process)->log_start()});
+    store_.Commit(std::move(changes));
     trainers_[effect.run][effect.rank].process = *std::move(process);
     return;
   }
   LogError(std::string(process.status().message()));
   more.push_back(
       {0, StartFailed{effect.run, effect.rank, std::string(process.status().message())}});
+}
+
+// How the trainer is can be seen from its page alone; that it runs, from its number. A trainer
+// whose number was not kept, since the agent died while it started it, ends itself: it is not let
+// in.
+void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>& more) {
+  ProcessId id;
+  LogPosition log;
+  for (const ProcessRecord& process : store_.processes()) {
+    if (process.run != effect.run || process.rank != effect.rank) continue;
+    id = {process.pid, process.start_time};
+    log = process.log;
+  }
+  const auto page = ProgressPage::Open(PagePath(effect.run, effect.rank));
+  int64_t step = 0;
+  if (page.ok()) step = (*page)->Read().timed_step;
+  more.push_back({0, Adopted{effect.run, effect.rank, step}});
+  trainers_[effect.run][effect.rank].process = TrainerProcess::Adopt(
+      id, LogPath(effect.run, effect.rank), log, LineSender(effect.run, effect.rank),
+      ExitHandler(effect.run, effect.rank));
+  LogInfo(absl::StrCat("adopted rank ", effect.rank, " of job ", effect.run.first, " attempt ",
+                       effect.run.second, ", process ", id.pid));
 }
 
 void RunManager::Do(SignalTrainer& effect, std::vector<AgentEvent>&) {
@@ -95,17 +184,14 @@ void RunManager::Do(TellTrainer& effect, std::vector<AgentEvent>&) {
   if (trainer.write) trainer.write(effect.command);
 }
 
-void RunManager::Do(TellCoordinator& effect, std::vector<AgentEvent>&) {
-  send_(std::move(effect.message));
-}
-
 // In a thread of its own: tokenising a large text takes long, and heartbeats must go on.
 void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
   Preparation& preparation = preparations_.emplace_back();
   preparation.thread = std::thread([this, &preparation, request = effect.request] {
-    v1::AgentMessage answer = Prepare(request);
+    AgentChanges changes;
+    changes.messages.push_back(Prepare(request));
+    store_.Commit(std::move(changes));
     std::lock_guard<std::mutex> lock(mutex_);
-    send_(std::move(answer));
     preparation.done = true;
   });
 }
@@ -113,6 +199,7 @@ void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
 void RunManager::Do(ForgetRun& effect, std::vector<AgentEvent>&) {
   const auto found = trainers_.find(effect.run);
   if (found == trainers_.end()) return;
+  for (const auto& [rank, trainer] : found->second) RemovePage(PagePath(effect.run, rank));
   ended_.push_back(std::move(found->second));
   trainers_.erase(found);
 }
@@ -146,42 +233,63 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
   TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
   TrainerProcess::Options options;
   options.program = options_.trainer;
-  options.arguments = {"tercio-trainer", "--rank",    absl::StrCat(rank),       "--job",
-                       key.first,        "--attempt", absl::StrCat(key.second), "--socket",
-                       options_.socket};
+  options.arguments = {"tercio-trainer",   "--rank",    absl::StrCat(rank),       "--job",
+                       key.first,          "--attempt", absl::StrCat(key.second), "--socket",
+                       options_.socket,    "--log",     LogPath(key, rank),       "--progress",
+                       PagePath(key, rank)};
   options.environment = options_.trainer_environment;
   options.environment.push_back(
       absl::StrCat("TERCIO_TRAINER_TOKEN=", state_.runs.at(key).start.token()));
-  options.log_path = absl::StrCat(logs, "/attempt-", key.second, "-rank-", rank, ".log");
-  return TrainerProcess::Start(
-      options, [this, key, rank](const std::string& line) { SendLine(key, rank, line); },
-      [this, key, rank](const ProcessExit& exit) {
-        TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}};
-        for (const std::string& line : exit.last_lines) {
-          event.last_lines.push_back(Printable(line));
-        }
-        std::lock_guard<std::mutex> lock(mutex_);
-        const RankLabels labels = LabelsOf(key, rank);
-        metrics_.Exited(labels, exit.signal != 0 || exit.exit_code != 0);
-        metrics_.Forget(labels);
-        Apply({0, std::move(event)});
-      });
+  options.log_path = LogPath(key, rank);
+  return TrainerProcess::Start(options, LineSender(key, rank), ExitHandler(key, rank));
+}
+
+std::string RunManager::LogPath(const RunKey& key, int rank) const {
+  return absl::StrCat(options_.state_dir, "/logs/", key.first, "/attempt-", key.second, "-rank-",
+                      rank, ".log");
+}
+
+std::string RunManager::PagePath(const RunKey& key, int rank) const {
+  return absl::StrCat(options_.runtime_dir, "/", key.first, "-", key.second, "-", rank, ".page");
+}
+
+TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank) {
+  return [this, key, rank](const std::vector<std::string>& lines, const LogPosition& position) {
+    SendLines(key, rank, lines, position);
+  };
+}
+
+TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
+  return [this, key, rank](const ProcessExit& exit) {
+    TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
+    std::lock_guard<std::mutex> lock(mutex_);
+    const RankLabels labels = LabelsOf(key, rank);
+    metrics_.Exited(labels, event.signal != 0 || event.exit_code != 0);
+    metrics_.Forget(labels);
+    Apply({0, std::move(event)});
+  };
 }
 
 RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
   return {key.first, state_.runs.at(key).start.spec().name(), rank};
 }
 
-void RunManager::SendLine(const RunKey& key, int rank, const std::string& line) {
-  v1::AgentMessage message;
-  *message.mutable_logs()->mutable_run() = ToRunId(key);
-  v1::LogLine* log = message.mutable_logs()->add_lines();
-  SetNow(log->mutable_time());
-  log->set_attempt(key.second);
-  log->set_rank(rank);
-  log->set_node(options_.node);
-  log->set_line(Printable(line));
-  send_(std::move(message));
+void RunManager::SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
+                           const LogPosition& position) {
+  AgentChanges changes;
+  v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
+  *logs->mutable_run() = ToRunId(key);
+  for (const std::string& line : lines) {
+    v1::LogLine* log = logs->add_lines();
+    SetNow(log->mutable_time());
+    log->set_attempt(key.second);
+    log->set_rank(rank);
+    log->set_node(options_.node);
+    log->set_line(Printable(line));
+  }
+  // With the lines: they are taken once, whatever becomes of this process.
+  changes.logs.push_back({{key, rank}, position});
+  store_.Commit(std::move(changes));
 }
 
 std::vector<v1::RunId> RunManager::Running(bool ended) const {
@@ -211,22 +319,27 @@ RunManager::Trainer* RunManager::FindTrainer(const v1::TrainerHello& hello) {
   return trainer == run->second.end() ? nullptr : &trainer->second;
 }
 
-absl::StatusOr<v1::TrainerAssignment> RunManager::Attach(const v1::TrainerHello& hello,
-                                                         WriteCommand write) {
+absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello& hello,
+                                                          WriteCommand write) {
   std::lock_guard<std::mutex> lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
   Trainer* trainer = FindTrainer(hello);
   const auto run = state_.runs.find(key);
   if (trainer == nullptr || run == state_.runs.end() ||
+      run->second.ranks.at(hello.rank()).life != RankState::Life::kLive ||
       hello.token() != run->second.start.token()) {
     return absl::PermissionDeniedError(
         "no such rank here, or the token is not that of its attempt");
   }
   trainer->write = std::move(write);
+  trainer->attachment = ++attachments_;
   const v1::StartRun& start = run->second.start;
   const v1::RankPlan& plan = run->second.ranks.at(hello.rank()).plan;
   const v1::Layout& layout = plan.layout();
-  v1::TrainerAssignment assignment;
+  Attachment attachment;
+  attachment.received = trainer->received;
+  attachment.id = trainer->attachment;
+  v1::TrainerAssignment& assignment = attachment.assignment;
   *assignment.mutable_spec() = start.spec();
   *assignment.mutable_plan() = plan;
   assignment.set_world_size(layout.tensor() * layout.pipeline() * layout.data());
@@ -236,20 +349,30 @@ absl::StatusOr<v1::TrainerAssignment> RunManager::Attach(const v1::TrainerHello&
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
-  return assignment;
+  return attachment;
 }
 
-void RunManager::Detach(const v1::TrainerHello& hello) {
+void RunManager::Detach(const v1::TrainerHello& hello, uint64_t attachment) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (Trainer* trainer = FindTrainer(hello); trainer != nullptr) trainer->write = nullptr;
+  Trainer* trainer = FindTrainer(hello);
+  if (trainer != nullptr && trainer->attachment == attachment) trainer->write = nullptr;
 }
 
 void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
-  if (!state_.runs.contains(key)) return;
+  Trainer* trainer = FindTrainer(hello);
+  if (trainer == nullptr || !state_.runs.contains(key)) return;
+  AgentChanges changes;
+  if (message.sequence() > 0) {
+    if (message.sequence() <= trainer->received) return;
+    trainer->received = message.sequence();
+    // Of what is not kept, hearing it twice does no harm.
+    const bool kept = message.has_phase() || message.has_trace() || message.step().has_record();
+    if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});
+  }
   Measure(key, hello.rank(), message);
-  Apply({0, TrainerSaid{key, hello.rank(), message}});
+  Apply({0, TrainerSaid{key, hello.rank(), message}}, std::move(changes));
 }
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
@@ -293,10 +416,30 @@ void RunManager::Housekeeping() {
   }
 }
 
+void RunManager::WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up) {
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(patience);
+  std::unique_lock<std::mutex> lock(mutex_);
+  Apply({0, Leaving{}});
+  while (!state_.runs.empty() && std::chrono::steady_clock::now() < deadline && !give_up()) {
+    changed_.wait_for(lock, kTickInterval);
+  }
+}
+
 void RunManager::StopAll(absl::Duration grace) {
   std::unique_lock<std::mutex> lock(mutex_);
   Apply({0, ShutDown{absl::ToDoubleSeconds(grace)}});
   changed_.wait(lock, [this] { return state_.runs.empty(); });
+}
+
+void RunManager::Leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_ = true;
+  Apply({0, Leaving{}});
+  for (auto& [key, trainers] : trainers_) {
+    for (auto& [rank, trainer] : trainers) {
+      if (trainer.process != nullptr) trainer.process->Release();
+    }
+  }
 }
 
 }  // namespace tercio
