@@ -25,7 +25,7 @@ constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS notes(name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS spool(sequence INTEGER PRIMARY KEY, message BLOB);
 CREATE TABLE IF NOT EXISTS missing(job TEXT, attempt INTEGER, rank INTEGER, lines INTEGER,
-  PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
+  last BLOB, PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS runs(job TEXT, attempt INTEGER, start BLOB, stopping INTEGER,
   ended INTEGER DEFAULT 0, PRIMARY KEY(job, attempt)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ranks(job TEXT, attempt INTEGER, rank INTEGER, life INTEGER,
@@ -99,13 +99,16 @@ absl::Status AgentStore::Load() {
     }
   }
   {
-    SqliteStatement query(database_, "SELECT job, attempt, rank, lines FROM missing");
+    SqliteStatement query(database_, "SELECT job, attempt, rank, lines, last FROM missing");
     while (true) {
       TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
       if (!row) break;
+      Spool::Missing missing;
+      missing.lines = query.Integer(3);
+      if (!missing.last.ParseFromString(query.Bytes(4))) missing.last.Clear();
       spool_.RestoreMissing(
           {query.Bytes(0), static_cast<int>(query.Integer(1)), static_cast<int>(query.Integer(2))},
-          query.Integer(3));
+          std::move(missing));
     }
   }
   TERCIO_RETURN_IF_ERROR(LoadRuns());
@@ -368,12 +371,13 @@ absl::Status AgentStore::WriteSpool() {
   }
   if (delta.missing_changed) {
     TERCIO_RETURN_IF_ERROR(Run("DELETE FROM missing"));
-    SqliteStatement missing(database_, "INSERT INTO missing VALUES(?,?,?,?)");
-    for (const auto& [rank, lines] : spool_.missing()) {
+    SqliteStatement missing(database_, "INSERT INTO missing VALUES(?,?,?,?,?)");
+    for (const auto& [rank, each] : spool_.missing()) {
       missing.Bind(1, std::get<0>(rank));
       missing.Bind(2, int64_t{std::get<1>(rank)});
       missing.Bind(3, int64_t{std::get<2>(rank)});
-      missing.Bind(4, lines);
+      missing.Bind(4, each.lines);
+      missing.BindBlob(5, each.last.SerializeAsString());
       TERCIO_RETURN_IF_ERROR(missing.Execute());
     }
   }

@@ -152,10 +152,9 @@ void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
       {0, StartFailed{effect.run, effect.rank, std::string(process.status().message())}});
 }
 
-// How the trainer is can be seen from its page alone; that it runs, from its number. A trainer
-// whose number was not kept, since the agent died while it started it, ends itself: it is not let
-// in.
-void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>& more) {
+// A trainer whose number was not kept, since the agent died while it started it, counts as gone. It
+// ends itself: it is not let in.
+void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>&) {
   ProcessId id;
   LogPosition log;
   for (const ProcessRecord& process : store_.processes()) {
@@ -163,13 +162,11 @@ void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>& more) {
     id = {process.pid, process.start_time};
     log = process.log;
   }
-  const auto page = ProgressPage::Open(PagePath(effect.run, effect.rank));
-  int64_t step = 0;
-  if (page.ok()) step = (*page)->Read().timed_step;
-  more.push_back({0, Adopted{effect.run, effect.rank, step}});
-  trainers_[effect.run][effect.rank].process = TrainerProcess::Adopt(
-      id, LogPath(effect.run, effect.rank), log, LineSender(effect.run, effect.rank),
-      ExitHandler(effect.run, effect.rank));
+  Trainer& trainer = trainers_[effect.run][effect.rank];
+  trainer.steps_unknown = true;
+  trainer.process = TrainerProcess::Adopt(id, LogPath(effect.run, effect.rank), log,
+                                          LineSender(effect.run, effect.rank),
+                                          ExitHandler(effect.run, effect.rank));
   LogInfo(absl::StrCat("adopted rank ", effect.rank, " of job ", effect.run.first, " attempt ",
                        effect.run.second, ", process ", id.pid));
 }
@@ -327,9 +324,10 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   const auto run = state_.runs.find(key);
   if (trainer == nullptr || run == state_.runs.end() ||
       run->second.ranks.at(hello.rank()).life != RankState::Life::kLive ||
+      trainer->process == nullptr || trainer->process->id().pid != hello.pid() ||
       hello.token() != run->second.start.token()) {
     return absl::PermissionDeniedError(
-        "no such rank here, or the token is not that of its attempt");
+        "no such rank here, or it is another process, or the token is not that of its attempt");
   }
   trainer->write = std::move(write);
   trainer->attachment = ++attachments_;
@@ -380,8 +378,10 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
   const RunState& run = state_.runs.at(key);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
+    // What was done before an adoption was counted by another agent, or is not known.
+    const bool unknown = std::exchange(trainers_[key][rank].steps_unknown, false);
     const int64_t steps =
-        std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
+        unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
     metrics_.Step(labels, message.step(), steps,
                   steps * spec.training().global_batch() * spec.model().context());
   } else if (message.has_memory()) {

@@ -88,6 +88,7 @@ class RunManager {
     WriteCommand write;
     uint64_t attachment = 0;
     uint64_t received = 0;
+    bool steps_unknown = false;  // adopted, and has told nothing yet
   };
   struct Preparation {
     std::thread thread;

@@ -68,7 +68,10 @@ bool Spool::MakeRoom(int64_t bytes, bool for_logs, bool for_traces) {
 
 void Spool::CountMissing(const v1::RankLogs& logs) {
   for (const v1::LogLine& line : logs.lines()) {
-    ++missing_[{logs.run().job_id(), logs.run().attempt(), line.rank()}];
+    Missing& missing = missing_[{logs.run().job_id(), logs.run().attempt(), line.rank()}];
+    ++missing.lines;
+    missing.last = line;
+    missing.last.clear_line();
   }
   delta_.missing_changed = true;
 }
@@ -88,15 +91,14 @@ bool Spool::Acknowledge(uint64_t sequence) {
 
 void Spool::SayMissing() {
   if (missing_.empty()) return;
-  for (const auto& [rank, lines] : std::exchange(missing_, {})) {
+  for (const auto& [rank, missing] : std::exchange(missing_, {})) {
     v1::AgentMessage message;
     v1::RankLogs* logs = message.mutable_logs();
     logs->mutable_run()->set_job_id(std::get<0>(rank));
     logs->mutable_run()->set_attempt(std::get<1>(rank));
     v1::LogLine* line = logs->add_lines();
-    line->set_attempt(std::get<1>(rank));
-    line->set_rank(std::get<2>(rank));
-    line->set_line(absl::StrCat("(", lines,
+    *line = missing.last;
+    line->set_line(absl::StrCat("(", missing.lines,
                                 " lines are missing before this one: the agent's spool was full; "
                                 "its log directory may still have them)"));
     Append(std::move(message));

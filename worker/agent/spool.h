@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "proto/tercio/v1/node_service.pb.h"
@@ -20,6 +21,11 @@ namespace tercio {
 class Spool {
  public:
   using RankKey = std::tuple<std::string, int, int>;  // job, attempt, rank
+
+  struct Missing {
+    int64_t lines = 0;
+    v1::LogLine last;  // of them, without its text
+  };
 
   // What a copy must do to be equal again: remove up to `acknowledged`, add, remove.
   struct Delta {
@@ -36,7 +42,7 @@ class Spool {
 
   // Of the copy, in any order, before anything else.
   void Restore(uint64_t sequence, std::string bytes);
-  void RestoreMissing(const RankKey& rank, int64_t lines) { missing_[rank] = lines; }
+  void RestoreMissing(const RankKey& rank, Missing missing) { missing_[rank] = std::move(missing); }
 
   // Numbers are `first` at least.
   void StartAt(uint64_t first) { next_ = std::max(next_, first); }
@@ -53,7 +59,7 @@ class Spool {
   uint64_t newest() const { return entries_.empty() ? 0 : entries_.rbegin()->first; }
   int64_t bytes() const { return bytes_; }
   bool empty() const { return entries_.empty(); }
-  const std::map<RankKey, int64_t>& missing() const { return missing_; }
+  const std::map<RankKey, Missing>& missing() const { return missing_; }
 
   const Delta& delta() const { return delta_; }
   void ForgetDelta() { delta_ = {}; }
@@ -71,7 +77,7 @@ class Spool {
   std::map<uint64_t, std::string> entries_;  // serialized
   std::set<uint64_t> logs_;
   std::set<uint64_t> traces_;
-  std::map<RankKey, int64_t> missing_;
+  std::map<RankKey, Missing> missing_;
   Delta delta_;
 };
 

@@ -120,6 +120,7 @@ void TrainerProcess::Begin(const std::string& log_path, OnLines on_lines, OnExit
     close(handle_);
     handle_ = -1;
   }
+  away_ = HasEnded(0);  // also one that nobody has reaped yet
   watcher_ = std::thread([this, log_path, lines = std::move(on_lines), exit = std::move(on_exit)] {
     Watch(log_path, lines, exit);
   });
@@ -160,7 +161,7 @@ ProcessExit TrainerProcess::Reap() {
   ended_ = true;
   if (!child_) {
     result.adopted = true;
-    result.away = handle_ < 0;
+    result.away = away_;
     result.signal = signalled_;
     return result;
   }

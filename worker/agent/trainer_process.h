@@ -83,7 +83,8 @@ class TrainerProcess {
   const ProcessId id_;
   const bool child_;
   const LogPosition log_start_;
-  int handle_ = -1;  // pidfd; -1: it had gone before
+  int handle_ = -1;    // pidfd; -1: it had gone before
+  bool away_ = false;  // it had ended when it was looked for
   std::mutex mutex_;
   bool ended_ = false;  // reaped: the number may belong to somebody else by now
   int signalled_ = 0;   // the last signal that was sent

@@ -27,6 +27,7 @@ absl::Status CallUntil(absl::Duration timeout, const Call& call) {
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_wait_for_ready(true);
     const absl::Status status = FromGrpc(call(context));
     const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
     if (!away || absl::Now() + kRetryInterval >= deadline) return status;
@@ -79,6 +80,8 @@ absl::Status AgentLink::Greet(bool again) {
     if (stopping_) return absl::CancelledError("the link is being closed");
     connection_ = connection;
   }
+  // A call that waits also drives the connecting; without one gRPC looks every few seconds only.
+  connection->context.set_wait_for_ready(again);
   connection->stream = stub_->Attach(&connection->context);
   v1::TrainerMessage message;
   *message.mutable_hello() = hello_;

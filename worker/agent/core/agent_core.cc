@@ -55,11 +55,6 @@ class Stepper {
     for (const RunKey& key : keys) LaunchWaiting(key.first);
   }
 
-  void Handle(const Adopted& event) {
-    RankState* rank = FindRank(event.run, event.rank);
-    if (rank != nullptr) rank->last_step = std::max(rank->last_step, event.step);
-  }
-
   void Handle(const CoordinatorSaid& event) {
     const v1::CoordinatorMessage& message = event.message;
     if (message.has_prepare_data()) effects_.push_back(ReadData{message.prepare_data()});

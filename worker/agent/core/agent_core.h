@@ -68,12 +68,6 @@ struct Restored {
   std::deque<EndedRun> ended;
   int highest_attempt = 0;
 };
-// A trainer of an agent before this one is alive and watched.
-struct Adopted {
-  RunKey run;
-  int rank = 0;
-  int64_t step = 0;  // the last that it has ended
-};
 struct CoordinatorSaid {
   v1::CoordinatorMessage message;
 };
@@ -107,8 +101,8 @@ struct TimePassed {};
 
 struct AgentEvent {
   double now = 0;  // seconds of any steady clock
-  std::variant<Restored, Adopted, CoordinatorSaid, TrainerSaid, StartFailed, TrainerEnded, Leaving,
-               ShutDown, TimePassed>
+  std::variant<Restored, CoordinatorSaid, TrainerSaid, StartFailed, TrainerEnded, Leaving, ShutDown,
+               TimePassed>
       body;
 };
 
@@ -122,7 +116,7 @@ struct StartTrainer {
   RunKey run;
   int rank = 0;
 };
-// Answered by Adopted or TrainerEnded.
+// From another agent that has started it. Answered by TrainerEnded, at once when it has gone.
 struct AdoptTrainer {
   RunKey run;
   int rank = 0;

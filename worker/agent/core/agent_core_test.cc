@@ -253,8 +253,6 @@ TEST(AgentCore, AnAdoptedRankGoesOnAsIfNothingHadBeen) {
   memory.Take(state, Step(state, Ended(1, 1, 0)));
   AgentState next;
   EXPECT_EQ(Words(next, {0, memory.kept()}), Strings{"adopt 1.0"});
-  EXPECT_EQ(Words(next, {0, Adopted{{"job", 1}, 0, 12}}), Strings{});
-  EXPECT_EQ(next.runs.at({"job", 1}).ranks.at(0).last_step, 12);
   EXPECT_EQ(Words(next, StartRun(1, {0, 1})), Strings{}) << "said again";
   Strings first;
   for (const v1::AgentMessage& m : ToldFirst(next)) first.push_back(Word(TellCoordinator{m}));
