@@ -136,7 +136,7 @@ class TercioTest(unittest.TestCase):
     def agent(self, address, name="one", slots=4, *more):
         return self.daemon("tercio-agent", "--coordinator", address, "--state-dir",
                            self.path("agent-" + name), "--name", name, "--slots", str(slots),
-                           "--metrics-listen", "127.0.0.1:0", *more)
+                           "--metrics-listen", "127.0.0.1:0", "--stop-grace", "5", *more)
 
     def stop_daemons(self):
         for child in reversed(self.daemons):

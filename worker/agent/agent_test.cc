@@ -72,6 +72,10 @@ class FakeCoordinator : public v1::NodeService::Service {
       std::lock_guard<std::mutex> lock(mutex_);
       said_.push_back(message);
       changed_.notify_all();
+      if (message.sequence() == 0 || !acknowledges_) continue;
+      v1::CoordinatorMessage answer;
+      answer.mutable_acknowledge()->set_sequence(message.sequence());
+      stream->Write(answer);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     stream_ = nullptr;
@@ -120,6 +124,15 @@ class FakeCoordinator : public v1::NodeService::Service {
     return greeted ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "no hello";
   }
 
+  void Acknowledge(bool wanted) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    acknowledges_ = wanted;
+  }
+  void ForgetSaid() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    said_.clear();
+  }
+
   std::vector<v1::AgentMessage> said() {
     std::lock_guard<std::mutex> lock(mutex_);
     return said_;
@@ -137,6 +150,7 @@ class FakeCoordinator : public v1::NodeService::Service {
   grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::AgentMessage>* stream_ = nullptr;
   std::vector<v1::AgentHello> hellos_;
   std::vector<v1::AgentMessage> said_;
+  bool acknowledges_ = true;
   std::map<std::pair<int, std::string>, std::string> values_;  // by attempt and key
 };
 
@@ -195,14 +209,17 @@ class AgentTest : public ::testing::Test {
   }
 
   void TearDown() override {
-    if (agent_ > 0) {
-      kill(agent_, SIGKILL);
-      waitpid(agent_, nullptr, 0);
-    }
+    if (agent_ > 0) KillAgent();
     for (const pid_t pid : trainers_) EXPECT_TRUE(EndsSoon(pid)) << "trainer " << pid << " is left";
   }
 
-  void StartAgent() {
+  // `greetings`: of all agents so far, this one included.
+  void StartAgent(size_t greetings = 1) {
+    SpawnAgent();
+    ASSERT_TRUE(coordinator_.Greeted(greetings));
+  }
+
+  void SpawnAgent() {
     const std::string root = std::string(std::getenv("TEST_SRCDIR")) + "/tercio/worker/";
     std::vector<std::string> words = {"tercio-agent",
                                       "--coordinator",
@@ -216,7 +233,9 @@ class AgentTest : public ::testing::Test {
                                       "--metrics-listen",
                                       "127.0.0.1:0",
                                       "--agent-grace",
-                                      "1",
+                                      agent_grace_,
+                                      "--stop-grace",
+                                      stop_grace_,
                                       "--trainer",
                                       root + "trainer/tercio-trainer"};
     std::vector<char*> arguments;
@@ -230,7 +249,20 @@ class AgentTest : public ::testing::Test {
                           arguments.data(), environ),
               0);
     posix_spawn_file_actions_destroy(&actions);
-    ASSERT_TRUE(coordinator_.Greeted(1));
+  }
+
+  void KillAgent() {
+    kill(agent_, SIGKILL);
+    waitpid(agent_, nullptr, 0);
+    agent_ = -1;
+  }
+
+  // The exit code.
+  int WaitForAgent() {
+    int status = 0;
+    EXPECT_EQ(waitpid(agent_, &status, 0), agent_);
+    agent_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
   void StartRun(int attempt, int64_t steps) {
@@ -311,6 +343,8 @@ class AgentTest : public ::testing::Test {
 
   TempDir directory_;
   FakeCoordinator coordinator_;
+  std::string agent_grace_ = "1";
+  std::string stop_grace_ = "2";
   pid_t agent_ = -1;
   std::set<pid_t> trainers_;
 };
@@ -329,9 +363,8 @@ TEST_F(AgentTest, RunsAJobToItsEnd) {
   int exits = 0;
   bool saved = false;
   for (const v1::AgentMessage& message : coordinator_.said()) {
-    if (message.has_logs()) {
-      saved = saved || message.logs().lines(0).line().find("checkpoint of step 30 failed") !=
-                           std::string::npos;
+    for (const v1::LogLine& line : message.logs().lines()) {
+      saved = saved || line.line().find("checkpoint of step 30 failed") != std::string::npos;
     }
     if (!message.has_rank_exited()) continue;
     ++exits;
@@ -406,10 +439,15 @@ TEST_F(AgentTest, TrainersOfAKilledAgentEndAfterTheGrace) {
   StartRun(1, kForever);
   ASSERT_TRUE(coordinator_.Hears(Step(1)));
   const std::vector<pid_t> trainers = Trainers(2);
-  kill(agent_, SIGKILL);
-  waitpid(agent_, nullptr, 0);
-  agent_ = -1;
+  KillAgent();
   for (const pid_t pid : trainers) EXPECT_TRUE(EndsSoon(pid));
+  // The next agent finds what they have left behind.
+  StartAgent(2);
+  EXPECT_TRUE(coordinator_.Hears([](const v1::AgentMessage& m) {
+    return m.rank_exited().exit().exit_code() == 1 &&
+           m.rank_exited().exit().reason().find("agent_grace") != std::string::npos;
+  }));
+  EXPECT_TRUE(coordinator_.Hears(Stopped));
 }
 
 TEST_F(AgentTest, EndsOnSigtermWithItsTrainers) {
@@ -418,10 +456,7 @@ TEST_F(AgentTest, EndsOnSigtermWithItsTrainers) {
   ASSERT_TRUE(coordinator_.Hears(Step(1)));
   const std::vector<pid_t> trainers = Trainers(2);
   kill(agent_, SIGTERM);
-  int status = 0;
-  ASSERT_EQ(waitpid(agent_, &status, 0), agent_);
-  agent_ = -1;
-  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_EQ(WaitForAgent(), 0);
   for (const pid_t pid : trainers) EXPECT_FALSE(Lives(pid));
   EXPECT_TRUE(coordinator_.Hears(Stopped)) << "the coordinator must hear it before the agent goes";
 }
@@ -445,6 +480,156 @@ TEST_F(AgentTest, TrainingGoesOnWhileTheCoordinatorIsAway) {
   EXPECT_EQ(*steps.rbegin(), static_cast<int64_t>(steps.size())) << "a step was lost";
   for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid));
   StopRun(1, 0);
+  EXPECT_TRUE(coordinator_.Hears(Stopped));
+}
+
+TEST_F(AgentTest, TheNextAgentAdoptsTheTrainers) {
+  agent_grace_ = "30";
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(5)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  KillAgent();
+  const int64_t before = *StepsSaid().rbegin();
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  StartAgent(2);
+  const std::vector<v1::AgentHello> hellos = coordinator_.hellos();
+  ASSERT_EQ(hellos[1].running_size(), 1);
+  EXPECT_EQ(hellos[1].running(0).job_id(), "j1");
+  EXPECT_EQ(hellos[1].highest_attempt_seen(), 1);
+  EXPECT_EQ(hellos[1].spool_id(), hellos[0].spool_id());
+  EXPECT_FALSE(hellos[0].spool_id().empty());
+  ASSERT_TRUE(coordinator_.Hears(Step(before + 20)));
+  for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid));
+  StopRun(1, 0);
+  EXPECT_TRUE(coordinator_.Hears(Stopped));
+  for (const pid_t pid : trainers) EXPECT_TRUE(EndsSoon(pid));
+  const std::set<int64_t> steps = StepsSaid();
+  EXPECT_EQ(*steps.rbegin(), static_cast<int64_t>(steps.size())) << "a step was lost";
+  std::set<uint64_t> sequences;
+  std::set<std::string> lines;
+  for (const v1::AgentMessage& message : coordinator_.said()) {
+    if (message.sequence() > 0 && !sequences.insert(message.sequence()).second) continue;
+    for (const v1::LogLine& line : message.logs().lines()) {
+      EXPECT_TRUE(lines.insert(std::to_string(line.rank()) + line.line()).second) << line.line();
+    }
+  }
+}
+
+TEST_F(AgentTest, ARankThatDiedWhileItsAgentWasAwayIsReported) {
+  agent_grace_ = "30";
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(3)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  KillAgent();
+  kill(trainers[1], SIGKILL);
+  EXPECT_TRUE(EndsSoon(trainers[1]));
+  StartAgent(2);
+  EXPECT_TRUE(coordinator_.Hears([](const v1::AgentMessage& m) {
+    const v1::ExitRecord& exit = m.rank_exited().exit();
+    return exit.exit_code() == 1 && !exit.permanent() &&
+           exit.reason().find("while its agent was away") != std::string::npos;
+  }));
+  // The other gives up, and says why to the agent that is there again.
+  EXPECT_TRUE(coordinator_.Hears([](const v1::AgentMessage& m) {
+    const v1::ExitRecord& exit = m.rank_exited().exit();
+    return exit.exit_code() == 1 && !exit.reason().empty() &&
+           exit.reason().find("away") == std::string::npos;
+  }));
+  EXPECT_TRUE(coordinator_.Hears(Stopped));
+}
+
+TEST_F(AgentTest, LeavesItsTrainersToTheNextAgent) {
+  agent_grace_ = "30";
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(3)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  kill(agent_, SIGUSR1);
+  EXPECT_EQ(WaitForAgent(), 0);
+  for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid));
+  StartAgent(2);
+  ASSERT_TRUE(coordinator_.Hears(Step(*StepsSaid().rbegin() + 10)));
+  StopRun(1, 0);
+  EXPECT_TRUE(coordinator_.Hears(Stopped));
+  const std::set<int64_t> steps = StepsSaid();
+  EXPECT_EQ(*steps.rbegin(), static_cast<int64_t>(steps.size())) << "a step was lost";
+}
+
+TEST_F(AgentTest, TrainingGoesOnBesideAFrozenAgent) {
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(3)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  kill(agent_, SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2000));  // longer than agent_grace
+  const int64_t before = *StepsSaid().rbegin();
+  kill(agent_, SIGCONT);
+  ASSERT_TRUE(coordinator_.Hears(Step(before + 20)));
+  for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid));
+  StopRun(1, 0);
+  EXPECT_TRUE(coordinator_.Hears(Stopped));
+  const std::set<int64_t> steps = StepsSaid();
+  EXPECT_EQ(*steps.rbegin(), static_cast<int64_t>(steps.size())) << "a step was lost";
+}
+
+TEST_F(AgentTest, NewsIsKeptUntilItIsAcknowledged) {
+  coordinator_.Acknowledge(false);
+  StartAgent();
+  StartRun(1, 30);
+  ASSERT_TRUE(coordinator_.Hears(Stopped));
+  Trainers(0);
+  KillAgent();
+  const std::vector<v1::AgentMessage> first = coordinator_.said();
+  coordinator_.ForgetSaid();
+  coordinator_.Acknowledge(true);
+  StartAgent(2);
+  const auto news = [](const v1::AgentMessage& m) {
+    return m.has_run_stopped() && m.sequence() > 0;
+  };
+  ASSERT_TRUE(coordinator_.Hears(news));
+  std::vector<std::string> sent;
+  std::vector<std::string> again;
+  for (const v1::AgentMessage& m : first) {
+    if (m.sequence() > 0) sent.push_back(m.SerializeAsString());
+  }
+  for (const v1::AgentMessage& m : coordinator_.said()) {
+    if (m.sequence() > 0) again.push_back(m.SerializeAsString());
+  }
+  EXPECT_EQ(sent, again) << "all of it, in order";
+  EXPECT_EQ(StepsSaid().size(), 30u);
+  // A third agent has nothing to tell but how things stand.
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  KillAgent();
+  coordinator_.ForgetSaid();
+  StartAgent(3);
+  ASSERT_TRUE(coordinator_.Hears(Stopped));
+  ASSERT_TRUE(coordinator_.Hears([](const v1::AgentMessage& m) { return m.has_heartbeat(); }));
+  for (const v1::AgentMessage& m : coordinator_.said()) EXPECT_EQ(m.sequence(), 0u);
+}
+
+TEST_F(AgentTest, AStateDirectoryHasOneAgent) {
+  StartAgent();
+  const pid_t first = agent_;
+  SpawnAgent();
+  EXPECT_EQ(WaitForAgent(), 7);
+  agent_ = first;
+  EXPECT_TRUE(Lives(first));
+}
+
+TEST_F(AgentTest, SaysThatItLeavesAndWaitsForTheCoordinatorsOrders) {
+  stop_grace_ = "40";
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(1)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  kill(agent_, SIGTERM);
+  ASSERT_TRUE(coordinator_.Hears(
+      [](const v1::AgentMessage& m) { return m.leaving().grace_seconds() == 40; }));
+  for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid));
+  StopRun(1, 0);
+  EXPECT_EQ(WaitForAgent(), 0);
   EXPECT_TRUE(coordinator_.Hears(Stopped));
 }
 

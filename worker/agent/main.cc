@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -18,23 +19,29 @@
 #include "common/log.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
-#include "common/temp_dir.h"
 #include "common/version.h"
 #include "worker/agent/agent_metrics.h"
+#include "worker/agent/agent_store.h"
 #include "worker/agent/node_link.h"
 #include "worker/agent/run_manager.h"
+#include "worker/agent/runtime_directory.h"
 #include "worker/agent/trainer_server.h"
 
 namespace tercio {
 namespace {
 
-constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
+// From SIGTERM to SIGKILL for trainers that are still there when the time to leave is over.
+constexpr double kKillSeconds = 5;
+// Ends the agent and leaves its trainers, for the agent that is started next.
+constexpr int kLeaveTrainers = SIGUSR1;
 
 struct Flags {
   std::string coordinator = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9465";
   AgentOptions agent;
   TlsFiles tls = TlsFromEnvironment();
+  double stop_grace_seconds = 25;
+  int64_t spool_bytes = 64 << 20;
   bool parent_death = false;
 };
 
@@ -56,7 +63,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
     app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
   };
   add("--coordinator", &flags->coordinator, "TERCIO_COORDINATOR", "HOST:PORT of the coordinator");
-  add("--state-dir", &flags->agent.state_dir, "TERCIO_AGENT_STATE_DIR", "logs and token cache");
+  add("--state-dir", &flags->agent.state_dir, "TERCIO_AGENT_STATE_DIR",
+      "spool, runs, logs, token cache");
   add("--name", &flags->agent.node, "TERCIO_NODE_NAME", "name of this node");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
@@ -75,12 +83,24 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->envname("TERCIO_AGENT_GRACE")
       ->capture_default_str()
       ->take_last();
+  app.add_option("--stop-grace", flags->stop_grace_seconds,
+                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
+      ->envname("TERCIO_STOP_GRACE")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--spool-limit", flags->spool_bytes,
+                 "bytes of news kept while the coordinator is away (such as 64MiB)")
+      ->envname("TERCIO_SPOOL_LIMIT")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{64} << 10, int64_t{1} << 40))
+      ->capture_default_str()
+      ->take_last();
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
   return ParseDaemonFlags(app, argc, argv, done);
 }
 
-// Sockets live where paths are short: $RUNTIME_DIRECTORY, else under /tmp.
-std::string SocketParent() {
+std::string RuntimeParent() {
   const char* runtime = std::getenv("RUNTIME_DIRECTORY");
   return runtime != nullptr ? runtime : "/tmp";
 }
@@ -123,8 +143,9 @@ absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
 }
 
 v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics_address,
-                         const RunManager& runs) {
+                         const std::string& spool_id, const RunManager& runs) {
   v1::AgentHello hello;
+  hello.set_spool_id(spool_id);
   hello.set_node(options.node);
   hello.set_version(kVersion);
   hello.set_data_address(options.data_address);
@@ -140,19 +161,45 @@ v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics
 }
 
 void StartLink(NodeLink& link, const AgentOptions& options, const std::string& metrics_address,
-               RunManager& runs) {
+               const AgentStore& store, RunManager& runs) {
   NodeLink::Callbacks callbacks;
-  callbacks.hello = [&options, metrics_address, &runs] {
-    return MakeHello(options, metrics_address, runs);
+  callbacks.hello = [&options, metrics_address, &store, &runs] {
+    return MakeHello(options, metrics_address, store.spool_id(), runs);
   };
   callbacks.heartbeat = [&runs] { return runs.Heartbeat(); };
-  callbacks.told_first = [&runs] { return runs.ToldFirst(); };
-  callbacks.told_last = [&runs] { return runs.ToldLast(); };
-  callbacks.on_message = [&runs](const v1::CoordinatorMessage& message) { runs.Handle(message); };
+  callbacks.on_message = [&link, &runs](const v1::CoordinatorMessage& message) {
+    const std::string& fault = message.inject_fault().fault();
+    if (fault == "kill-agent") {
+      raise(SIGKILL);
+    } else if (fault == "partition-node") {
+      link.StayAway(message.inject_fault().seconds());
+    } else {
+      runs.Handle(message);
+    }
+  };
   link.Start(std::move(callbacks));
 }
 
-absl::Status RunAgent(Flags flags) {
+// Of the signals that end an agent, one that has come, 0 when none has.
+int TakeSignal() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, kLeaveTrainers}) sigaddset(&set, signal);
+  const timespec now = {};
+  return std::max(0, sigtimedwait(&set, nullptr, &now));
+}
+
+int WaitForSignal() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : {SIGINT, SIGTERM, kLeaveTrainers}) sigaddset(&set, signal);
+  int signal = 0;
+  while (sigwait(&set, &signal) != 0) {
+  }
+  return signal;
+}
+
+absl::Status CheckFlags(const Flags& flags) {
   if (!IsLoopback(flags.metrics_listen) && !flags.tls.given()) {
     return absl::InvalidArgumentError(absl::StrCat("--metrics-listen ", flags.metrics_listen,
                                                    " is not loopback: TLS files are required"));
@@ -164,9 +211,11 @@ absl::Status RunAgent(Flags flags) {
   if (flags.agent.state_dir.empty()) {
     return absl::InvalidArgumentError("--state-dir DIR is required");
   }
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(flags.agent.state_dir));
-  TERCIO_ASSIGN_OR_RETURN(const auto lock,
-                          FileLock::Acquire(flags.agent.state_dir + "/lock", /*wait=*/false));
+  return absl::OkStatus();
+}
+
+// What the flags leave open.
+absl::Status FillIn(Flags& flags) {
   if (flags.agent.trainer.empty()) {
     // Beside the agent, or (in Bazel's tree) in the trainer's own folder.
     flags.agent.trainer = ProgramDirectory() + "/tercio-trainer";
@@ -187,27 +236,68 @@ absl::Status RunAgent(Flags flags) {
                                        "TERCIO_TLS_KEY=" + flags.tls.key,
                                        "TERCIO_TLS_CA=" + flags.tls.authority};
   }
-  const TempDir socket_directory(SocketParent());
-  flags.agent.socket = socket_directory.path() + "/agent.sock";
+  // With its parent goes the coordinator, too: there is nobody to move jobs elsewhere.
+  if (flags.parent_death) flags.stop_grace_seconds = kKillSeconds;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory) {
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
+  auto lock = FileLock::Acquire(directory + "/lock", /*wait=*/false);
+  if (absl::IsFailedPrecondition(lock.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another agent uses the state directory ", directory,
+                     "; give each agent a --state-dir of its own"));
+  }
+  return lock;
+}
+
+// Says that the node goes, so that its jobs save and leave, and stops what is there in the end. A
+// second signal ends the waiting.
+void StopRuns(double grace_seconds, RunManager& runs, NodeLink& link) {
+  v1::AgentMessage leaving;
+  leaving.mutable_leaving()->set_grace_seconds(grace_seconds);
+  link.Say(std::move(leaving));
+  runs.WaitForEnds(absl::Seconds(grace_seconds - kKillSeconds), [] { return TakeSignal() != 0; });
+  runs.StopAll(absl::Seconds(std::min(grace_seconds, kKillSeconds)));
+  link.Drain(1);
+}
+
+absl::Status RunAgent(Flags flags) {
+  TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
+  TERCIO_RETURN_IF_ERROR(FillIn(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto metrics, AgentMetrics::Serve(flags.metrics_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
+  TERCIO_ASSIGN_OR_RETURN(const auto store,
+                          AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
+  TERCIO_ASSIGN_OR_RETURN(flags.agent.runtime_dir, OpenRuntimeDirectory(*store, RuntimeParent()));
+  flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
 
-  // The link outlives the runs, which send through it; its callbacks, which use the runs, end
-  // first.
-  NodeLink link(channel);
-  RunManager runs(flags.agent, *metrics,
-                  [&link](v1::AgentMessage message) { link.Send(std::move(message)); });
+  // The link's callbacks, which use the runs, end before those.
+  NodeLink link(channel, *store);
+  RunManager runs(flags.agent, *metrics, *store,
+                  [&link](v1::AgentMessage message) { link.Say(std::move(message)); });
   const absl::Cleanup stop_link = [&link] { link.Stop(); };
-  TERCIO_ASSIGN_OR_RETURN(const auto server,
-                          TrainerServer::Listen(flags.agent.socket, runs, link.stub()));
-  StartLink(link, flags.agent, metrics->address(), runs);
+  runs.Restore();
+  const auto server = TrainerServer::Listen(flags.agent.socket, runs, link.stub());
+  if (!server.ok()) {
+    runs.Leave();
+    return server.status();
+  }
+  StartLink(link, flags.agent, metrics->address(), *store, runs);
   std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
               flags.coordinator.c_str(), metrics->address().c_str());
   std::fflush(stdout);
-  const int signal = WaitForStopSignal();
+  const int signal = WaitForSignal();
+  if (signal == kLeaveTrainers) {
+    LogInfo("leaving the trainers to the agent that is started next");
+    runs.Leave();
+    return absl::OkStatus();
+  }
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
-  runs.StopAll(kShutdownGrace);
-  link.Drain(1);
+  StopRuns(flags.stop_grace_seconds, runs, link);
+  RemoveRuntimeDirectory(*store, flags.agent.runtime_dir);
   return absl::OkStatus();
 }
 
@@ -216,6 +306,10 @@ absl::Status RunAgent(Flags flags) {
 
 int main(int argc, char** argv) {
   tercio::BlockStopSignals();
+  sigset_t leave;
+  sigemptyset(&leave);
+  sigaddset(&leave, tercio::kLeaveTrainers);
+  pthread_sigmask(SIG_BLOCK, &leave, nullptr);
   tercio::Flags flags;
   bool done = false;
   const int code = tercio::ParseFlags(argc, argv, &flags, &done);

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <iterator>
+#include <cstdint>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
@@ -13,11 +14,9 @@ namespace {
 
 constexpr double kFirstBackoffSeconds = 0.1;
 constexpr double kLongestBackoffSeconds = 5;
-// A coordinator that has not kept a report after so long has lost more than reports.
-constexpr double kResendSeconds = 10;
 constexpr double kShortestHeartbeat = 0.05;
 constexpr double kFarewellSeconds = 1;
-constexpr size_t kLongestQueue = 100'000;
+constexpr int64_t kBatchBytes = 256 << 10;
 
 std::chrono::duration<double> Seconds(double seconds) {
   return std::chrono::duration<double>(seconds);
@@ -25,15 +24,21 @@ std::chrono::duration<double> Seconds(double seconds) {
 
 }  // namespace
 
-NodeLink::NodeLink(std::shared_ptr<grpc::Channel> channel)
-    : stub_(v1::NodeService::NewStub(channel)) {}
+NodeLink::NodeLink(std::shared_ptr<grpc::Channel> channel, AgentStore& store)
+    : store_(store), stub_(v1::NodeService::NewStub(channel)) {}
 
 void NodeLink::Start(Callbacks callbacks) {
   callbacks_ = std::move(callbacks);
+  store_.SetListener([this] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    news_ = true;
+    changed_.notify_all();
+  });
   thread_ = std::thread([this] { Run(); });
 }
 
 void NodeLink::Stop() {
+  store_.SetListener({});
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
@@ -43,17 +48,30 @@ void NodeLink::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void NodeLink::Send(v1::AgentMessage message) {
+void NodeLink::Say(v1::AgentMessage message) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // While the coordinator is away for long, the newest log lines give way; nothing else does.
-  if (queue_.size() >= kLongestQueue && message.has_logs()) return;
-  queue_.push_back(std::move(message));
+  if (!connected_) return;
+  said_.push_back(std::move(message));
   changed_.notify_all();
+}
+
+void NodeLink::StayAway(double seconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  away_until_ = std::chrono::steady_clock::now() +
+                std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
+  if (present_ != nullptr) present_->TryCancel();
 }
 
 void NodeLink::Drain(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, Seconds(seconds), [this] { return queue_.empty(); });
+  changed_.wait_for(lock, Seconds(seconds), [this] {
+    return connected_ && !news_ && said_.empty() && store_.Newest() <= sent_;
+  });
+}
+
+double NodeLink::SecondsAway() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::chrono::duration<double>(away_until_ - std::chrono::steady_clock::now()).count();
 }
 
 bool NodeLink::WaitOrStop(double seconds) {
@@ -72,6 +90,7 @@ void NodeLink::Run() {
         std::lock_guard<std::mutex> lock(mutex_);
         if (stopping_) return;
         greeting_ = &context;
+        present_ = &context;
       }
       const auto stream = stub_->Attach(&context);
       Serve(*stream, context);
@@ -79,6 +98,7 @@ void NodeLink::Run() {
       const grpc::Status status = stream->Finish();
       std::lock_guard<std::mutex> lock(mutex_);
       greeting_ = nullptr;
+      present_ = nullptr;
       if (stopping_) return;
       LogWarning(absl::StrCat("connection to the coordinator lost: ", status.error_message()));
     }
@@ -86,23 +106,9 @@ void NodeLink::Run() {
       backoff = kFirstBackoffSeconds;
     }
     const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
-    if (WaitOrStop(backoff * jitter)) return;
+    if (WaitOrStop(std::max(backoff * jitter, SecondsAway()))) return;
     backoff = std::min(kLongestBackoffSeconds, backoff * 2);
   }
-}
-
-void NodeLink::QueueForNewConnection() {
-  std::vector<v1::AgentMessage> first = callbacks_.told_first();
-  std::vector<v1::AgentMessage> last = callbacks_.told_last();
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (auto sent = sent_.rbegin(); sent != sent_.rend(); ++sent) {
-    queue_.push_front(std::move(sent->second));
-  }
-  sent_.clear();
-  queue_.insert(queue_.begin(), std::make_move_iterator(first.begin()),
-                std::make_move_iterator(first.end()));
-  queue_.insert(queue_.end(), std::make_move_iterator(last.begin()),
-                std::make_move_iterator(last.end()));
 }
 
 void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
@@ -118,68 +124,91 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
     broken_ = false;
     greeting_ = nullptr;
     if (stopping_) return;
+    said_.clear();
+    sent_ = 0;
+    news_ = true;
+    connected_ = true;
   }
-  QueueForNewConnection();
   std::thread writer([&] { WriteLoop(stream, context); });
   v1::CoordinatorMessage message;
-  while (stream.Read(&message)) callbacks_.on_message(message);
+  while (stream.Read(&message)) Receive(message);
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    connected_ = false;
     broken_ = true;
     changed_.notify_all();
   }
   writer.join();
 }
 
-void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (true) {
-    changed_.wait_for(lock, Seconds(heartbeat_seconds_),
-                      [this] { return stopping_ || broken_ || !queue_.empty(); });
-    if (stopping_) {
-      lock.unlock();
-      stream.WritesDone();
-      lock.lock();
-      // A cancelled stream loses what is on its way: let the coordinator end it.
-      changed_.wait_for(lock, Seconds(kFarewellSeconds), [this] { return broken_; });
-      context.TryCancel();
-      return;
-    }
-    if (broken_) return;
-    bool queued = false;
-    const v1::AgentMessage message = NextMessage(lock, &queued);
-    lock.unlock();
-    const bool written = stream.Write(message);
-    lock.lock();
-    if (!written) {
-      context.TryCancel();
-      return;
-    }
-    if (queued) Delivered(message);
-    if (queue_.empty()) changed_.notify_all();
-  }
-}
-
-// The oldest waiting message, which stays in the queue until it is written, or a heartbeat.
-v1::AgentMessage NodeLink::NextMessage(std::unique_lock<std::mutex>& lock, bool* queued) {
-  *queued = !queue_.empty();
-  v1::AgentMessage message;
-  if (*queued) {
-    message = queue_.front();
+void NodeLink::Receive(const v1::CoordinatorMessage& message) {
+  if (message.has_acknowledge()) {
+    store_.Acknowledge(message.acknowledge().sequence());
   } else {
-    lock.unlock();  // the heartbeat asks others, who may be waiting to Send
-    *message.mutable_heartbeat() = callbacks_.heartbeat();
-    lock.lock();
+    callbacks_.on_message(message);
   }
-  message.set_sequence(++sequence_);
-  return message;
 }
 
-void NodeLink::Delivered(const v1::AgentMessage& message) {
-  queue_.pop_front();
-  const auto now = std::chrono::steady_clock::now();
-  if (message.has_step_report()) sent_.emplace_back(now, message);
-  while (!sent_.empty() && now - sent_.front().first > Seconds(kResendSeconds)) sent_.pop_front();
+void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
+  bool good = WriteNews(stream);
+  auto heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
+  while (good) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait_until(lock, heartbeat_due,
+                          [this] { return stopping_ || broken_ || news_ || !said_.empty(); });
+      if (broken_) return;
+      if (stopping_) break;
+      news_ = false;
+    }
+    good = WriteSaid(stream) && WriteNews(stream);
+    if (good && std::chrono::steady_clock::now() >= heartbeat_due) {
+      v1::AgentMessage message;
+      *message.mutable_heartbeat() = callbacks_.heartbeat();
+      good = stream.Write(message);
+      heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
+    }
+    changed_.notify_all();  // who waits in Drain
+  }
+  if (good) SayGoodbye(stream);
+  context.TryCancel();
+}
+
+bool NodeLink::WriteSaid(Stream& stream) {
+  std::deque<v1::AgentMessage> said;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    said.swap(said_);
+  }
+  return std::all_of(said.begin(), said.end(),
+                     [&](const v1::AgentMessage& message) { return stream.Write(message); });
+}
+
+// What the spool holds beyond what was sent.
+bool NodeLink::WriteNews(Stream& stream) {
+  while (true) {
+    uint64_t sent = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (broken_) return false;
+      if (stopping_) return true;
+      sent = sent_;
+    }
+    const std::vector<v1::AgentMessage> batch = store_.After(sent, kBatchBytes);
+    if (batch.empty()) return true;
+    for (const v1::AgentMessage& message : batch) {
+      if (!stream.Write(message)) return false;
+      std::lock_guard<std::mutex> lock(mutex_);
+      sent_ = message.sequence();
+    }
+  }
+}
+
+// A cancelled stream loses what is on its way: lets the coordinator end it.
+void NodeLink::SayGoodbye(Stream& stream) {
+  stream.WritesDone();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, Seconds(kFarewellSeconds), [this] { return broken_; });
 }
 
 }  // namespace tercio

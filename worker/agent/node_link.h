@@ -1,23 +1,25 @@
-// The agent's stream to the coordinator: kept up, reconnected with jittered back-off, messages
-// queued while it is down. Step reports of the last seconds are sent again after a reconnection,
-// since the coordinator may have died before it kept them; it knows them by their step.
+// The agent's stream to the coordinator: kept up, reconnected with jittered back-off. News comes
+// from the store's spool, in order, and everything that is not acknowledged is sent again after a
+// reconnection; what is true only at the moment is said once or not at all.
 //
-// Threads: Send from any thread; callbacks come from the link's own threads and may call Send.
+// Threads: Say from any thread; callbacks come from the link's own threads and may call Say and
+// commit to the store.
 #pragma once
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "grpcpp/channel.h"
 #include "proto/tercio/v1/node_service.grpc.pb.h"
+#include "worker/agent/agent_store.h"
 
 namespace tercio {
 
@@ -27,51 +29,57 @@ class NodeLink {
     // Makes the hello of a new connection: what runs here may have changed.
     std::function<v1::AgentHello()> hello;
     std::function<v1::AgentHeartbeat()> heartbeat;
-    // Said on a new connection before what waits in the queue, and after it.
-    std::function<std::vector<v1::AgentMessage>()> told_first;
-    std::function<std::vector<v1::AgentMessage>()> told_last;
     std::function<void(const v1::CoordinatorMessage&)> on_message;
   };
 
-  explicit NodeLink(std::shared_ptr<grpc::Channel> channel);
+  // The store must outlive the link.
+  NodeLink(std::shared_ptr<grpc::Channel> channel, AgentStore& store);
   ~NodeLink() { Stop(); }
 
-  // Called once. Messages may be queued before.
+  // Called once.
   void Start(Callbacks callbacks);
 
-  // Ends the connection; no callback comes after it. Later messages are kept and never sent.
+  // Breaks the connection and makes none for so long: for drills.
+  void StayAway(double seconds);
+
+  // Ends the connection; no callback comes after it.
   void Stop();
 
-  // Messages are delivered in order; those that a broken connection had not taken are sent again.
-  void Send(v1::AgentMessage message);
+  // For what is true only at the moment: lost when there is no connection.
+  void Say(v1::AgentMessage message);
 
   v1::NodeService::Stub& stub() { return *stub_; }
 
-  // Waits for the queue to drain, at most `seconds`.
+  // Waits until everything has been sent, at most `seconds`.
   void Drain(double seconds);
 
  private:
   using Stream = grpc::ClientReaderWriter<v1::AgentMessage, v1::CoordinatorMessage>;
 
   void Run();
-  void QueueForNewConnection();
-  v1::AgentMessage NextMessage(std::unique_lock<std::mutex>& lock, bool* queued);
-  void Delivered(const v1::AgentMessage& message);
   void Serve(Stream& stream, grpc::ClientContext& context);
+  void Receive(const v1::CoordinatorMessage& message);
   void WriteLoop(Stream& stream, grpc::ClientContext& context);
+  bool WriteNews(Stream& stream);
+  bool WriteSaid(Stream& stream);
+  void SayGoodbye(Stream& stream);
+  double SecondsAway();
   bool WaitOrStop(double seconds);
 
+  AgentStore& store_;
   std::unique_ptr<v1::NodeService::Stub> stub_;
   Callbacks callbacks_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<v1::AgentMessage> queue_;
-  // Step reports on their way to the coordinator or just there.
-  std::deque<std::pair<std::chrono::steady_clock::time_point, v1::AgentMessage>> sent_;
-  uint64_t sequence_ = 0;
+  std::deque<v1::AgentMessage> said_;  // of the present connection
+  uint64_t sent_ = 0;                  // of the spool, on the present connection
+  bool news_ = false;                  // the spool may hold more
+  bool connected_ = false;
   bool stopping_ = false;
+  std::chrono::steady_clock::time_point away_until_;
   bool broken_ = false;                      // the present connection
   grpc::ClientContext* greeting_ = nullptr;  // of a connection that waits for the first answer
+  grpc::ClientContext* present_ = nullptr;   // of any connection
   double heartbeat_seconds_ = 5;
   std::thread thread_;
 };

@@ -1,8 +1,11 @@
 #include "worker/agent/run_manager.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
-#include <cstdio>
+#include <csignal>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,12 +15,14 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/data/prepared_data.h"
+#include "worker/progress/progress_page.h"
 
 namespace tercio {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr absl::Duration kStackPatience = absl::Seconds(1);
+constexpr int kUnknownExit = 1;  // a fault
 
 double SteadySeconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -29,6 +34,14 @@ void SetNow(google::protobuf::Timestamp* time) {
   time->set_nanos(static_cast<int32_t>(absl::ToUnixNanos(now) % 1'000'000'000));
 }
 
+// With what else the trainer has put beside it under its name.
+void RemovePage(const std::string& path) {
+  const size_t name = path.rfind('/') + 1;
+  for (const std::string& file : ListDirectory(path.substr(0, name))) {
+    if (file.starts_with(path.substr(name))) unlink((path.substr(0, name) + file).c_str());
+  }
+}
+
 // Bytes that are not ASCII must not stop a message: protobuf strings are UTF-8.
 std::string Printable(const std::string& line) {
   std::string text = line;
@@ -36,23 +49,47 @@ std::string Printable(const std::string& line) {
   return text;
 }
 
+// How a trainer ended: by its exit status where this process is its parent, else by the note that
+// it left on its page.
+TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
+                       const std::string& page_path) {
+  TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false};
+  for (const std::string& line : exit.last_lines) event.last_lines.push_back(Printable(line));
+  std::optional<ExitNote> note;
+  if (const auto page = ProgressPage::Open(page_path); page.ok()) note = (*page)->Exit();
+  if (note.has_value()) {
+    event.reason = Printable(note->reason);
+    event.permanent = note->permanent;
+    if (exit.adopted) {
+      event.exit_code = note->exit_code;
+      event.signal = 0;
+    }
+  } else if (exit.adopted && exit.signal == 0) {
+    event.exit_code = kUnknownExit;
+    event.reason = exit.away ? "ended without a word while its agent was away (killed?)"
+                             : "ended without a word (killed?)";
+  }
+  return event;
+}
+
 }  // namespace
 
-RunManager::RunManager(AgentOptions options, AgentMetrics& metrics,
-                       std::function<void(v1::AgentMessage)> send)
+RunManager::RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& store, Say say)
     : options_(std::move(options)),
       metrics_(metrics),
-      send_(std::move(send)),
+      store_(store),
+      say_(std::move(say)),
       housekeeper_([this] { Housekeeping(); }) {}
 
 RunManager::~RunManager() {
-  StopAll(absl::ZeroDuration());
+  if (!left_) StopAll(absl::ZeroDuration());
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
   housekeeper_.join();
+  trainers_.clear();
   ended_.clear();
   for (Preparation& preparation : preparations_) preparation.thread.join();
 }
@@ -60,17 +97,44 @@ RunManager::~RunManager() {
 void RunManager::Handle(const v1::CoordinatorMessage& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (message.has_inspect_run()) return Inspect(message.inspect_run());
+  if (message.has_inject_fault()) return Inject(message.inject_fault());
   Apply({0, CoordinatorSaid{message}});
 }
 
-void RunManager::Apply(AgentEvent event) {
+void RunManager::Restore() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const ProcessRecord& process : store_.processes()) {
+    trainers_[process.run][process.rank].received = process.received;
+  }
+  Apply({0, store_.restored()});
+}
+
+void RunManager::Keep(const std::vector<AgentEffect>& effects, AgentChanges changes) {
+  for (const AgentEffect& effect : effects) {
+    if (const auto* told = std::get_if<TellCoordinator>(&effect)) {
+      changes.messages.push_back(told->message);
+    } else if (const auto* kept = std::get_if<KeepRun>(&effect)) {
+      const auto run = state_.runs.find(kept->run);
+      if (run != state_.runs.end()) changes.runs.push_back(*run);
+    } else if (const auto* forgotten = std::get_if<ForgetRun>(&effect)) {
+      for (const EndedRun& ended : state_.ended) {
+        if (ended.run == forgotten->run) changes.ended.push_back(ended);
+      }
+    }
+  }
+  store_.Commit(std::move(changes));
+}
+
+void RunManager::Apply(AgentEvent event, AgentChanges changes) {
   std::vector<AgentEvent> events;
   events.push_back(std::move(event));
   while (!events.empty()) {
     AgentEvent next = std::move(events.front());
     events.erase(events.begin());
     next.now = SteadySeconds();
-    for (AgentEffect& effect : Step(state_, next)) {
+    std::vector<AgentEffect> effects = Step(state_, next);
+    Keep(effects, std::exchange(changes, {}));
+    for (AgentEffect& effect : effects) {
       std::visit([&](auto& body) { Do(body, events); }, effect);
     }
   }
@@ -80,12 +144,36 @@ void RunManager::Apply(AgentEvent event) {
 void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
   auto process = Spawn(effect.run, effect.rank);
   if (process.ok()) {
+    AgentChanges changes;
+    const ProcessId& id = (*process)->id();
+    changes.started.push_back(
+        {effect.run, effect.rank, id.pid, id.start_time, 0, (*process)->log_start()});
+    store_.Commit(std::move(changes));
     trainers_[effect.run][effect.rank].process = *std::move(process);
     return;
   }
   LogError(std::string(process.status().message()));
   more.push_back(
       {0, StartFailed{effect.run, effect.rank, std::string(process.status().message())}});
+}
+
+// A trainer whose number was not kept, since the agent died while it started it, counts as gone. It
+// ends itself: it is not let in.
+void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>&) {
+  ProcessId id;
+  LogPosition log;
+  for (const ProcessRecord& process : store_.processes()) {
+    if (process.run != effect.run || process.rank != effect.rank) continue;
+    id = {process.pid, process.start_time};
+    log = process.log;
+  }
+  Trainer& trainer = trainers_[effect.run][effect.rank];
+  trainer.steps_unknown = true;
+  trainer.process = TrainerProcess::Adopt(id, LogPath(effect.run, effect.rank), log,
+                                          LineSender(effect.run, effect.rank),
+                                          ExitHandler(effect.run, effect.rank));
+  LogInfo(absl::StrCat("adopted rank ", effect.rank, " of job ", effect.run.first, " attempt ",
+                       effect.run.second, ", process ", id.pid));
 }
 
 void RunManager::Do(SignalTrainer& effect, std::vector<AgentEvent>&) {
@@ -98,17 +186,14 @@ void RunManager::Do(TellTrainer& effect, std::vector<AgentEvent>&) {
   if (trainer.write) trainer.write(effect.command);
 }
 
-void RunManager::Do(TellCoordinator& effect, std::vector<AgentEvent>&) {
-  send_(std::move(effect.message));
-}
-
 // In a thread of its own: tokenising a large text takes long, and heartbeats must go on.
 void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
   Preparation& preparation = preparations_.emplace_back();
   preparation.thread = std::thread([this, &preparation, request = effect.request] {
-    v1::AgentMessage answer = Prepare(request);
+    AgentChanges changes;
+    changes.messages.push_back(Prepare(request));
+    store_.Commit(std::move(changes));
     std::lock_guard<std::mutex> lock(mutex_);
-    send_(std::move(answer));
     preparation.done = true;
   });
 }
@@ -116,19 +201,10 @@ void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
 void RunManager::Do(ForgetRun& effect, std::vector<AgentEvent>&) {
   const auto found = trainers_.find(effect.run);
   if (found == trainers_.end()) return;
-  for (const auto& [rank, trainer] : found->second) {
-    std::remove(PageOf(effect.run, rank).c_str());
-    std::remove((PageOf(effect.run, rank) + ".stacks").c_str());
-  }
+  for (const auto& [rank, trainer] : found->second) RemovePage(PagePath(effect.run, rank));
   watch_.Forget(effect.run);
   ended_.push_back(std::move(found->second));
   trainers_.erase(found);
-}
-
-// Beside the trainers' socket: files of this boot, which nobody needs later.
-std::string RunManager::PageOf(const RunKey& key, int rank) const {
-  return absl::StrCat(options_.socket.substr(0, options_.socket.rfind('/') + 1), key.first, "-",
-                      key.second, "-", rank, ".page");
 }
 
 void RunManager::Inspect(const v1::InspectRun& request) {
@@ -140,7 +216,7 @@ void RunManager::Inspect(const v1::InspectRun& request) {
       const auto trainer = trainers.find(index);
       const bool live = rank.life == RankState::Life::kLive && trainer != trainers.end() &&
                         trainer->second.process != nullptr;
-      ranks.push_back({index, live ? trainer->second.process->pid() : 0, PageOf(key, index)});
+      ranks.push_back({index, live ? trainer->second.process->pid() : 0, PagePath(key, index)});
     }
   }
   Preparation& preparation = preparations_.emplace_back();
@@ -150,10 +226,56 @@ void RunManager::Inspect(const v1::InspectRun& request) {
     for (v1::RankPosition& position : InspectRanks(ranks, kStackPatience)) {
       *answer.mutable_inspected()->add_ranks() = std::move(position);
     }
+    say_(std::move(answer));
     std::lock_guard<std::mutex> lock(mutex_);
-    send_(std::move(answer));
     preparation.done = true;
   });
+}
+
+// Drills. What the agent does to itself or its connection is done by those who own these.
+void RunManager::Inject(const v1::InjectFault& fault) {
+  const RunKey key = ToRunKey(fault.run());
+  absl::Status status;
+  TrainerProcess* process = nullptr;
+  if (const auto run = trainers_.find(key); run != trainers_.end()) {
+    const auto trainer = run->second.find(fault.rank());
+    if (trainer != run->second.end()) process = trainer->second.process.get();
+  }
+  if (process == nullptr) {
+    status = absl::NotFoundError(absl::StrCat("rank ", fault.rank(), " does not run here"));
+  } else if (fault.fault() == "kill-trainer") {
+    process->Signal(SIGKILL);
+  } else if (fault.fault() == "freeze-trainer") {
+    process->Signal(SIGSTOP);
+  } else if (fault.fault() == "slow-rank") {
+    slow_.push_back({key, fault.rank(), SteadySeconds() + fault.seconds(), false});
+  } else {
+    status = absl::UnimplementedError(
+        absl::StrCat("this agent does not know the fault ", fault.fault()));
+  }
+  AgentChanges changes;
+  v1::FaultInjected* done = changes.messages.emplace_back().mutable_fault_injected();
+  done->set_drill_id(fault.drill_id());
+  *done->mutable_run() = fault.run();
+  done->set_error(std::string(status.message()));
+  store_.Commit(std::move(changes));
+}
+
+// A slow rank stands still every second tick.
+void RunManager::SlowDown() {
+  const double now = SteadySeconds();
+  for (auto slow = slow_.begin(); slow != slow_.end();) {
+    const bool over = now >= slow->until;
+    slow->stopped = !over && !slow->stopped;
+    const auto run = trainers_.find(slow->run);
+    if (run != trainers_.end()) {
+      const auto trainer = run->second.find(slow->rank);
+      if (trainer != run->second.end() && trainer->second.process != nullptr) {
+        trainer->second.process->Signal(slow->stopped ? SIGSTOP : SIGCONT);
+      }
+    }
+    slow = over ? slow_.erase(slow) : std::next(slow);
+  }
 }
 
 v1::AgentHeartbeat RunManager::Heartbeat() {
@@ -195,42 +317,63 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
   TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
   TrainerProcess::Options options;
   options.program = options_.trainer;
-  options.arguments = {"tercio-trainer", "--rank",     absl::StrCat(rank),       "--job",
-                       key.first,        "--attempt",  absl::StrCat(key.second), "--socket",
-                       options_.socket,  "--progress", PageOf(key, rank)};
+  options.arguments = {"tercio-trainer",   "--rank",    absl::StrCat(rank),       "--job",
+                       key.first,          "--attempt", absl::StrCat(key.second), "--socket",
+                       options_.socket,    "--log",     LogPath(key, rank),       "--progress",
+                       PagePath(key, rank)};
   options.environment = options_.trainer_environment;
   options.environment.push_back(
       absl::StrCat("TERCIO_TRAINER_TOKEN=", state_.runs.at(key).start.token()));
-  options.log_path = absl::StrCat(logs, "/attempt-", key.second, "-rank-", rank, ".log");
-  return TrainerProcess::Start(
-      options, [this, key, rank](const std::string& line) { SendLine(key, rank, line); },
-      [this, key, rank](const ProcessExit& exit) {
-        TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}};
-        for (const std::string& line : exit.last_lines) {
-          event.last_lines.push_back(Printable(line));
-        }
-        std::lock_guard<std::mutex> lock(mutex_);
-        const RankLabels labels = LabelsOf(key, rank);
-        metrics_.Exited(labels, exit.signal != 0 || exit.exit_code != 0);
-        metrics_.Forget(labels);
-        Apply({0, std::move(event)});
-      });
+  options.log_path = LogPath(key, rank);
+  return TrainerProcess::Start(options, LineSender(key, rank), ExitHandler(key, rank));
+}
+
+std::string RunManager::LogPath(const RunKey& key, int rank) const {
+  return absl::StrCat(options_.state_dir, "/logs/", key.first, "/attempt-", key.second, "-rank-",
+                      rank, ".log");
+}
+
+std::string RunManager::PagePath(const RunKey& key, int rank) const {
+  return absl::StrCat(options_.runtime_dir, "/", key.first, "-", key.second, "-", rank, ".page");
+}
+
+TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank) {
+  return [this, key, rank](const std::vector<std::string>& lines, const LogPosition& position) {
+    SendLines(key, rank, lines, position);
+  };
+}
+
+TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
+  return [this, key, rank](const ProcessExit& exit) {
+    TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
+    std::lock_guard<std::mutex> lock(mutex_);
+    const RankLabels labels = LabelsOf(key, rank);
+    metrics_.Exited(labels, event.signal != 0 || event.exit_code != 0);
+    metrics_.Forget(labels);
+    Apply({0, std::move(event)});
+  };
 }
 
 RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
   return {key.first, state_.runs.at(key).start.spec().name(), rank};
 }
 
-void RunManager::SendLine(const RunKey& key, int rank, const std::string& line) {
-  v1::AgentMessage message;
-  *message.mutable_logs()->mutable_run() = ToRunId(key);
-  v1::LogLine* log = message.mutable_logs()->add_lines();
-  SetNow(log->mutable_time());
-  log->set_attempt(key.second);
-  log->set_rank(rank);
-  log->set_node(options_.node);
-  log->set_line(Printable(line));
-  send_(std::move(message));
+void RunManager::SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
+                           const LogPosition& position) {
+  AgentChanges changes;
+  v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
+  *logs->mutable_run() = ToRunId(key);
+  for (const std::string& line : lines) {
+    v1::LogLine* log = logs->add_lines();
+    SetNow(log->mutable_time());
+    log->set_attempt(key.second);
+    log->set_rank(rank);
+    log->set_node(options_.node);
+    log->set_line(Printable(line));
+  }
+  // With the lines: they are taken once, whatever becomes of this process.
+  changes.logs.push_back({{key, rank}, position});
+  store_.Commit(std::move(changes));
 }
 
 std::vector<v1::RunId> RunManager::Running(bool ended) const {
@@ -243,16 +386,6 @@ int RunManager::highest_attempt() const {
   return state_.highest_attempt;
 }
 
-std::vector<v1::AgentMessage> RunManager::ToldFirst() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return tercio::ToldFirst(state_);
-}
-
-std::vector<v1::AgentMessage> RunManager::ToldLast() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return tercio::ToldLast(state_);
-}
-
 RunManager::Trainer* RunManager::FindTrainer(const v1::TrainerHello& hello) {
   const auto run = trainers_.find(ToRunKey(hello.run()));
   if (run == trainers_.end()) return nullptr;
@@ -260,22 +393,28 @@ RunManager::Trainer* RunManager::FindTrainer(const v1::TrainerHello& hello) {
   return trainer == run->second.end() ? nullptr : &trainer->second;
 }
 
-absl::StatusOr<v1::TrainerAssignment> RunManager::Attach(const v1::TrainerHello& hello,
-                                                         WriteCommand write) {
+absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello& hello,
+                                                          WriteCommand write) {
   std::lock_guard<std::mutex> lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
   Trainer* trainer = FindTrainer(hello);
   const auto run = state_.runs.find(key);
   if (trainer == nullptr || run == state_.runs.end() ||
+      run->second.ranks.at(hello.rank()).life != RankState::Life::kLive ||
+      trainer->process == nullptr || trainer->process->id().pid != hello.pid() ||
       hello.token() != run->second.start.token()) {
     return absl::PermissionDeniedError(
-        "no such rank here, or the token is not that of its attempt");
+        "no such rank here, or it is another process, or the token is not that of its attempt");
   }
   trainer->write = std::move(write);
+  trainer->attachment = ++attachments_;
   const v1::StartRun& start = run->second.start;
   const v1::RankPlan& plan = run->second.ranks.at(hello.rank()).plan;
   const v1::Layout& layout = plan.layout();
-  v1::TrainerAssignment assignment;
+  Attachment attachment;
+  attachment.received = trainer->received;
+  attachment.id = trainer->attachment;
+  v1::TrainerAssignment& assignment = attachment.assignment;
   *assignment.mutable_spec() = start.spec();
   *assignment.mutable_plan() = plan;
   assignment.set_world_size(layout.tensor() * layout.pipeline() * layout.data());
@@ -285,20 +424,30 @@ absl::StatusOr<v1::TrainerAssignment> RunManager::Attach(const v1::TrainerHello&
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
-  return assignment;
+  return attachment;
 }
 
-void RunManager::Detach(const v1::TrainerHello& hello) {
+void RunManager::Detach(const v1::TrainerHello& hello, uint64_t attachment) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (Trainer* trainer = FindTrainer(hello); trainer != nullptr) trainer->write = nullptr;
+  Trainer* trainer = FindTrainer(hello);
+  if (trainer != nullptr && trainer->attachment == attachment) trainer->write = nullptr;
 }
 
 void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
-  if (!state_.runs.contains(key)) return;
+  Trainer* trainer = FindTrainer(hello);
+  if (trainer == nullptr || !state_.runs.contains(key)) return;
+  AgentChanges changes;
+  if (message.sequence() > 0) {
+    if (message.sequence() <= trainer->received) return;
+    trainer->received = message.sequence();
+    // Of what is not kept, hearing it twice does no harm.
+    const bool kept = message.has_phase() || message.has_trace() || message.step().has_record();
+    if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});
+  }
   Measure(key, hello.rank(), message);
-  Apply({0, TrainerSaid{key, hello.rank(), message}});
+  Apply({0, TrainerSaid{key, hello.rank(), message}}, std::move(changes));
 }
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
@@ -306,8 +455,10 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
   const RunState& run = state_.runs.at(key);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
+    // What was done before an adoption was counted by another agent, or is not known.
+    const bool unknown = std::exchange(trainers_[key][rank].steps_unknown, false);
     const int64_t steps =
-        std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
+        unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
     metrics_.Step(labels, message.step(), steps,
                   steps * spec.training().global_batch() * spec.model().context());
   } else if (message.has_memory()) {
@@ -323,12 +474,13 @@ void RunManager::Housekeeping() {
   while (!stopping_) {
     changed_.wait_for(lock, kTickInterval, [this] { return stopping_ || !ended_.empty(); });
     Apply({0, TimePassed{}});
+    SlowDown();
     int running = 0;
     for (const auto& [key, run] : state_.runs) {
       for (const auto& [index, rank] : run.ranks) {
         if (rank.life != RankState::Life::kLive) continue;
         ++running;
-        watch_.Sample(key, index, PageOf(key, index));
+        watch_.Sample(key, index, PagePath(key, index));
       }
     }
     metrics_.SetRunning(running);
@@ -346,10 +498,30 @@ void RunManager::Housekeeping() {
   }
 }
 
+void RunManager::WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up) {
+  const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(patience);
+  std::unique_lock<std::mutex> lock(mutex_);
+  Apply({0, Leaving{}});
+  while (!state_.runs.empty() && std::chrono::steady_clock::now() < deadline && !give_up()) {
+    changed_.wait_for(lock, kTickInterval);
+  }
+}
+
 void RunManager::StopAll(absl::Duration grace) {
   std::unique_lock<std::mutex> lock(mutex_);
   Apply({0, ShutDown{absl::ToDoubleSeconds(grace)}});
   changed_.wait(lock, [this] { return state_.runs.empty(); });
+}
+
+void RunManager::Leave() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  left_ = true;
+  Apply({0, Leaving{}});
+  for (auto& [key, trainers] : trainers_) {
+    for (auto& [rank, trainer] : trainers) {
+      if (trainer.process != nullptr) trainer.process->Release();
+    }
+  }
 }
 
 }  // namespace tercio

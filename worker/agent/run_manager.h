@@ -1,5 +1,6 @@
 // The trainers of a node: does what the agent's core (core/agent_core.h) decides, with real
-// processes, and carries what they say to the core, the metrics and the coordinator.
+// processes, and carries what they say to the core, the metrics and the coordinator. What must
+// survive this process is in the store before it has an effect.
 //
 // Threads: all methods from any thread. Callbacks into it come from trainers' watchers, from the
 // trainer service and from the link to the coordinator.
@@ -20,6 +21,7 @@
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/agent_metrics.h"
+#include "worker/agent/agent_store.h"
 #include "worker/agent/core/agent_core.h"
 #include "worker/agent/rank_inspector.h"
 #include "worker/agent/trainer_process.h"
@@ -29,6 +31,7 @@ namespace tercio {
 struct AgentOptions {
   std::string node;
   std::string state_dir;
+  std::string runtime_dir;   // of the trainer service's socket and of progress pages
   std::string socket;        // of the trainer service
   std::string trainer;       // program
   std::string data_address;  // for collectives
@@ -41,11 +44,15 @@ struct AgentOptions {
 
 class RunManager {
  public:
-  // `send` takes messages for the coordinator; it must not call back.
-  RunManager(AgentOptions options, AgentMetrics& metrics,
-             std::function<void(v1::AgentMessage)> send);
-  // Kills what still runs.
+  // For what the coordinator is told of the moment; called from any thread, must not call back.
+  using Say = std::function<void(v1::AgentMessage)>;
+  // The store and the metrics must outlive it. News for the coordinator goes into the store.
+  RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& store, Say say);
+  // Kills what still runs, unless it was left.
   ~RunManager();
+
+  // Takes up what an agent before this one has kept. Called once, before trainers can attach.
+  void Restore();
 
   void Handle(const v1::CoordinatorMessage& message);
 
@@ -53,47 +60,77 @@ class RunManager {
   std::vector<v1::RunId> Running(bool ended) const;
   int highest_attempt() const;
   v1::AgentHeartbeat Heartbeat();
-  std::vector<v1::AgentMessage> ToldFirst() const;
-  std::vector<v1::AgentMessage> ToldLast() const;
 
-  // For the trainer service. The command writer is used until Detach.
+  // For the trainer service. The command writer is used until Detach; a later Attach of the same
+  // rank replaces it.
   using WriteCommand = std::function<void(const v1::TrainerCommand&)>;
-  absl::StatusOr<v1::TrainerAssignment> Attach(const v1::TrainerHello& hello, WriteCommand write);
-  void Detach(const v1::TrainerHello& hello);
+  struct Attachment {
+    v1::TrainerAssignment assignment;
+    uint64_t received = 0;  // the last message of this trainer that is kept
+    uint64_t id = 0;
+  };
+  absl::StatusOr<Attachment> Attach(const v1::TrainerHello& hello, WriteCommand write);
+  void Detach(const v1::TrainerHello& hello, uint64_t attachment);
+  // What it returns for is kept; said twice it counts once.
   void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message);
 
+  // No run starts after it. Returns when none is left, at most after `patience`, or when
+  // `give_up` says so.
+  void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up);
   // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after it. Returns when none is
   // left.
   void StopAll(absl::Duration grace);
+  // Watches nothing any more and lets all trainers live, for an agent after this one. Nothing
+  // follows but destruction.
+  void Leave();
 
  private:
   struct Trainer {
     std::unique_ptr<TrainerProcess> process;
     WriteCommand write;
+    uint64_t attachment = 0;
+    uint64_t received = 0;
+    bool steps_unknown = false;  // adopted, and has told nothing yet
   };
   // Of an answer to the coordinator that takes long.
   struct Preparation {
     std::thread thread;
     bool done = false;
   };
+  struct SlowRank {
+    RunKey run;
+    int rank = 0;
+    double until = 0;
+    bool stopped = false;
+  };
   using Trainers = std::map<int, Trainer>;  // by rank
 
   // Steps the core with the event and with those that its effects bring about. Under the lock.
-  void Apply(AgentEvent event);
+  // `changes` are kept together with what the event itself brings.
+  void Apply(AgentEvent event, AgentChanges changes = {});
+  void Keep(const std::vector<AgentEffect>& effects, AgentChanges changes);
+  void Do(KeepRun&, std::vector<AgentEvent>&) {}  // by Keep
   void Do(StartTrainer& effect, std::vector<AgentEvent>& more);
+  void Do(AdoptTrainer& effect, std::vector<AgentEvent>& more);
   void Do(SignalTrainer& effect, std::vector<AgentEvent>&);
   void Do(TellTrainer& effect, std::vector<AgentEvent>&);
-  void Do(TellCoordinator& effect, std::vector<AgentEvent>&);
+  void Do(TellCoordinator&, std::vector<AgentEvent>&) {}  // by Keep
   void Do(ReadData& effect, std::vector<AgentEvent>&);
   void Do(ForgetRun& effect, std::vector<AgentEvent>&);
 
   // Answers once the ranks have been looked at, which may take a second.
   void Inspect(const v1::InspectRun& request);
-  std::string PageOf(const RunKey& key, int rank) const;
+  void Inject(const v1::InjectFault& fault);
+  void SlowDown();
 
   absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
   v1::AgentMessage Prepare(const v1::PrepareData& request) const;
-  void SendLine(const RunKey& key, int rank, const std::string& line);
+  std::string LogPath(const RunKey& key, int rank) const;
+  std::string PagePath(const RunKey& key, int rank) const;
+  TrainerProcess::OnLines LineSender(const RunKey& key, int rank);
+  TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank);
+  void SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
+                 const LogPosition& position);
   void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
   void Housekeeping();
   Trainer* FindTrainer(const v1::TrainerHello& hello);
@@ -101,7 +138,8 @@ class RunManager {
 
   const AgentOptions options_;
   AgentMetrics& metrics_;
-  std::function<void(v1::AgentMessage)> send_;
+  AgentStore& store_;
+  const Say say_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   AgentState state_;
@@ -109,7 +147,10 @@ class RunManager {
   RankWatch watch_;
   std::vector<Trainers> ended_;  // their threads are still to be joined, outside the lock
   std::list<Preparation> preparations_;
+  std::vector<SlowRank> slow_;
+  uint64_t attachments_ = 0;
   bool stopping_ = false;
+  bool left_ = false;
   std::thread housekeeper_;
 };
 

@@ -3,16 +3,16 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
-#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <fstream>
-#include <string_view>
+#include <sstream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -23,7 +23,6 @@ namespace tercio {
 namespace {
 
 constexpr size_t kLastLines = 20;
-constexpr size_t kLongestLine = 8192;
 constexpr int kPollMilliseconds = 100;
 
 std::vector<char*> Pointers(std::vector<std::string>& strings) {
@@ -72,143 +71,126 @@ absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, int output) 
   return pid;
 }
 
-// Cuts a stream of bytes into lines. A line that does not end is cut too.
-class LineCutter {
- public:
-  template <typename Handle>
-  void Add(std::string_view bytes, const Handle& handle) {
-    pending_ += bytes;
-    for (size_t end; (end = pending_.find('\n')) != std::string::npos;) {
-      handle(pending_.substr(0, end));
-      pending_.erase(0, end + 1);
-    }
-    if (pending_.size() >= kLongestLine) Flush(handle);
-  }
-  template <typename Handle>
-  void Flush(const Handle& handle) {
-    if (!pending_.empty()) handle(std::exchange(pending_, {}));
-  }
-
- private:
-  std::string pending_;
-};
-
-// A file that starts anew when it is full; the full one stays beside it as PATH.1.
-class LogFile {
- public:
-  LogFile(std::string path, int64_t most_bytes) : path_(std::move(path)), most_bytes_(most_bytes) {
-    file_.open(path_, std::ios::app | std::ios::ate);
-  }
-  void Append(const std::string& line) {
-    if (file_.tellp() > most_bytes_) {
-      file_.close();
-      std::rename(path_.c_str(), (path_ + ".1").c_str());
-      file_.open(path_, std::ios::trunc);
-    }
-    file_ << line << std::endl;
-    // A full disk must not stop the training: the line still goes to the coordinator.
-    if (!file_) file_.clear();
-  }
-
- private:
-  std::string path_;
-  int64_t most_bytes_;
-  std::ofstream file_;
-};
-
-// Whether the child has ended; it stays unreaped, so that its number stays its own.
-bool HasEnded(pid_t pid, bool wait) {
-  siginfo_t info = {};
-  const int options = WEXITED | WNOWAIT | (wait ? 0 : WNOHANG);
-  while (waitid(P_PID, static_cast<id_t>(pid), &info, options) != 0) {
-    if (errno != EINTR) return true;
-  }
-  return info.si_pid == pid;
-}
-
-// Reads the child's output to its end, or, when something else holds the pipe open, until the child
-// has ended and nothing more is there.
-template <typename Handle>
-void ReadLines(int descriptor, pid_t pid, const Handle& handle) {
-  LineCutter lines;
-  char buffer[4096];
-  while (true) {
-    pollfd waited = {descriptor, POLLIN, 0};
-    const bool ended = HasEnded(pid, /*wait=*/false);
-    const int ready = poll(&waited, 1, ended ? 0 : kPollMilliseconds);
-    if (ready == 0 && ended) break;
-    if (ready <= 0) continue;
-    const ssize_t count = read(descriptor, buffer, sizeof(buffer));
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    lines.Add(std::string_view(buffer, static_cast<size_t>(count)), handle);
-  }
-  lines.Flush(handle);
-}
-
 }  // namespace
 
+uint64_t StartTimeOf(pid_t pid) {
+  std::stringstream text;
+  text << std::ifstream(absl::StrCat("/proc/", pid, "/stat")).rdbuf();
+  // The name, in parentheses, may hold anything; the state, field 3, follows it.
+  const std::string all = text.str();
+  const size_t name_end = all.rfind(") ");
+  if (name_end == std::string::npos) return 0;
+  std::stringstream fields(all.substr(name_end + 2));
+  std::string field;
+  for (int i = 3; i <= 22; ++i) fields >> field;
+  return std::strtoull(field.c_str(), nullptr, 10);
+}
+
 absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Options& options,
-                                                                      OnLine on_line,
+                                                                      OnLines on_lines,
                                                                       OnExit on_exit) {
-  int output[2];
-  if (pipe2(output, O_CLOEXEC) != 0) {
-    return absl::InternalError(absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
+  const int output =
+      open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (output < 0) {
+    return absl::InternalError(
+        absl::StrCat("cannot write ", options.log_path, ": ", std::strerror(errno)));
   }
-  const absl::StatusOr<pid_t> pid = Spawn(options, output[1]);
-  close(output[1]);
-  if (!pid.ok()) {
-    close(output[0]);
-    return pid.status();
-  }
-  std::unique_ptr<TrainerProcess> process(new TrainerProcess);
-  process->pid_ = *pid;
-  process->watcher_ =
-      std::thread([raw = process.get(), read_end = output[0], options, line = std::move(on_line),
-                   exit = std::move(on_exit)] { raw->Watch(read_end, options, line, exit); });
+  const LogPosition log_start = LogTail::EndOf(options.log_path);
+  const absl::StatusOr<pid_t> pid = Spawn(options, output);
+  close(output);
+  if (!pid.ok()) return pid.status();
+  std::unique_ptr<TrainerProcess> process(
+      new TrainerProcess({*pid, StartTimeOf(*pid)}, /*child=*/true, log_start));
+  process->Begin(options.log_path, std::move(on_lines), std::move(on_exit));
   return process;
 }
 
-void TrainerProcess::Watch(int output, const Options& options, const OnLine& on_line,
+std::unique_ptr<TrainerProcess> TrainerProcess::Adopt(ProcessId id, const std::string& log_path,
+                                                      LogPosition from, OnLines on_lines,
+                                                      OnExit on_exit) {
+  std::unique_ptr<TrainerProcess> process(new TrainerProcess(id, /*child=*/false, from));
+  process->Begin(log_path, std::move(on_lines), std::move(on_exit));
+  return process;
+}
+
+void TrainerProcess::Begin(const std::string& log_path, OnLines on_lines, OnExit on_exit) {
+  if (id_.pid > 0) handle_ = static_cast<int>(syscall(SYS_pidfd_open, id_.pid, 0));
+  // Asked after the handle was made: the handle is of this process and of no later one.
+  if (handle_ >= 0 && StartTimeOf(id_.pid) != id_.start_time) {
+    close(handle_);
+    handle_ = -1;
+  }
+  away_ = HasEnded(0);  // also one that nobody has reaped yet
+  watcher_ = std::thread([this, log_path, lines = std::move(on_lines), exit = std::move(on_exit)] {
+    Watch(log_path, lines, exit);
+  });
+}
+
+bool TrainerProcess::HasEnded(int wait_milliseconds) const {
+  if (handle_ < 0) return true;
+  pollfd waited = {handle_, POLLIN, 0};
+  return poll(&waited, 1, wait_milliseconds) > 0;
+}
+
+void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
                            const OnExit& on_exit) {
-  ProcessExit result;
-  {
-    LogFile log(options.log_path, options.most_log_bytes);
-    std::deque<std::string> last;
-    ReadLines(output, pid_, [&](const std::string& line) {
-      log.Append(line);
-      last.push_back(line);
-      if (last.size() > kLastLines) last.pop_front();
-      on_line(line);
-    });
-    result.last_lines.assign(last.begin(), last.end());
+  LogTail log(log_path, log_start_);
+  std::deque<std::string> last;
+  if (!child_) {
+    for (std::string& line : log.Preceding(kLastLines)) last.push_back(std::move(line));
   }
-  close(output);
-  HasEnded(pid_, /*wait=*/true);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_ = true;
-    kill(-pid_, SIGKILL);  // what it may have started itself
-    int status = 0;
-    while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-    }
-    if (WIFSIGNALED(status)) {
-      result.signal = WTERMSIG(status);
-    } else {
-      result.exit_code = WEXITSTATUS(status);
+  for (bool ended = false; !ended;) {
+    ended = HasEnded(kPollMilliseconds);
+    if (released_) return;
+    for (auto lines = log.Read(ended); !lines.empty(); lines = log.Read(ended)) {
+      for (const std::string& line : lines) last.push_back(line);
+      while (last.size() > kLastLines) last.pop_front();
+      on_lines(lines, log.position());
+      if (released_) return;
+      if (!ended) ended = HasEnded(0);
     }
   }
+  ProcessExit result = Reap();
+  result.last_lines.assign(last.begin(), last.end());
   on_exit(result);
+}
+
+ProcessExit TrainerProcess::Reap() {
+  ProcessExit result;
+  std::lock_guard<std::mutex> lock(mutex_);
+  ended_ = true;
+  if (!child_) {
+    result.adopted = true;
+    result.away = away_;
+    result.signal = signalled_;
+    return result;
+  }
+  kill(-id_.pid, SIGKILL);  // what it may have started itself
+  int status = 0;
+  while (waitpid(id_.pid, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (WIFSIGNALED(status)) {
+    result.signal = WTERMSIG(status);
+  } else {
+    result.exit_code = WEXITSTATUS(status);
+  }
+  return result;
 }
 
 void TrainerProcess::Signal(int signal) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!ended_) kill(-pid_, signal);
+  // A child's number is its own until it is reaped; somebody else's, as long as it lives.
+  if (ended_ || (!child_ && HasEnded(0))) return;
+  signalled_ = signal;
+  kill(-id_.pid, signal);
 }
 
+void TrainerProcess::Release() { released_ = true; }
+
 TrainerProcess::~TrainerProcess() {
-  Signal(SIGKILL);
+  if (!released_) Signal(SIGKILL);
   if (watcher_.joinable()) watcher_.join();
+  if (handle_ >= 0) close(handle_);
 }
 
 }  // namespace tercio

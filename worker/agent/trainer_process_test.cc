@@ -2,9 +2,12 @@
 #include "worker/agent/trainer_process.h"
 
 #include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <condition_variable>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -18,39 +21,48 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Lt;
 
 constexpr auto kLongest = std::chrono::seconds(20);
 
 class TrainerProcessTest : public ::testing::Test {
  protected:
-  void Start(const std::string& script, int64_t most_log_bytes = 1 << 20) {
+  void Start(const std::string& script) {
     TrainerProcess::Options options;
     options.program = "/bin/sh";
     options.arguments = {"tercio-trainer", "-c", script};
     options.environment = {"TERCIO_TRAINER_TOKEN=secret"};
     options.log_path = log_path();
-    options.most_log_bytes = most_log_bytes;
-    auto process = TrainerProcess::Start(
-        options,
-        [this](const std::string& line) {
-          std::lock_guard<std::mutex> lock(mutex_);
-          lines_.push_back(line);
-          changed_.notify_all();
-        },
-        [this](const ProcessExit& exit) {
-          std::lock_guard<std::mutex> lock(mutex_);
-          exit_ = exit;
-          changed_.notify_all();
-        });
+    auto process = TrainerProcess::Start(options, OnLines(), OnExit());
     ASSERT_TRUE(process.ok()) << process.status();
     process_ = *std::move(process);
+  }
+
+  TrainerProcess::OnLines OnLines() {
+    return [this](const std::vector<std::string>& lines, const LogPosition& position) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      lines_.insert(lines_.end(), lines.begin(), lines.end());
+      position_ = position;
+      changed_.notify_all();
+    };
+  }
+
+  TrainerProcess::OnExit OnExit() {
+    return [this](const ProcessExit& exit) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      exit_ = exit;
+      changed_.notify_all();
+    };
+  }
+
+  // As another agent does.
+  void AdoptAnew(ProcessId id) {
+    process_ = TrainerProcess::Adopt(id, log_path(), position_, OnLines(), OnExit());
   }
 
   ProcessExit WaitForExit() {
     std::unique_lock<std::mutex> lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, kLongest, [this] { return exit_.has_value(); }));
-    return exit_.value_or(ProcessExit{-1, -1, {}});
+    return exit_.value_or(ProcessExit{false, false, -1, -1, {}});
   }
 
   void WaitForLine(const std::string& line) {
@@ -71,6 +83,7 @@ class TrainerProcessTest : public ::testing::Test {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> lines_;
+  LogPosition position_;
   std::optional<ProcessExit> exit_;
   std::unique_ptr<TrainerProcess> process_;
 };
@@ -82,7 +95,7 @@ TEST_F(TrainerProcessTest, ReportsCodeLinesAndLog) {
   EXPECT_EQ(exit.signal, 0);
   EXPECT_THAT(exit.last_lines, ElementsAre("one", "two", "three"));
   EXPECT_THAT(lines_, ElementsAre("one", "two", "three"));
-  EXPECT_EQ(Content(log_path()), "one\ntwo\nthree\n");
+  EXPECT_EQ(Content(log_path()), "one\ntwo\nthree");
 }
 
 TEST_F(TrainerProcessTest, TokenComesByTheEnvironment) {
@@ -107,8 +120,6 @@ TEST_F(TrainerProcessTest, KillsWhatIgnoresTheFirstSignal) {
   EXPECT_EQ(WaitForExit().signal, SIGKILL);
 }
 
-// A child of the child keeps the pipe open: the exit is seen all the same, and the child's child
-// goes too.
 TEST_F(TrainerProcessTest, LeavesNothingOfTheGroupBehind) {
   Start("sleep 1000 & echo $!; exit 1");
   const ProcessExit exit = WaitForExit();
@@ -134,15 +145,98 @@ TEST_F(TrainerProcessTest, DestructionKills) {
   EXPECT_EQ(WaitForExit().signal, SIGKILL);
 }
 
-TEST_F(TrainerProcessTest, LogsAreBounded) {
-  Start("i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done", 4096);
+TEST_F(TrainerProcessTest, KeepsTheLastLines) {
+  Start("i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done");
   const ProcessExit exit = WaitForExit();
   EXPECT_EQ(exit.last_lines.size(), 20u);
   EXPECT_EQ(exit.last_lines.back(), "line 1999");
-  EXPECT_EQ(lines_.size(), 2000u);
-  EXPECT_THAT(Content(log_path()).size(), Lt(4096u + 100));
-  EXPECT_THAT(Content(log_path() + ".1").size(), Lt(4096u + 100));
-  EXPECT_THAT(Content(log_path()), HasSubstr("line 1999\n"));
+  ASSERT_EQ(lines_.size(), 2000u);
+  for (size_t i = 0; i < lines_.size(); ++i) EXPECT_EQ(lines_[i], "line " + std::to_string(i));
+}
+
+TEST_F(TrainerProcessTest, ALeftProcessLivesOnAndIsFoundAgain) {
+  Start("echo one; while [ ! -e " + directory_.path() +
+        "/go ]; do sleep 0.05; done; echo two; "
+        "while [ ! -e " +
+        directory_.path() + "/end ]; do sleep 0.05; done; echo three");
+  WaitForLine("one");
+  const ProcessId id = process_->id();
+  EXPECT_EQ(id.start_time, StartTimeOf(id.pid));
+  EXPECT_GT(id.start_time, 0u);
+  process_->Release();
+  process_.reset();
+  EXPECT_EQ(kill(id.pid, 0), 0) << "it was killed";
+  EXPECT_FALSE(exit_.has_value());
+  std::ofstream(directory_.path() + "/go") << "";
+  AdoptAnew(id);
+  WaitForLine("two");
+  EXPECT_EQ(process_->id().pid, id.pid);
+  process_->Release();
+  process_.reset();
+  std::ofstream(directory_.path() + "/end") << "";
+  // This test is its parent; an agent that comes back is not.
+  int status = 0;
+  EXPECT_EQ(waitpid(id.pid, &status, 0), id.pid);
+  AdoptAnew(id);
+  const ProcessExit exit = WaitForExit();
+  EXPECT_TRUE(exit.adopted);
+  EXPECT_TRUE(exit.away);
+  EXPECT_THAT(lines_, ElementsAre("one", "two", "three")) << "each once";
+  EXPECT_THAT(exit.last_lines, ElementsAre("one", "two", "three"));
+}
+
+TEST_F(TrainerProcessTest, AnAdoptedProcessIsSignalledAndItsEndSeen) {
+  Start("echo up; sleep 1000");
+  WaitForLine("up");
+  const ProcessId id = process_->id();
+  process_->Release();
+  process_.reset();
+  AdoptAnew(id);
+  process_->Signal(SIGKILL);
+  const ProcessExit exit = WaitForExit();
+  EXPECT_TRUE(exit.adopted);
+  EXPECT_FALSE(exit.away);
+  EXPECT_EQ(exit.signal, SIGKILL) << "its own signal is the likely cause";
+  waitpid(id.pid, nullptr, 0);
+}
+
+// Its number belongs to somebody else by now.
+TEST_F(TrainerProcessTest, AdoptsNobodyElse) {
+  position_ = {};
+  AdoptAnew({getpid(), StartTimeOf(getpid()) + 1});
+  const ProcessExit exit = WaitForExit();
+  EXPECT_TRUE(exit.away);
+  process_->Signal(SIGKILL);  // harmless
+}
+
+TEST_F(TrainerProcessTest, ReadsOnInTheNextFile) {
+  std::ofstream(log_path()) << "one\ntwo\nthr";
+  LogTail log(log_path(), {});
+  EXPECT_THAT(log.Read(false), ElementsAre("one", "two"));
+  const LogPosition position = log.position();
+  std::filesystem::rename(log_path(), log_path() + ".1");
+  std::ofstream(log_path() + ".1", std::ios::app) << "ee\n";
+  EXPECT_THAT(log.Read(false), ElementsAre("three"));
+  std::ofstream next(log_path());
+  EXPECT_TRUE(log.Read(false).empty()) << "the writer may still be in the old one";
+  std::ofstream(log_path() + ".1", std::ios::app) << "four\n";
+  next << "five\n" << std::flush;
+  EXPECT_THAT(log.Read(false), ElementsAre("four"));
+  EXPECT_THAT(log.Read(false), ElementsAre("five"));
+  LogTail again(log_path(), position);
+  EXPECT_THAT(again.Preceding(1), ElementsAre("two"));
+  EXPECT_THAT(again.Read(false), ElementsAre("three", "four")) << "goes on where the other was";
+  EXPECT_THAT(again.Read(false), ElementsAre("five"));
+  EXPECT_TRUE(again.Read(true).empty());
+}
+
+TEST_F(TrainerProcessTest, OfAFileThatIsGoneThePresentOneCounts) {
+  std::ofstream(log_path()) << "one\n";
+  LogTail log(log_path(), {12345678, 100});
+  EXPECT_THAT(log.Read(false), ElementsAre("one"));
+  LogTail none(directory_.path() + "/none", {1, 1});
+  EXPECT_TRUE(none.Read(true).empty());
+  EXPECT_TRUE(none.Preceding(3).empty());
 }
 
 TEST_F(TrainerProcessTest, CutsALineWithoutEnd) {
@@ -162,7 +256,8 @@ TEST(TrainerProcessStart, SaysWhatCannotBeStarted) {
   options.arguments = {"tercio-trainer"};
   options.log_path = "/dev/null";
   const auto process = TrainerProcess::Start(
-      options, [](const std::string&) {}, [](const ProcessExit&) { FAIL() << "no exit"; });
+      options, [](const std::vector<std::string>&, const LogPosition&) {},
+      [](const ProcessExit&) { FAIL() << "no exit"; });
   ASSERT_FALSE(process.ok());
   EXPECT_THAT(std::string(process.status().message()), HasSubstr("/no/such/program"));
 }

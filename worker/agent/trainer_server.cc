@@ -23,20 +23,29 @@ class TrainerServer::Service : public v1::TrainerService::Service {
     }
     const v1::TrainerHello hello = message.hello();
     auto write_mutex = std::make_shared<std::mutex>();
-    const auto assignment =
+    const auto attached =
         runs_.Attach(hello, [stream, write_mutex](const v1::TrainerCommand& command) {
           std::lock_guard<std::mutex> lock(*write_mutex);
           stream->Write(command);
         });
-    if (!assignment.ok()) return ToGrpc(assignment.status());
+    if (!attached.ok()) return ToGrpc(attached.status());
     {
       std::lock_guard<std::mutex> lock(*write_mutex);
       v1::TrainerCommand command;
-      *command.mutable_assignment() = *assignment;
+      *command.mutable_assignment() = attached->assignment;
+      stream->Write(command);
+      command.set_received(attached->received);
       stream->Write(command);
     }
-    while (stream->Read(&message)) runs_.Receive(hello, message);
-    runs_.Detach(hello);
+    while (stream->Read(&message)) {
+      runs_.Receive(hello, message);
+      if (message.sequence() == 0) continue;
+      std::lock_guard<std::mutex> lock(*write_mutex);
+      v1::TrainerCommand command;
+      command.set_received(message.sequence());
+      stream->Write(command);
+    }
+    runs_.Detach(hello, attached->id);
     return grpc::Status::OK;
   }
 

@@ -1,111 +1,241 @@
 #include "worker/trainer/agent_link.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/channel.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 
 namespace tercio {
+namespace {
+
+constexpr auto kFirstBackoff = std::chrono::milliseconds(50);
+constexpr auto kLongestBackoff = std::chrono::milliseconds(1000);
+constexpr auto kTickInterval = std::chrono::milliseconds(50);
+constexpr absl::Duration kPutTimeout = absl::Seconds(30);
+constexpr absl::Duration kRetryInterval = absl::Milliseconds(100);
+
+// Calls until it is done, or `timeout` is over, or the fault is not one of a peer that is away.
+template <typename Call>
+absl::Status CallUntil(absl::Duration timeout, const Call& call) {
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_wait_for_ready(true);
+    const absl::Status status = FromGrpc(call(context));
+    const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
+    if (!away || absl::Now() + kRetryInterval >= deadline) return status;
+    absl::SleepFor(kRetryInterval);
+  }
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<AgentLink>> AgentLink::Connect(const std::string& socket,
-                                                              const v1::TrainerHello& hello) {
-  std::unique_ptr<AgentLink> link(new AgentLink);
+                                                              const v1::TrainerHello& hello,
+                                                              Abandon abandon) {
+  std::unique_ptr<AgentLink> link(new AgentLink(hello, std::move(abandon)));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel("unix:" + socket, {}));
   link->stub_ = v1::TrainerService::NewStub(channel);
-  link->run_ = hello.run();
-  link->token_ = hello.token();
-  link->stream_ = link->stub_->Attach(&link->context_);
-  v1::TrainerMessage message;
-  *message.mutable_hello() = hello;
-  v1::TrainerCommand command;
-  if (!link->stream_->Write(message) || !link->stream_->Read(&command) ||
-      !command.has_assignment()) {
-    const grpc::Status status = link->stream_->Finish();
-    return absl::UnavailableError(
-        absl::StrCat("the agent gave no assignment: ", status.error_message()));
+  const absl::Status greeted = link->Greet(/*again=*/false);
+  if (!greeted.ok()) {
+    return absl::Status(greeted.code(), absl::StrCat("the agent gave no assignment: ",
+                                                     std::string(greeted.message())));
   }
-  link->assignment_ = command.assignment();
-  link->reader_ = std::thread([raw = link.get()] { raw->ReadCommands(); });
+  link->reader_ = std::thread([raw = link.get()] { raw->ReadLoop(); });
+  link->writer_ = std::thread([raw = link.get()] { raw->WriteLoop(); });
   return link;
 }
 
 AgentLink::~AgentLink() {
-  closing_ = true;
   if (!reader_.joinable()) return;
   {
-    std::lock_guard<std::mutex> lock(write_mutex_);
-    stream_->WritesDone();
+    std::unique_lock<std::mutex> lock(mutex_);
+    closing_ = true;
+    const auto grace = absl::ToChronoMilliseconds(absl::Seconds(assignment_.agent_grace_seconds()));
+    changed_.wait_for(lock, grace, [this] { return outbox_.empty() || refused_ || IsLost(); });
+    stopping_ = true;
+    connection_->context.TryCancel();
+    changed_.notify_all();
   }
-  // The agent ends its side when it has read all of ours; only a stuck agent is cut off.
-  for (int i = 0; i < 100 && !ended_; ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  context_.TryCancel();
   reader_.join();
-  stream_->Finish();
+  writer_.join();
 }
 
-void AgentLink::ReadCommands() {
+bool AgentLink::IsLost() const {
+  return !attached_ && absl::Now() - lost_ > absl::Seconds(assignment_.agent_grace_seconds());
+}
+
+// One attempt to connect. PERMISSION_DENIED when the agent does not know this rank.
+absl::Status AgentLink::Greet(bool again) {
+  const auto connection = std::make_shared<Connection>();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopping_) return absl::CancelledError("the link is being closed");
+    connection_ = connection;
+  }
+  // A call that waits also drives the connecting; without one gRPC looks every few seconds only.
+  connection->context.set_wait_for_ready(again);
+  connection->stream = stub_->Attach(&connection->context);
+  v1::TrainerMessage message;
+  *message.mutable_hello() = hello_;
+  message.mutable_hello()->set_again(again);
   v1::TrainerCommand command;
-  while (stream_->Read(&command)) {
-    if (!command.has_save_now()) continue;
-    const int wanted = command.save_now().then_stop() ? 2 : 1;
-    int before = request_;
-    while (before < wanted && !request_.compare_exchange_weak(before, wanted)) {
-    }
+  bool open = connection->stream->Write(message) && connection->stream->Read(&command);
+  // Other commands may overtake the assignment.
+  while (open && !command.has_assignment()) open = connection->stream->Read(&command);
+  if (!open) {
+    connection->context.TryCancel();
+    return FromGrpc(connection->stream->Finish());
   }
-  ended_ = true;
-  const absl::Time lost = absl::Now();
-  while (!closing_) {
-    if (absl::Now() - lost > absl::Seconds(assignment_.agent_grace_seconds())) {
-      LogError("the agent has gone; ending");
-      _exit(1);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (again) {
+    outbox_.RepeatPhase();
+  } else {
+    assignment_ = command.assignment();
+  }
+  sent_ = 0;
+  attached_ = true;
+  changed_.notify_all();
+  return absl::OkStatus();
+}
+
+void AgentLink::ReadLoop() {
+  while (true) {
+    const std::shared_ptr<Connection> connection = connection_;  // only this thread replaces it
+    ReadCommands(*connection);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      attached_ = false;
+      lost_ = absl::Now();
     }
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    connection->context.TryCancel();
+    {
+      std::lock_guard<std::mutex> lock(connection->writing);
+      connection->finished = true;
+      connection->stream->Finish();
+    }
+    if (!ConnectAgain()) return;
   }
 }
 
-AgentLink::Request AgentLink::TakeRequest() { return static_cast<Request>(request_.exchange(0)); }
+void AgentLink::ReadCommands(Connection& connection) {
+  v1::TrainerCommand command;
+  while (connection.stream->Read(&command)) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (command.has_save_now()) {
+      request_ = std::max(request_,
+                          command.save_now().then_stop() ? Request::kSaveAndStop : Request::kSave);
+    } else if (command.received() > 0) {
+      outbox_.Received(command.received());
+      changed_.notify_all();
+    }
+  }
+}
 
-void AgentLink::Send(const v1::TrainerMessage& message) {
-  std::lock_guard<std::mutex> lock(write_mutex_);
-  stream_->Write(message);  // false when the agent has gone: ReadCommands deals with that
+// False when the link is being closed, or nobody wants this rank.
+bool AgentLink::ConnectAgain() {
+  auto backoff = kFirstBackoff;
+  for (bool first = true;; first = false) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      if (stopping_) return false;
+      if (first) LogWarning("the agent has gone; waiting for it to come back");
+      if (changed_.wait_for(lock, backoff, [this] { return stopping_; })) return false;
+    }
+    const absl::Status status = Greet(/*again=*/true);
+    if (status.ok()) {
+      LogInfo("the agent is back");
+      return true;
+    }
+    if (absl::IsPermissionDenied(status)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      refused_ = true;
+      changed_.notify_all();
+      if (closing_) return false;
+      lock.unlock();
+      abandon_(absl::StrCat("the agent has come back without this rank: ",
+                            std::string(status.message())));
+      return false;
+    }
+    backoff = std::min(kLongestBackoff, backoff * 2);
+  }
+}
+
+void AgentLink::WriteLoop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    changed_.wait_for(lock, kTickInterval, [this] {
+      return stopping_ || (attached_ && outbox_.After(sent_) != nullptr);
+    });
+    if (IsLost() && closing_) changed_.notify_all();
+    if (IsLost() && !closing_) {
+      lock.unlock();
+      abandon_(absl::StrCat("its agent was away for more than ", assignment_.agent_grace_seconds(),
+                            " s (agent_grace)"));
+      return;
+    }
+    const v1::TrainerMessage* next = attached_ ? outbox_.After(sent_) : nullptr;
+    if (next == nullptr) continue;
+    const v1::TrainerMessage message = *next;
+    const std::shared_ptr<Connection> connection = connection_;
+    sent_ = message.sequence();
+    lock.unlock();
+    {
+      std::lock_guard<std::mutex> writing(connection->writing);
+      // False when the agent has gone: the reader sees it, too.
+      if (!connection->finished) connection->stream->Write(message);
+    }
+    lock.lock();
+  }
+}
+
+AgentLink::Request AgentLink::TakeRequest() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(request_, Request::kNone);
+}
+
+void AgentLink::Send(v1::TrainerMessage message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  outbox_.Add(std::move(message));
+  changed_.notify_all();
 }
 
 void AgentLink::SendPhase(v1::TrainerPhase phase) {
   v1::TrainerMessage message;
   message.mutable_phase()->set_phase(phase);
-  Send(message);
+  Send(std::move(message));
 }
 
 absl::Status AgentLink::Put(const std::string& key, const std::string& value) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
   v1::RendezvousPutRequest request;
-  *request.mutable_run() = run_;
-  request.set_token(token_);
+  *request.mutable_run() = hello_.run();
+  request.set_token(hello_.token());
   request.set_key(key);
   request.set_value(value);
-  v1::RendezvousPutResponse response;
-  return FromGrpc(stub_->Put(&context, request, &response));
+  return CallUntil(kPutTimeout, [&](grpc::ClientContext& context) {
+    v1::RendezvousPutResponse response;
+    return stub_->Put(&context, request, &response);
+  });
 }
 
 absl::StatusOr<std::vector<std::string>> AgentLink::Get(const std::vector<std::string>& keys,
                                                         absl::Duration timeout) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + absl::ToChronoMilliseconds(timeout));
   v1::RendezvousGetRequest request;
-  *request.mutable_run() = run_;
-  request.set_token(token_);
+  *request.mutable_run() = hello_.run();
+  request.set_token(hello_.token());
   for (const std::string& key : keys) request.add_keys(key);
   v1::RendezvousGetResponse response;
-  TERCIO_RETURN_IF_ERROR(FromGrpc(stub_->Get(&context, request, &response)));
+  TERCIO_RETURN_IF_ERROR(CallUntil(timeout, [&](grpc::ClientContext& context) {
+    response.Clear();
+    return stub_->Get(&context, request, &response);
+  }));
   if (response.values_size() != static_cast<int>(keys.size())) {
     return absl::InternalError("the rendezvous answered with another number of values");
   }

@@ -1,11 +1,17 @@
-// The trainer's end of its conversation with the agent that started it (trainer.proto).
+// The trainer's end of its conversation with its agent (trainer.proto).
 //
-// Threads: all methods from any thread. A thread of its own reads commands, and ends the process
-// `agent_grace` after the agent has gone: a trainer never outlives its agent for long.
+// The agent may die and be started again: the link connects anew, says who it is and sends again
+// what was not received. A trainer whose agent stays away for longer than agent_grace ends, and so
+// does one that the agent does not know any more.
+//
+// Threads: all methods from any thread; none waits for the agent, except Put, Get and the
+// destructor. Two threads of its own, one that reads and connects, one that writes.
 #pragma once
 
-#include <atomic>
+#include <condition_variable>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,14 +21,20 @@
 #include "absl/time/time.h"
 #include "proto/tercio/v1/trainer.grpc.pb.h"
 #include "worker/collective/gloo_transport.h"
+#include "worker/trainer/outbox.h"
 
 namespace tercio {
 
 class AgentLink : public RendezvousStore {
  public:
+  // Must end the process; called from one of the link's threads.
+  using Abandon = std::function<void(const std::string& reason)>;
+
   // Says hello and waits for the assignment.
   static absl::StatusOr<std::unique_ptr<AgentLink>> Connect(const std::string& socket,
-                                                            const v1::TrainerHello& hello);
+                                                            const v1::TrainerHello& hello,
+                                                            Abandon abandon);
+  // Waits until the agent has received everything, at most agent_grace.
   ~AgentLink() override;
 
   const v1::TrainerAssignment& assignment() const { return assignment_; }
@@ -31,28 +43,50 @@ class AgentLink : public RendezvousStore {
   enum class Request { kNone = 0, kSave = 1, kSaveAndStop = 2 };
   Request TakeRequest();
 
-  void Send(const v1::TrainerMessage& message);
+  void Send(v1::TrainerMessage message);
   void SendPhase(v1::TrainerPhase phase);
 
+  // These go on trying while the agent, or the coordinator behind it, is away.
   absl::Status Put(const std::string& key, const std::string& value) override;
   absl::StatusOr<std::vector<std::string>> Get(const std::vector<std::string>& keys,
                                                absl::Duration timeout) override;
 
  private:
-  AgentLink() = default;
-  void ReadCommands();
+  // One stream to an agent.
+  struct Connection {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReaderWriter<v1::TrainerMessage, v1::TrainerCommand>> stream;
+    std::mutex writing;
+    bool finished = false;  // guarded by `writing`
+  };
 
+  AgentLink(v1::TrainerHello hello, Abandon abandon)
+      : hello_(std::move(hello)), abandon_(std::move(abandon)) {}
+  absl::Status Greet(bool again);
+  void ReadLoop();
+  void ReadCommands(Connection& connection);
+  bool ConnectAgain();
+  void WriteLoop();
+  bool IsLost() const;
+
+  v1::TrainerHello hello_;
+  const Abandon abandon_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
-  grpc::ClientContext context_;
-  std::unique_ptr<grpc::ClientReaderWriter<v1::TrainerMessage, v1::TrainerCommand>> stream_;
-  v1::RunId run_;
-  std::string token_;
-  v1::TrainerAssignment assignment_;
-  std::atomic<int> request_{0};
-  std::atomic<bool> closing_{false};
-  std::atomic<bool> ended_{false};  // the agent's side of the stream
-  std::mutex write_mutex_;
+  v1::TrainerAssignment assignment_;  // of the first greeting
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  Outbox outbox_;
+  uint64_t sent_ = 0;  // on the present connection
+  std::shared_ptr<Connection> connection_;
+  bool attached_ = false;
+  absl::Time lost_;       // when the last connection ended; valid when not attached
+  bool refused_ = false;  // the agent does not know this rank any more
+  bool closing_ = false;
+  bool stopping_ = false;
+  Request request_ = Request::kNone;
   std::thread reader_;
+  std::thread writer_;
 };
 
 }  // namespace tercio

@@ -14,6 +14,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "worker/progress/progress_page.h"
+#include "worker/trainer/log_file.h"
 #include "worker/trainer/stack_dump.h"
 #include "worker/trainer/training_loop.h"
 
@@ -32,6 +34,7 @@ struct Arguments {
   int attempt = 0;
   int rank = -1;
   std::string progress;  // file for the agent; empty: none
+  std::string log;       // of standard output and error; empty: it is not a file of its own
 };
 
 bool ParseArguments(int argc, char** argv, Arguments* arguments) {
@@ -45,6 +48,8 @@ bool ParseArguments(int argc, char** argv, Arguments* arguments) {
       arguments->job = value;
     } else if (name == "--progress") {
       arguments->progress = value;
+    } else if (name == "--log") {
+      arguments->log = value;
     } else if (name == "--attempt") {
       good = absl::SimpleAtoi(value, &arguments->attempt);
     } else if (name == "--rank") {
@@ -77,7 +82,12 @@ std::unique_ptr<ProgressPage> OpenProgress(const Arguments& arguments, const cha
   return page.ok() ? *std::move(page) : nullptr;
 }
 
-int Run(const Arguments& arguments, ProgressPage* page) {
+// The agent may be away: what it cannot be told is on the page.
+void NoteExit(ProgressPage* page, const ExitNote& note) {
+  if (page != nullptr) page->NoteExit(note);
+}
+
+ExitNote Run(const Arguments& arguments, ProgressPage* page) {
   const char* token = std::getenv("TERCIO_TRAINER_TOKEN");
   v1::TrainerHello hello;
   hello.mutable_run()->set_job_id(arguments.job);
@@ -85,10 +95,14 @@ int Run(const Arguments& arguments, ProgressPage* page) {
   hello.set_rank(arguments.rank);
   hello.set_token(token == nullptr ? "" : token);
   hello.set_pid(getpid());
-  auto link = AgentLink::Connect(arguments.socket, hello);
+  auto link = AgentLink::Connect(arguments.socket, hello, [page](const std::string& reason) {
+    LogError(absl::StrCat("ending: ", reason));
+    NoteExit(page, {kFault, false, reason});
+    _exit(kFault);
+  });
   if (!link.ok()) {
     LogError(std::string(link.status().message()));
-    return kFault;
+    return {kFault, false, std::string(link.status().message())};
   }
   CheckpointIdentity identity;
   identity.run = hello.run();
@@ -98,15 +112,16 @@ int Run(const Arguments& arguments, ProgressPage* page) {
   bool permanent = false;
   const absl::StatusOr<TrainingOutcome> outcome = RunTraining(**link, identity, page, &permanent);
   if (!outcome.ok()) {
-    LogError(std::string(outcome.status().message()));
+    const std::string reason(outcome.status().message());
+    LogError(reason);
     v1::TrainerMessage message;
-    message.mutable_failure()->set_message(std::string(outcome.status().message()));
+    message.mutable_failure()->set_message(reason);
     message.mutable_failure()->set_permanent(permanent);
     (*link)->Send(message);
-    return permanent ? kPermanentFault : kFault;
+    return {permanent ? kPermanentFault : kFault, permanent, reason};
   }
   (*link)->SendPhase(v1::TRAINER_PHASE_FINISHED);
-  return *outcome == TrainingOutcome::kFinished ? kFinished : kStopped;
+  return {*outcome == TrainingOutcome::kFinished ? kFinished : kStopped, false, ""};
 }
 
 }  // namespace
@@ -117,11 +132,16 @@ int main(int argc, char** argv) {
   tercio::Arguments arguments;
   if (!tercio::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
-        "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH]");
+        "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH] "
+        "[--log PATH]");
     return tercio::kUsage;
   }
   tercio::AskForBatchScheduling();
+  std::unique_ptr<tercio::LogRotation> rotation;
+  if (!arguments.log.empty()) rotation = std::make_unique<tercio::LogRotation>(arguments.log);
   std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is an error to report
   const auto page = tercio::OpenProgress(arguments, argv[0]);
-  return tercio::Run(arguments, page.get());
+  const tercio::ExitNote note = tercio::Run(arguments, page.get());
+  tercio::NoteExit(page.get(), note);
+  return note.exit_code;
 }

@@ -36,6 +36,25 @@ class Stepper {
 
   std::vector<AgentEffect> TakeEffects() { return std::move(effects_); }
 
+  void Handle(const Restored& event) {
+    state_.runs = event.runs;
+    state_.ended = event.ended;
+    state_.highest_attempt = std::max(state_.highest_attempt, event.highest_attempt);
+    std::vector<RunKey> keys;
+    for (auto& [key, run] : state_.runs) {
+      keys.push_back(key);
+      // It was told to stop, and has had its time.
+      if (run.stopping) run.kill_at = now_;
+      for (const auto& [index, rank] : run.ranks) {
+        if (rank.life == RankState::Life::kLive) effects_.push_back(AdoptTrainer{key, index});
+      }
+    }
+    for (const RunKey& key : keys) {
+      if (FindRun(key) != nullptr) ForgetIfEnded(key);
+    }
+    for (const RunKey& key : keys) LaunchWaiting(key.first);
+  }
+
   void Handle(const CoordinatorSaid& event) {
     const v1::CoordinatorMessage& message = event.message;
     if (message.has_prepare_data()) effects_.push_back(ReadData{message.prepare_data()});
@@ -84,14 +103,16 @@ class Stepper {
     v1::ExitRecord exit;
     exit.set_exit_code(event.exit_code);
     exit.set_signal(event.signal);
-    exit.set_reason(rank->failure);
-    exit.set_permanent(rank->permanent);
+    exit.set_reason(rank->failure.empty() ? event.reason : rank->failure);
+    exit.set_permanent(rank->permanent || event.permanent);
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
     RankEnded(event.run, event.rank, std::move(exit));
   }
 
+  void Handle(const Leaving&) { state_.leaving = true; }
+
   void Handle(const ShutDown& event) {
-    state_.shutting_down = true;
+    state_.leaving = true;
     std::vector<RunKey> keys;
     for (const auto& [key, run] : state_.runs) keys.push_back(key);
     for (const RunKey& key : keys) End(key, event.grace_seconds);
@@ -129,7 +150,7 @@ class Stepper {
 
   void Start(const v1::StartRun& request) {
     const RunKey key = ToRunKey(request.run());
-    if (state_.shutting_down || state_.runs.contains(key)) return;  // (said twice)
+    if (state_.leaving || state_.runs.contains(key)) return;  // (said twice)
     for (const EndedRun& ended : state_.ended) {
       if (ended.run == key) return TellEnded(ended);  // said twice, the second time very late
     }
@@ -146,6 +167,7 @@ class Stepper {
       run.ranks[plan.placement().rank()].plan = plan;
       run.ranks[plan.placement().rank()].last_step = request.resume_step();
     }
+    effects_.push_back(KeepRun{key});
     for (const RunKey& other : older) End(other, 0);
     LaunchWaiting(key.first);
   }
@@ -166,11 +188,14 @@ class Stepper {
     }
     RunState* run = FindRun(newest);
     if (run == nullptr) return;
+    std::vector<int> launched;
     for (auto& [index, rank] : run->ranks) {
       if (rank.life != RankState::Life::kWaiting) continue;
       rank.life = RankState::Life::kLive;
-      effects_.push_back(StartTrainer{newest, index});
+      launched.push_back(index);
     }
+    if (!launched.empty()) effects_.push_back(KeepRun{newest});
+    for (const int index : launched) effects_.push_back(StartTrainer{newest, index});
   }
 
   void Stop(const v1::StopRun& request) {
@@ -193,6 +218,7 @@ class Stepper {
     for (auto& [index, rank] : run.ranks) {
       if (rank.life == RankState::Life::kWaiting) rank.life = RankState::Life::kEnded;
     }
+    effects_.push_back(KeepRun{key});
     ForgetIfEnded(key);
   }
 
@@ -216,6 +242,7 @@ class Stepper {
     exit.set_rank(index);
     rank->exit = std::move(exit);
     rank->has_exited = true;
+    effects_.push_back(KeepRun{key});
     Tell(ExitMessage(key, rank->exit));
     ForgetIfEnded(key);
   }
@@ -232,7 +259,7 @@ class Stepper {
     if (state_.ended.size() > kEndedRuns) state_.ended.pop_front();
     state_.runs.erase(gone);
     effects_.push_back(ForgetRun{gone});
-    if (!state_.shutting_down) LaunchWaiting(gone.first);
+    if (!state_.leaving) LaunchWaiting(gone.first);
   }
 
   AgentState& state_;
@@ -246,28 +273,6 @@ bool RunState::Ended() const {
   return std::all_of(ranks.begin(), ranks.end(), [](const auto& entry) {
     return entry.second.life == RankState::Life::kEnded;
   });
-}
-
-std::vector<v1::AgentMessage> ToldFirst(const AgentState& state) {
-  std::vector<v1::AgentMessage> messages;
-  for (const EndedRun& ended : state.ended) {
-    for (const v1::ExitRecord& exit : ended.exits) messages.push_back(ExitMessage(ended.run, exit));
-  }
-  for (const auto& [key, run] : state.runs) {
-    for (const auto& [index, rank] : run.ranks) {
-      if (rank.phase != v1::TRAINER_PHASE_UNSPECIFIED) {
-        messages.push_back(PhaseMessage(key, index, rank.phase));
-      }
-      if (rank.has_exited) messages.push_back(ExitMessage(key, rank.exit));
-    }
-  }
-  return messages;
-}
-
-std::vector<v1::AgentMessage> ToldLast(const AgentState& state) {
-  std::vector<v1::AgentMessage> messages;
-  for (const EndedRun& ended : state.ended) messages.push_back(StoppedMessage(ended.run));
-  return messages;
 }
 
 std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended) {

@@ -4,8 +4,11 @@
 //
 // A run is this node's part of an attempt. Its ranks go waiting -> live -> ended. They wait while
 // trainers of an older attempt of the same job still live here: two attempts never run side by
-// side. When its last rank has ended a run moves to a short memory of ended runs, out of which the
-// coordinator is told again after every reconnection: it may have died before it kept the news.
+// side. When its last rank has ended a run moves to a short memory of ended runs.
+//
+// What must survive the agent is kept by effects that come before those which it explains, and
+// given back by one event, Restored: the state is a function of what was kept. Trainers that
+// outlived the agent are adopted then.
 #pragma once
 
 #include <deque>
@@ -54,11 +57,17 @@ struct AgentState {
   std::map<RunKey, RunState> runs;
   std::deque<EndedRun> ended;  // the latest ones, oldest first
   int highest_attempt = 0;
-  bool shutting_down = false;
+  bool leaving = false;  // no run starts any more
 };
 
 // ---- events ----
 
+// What an agent before this one has kept; the first event, if any.
+struct Restored {
+  std::map<RunKey, RunState> runs;
+  std::deque<EndedRun> ended;
+  int highest_attempt = 0;
+};
 struct CoordinatorSaid {
   v1::CoordinatorMessage message;
 };
@@ -78,8 +87,13 @@ struct TrainerEnded {
   int exit_code = 0;  // valid when signal == 0
   int signal = 0;
   std::vector<std::string> last_lines;
+  // What the trainer left behind; used when it could tell its agent nothing.
+  std::string reason;
+  bool permanent = false;
 };
-// The agent itself ends: no run starts any more.
+// The agent will end: no run starts any more.
+struct Leaving {};
+// The agent ends with its trainers.
 struct ShutDown {
   double grace_seconds = 0;
 };
@@ -87,12 +101,23 @@ struct TimePassed {};
 
 struct AgentEvent {
   double now = 0;  // seconds of any steady clock
-  std::variant<CoordinatorSaid, TrainerSaid, StartFailed, TrainerEnded, ShutDown, TimePassed> body;
+  std::variant<Restored, CoordinatorSaid, TrainerSaid, StartFailed, TrainerEnded, Leaving, ShutDown,
+               TimePassed>
+      body;
 };
 
 // ---- effects, to be done in this order ----
 
+// Makes durable how the run is now, before any effect that follows.
+struct KeepRun {
+  RunKey run;
+};
 struct StartTrainer {
+  RunKey run;
+  int rank = 0;
+};
+// From another agent that has started it. Answered by TrainerEnded, at once when it has gone.
+struct AdoptTrainer {
   RunKey run;
   int rank = 0;
 };
@@ -112,20 +137,15 @@ struct TellCoordinator {
 struct ReadData {
   v1::PrepareData request;
 };
-// The run has ended: its processes are reaped, nothing about it follows.
+// The run has ended: its processes are reaped, nothing about it follows. Kept as ended.
 struct ForgetRun {
   RunKey run;
 };
 
-using AgentEffect =
-    std::variant<StartTrainer, SignalTrainer, TellTrainer, TellCoordinator, ReadData, ForgetRun>;
+using AgentEffect = std::variant<KeepRun, StartTrainer, AdoptTrainer, SignalTrainer, TellTrainer,
+                                 TellCoordinator, ReadData, ForgetRun>;
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
-
-// What a coordinator that has just been connected to must hear before anything that still waits to
-// be sent (phases and exits of ranks), and after it (ends of runs).
-std::vector<v1::AgentMessage> ToldFirst(const AgentState& state);
-std::vector<v1::AgentMessage> ToldLast(const AgentState& state);
 
 // Runs with live or waiting ranks; with `ended`, also those whose end the coordinator may not know.
 std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended);

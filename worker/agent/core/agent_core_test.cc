@@ -1,6 +1,7 @@
 // The agent's decisions, event by event, and random histories that keep its invariants.
 #include "worker/agent/core/agent_core.h"
 
+#include <algorithm>
 #include <csignal>
 #include <random>
 #include <set>
@@ -28,12 +29,16 @@ AgentEvent StopRun(int attempt, double grace, double now, const std::string& job
 }
 
 AgentEvent Ended(int attempt, int rank, int code, int signal = 0) {
-  return {0, TrainerEnded{{"job", attempt}, rank, code, signal, {"last words"}}};
+  return {0, TrainerEnded{{"job", attempt}, rank, code, signal, {"last words"}, "", false}};
 }
 
 // One word per effect, for comparing.
 std::string Word(const AgentEffect& effect) {
   struct Visitor {
+    std::string operator()(const KeepRun&) { return ""; }
+    std::string operator()(const AdoptTrainer& e) {
+      return "adopt " + std::to_string(e.run.second) + "." + std::to_string(e.rank);
+    }
     std::string operator()(const StartTrainer& e) {
       return "start " + std::to_string(e.run.second) + "." + std::to_string(e.rank);
     }
@@ -66,6 +71,7 @@ std::string Word(const AgentEffect& effect) {
 std::vector<std::string> Words(AgentState& state, const AgentEvent& event) {
   std::vector<std::string> words;
   for (const AgentEffect& effect : Step(state, event)) words.push_back(Word(effect));
+  std::erase(words, "");  // what is kept has tests of its own
   return words;
 }
 
@@ -95,7 +101,7 @@ TEST(AgentCore, ExitCarriesTheTrainersWordAndItsLastLines) {
   failure.message.mutable_failure()->set_permanent(true);
   EXPECT_TRUE(Step(state, {0, failure}).empty());
   const std::vector<AgentEffect> effects = Step(state, Ended(1, 0, 3));
-  const v1::ExitRecord exit = std::get<TellCoordinator>(effects[0]).message.rank_exited().exit();
+  const v1::ExitRecord exit = std::get<TellCoordinator>(effects[1]).message.rank_exited().exit();
   EXPECT_EQ(exit.reason(), "loss is nan");
   EXPECT_TRUE(exit.permanent());
   EXPECT_EQ(exit.exit_code(), 3);
@@ -174,37 +180,122 @@ TEST(AgentCore, StartsNothingWhileItShutsDown) {
             (Strings{"exited 0 s15", "stopped 1", "forget 1"}));
 }
 
-// A coordinator that comes back must hear again what it may have forgotten.
-TEST(AgentCore, TellsAgainAfterAReconnection) {
+TEST(AgentCore, WhatTheTrainerLeftBehindIsUsedWhereItSaidNothing) {
+  for (const bool said : {false, true}) {
+    AgentState state;
+    Step(state, StartRun(1, {0}));
+    if (said) {
+      TrainerSaid failure{{"job", 1}, 0, {}};
+      failure.message.mutable_failure()->set_message("said");
+      Step(state, {0, failure});
+    }
+    const auto effects =
+        Step(state, {0, TrainerEnded{{"job", 1}, 0, 3, 0, {}, "on the page", true}});
+    const v1::ExitRecord exit = std::get<TellCoordinator>(effects[1]).message.rank_exited().exit();
+    EXPECT_EQ(exit.reason(), said ? "said" : "on the page");
+    EXPECT_TRUE(exit.permanent());
+  }
+}
+
+// What an agent keeps of its state, as worker/agent/agent_store.h does it.
+class Memory {
+ public:
+  void Take(const AgentState& state, const std::vector<AgentEffect>& effects) {
+    for (const AgentEffect& effect : effects) {
+      if (const auto* keep = std::get_if<KeepRun>(&effect)) {
+        const auto found = state.runs.find(keep->run);
+        if (found != state.runs.end()) Keep(found->first, found->second);
+      } else if (const auto* forget = std::get_if<ForgetRun>(&effect)) {
+        kept_.runs.erase(forget->run);
+        kept_.ended = state.ended;
+      }
+    }
+  }
+  const Restored& kept() const { return kept_; }
+
+ private:
+  void Keep(const RunKey& key, const RunState& run) {
+    RunState& kept = kept_.runs[key];
+    kept.start = run.start;
+    kept.stopping = run.stopping;
+    for (const auto& [index, rank] : run.ranks) {
+      kept.ranks[index].life = rank.life;
+      kept.ranks[index].has_exited = rank.has_exited;
+      kept.ranks[index].exit = rank.exit;
+    }
+    kept_.highest_attempt = std::max(kept_.highest_attempt, key.second);
+  }
+  Restored kept_;
+};
+
+TEST(AgentCore, AnotherAgentAdoptsWhatThisOneHasStarted) {
+  AgentState state;
+  Memory memory;
+  for (const AgentEvent& event : {StartRun(1, {0}), StartRun(2, {0, 1}), StopRun(2, 5, 0)}) {
+    const auto effects = Step(state, event);
+    memory.Take(state, effects);
+  }
+  memory.Take(state, Step(state, StartRun(3, {0, 1})));
+  AgentState next;
+  EXPECT_EQ(Words(next, {0, memory.kept()}), Strings{"adopt 1.0"});
+  EXPECT_EQ(next.highest_attempt, 3);
+  EXPECT_EQ(Words(next, {0, TimePassed{}}), Strings{"signal 1.0 9"})
+      << "it was told to stop before";
+  EXPECT_EQ(Words(next, {0, TrainerEnded{{"job", 1}, 0, 1, 0, {}, "killed?", false}}),
+            (Strings{"exited 0 1", "stopped 1", "forget 1", "start 3.0", "start 3.1"}));
+  EXPECT_EQ(Words(next, StartRun(2, {0})), (Strings{"stopped 2"})) << "it has ended before";
+}
+
+TEST(AgentCore, AnAdoptedRankGoesOnAsIfNothingHadBeen) {
+  AgentState state;
+  Memory memory;
+  memory.Take(state, Step(state, StartRun(1, {0, 1})));
+  memory.Take(state, Step(state, Ended(1, 1, 0)));
+  AgentState next;
+  EXPECT_EQ(Words(next, {0, memory.kept()}), Strings{"adopt 1.0"});
+  EXPECT_EQ(Words(next, StartRun(1, {0, 1})), Strings{}) << "said again";
+  EXPECT_EQ(Words(next, Ended(1, 0, 0)), (Strings{"exited 0 0", "stopped 1", "forget 1"}));
+}
+
+// The agent died after the last rank's end was kept and before the run was forgotten.
+TEST(AgentCore, ARunWithoutLiveRanksIsForgottenAtOnce) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  Restored kept;
+  kept.runs = state.runs;
+  kept.runs.at({"job", 1}).ranks.at(0).life = Life::kEnded;
+  AgentState next;
+  EXPECT_EQ(Words(next, {0, kept}), (Strings{"stopped 1", "forget 1"}));
+}
+
+TEST(AgentCore, LeavingStartsNothingAndEndsNothing) {
+  AgentState state;
+  Step(state, StartRun(1, {0}));
+  EXPECT_EQ(Words(state, {0, Leaving{}}), Strings{});
+  EXPECT_EQ(Words(state, StartRun(2, {0})), Strings{});
+}
+
+TEST(AgentCore, WhatHasEndedIsNotStartedAgain) {
   AgentState state;
   Step(state, StartRun(1, {0, 1}));
-  TrainerSaid phase{{"job", 1}, 0, {}};
-  phase.message.mutable_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
-  Step(state, {0, phase});
   Step(state, Ended(1, 1, 0));
-  Strings first;
-  for (const v1::AgentMessage& m : ToldFirst(state)) first.push_back(Word(TellCoordinator{m}));
-  EXPECT_EQ(first, (Strings{"phase 4", "exited 1 0"}));
-  EXPECT_TRUE(ToldLast(state).empty());
   Step(state, Ended(1, 0, 0));
   EXPECT_EQ(RunsOf(state, /*ended=*/false).size(), 0u);
   EXPECT_EQ(RunsOf(state, /*ended=*/true).size(), 1u);
-  first.clear();
-  for (const v1::AgentMessage& m : ToldFirst(state)) first.push_back(Word(TellCoordinator{m}));
-  EXPECT_EQ(first, (Strings{"exited 0 0", "exited 1 0"}));
-  ASSERT_EQ(ToldLast(state).size(), 1u);
-  EXPECT_EQ(Word(TellCoordinator{ToldLast(state)[0]}), "stopped 1");
-  EXPECT_EQ(Words(state, StartRun(1, {0, 1})), (Strings{"exited 0 0", "exited 1 0", "stopped 1"}))
-      << "what has ended is not started again";
+  EXPECT_EQ(Words(state, StartRun(1, {0, 1})), (Strings{"exited 0 0", "exited 1 0", "stopped 1"}));
 }
 
-// Plays the world to the core: every start is answered, some by a failure; every kill ends a rank.
+// Plays the world to the core: every start is answered, some by a failure; every kill ends a rank;
+// agents die, and others go on with what they have kept.
 class RandomHistory {
  public:
   explicit RandomHistory(unsigned seed) : random_(seed) {}
 
   void Run(int events) {
-    for (int i = 0; i < events; ++i) Apply(NextEvent());
+    for (int i = 0; i < events; ++i) {
+      if (Pick(20) == 0) DieAndComeBack();
+      Apply(NextEvent());
+    }
     Apply({now_, ShutDown{0}});
     while (!live_.empty()) Apply(EndOf(*live_.begin()));
     EXPECT_TRUE(state_.runs.empty()) << "a run outlived its processes";
@@ -216,7 +307,7 @@ class RandomHistory {
   int Pick(int count) { return std::uniform_int_distribution<int>(0, count - 1)(random_); }
 
   AgentEvent EndOf(const Process& process) {
-    return {now_, TrainerEnded{process.first, process.second, Pick(2), 0, {}}};
+    return {now_, TrainerEnded{process.first, process.second, Pick(2), 0, {}, "", false}};
   }
 
   AgentEvent NextEvent() {
@@ -242,8 +333,12 @@ class RandomHistory {
     if (const auto* ended = std::get_if<TrainerEnded>(&event.body)) {
       live_.erase({ended->run, ended->rank});
     }
-    for (const AgentEffect& effect : Step(state_, event)) {
-      if (const auto* start = std::get_if<StartTrainer>(&effect)) {
+    const std::vector<AgentEffect> effects = Step(state_, event);
+    memory_.Take(state_, effects);
+    for (const AgentEffect& effect : effects) {
+      if (const auto* adopt = std::get_if<AdoptTrainer>(&effect)) {
+        EXPECT_TRUE(adopted_.insert({adopt->run, adopt->rank}).second) << "adopted twice";
+      } else if (const auto* start = std::get_if<StartTrainer>(&effect)) {
         EXPECT_TRUE(live_.insert({start->run, start->rank}).second) << "started twice";
         EXPECT_TRUE(started_.insert({start->run, start->rank}).second) << "started again";
         for (const Process& other : live_) {
@@ -257,8 +352,18 @@ class RandomHistory {
     }
   }
 
+  // Some trainers end while no agent is there; the next one hears of it when it looks for them.
+  void DieAndComeBack() {
+    state_ = {};
+    adopted_.clear();
+    Apply({now_, memory_.kept()});
+    EXPECT_EQ(adopted_, live_) << "a trainer is forgotten, or one that has ended is awaited";
+  }
+
   std::mt19937 random_;
   double now_ = 0;
+  Memory memory_;
+  std::set<Process> adopted_;
   AgentState state_;
   std::set<Process> live_;
   std::set<Process> started_;

@@ -1,0 +1,66 @@
+#include "common/sqlite_statement.h"
+
+#include <sqlite3.h>
+
+#include "absl/strings/str_cat.h"
+
+namespace tercio {
+
+absl::Status SqliteFault(sqlite3* database, const std::string& what) {
+  const std::string message = absl::StrCat(what, ": ", sqlite3_errmsg(database));
+  switch (sqlite3_errcode(database) & 0xff) {
+    case SQLITE_FULL:
+      return absl::ResourceExhaustedError(message);
+    case SQLITE_CANTOPEN:
+    case SQLITE_NOTADB:
+    case SQLITE_CORRUPT:
+    case SQLITE_READONLY:
+      return absl::FailedPreconditionError(message);
+    default:
+      return absl::InternalError(message);
+  }
+}
+
+SqliteStatement::SqliteStatement(sqlite3* database, const char* sql) : database_(database) {
+  sqlite3_prepare_v2(database, sql, -1, &statement_, nullptr);
+}
+
+SqliteStatement::~SqliteStatement() { sqlite3_finalize(statement_); }
+
+void SqliteStatement::Bind(int index, const std::string& text) {
+  sqlite3_bind_text(statement_, index, text.data(), static_cast<int>(text.size()),
+                    SQLITE_TRANSIENT);
+}
+
+void SqliteStatement::Bind(int index, int64_t value) {
+  sqlite3_bind_int64(statement_, index, value);
+}
+
+void SqliteStatement::BindBlob(int index, const std::string& bytes) {
+  sqlite3_bind_blob(statement_, index, bytes.data(), static_cast<int>(bytes.size()),
+                    SQLITE_TRANSIENT);
+}
+
+absl::StatusOr<bool> SqliteStatement::Next() {
+  if (statement_ == nullptr) return SqliteFault(database_, "SQL statement");
+  const int code = sqlite3_step(statement_);
+  if (code == SQLITE_ROW) return true;
+  if (code == SQLITE_DONE) return false;
+  return SqliteFault(database_, "SQL step");
+}
+
+absl::Status SqliteStatement::Execute() {
+  const absl::StatusOr<bool> row = Next();
+  sqlite3_reset(statement_);
+  return row.status();
+}
+
+int64_t SqliteStatement::Integer(int column) { return sqlite3_column_int64(statement_, column); }
+
+std::string SqliteStatement::Bytes(int column) {
+  const void* data = sqlite3_column_blob(statement_, column);
+  const int size = sqlite3_column_bytes(statement_, column);
+  return std::string(static_cast<const char*>(data), static_cast<size_t>(size));
+}
+
+}  // namespace tercio

@@ -1,0 +1,48 @@
+// The lines of a log file that somebody else appends to, each once, also by one reader after
+// another. The writer may rename the file to PATH.1 and begin a new one
+// (worker/trainer/log_file.h); a reader that was away for two of those misses what was between.
+//
+// Not thread-safe. Errors: a file that cannot be read has no lines.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tercio {
+
+struct LogPosition {
+  uint64_t file = 0;   // inode; 0: the beginning of whatever is there
+  int64_t offset = 0;  // behind the last line that was taken
+};
+
+class LogTail {
+ public:
+  LogTail(std::string path, LogPosition from) : path_(std::move(path)), position_(from) {}
+  ~LogTail();
+  LogTail(const LogTail&) = delete;
+  LogTail& operator=(const LogTail&) = delete;
+
+  // The end of the file as it is now.
+  static LogPosition EndOf(const std::string& path);
+
+  // Some of the lines that follow; none when there are none yet. With `all`, a last line without an
+  // end counts. Lines that are too long are cut.
+  std::vector<std::string> Read(bool all);
+  const LogPosition& position() const { return position_; }
+
+  // The last lines before the position, `most` of them at most.
+  std::vector<std::string> Preceding(size_t most);
+
+ private:
+  bool Open();
+  bool NextFileHasBegun() const;
+  std::vector<std::string> ReadHere(bool all);
+
+  const std::string path_;
+  LogPosition position_;
+  int file_ = -1;
+};
+
+}  // namespace tercio

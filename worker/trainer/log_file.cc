@@ -1,0 +1,59 @@
+#include "worker/trainer/log_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "common/log.h"
+
+namespace tercio {
+namespace {
+
+constexpr int64_t kMostBytes = 16 << 20;
+constexpr auto kInterval = std::chrono::seconds(1);
+
+}  // namespace
+
+bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<int>& descriptors) {
+  struct stat present = {};
+  struct stat named = {};
+  if (fstat(descriptors.front(), &present) != 0 || present.st_size <= most_bytes) return false;
+  // Not when the output goes elsewhere, as in a debugger.
+  if (stat(path.c_str(), &named) != 0 || named.st_ino != present.st_ino) return false;
+  const std::string older = path + ".1";
+  if (std::rename(path.c_str(), older.c_str()) != 0) return false;
+  const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (file < 0) {
+    std::rename(older.c_str(), path.c_str());
+    return false;
+  }
+  for (const int descriptor : descriptors) dup2(file, descriptor);
+  close(file);
+  return true;
+}
+
+LogRotation::LogRotation(const std::string& path) {
+  thread_ = std::thread([this, path] {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!changed_.wait_for(lock, kInterval, [this] { return stopping_; })) {
+      // The line also tells readers that the new file has begun.
+      if (RotateLog(path, kMostBytes, {STDOUT_FILENO, STDERR_FILENO})) {
+        LogInfo("the log goes on here; what was before is in the file that ends in .1");
+      }
+    }
+  });
+}
+
+LogRotation::~LogRotation() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+}  // namespace tercio

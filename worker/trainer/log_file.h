@@ -1,0 +1,36 @@
+// A trainer's output goes straight into its log file (its standard output and error are that file),
+// so that it needs no agent to read it. When the file is full it becomes PATH.1 and a new one
+// begins; who reads the log (worker/agent/log_tail.h) relies on the order: the new file is empty
+// until nothing is written to the old one any more.
+//
+// Threads: one of the object's own looks at the size, about once a second.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace tercio {
+
+// Begins a new file when that of `descriptors`, which is at `path`, holds more than `most_bytes`.
+// True when it did. Where that is impossible the old file goes on.
+bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<int>& descriptors);
+
+class LogRotation {
+ public:
+  explicit LogRotation(const std::string& path);
+  ~LogRotation();
+  LogRotation(const LogRotation&) = delete;
+  LogRotation& operator=(const LogRotation&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tercio
