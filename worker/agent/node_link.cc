@@ -19,8 +19,8 @@ constexpr double kShortestHeartbeat = 0.05;
 constexpr double kFarewellSeconds = 1;
 constexpr size_t kLongestQueue = 100'000;
 
-std::chrono::duration<double> Seconds(double seconds) {
-  return std::chrono::duration<double>(seconds);
+std::chrono::nanoseconds Seconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
 
 }  // namespace
@@ -133,9 +133,10 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
 
 void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
   std::unique_lock<std::mutex> lock(mutex_);
+  heartbeat_due_ = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
   while (true) {
-    changed_.wait_for(lock, Seconds(heartbeat_seconds_),
-                      [this] { return stopping_ || broken_ || !queue_.empty(); });
+    changed_.wait_until(lock, heartbeat_due_,
+                        [this] { return stopping_ || broken_ || !queue_.empty(); });
     if (stopping_) {
       lock.unlock();
       stream.WritesDone();
@@ -160,13 +161,16 @@ void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
   }
 }
 
-// The oldest waiting message, which stays in the queue until it is written, or a heartbeat.
+// The oldest waiting message, which stays in the queue until it is written, or a heartbeat, which
+// comes in time also when there is always something to say.
 v1::AgentMessage NodeLink::NextMessage(std::unique_lock<std::mutex>& lock, bool* queued) {
-  *queued = !queue_.empty();
+  const auto now = std::chrono::steady_clock::now();
+  *queued = !queue_.empty() && now < heartbeat_due_;
   v1::AgentMessage message;
   if (*queued) {
     message = queue_.front();
   } else {
+    heartbeat_due_ = now + Seconds(heartbeat_seconds_);
     lock.unlock();  // the heartbeat asks others, who may be waiting to Send
     *message.mutable_heartbeat() = callbacks_.heartbeat();
     lock.lock();

@@ -73,6 +73,7 @@ class NodeLink {
   bool broken_ = false;                      // the present connection
   grpc::ClientContext* greeting_ = nullptr;  // of a connection that waits for the first answer
   double heartbeat_seconds_ = 5;
+  std::chrono::steady_clock::time_point heartbeat_due_;
   std::thread thread_;
 };
 
