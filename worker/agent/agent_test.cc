@@ -351,6 +351,48 @@ class AgentTest : public ::testing::Test {
 
 constexpr int64_t kForever = 1'000'000;
 
+TEST_F(AgentTest, SaysWhereAFrozenRankAndTheOneThatWaitsForItAre) {
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(5)));
+  const auto health = [](const v1::AgentMessage& message) -> const v1::RunHealth* {
+    return message.heartbeat().health().empty() ? nullptr : &message.heartbeat().health(0);
+  };
+  ASSERT_TRUE(coordinator_.Hears([&](const v1::AgentMessage& message) {
+    return health(message) != nullptr && health(message)->timings_size() == 2 &&
+           health(message)->timings(0).compute_seconds() > 0 &&
+           health(message)->timings(0).step_seconds() >=
+               health(message)->timings(0).compute_seconds();
+  }));
+  kill(Trainers(2).back(), SIGSTOP);
+  ASSERT_TRUE(coordinator_.Hears([&](const v1::AgentMessage& message) {
+    return health(message) != nullptr && health(message)->stalled_seconds() > 1;
+  }));
+  v1::CoordinatorMessage inspect;
+  inspect.mutable_inspect_run()->mutable_run()->set_job_id("j1");
+  inspect.mutable_inspect_run()->mutable_run()->set_attempt(1);
+  coordinator_.Say(inspect);
+  v1::RunInspected answer;
+  ASSERT_TRUE(coordinator_.Hears([&](const v1::AgentMessage& message) {
+    answer = message.inspected();
+    return message.has_inspected();
+  }));
+  ASSERT_EQ(answer.ranks_size(), 2);
+  const int frozen = answer.ranks(0).process_state() == "T" ? 0 : 1;
+  const v1::RankPosition& other = answer.ranks(1 - frozen);
+  EXPECT_EQ(answer.ranks(frozen).process_state(), "T");
+  EXPECT_EQ(answer.ranks(frozen).stack(), "");
+  EXPECT_GE(answer.ranks(frozen).step(), 5);
+  EXPECT_GT(answer.ranks(frozen).seconds(), 1);
+  EXPECT_EQ(other.phase(), v1::TRAINER_PHASE_RUNNING);
+  EXPECT_EQ(other.waiting().operation(), "all-reduce") << other.DebugString();
+  EXPECT_EQ(other.waiting().peer(), frozen);
+  EXPECT_NE(other.action(), "");
+  EXPECT_THAT(other.stack(), HasSubstr("tercio::")) << "a stack with names";
+  StopRun(1, 0);
+  ASSERT_TRUE(coordinator_.Hears(Stopped));
+}
+
 TEST_F(AgentTest, RunsAJobToItsEnd) {
   StartAgent();
   EXPECT_THAT(Content(ready_path()), HasSubstr("ready agent=n1 coordinator="));

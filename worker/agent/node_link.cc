@@ -18,8 +18,8 @@ constexpr double kShortestHeartbeat = 0.05;
 constexpr double kFarewellSeconds = 1;
 constexpr int64_t kBatchBytes = 256 << 10;
 
-std::chrono::duration<double> Seconds(double seconds) {
-  return std::chrono::duration<double>(seconds);
+std::chrono::nanoseconds Seconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
 }
 
 }  // namespace
