@@ -1,0 +1,198 @@
+#include "tests/simulation/world.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "plan/rank_layout.h"
+
+namespace tercio::simulation {
+namespace {
+
+constexpr double kFaultsLast = 150;
+constexpr double kPatience = 6000;  // after the last fault
+constexpr int kJobs = 3;
+constexpr int64_t kSteps = 14;
+
+}  // namespace
+
+World::World(uint64_t seed, Broken broken) : broken_(broken), random_(seed), start_(now_) {
+  settings_.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
+                           const coordinator::RankShare& share) -> absl::StatusOr<v1::Plan> {
+    const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
+    if (!layout.ok()) return layout.status();
+    return plan::BuildPlan(spec, *layout, slots, share.threads);
+  };
+  settings_.smaller_layout = [](const v1::JobSpec& spec, int least, int most,
+                                const coordinator::RankShare&,
+                                int* ranks) -> absl::StatusOr<v1::ParallelismSpec> {
+    for (*ranks = most; *ranks >= least; --*ranks) {
+      if (*ranks % 2 != 0) continue;
+      v1::ParallelismSpec parallelism = spec.parallelism();
+      parallelism.set_data(*ranks / std::max(1, spec.parallelism().tensor()));
+      return parallelism;
+    }
+    return absl::NotFoundError("none");
+  };
+  for (const char* name : {"a", "b", "c"}) nodes_[name];
+}
+
+std::string World::Run() {
+  for (auto& [name, node] : nodes_) StartAgent(name);
+  for (int i = 1; i <= kJobs; ++i) {
+    const auto submit = [this, i](const auto& again) -> void {
+      if (!coordinator_up_) {  // a client tries again
+        At(1, [again] { again(again); });
+        return;
+      }
+      Post(coordinator::Submitted{"job-" + std::to_string(i), Spec(i)});
+    };
+    At(Uniform(0, 30), [submit] { submit(submit); });
+  }
+  Repeat(0.5, [this] { Post(coordinator::Tick{}); });
+  Repeat(0.1, [this] {
+    for (auto& [name, node] : nodes_) {
+      const bool stops = std::any_of(node.state.runs.begin(), node.state.runs.end(),
+                                     [](const auto& run) { return run.second.stopping; });
+      if (node.up && stops) StepAgent(name, {0, TimePassed{}});
+    }
+  });
+  Repeat(1, [this] {
+    for (auto& [name, node] : nodes_) Heartbeat(name);
+    Fault();
+  });
+  while (wrong_.empty() && !AllEnded() && now_ < start_ + kFaultsLast + kPatience) {
+    const Timed event = events_.top();
+    events_.pop();
+    now_ = event.time;
+    event.action();
+  }
+  if (wrong_.empty()) CheckEnd();
+  return wrong_;
+}
+
+double World::Uniform(double low, double high) {
+  return std::uniform_real_distribution<double>(low, high)(random_);
+}
+
+void World::At(double delay, std::function<void()> action) {
+  events_.push({now_ + delay, next_order_++, std::move(action)});
+}
+
+void World::Repeat(double interval, std::function<void()> action) {
+  At(interval, [this, interval, action] {
+    action();
+    Repeat(interval, action);
+  });
+}
+
+void World::Wrong(const std::string& what) {
+  if (wrong_.empty()) wrong_ = absl::StrCat("at ", now_ - start_, " s: ", what);
+}
+
+bool World::Faulty() const { return now_ < start_ + kFaultsLast; }
+
+bool World::AllEnded() const {
+  if (Faulty() || state_.jobs.size() < kJobs) return false;
+  return std::all_of(state_.jobs.begin(), state_.jobs.end(), [](const auto& job) {
+    return coordinator::IsTerminal(job.second.record.phase());
+  });
+}
+
+v1::JobSpec World::Spec(int number) {
+  v1::JobSpec spec;
+  spec.set_name("job " + std::to_string(number));
+  v1::ModelSpec* model = spec.mutable_model();
+  model->set_layers(2);
+  model->set_hidden(16);
+  model->set_heads(2);
+  model->set_ffn_hidden(16);
+  model->set_context(4);
+  spec.mutable_training()->set_steps(kSteps);
+  spec.mutable_training()->set_global_batch(4);
+  spec.mutable_parallelism()->set_tensor(number == 3 ? 2 : 1);
+  spec.mutable_parallelism()->set_pipeline(1);
+  spec.mutable_parallelism()->set_data(2);
+  spec.mutable_resources()->set_ranks(number == 3 ? 4 : 2);
+  spec.mutable_checkpoint()->set_keep_last(2);
+  spec.mutable_fault_tolerance()->set_max_restarts(1000);
+  if (number == 3) {
+    spec.mutable_fault_tolerance()->set_elastic_min_ranks(2);
+    spec.mutable_fault_tolerance()->set_elastic_wait_seconds(10);
+  }
+  return spec;
+}
+
+void World::Fault() {
+  if (!Faulty()) {
+    // What people and operators would mend.
+    for (const char* name : {"a", "b", "c"}) {
+      const auto node = state_.nodes.find(name);
+      if (node == state_.nodes.end()) continue;
+      if (node->second.record.drained()) {
+        Post(coordinator::NodeChangeRequested{name, coordinator::NodeChange::kUndrain});
+      }
+    }
+    return;
+  }
+  for (auto& [name, node] : nodes_) FaultOfNode(name, node);
+  if (coordinator_up_ && Chance(0.01)) KillCoordinator();
+  if (Chance(0.01)) full_until_ = now_ + Uniform(0, 20);
+  for (auto& [job, all] : checkpoints_) {
+    if (Chance(0.005) && !all.empty()) all.back().damaged = true;
+  }
+  FaultOfPeople();
+}
+
+void World::FaultOfNode(const std::string& name, Node& node) {
+  if (Chance(0.03)) Disconnect(name);
+  if (Chance(0.01)) node.blocked_to = now_ + Uniform(0, 30);
+  if (Chance(0.01)) node.blocked_from = now_ + Uniform(0, 30);
+  if (Chance(0.01)) KillAgent(name);
+  if (Chance(0.005)) KillMachine(name, Chance(0.3));
+  std::vector<std::pair<RunKey, int>> live;
+  for (const auto& [key, trainer] : node.trainers) {
+    if (trainer.alive) live.push_back(key);
+  }
+  if (live.empty()) return;
+  const auto& [run, rank] = live[random_() % live.size()];
+  if (Chance(0.02)) EndTrainer(name, run, rank, 0, 9);
+  Trainer& trainer = node.trainers.at({run, rank});
+  if (Chance(0.005) && trainer.alive) trainer.frozen = true;
+}
+
+void World::FaultOfPeople() {
+  if (Chance(0.01)) Post(coordinator::CancelRequested{"job-2", Chance(0.5), "cancelled"});
+  const auto job = state_.jobs.find("job-2");
+  if (Chance(0.02) && job != state_.jobs.end()) {
+    Post(coordinator::ResumeRequested{"job-2", job->second.record.spec()});
+  }
+  if (Chance(0.01)) {
+    const char* names[] = {"a", "b", "c"};
+    Post(coordinator::NodeChangeRequested{
+        names[random_() % 3],
+        Chance(0.4) ? coordinator::NodeChange::kDrain : coordinator::NodeChange::kUndrain});
+  }
+}
+
+void World::CheckEnd() {
+  if (state_.jobs.size() != kJobs) return Wrong("a job is missing");
+  for (const auto& [id, job] : state_.jobs) {
+    if (!coordinator::IsTerminal(job.record.phase())) {
+      return Wrong(absl::StrCat(id, " is ", v1::JobPhase_Name(job.record.phase()), ": ",
+                                job.record.error()));
+    }
+    if (job.record.phase() != v1::JOB_PHASE_SUCCEEDED) continue;
+    std::map<int64_t, double> counted;  // the newest attempt that has done a step
+    for (const auto& [key, loss] : history_[id]) counted[key.first] = loss;
+    uint64_t weights = 0;
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      weights = NextWeights(weights, step);
+      if (!counted.contains(step)) return Wrong(absl::StrCat(id, " has no step ", step));
+      if (counted[step] != LossOf(weights)) {
+        return Wrong(absl::StrCat(id, " has another loss at step ", step));
+      }
+    }
+  }
+}
+
+}  // namespace tercio::simulation

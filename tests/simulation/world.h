@@ -1,0 +1,220 @@
+// A whole cluster in one thread and virtual time: the coordinator's core with its store, the
+// agents' cores with their spools, trainers that step together, checkpoints, connections between
+// all of them, and every fault that machines and networks have. A seed decides everything.
+//
+// Faults: connections break and lose what is under way, in one direction or both; nodes come back
+// late; agents die and come back, with or without their trainers, with or without their disk;
+// trainers die or freeze; the coordinator dies before or after a commit and comes back with another
+// clock; disks are full; checkpoints are damaged; people cancel, resume, drain and undrain.
+//
+// Checked at every event:
+//   - a rank starts only when no node that the coordinator counts as alive runs an older attempt
+//   - devices are never given out twice
+//   - a job that has ended stays as it is until somebody resumes it
+//   - a step or a log line of an attempt enters the history once
+//   - a rank that starts finds the checkpoint that it is told to start from
+//   - no part of a job's time is negative, and the parts sum to its age
+// and in the end, when faults have stopped: every job has ended, and the history of one that has
+// succeeded holds every step once, with the loss of an undisturbed run.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <queue>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/core.h"
+#include "worker/agent/core/agent_core.h"
+#include "worker/agent/spool.h"
+
+namespace tercio::simulation {
+
+// Deliberately broken variants, to see that the checks would notice (simulation_test.cc).
+enum class Broken {
+  kNothing,
+  kReportsCountTwice,     // the spool's sequence is not compared
+  kAttemptsAreNotFenced,  // what an older attempt says counts for the present one
+  kEffectsBeforeCommit,   // messages leave before they are durable
+  kProgressIsForgotten,   // a restart forgets how far the attempt is
+  kAttemptNumbersAgain,   // a restart gives out a number twice
+  kDevicesTwice,          // devices of running jobs count as free
+  kLeasesNeverEnd,        // a lost node is not noticed
+  kStopsAreNotSent,       // ranks of a broken attempt live on
+  kResumeTooFar,          // an attempt starts after a step that no checkpoint holds
+  kResumeTooEarly,        // ... or from the start, whatever there is
+  kEndedJobsRun,          // a job that has ended queues again
+  kBackoffNeverEnds,      // a broken job does not come back
+  kStepsAreDropped,       // reports of steps are not stored
+  kTimeIsCountedTwice,    // the ledger adds the same second to two kinds
+  kAcknowledgesTooMuch,   // agents forget what is not durable
+};
+
+class World {
+ public:
+  explicit World(uint64_t seed, Broken broken = Broken::kNothing);
+
+  // Until every job has ended, or something is wrong. The first thing that is wrong, or empty.
+  std::string Run();
+
+ private:
+  using RunKey = tercio::RunKey;
+  struct Timed {
+    double time;
+    int64_t order;
+    std::function<void()> action;
+    bool operator<(const Timed& other) const {
+      return time != other.time ? time > other.time : order > other.order;
+    }
+  };
+  struct Trainer {
+    int64_t process = 0;
+    bool alive = true;
+    bool frozen = false;
+    bool running = false;  // has loaded, and trains
+    bool told = false;     // its end has been seen by an agent
+    int exit_code = 0;     // when it has ended by itself
+    int signal = 0;
+    std::vector<v1::TrainerMessage> outbox;  // not yet taken by an agent
+  };
+  struct AgentDisk {
+    std::map<RunKey, RunState> runs;
+    std::deque<EndedRun> ended;
+    int highest_attempt = 0;
+    std::string spool_id;
+    std::map<uint64_t, std::string> spool;
+    uint64_t next_sequence = 1;
+  };
+  struct Node {
+    AgentDisk disk;
+    bool up = true;  // the agent
+    int64_t incarnation = 1;
+    double down_since = 0;
+    AgentState state;
+    std::optional<Spool> spool;
+    uint64_t sent = 0;       // of the spool, on the present connection
+    int64_t connection = 0;  // 0: none
+    bool leaving = false;
+    double last_to = 0;  // a connection keeps its order, in each direction
+    double last_from = 0;
+    double blocked_to = 0;  // nothing arrives before that time
+    double blocked_from = 0;
+    std::map<std::pair<RunKey, int>, Trainer> trainers;
+  };
+  // All ranks of an attempt, which step together.
+  struct Training {
+    int64_t step = 0;
+    int64_t steps = 0;
+    int64_t every = 4;
+    std::map<int, std::string> ranks;  // node of each rank, as they start
+    int world = 0;
+    bool save_and_stop = false;
+    bool ended = false;
+    uint64_t weights = 0;
+    double last_progress = 0;
+  };
+  struct Checkpoint {
+    int64_t step = 0;
+    uint64_t weights = 0;
+    bool damaged = false;
+  };
+
+  // ---- world.cc ----
+  double Uniform(double low, double high);
+  bool Chance(double probability) { return Uniform(0, 1) < probability; }
+  void At(double delay, std::function<void()> action);
+  void Repeat(double interval, std::function<void()> action);
+  void Wrong(const std::string& what);
+  bool Faulty() const;
+  bool AllEnded() const;
+  void Fault();
+  void FaultOfNode(const std::string& name, Node& node);
+  void FaultOfPeople();
+  void CheckEnd();
+  static v1::JobSpec Spec(int number);
+
+  // ---- coordinator.cc ----
+  template <typename Body>
+  void Post(Body body) {
+    if (!coordinator_up_) return;
+    inbox_.push_back({0, "", std::move(body)});
+    Serve();
+  }
+  void Serve();
+  void Apply(coordinator::Event event);
+  coordinator::Effects StepBroken(coordinator::Event& event);
+  void Commit(const coordinator::Effects& effects);
+  void Deliver(const coordinator::Effects& effects);
+  void CheckState(const coordinator::Effects& effects, bool resumed);
+  void CheckLedger(const v1::JobRecord& record);
+  void KillCoordinator();
+  void StartCoordinator();
+  double CoordinatorNow() const { return now_ + clock_; }
+
+  // ---- nodes.cc ----
+  void StartAgent(const std::string& name);
+  void KillAgent(const std::string& name);
+  void KillMachine(const std::string& name, bool loses_disk);
+  void Connect(const std::string& name);
+  void Disconnect(const std::string& name);
+  double InOrder(double& last, double blocked);
+  void ToNode(const std::string& name, const v1::CoordinatorMessage& message);
+  void FromNode(const std::string& name, const v1::AgentMessage& message);
+  void SendNews(const std::string& name);
+  void Heartbeat(const std::string& name);
+  void Receive(const std::string& name, const v1::CoordinatorMessage& message);
+  void StepAgent(const std::string& name, AgentEvent event);
+  void Keep(Node& node, const std::vector<AgentEffect>& effects);
+  void Do(const std::string& name, const AgentEffect& effect);
+  void Say(const std::string& name, const RunKey& run, int rank, v1::TrainerMessage message);
+  void TakeOutbox(const std::string& name, const RunKey& run, int rank);
+
+  // ---- training.cc ----
+  void StartTrainer(const std::string& name, const RunKey& run, int rank);
+  void EndTrainer(const std::string& name, const RunKey& run, int rank, int exit_code, int signal);
+  void SeeEnd(const std::string& name, const RunKey& run, int rank);
+  void RankRuns(const std::string& name, const RunKey& run, int rank, int64_t process);
+  void TryStep(const RunKey& run);
+  bool AllWork(const Training& training, const RunKey& run, bool* broken);
+  void EndStep(const RunKey& run, Training& training);
+  void Save(const RunKey& run, int64_t step, uint64_t weights, bool then_end, int exit_code);
+  void BreakAttempt(const RunKey& run);
+  void EndAll(const RunKey& run, int exit_code);
+  Trainer* FindTrainer(const std::string& name, const RunKey& run, int rank);
+  static uint64_t NextWeights(uint64_t weights, int64_t step);
+  static double LossOf(uint64_t weights) { return static_cast<double>(weights >> 12); }
+
+  const Broken broken_;
+  std::mt19937_64 random_;
+  double now_ = 1'000'000;
+  double start_ = 0;
+  std::priority_queue<Timed> events_;
+  int64_t next_order_ = 0;
+  int64_t next_number_ = 1;
+  std::string wrong_;
+
+  // The coordinator: its process and its disk.
+  coordinator::Settings settings_;
+  bool coordinator_up_ = true;
+  coordinator::State state_;
+  std::deque<coordinator::Event> inbox_;
+  double clock_ = 0;  // of the coordinator, ahead of the world's
+  bool clock_jumped_ = false;
+  double full_until_ = 0;
+  bool waits_for_disk_ = false;
+  coordinator::Stored disk_;
+  std::map<std::string, std::map<std::pair<int64_t, int>, double>> history_;  // (step, attempt)
+  std::set<std::string> lines_;
+  std::map<std::string, std::string> ended_;  // records of jobs that have ended
+  std::map<std::string, std::vector<Checkpoint>> checkpoints_;
+  std::map<RunKey, int64_t> found_;  // the newest good checkpoint when it was asked for
+
+  std::map<std::string, Node> nodes_;
+  std::map<RunKey, Training> trainings_;
+};
+
+}  // namespace tercio::simulation

@@ -1,0 +1,247 @@
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/ledger.h"
+#include "tests/simulation/world.h"
+
+namespace tercio::simulation {
+
+using coordinator::Effects;
+using coordinator::Event;
+using coordinator::JobState;
+
+namespace {
+
+const v1::RunId* RunOfReport(const v1::AgentMessage& message) {
+  switch (message.body_case()) {
+    case v1::AgentMessage::kRankPhase:
+      return &message.rank_phase().run();
+    case v1::AgentMessage::kStepReport:
+      return &message.step_report().run();
+    case v1::AgentMessage::kRankExited:
+      return &message.rank_exited().run();
+    case v1::AgentMessage::kRunStopped:
+      return &message.run_stopped().run();
+    case v1::AgentMessage::kLogs:
+      return &message.logs().run();
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+// One event after the other; a full disk holds up all of them.
+void World::Serve() {
+  while (coordinator_up_ && !waits_for_disk_ && !inbox_.empty() && wrong_.empty()) {
+    Event event = std::move(inbox_.front());
+    inbox_.pop_front();
+    if (now_ < full_until_) {
+      waits_for_disk_ = true;
+      inbox_.push_front(std::move(event));
+      At(full_until_ - now_ + 0.5, [this] {
+        waits_for_disk_ = false;
+        Serve();
+      });
+      return;
+    }
+    Apply(std::move(event));
+  }
+}
+
+void World::Apply(Event event) {
+  event.now = CoordinatorNow();
+  event.token = std::to_string(random_());
+  const bool resumed = std::holds_alternative<coordinator::ResumeRequested>(event.body);
+  const Effects effects = StepBroken(event);
+  if (!wrong_.empty()) return;
+  if (broken_ == Broken::kEffectsBeforeCommit) Deliver(effects);
+  // It may die at any moment: before the commit, or before anything has left.
+  if (Faulty() && Chance(0.0005)) return KillCoordinator();
+  Commit(effects);
+  CheckState(effects, resumed);
+  if (Faulty() && Chance(0.0005)) return KillCoordinator();
+  if (broken_ != Broken::kEffectsBeforeCommit) Deliver(effects);
+}
+
+// The core, or one that is wrong on purpose.
+Effects World::StepBroken(Event& event) {
+  auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
+  switch (broken_) {
+    case Broken::kReportsCountTwice:
+      if (said != nullptr) said->message.set_sequence(0);
+      break;
+    case Broken::kAttemptsAreNotFenced:
+      if (said == nullptr) break;
+      if (const v1::RunId* run = RunOfReport(said->message); run != nullptr) {
+        const auto job = state_.jobs.find(run->job_id());
+        if (job != state_.jobs.end()) {
+          const_cast<v1::RunId*>(run)->set_attempt(job->second.record.attempt());
+        }
+      }
+      break;
+    case Broken::kDevicesTwice:
+      for (auto& [id, job] : state_.jobs) {
+        if (job.record.phase() == v1::JOB_PHASE_RUNNING && Chance(0.01)) {
+          job.record.clear_slots();
+        }
+      }
+      break;
+    case Broken::kLeasesNeverEnd:
+      for (auto& [name, node] : state_.nodes) node.last_heard = event.now;
+      break;
+    case Broken::kResumeTooFar:
+    case Broken::kResumeTooEarly:
+      if (auto* found = std::get_if<coordinator::CheckpointFound>(&event.body); found != nullptr) {
+        found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
+      }
+      break;
+    case Broken::kEndedJobsRun:
+      for (auto& [id, job] : state_.jobs) {
+        if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
+          job.record.set_phase(v1::JOB_PHASE_QUEUED);
+        }
+      }
+      break;
+    case Broken::kBackoffNeverEnds:
+      for (auto& [id, job] : state_.jobs) job.record.set_retry_at(event.now + 10);
+      break;
+    case Broken::kTimeIsCountedTwice:
+      for (auto& [id, job] : state_.jobs) {
+        if (Chance(0.01)) {
+          job.record.mutable_ledger()->set_since_micros(job.record.ledger().since_micros() - 1000);
+        }
+      }
+      break;
+    default:
+      break;
+  }
+  Effects effects = Step(state_, event, settings_);
+  if (broken_ == Broken::kStepsAreDropped && Chance(0.05)) effects.steps.clear();
+  if (broken_ == Broken::kStopsAreNotSent) {
+    std::erase_if(effects.messages, [](const auto& send) { return send.message.has_stop_run(); });
+  }
+  if (broken_ == Broken::kAcknowledgesTooMuch) {
+    for (auto& [name, sequence] : effects.acknowledged) sequence += 5;
+  }
+  return effects;
+}
+
+void World::Commit(const Effects& effects) {
+  for (const std::string& id : effects.changed_jobs) {
+    const auto same = [&id](const v1::JobRecord& record) { return record.id() == id; };
+    const auto found = std::find_if(disk_.jobs.begin(), disk_.jobs.end(), same);
+    const v1::JobRecord& record = state_.jobs.at(id).record;
+    if (found == disk_.jobs.end()) {
+      disk_.jobs.push_back(record);
+    } else {
+      *found = record;
+    }
+  }
+  for (const std::string& id : effects.changed_plans) disk_.plans[id] = *state_.jobs.at(id).plan;
+  for (const std::string& name : effects.changed_nodes) {
+    std::erase_if(disk_.nodes, [&](const v1::NodeRecord& node) { return node.name() == name; });
+    if (state_.nodes.contains(name)) disk_.nodes.push_back(state_.nodes.at(name).record);
+  }
+  for (const auto& [id, step] : effects.steps) {
+    const bool is_new =
+        history_[id].emplace(std::pair(step.step(), step.attempt()), step.loss()).second;
+    if (!is_new) {
+      Wrong(absl::StrCat("step ", step.step(), " of ", id, ", attempt ", step.attempt(),
+                         ", is stored twice"));
+    }
+  }
+  for (const auto& [id, line] : effects.logs) {
+    if (!lines_.insert(line.line()).second) Wrong(absl::StrCat("stored twice: ", line.line()));
+  }
+}
+
+void World::Deliver(const Effects& effects) {
+  for (const std::string& name : effects.disconnected) Disconnect(name);
+  for (const coordinator::SendToNode& send : effects.messages) ToNode(send.node, send.message);
+  for (const auto& [name, sequence] : effects.acknowledged) {
+    v1::CoordinatorMessage message;
+    message.mutable_acknowledge()->set_sequence(sequence);
+    ToNode(name, message);
+  }
+  for (const coordinator::FindCheckpoint& search : effects.searches) {
+    At(Uniform(0, 0.2), [this, run = search.run] {
+      coordinator::CheckpointFound found;
+      found.run = run;
+      const std::vector<Checkpoint>& all = checkpoints_[run.job_id()];
+      for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
+        if (entry->damaged) {
+          found.damaged.push_back("damaged");
+          continue;
+        }
+        found.step = entry->step;
+        break;
+      }
+      found_[ToRunKey(run)] = found.step;
+      Post(found);
+    });
+  }
+}
+
+void World::CheckState(const Effects& effects, bool resumed) {
+  std::map<std::string, int> used;
+  for (const auto& [id, job] : state_.jobs) {
+    for (const v1::RankSlot& slot : job.record.slots()) ++used[slot.node()];
+    const bool terminal = coordinator::IsTerminal(job.record.phase());
+    const auto ended = ended_.find(id);
+    if (ended != ended_.end() && !resumed && ended->second != job.record.SerializeAsString()) {
+      Wrong(absl::StrCat(id, " has changed after its end"));
+    }
+    if (!terminal) {
+      ended_.erase(id);
+    } else if (ended == ended_.end()) {
+      ended_[id] = job.record.SerializeAsString();
+    }
+    if (effects.changed_jobs.contains(id)) CheckLedger(job.record);
+  }
+  for (const auto& [node, count] : used) {
+    if (count > state_.nodes.at(node).hello.devices() && state_.nodes.at(node).connected) {
+      Wrong(absl::StrCat(node, " has given out ", count, " devices"));
+    }
+  }
+}
+
+void World::CheckLedger(const v1::JobRecord& record) {
+  const auto totals = coordinator::LedgerTotals(record.ledger(), CoordinatorNow());
+  int64_t sum = 0;
+  for (const int64_t part : totals) {
+    if (part < 0) Wrong(absl::StrCat("negative time of ", record.id()));
+    sum += part;
+  }
+  const int64_t age =
+      std::llround(CoordinatorNow() * 1e6) - std::llround(record.submitted_at() * 1e6);
+  if (!clock_jumped_ && sum != age) {
+    Wrong(absl::StrCat("the parts of ", record.id(), "'s time sum to ", sum, ", not ", age));
+  }
+}
+
+void World::KillCoordinator() {
+  coordinator_up_ = false;
+  inbox_.clear();
+  for (auto& [name, node] : nodes_) Disconnect(name);
+  At(Uniform(0.5, 20), [this] { StartCoordinator(); });
+}
+
+void World::StartCoordinator() {
+  coordinator_up_ = true;
+  if (Faulty() && Chance(0.3)) {
+    clock_jumped_ = true;
+    clock_ += Uniform(-3600, 86'400);
+  }
+  state_ = Restore(disk_, CoordinatorNow());
+  for (auto& [id, job] : state_.jobs) {
+    if (broken_ == Broken::kProgressIsForgotten) job.record.clear_progress();
+    if (broken_ == Broken::kAttemptNumbersAgain && job.record.attempt() > 0) {
+      job.record.set_attempt(job.record.attempt() - 1);
+    }
+    // A record may have changed by being pulled back to a clock that was set back.
+    if (ended_.contains(id)) ended_[id] = job.record.SerializeAsString();
+  }
+}
+
+}  // namespace tercio::simulation

@@ -1,0 +1,218 @@
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "tests/simulation/world.h"
+
+namespace tercio::simulation {
+
+// The weights after a step, in one number: a step that is left out, done twice or done from other
+// weights shows in all that follow.
+uint64_t World::NextWeights(uint64_t weights, int64_t step) {
+  uint64_t next = weights ^ (static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15u);
+  next ^= next >> 31;
+  return next * 0xbf58476d1ce4e5b9u;
+}
+
+World::Trainer* World::FindTrainer(const std::string& name, const RunKey& run, int rank) {
+  const auto found = nodes_[name].trainers.find({run, rank});
+  return found == nodes_[name].trainers.end() ? nullptr : &found->second;
+}
+
+void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
+  Node& node = nodes_[name];
+  for (const auto& [other_name, other] : nodes_) {
+    const auto known = state_.nodes.find(other_name);
+    const bool counted = coordinator_up_ && known != state_.nodes.end() && !known->second.lost &&
+                         known->second.connected && other.connection != 0 &&
+                         CoordinatorNow() - known->second.last_heard < 1;
+    for (const auto& [key, trainer] : other.trainers) {
+      const bool older = key.first.first == run.first && key.first.second < run.second;
+      if (older && trainer.alive && (other_name == name || counted)) {
+        return Wrong(absl::StrCat(run.first, ": attempt ", run.second, " starts on ", name,
+                                  " while ", other_name, " runs attempt ", key.first.second));
+      }
+    }
+  }
+  if (node.trainers.contains({run, rank})) {
+    return Wrong(
+        absl::StrCat(run.first, ": rank ", rank, " of attempt ", run.second, " is started twice"));
+  }
+  Trainer& trainer = node.trainers[{run, rank}];
+  trainer.process = next_number_++;
+  const v1::StartRun& start = node.state.runs.at(run).start;
+  Training& training = trainings_[run];
+  if (training.ranks.empty()) {
+    const v1::Layout& layout = start.ranks(0).layout();
+    training.world = layout.tensor() * layout.pipeline() * layout.data();
+    training.step = start.resume_step();
+    training.steps = start.spec().training().steps();
+    training.last_progress = now_;
+    if (training.step != found_[run]) {
+      return Wrong(absl::StrCat(run.first, " starts after step ", training.step,
+                                ", the newest good checkpoint was that of step ", found_[run]));
+    }
+    const auto& all = checkpoints_[run.first];
+    const auto found = std::find_if(all.begin(), all.end(), [&](const Checkpoint& checkpoint) {
+      return checkpoint.step == training.step && !checkpoint.damaged;
+    });
+    // Damaged since: its digests stop the ranks that load it.
+    const bool loads = training.step == 0 || found != all.end();
+    if (!loads) At(1, [this, run] { BreakAttempt(run); });
+    if (loads && training.step > 0) training.weights = found->weights;
+    At(Uniform(0.2, 1), [this, run] { TryStep(run); });
+  }
+  training.ranks[rank] = name;
+  At(Uniform(0.1, 2),
+     [this, name, run, rank, process = trainer.process] { RankRuns(name, run, rank, process); });
+}
+
+void World::RankRuns(const std::string& name, const RunKey& run, int rank, int64_t process) {
+  Trainer* trainer = FindTrainer(name, run, rank);
+  if (trainer == nullptr || trainer->process != process || !trainer->alive) return;
+  trainer->running = true;
+  trainings_[run].last_progress = now_;
+  v1::TrainerMessage message;
+  message.mutable_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
+  Say(name, run, rank, message);
+}
+
+// Whether all ranks can do the next step; *broken when some never will, since they have ended.
+bool World::AllWork(const Training& training, const RunKey& run, bool* broken) {
+  bool all = static_cast<int>(training.ranks.size()) == training.world;
+  for (const auto& [rank, name] : training.ranks) {
+    const Trainer* trainer = FindTrainer(name, run, rank);
+    if (trainer == nullptr || !trainer->alive) {
+      *broken = true;
+    } else if (trainer->frozen || !trainer->running) {
+      all = false;
+    }
+  }
+  return all && !*broken;
+}
+
+void World::TryStep(const RunKey& run) {
+  Training& training = trainings_[run];
+  if (training.ended) return;
+  bool broken = false;
+  const bool works = AllWork(training, run, &broken);
+  if (broken) {
+    At(Uniform(0.1, 2), [this, run] { BreakAttempt(run); });
+    return;
+  }
+  if (works) EndStep(run, training);
+  // Ranks that never come are given up after two minutes.
+  if (!works && static_cast<int>(training.ranks.size()) < training.world &&
+      now_ - training.last_progress > 120) {
+    return BreakAttempt(run);
+  }
+  if (!training.ended) At(Uniform(0.2, 1), [this, run] { TryStep(run); });
+}
+
+void World::EndStep(const RunKey& run, Training& training) {
+  if (training.step >= training.steps) {
+    training.ended = true;
+    return EndAll(run, 0);
+  }
+  ++training.step;
+  training.weights = NextWeights(training.weights, training.step);
+  training.last_progress = now_;
+  const std::string name = training.ranks.at(0);
+  v1::TrainerMessage message;
+  v1::StepRecord* record = message.mutable_step()->mutable_record();
+  message.mutable_step()->set_step(training.step);
+  record->set_step(training.step);
+  record->set_attempt(run.second);
+  record->set_loss(LossOf(training.weights));
+  record->set_step_seconds(0.1);
+  Say(name, run, 0, message);
+  v1::AgentMessage log;
+  *log.mutable_logs()->mutable_run() = ToRunId(run);
+  log.mutable_logs()->add_lines()->set_line(
+      absl::StrCat(run.first, " attempt ", run.second, " step ", training.step));
+  if (nodes_[name].up) {
+    nodes_[name].spool->Append(log);
+    Keep(nodes_[name], {});
+    SendNews(name);
+  }
+  if (training.step == training.steps) {
+    training.ended = true;
+    Save(run, training.step, training.weights, /*then_end=*/true, 0);
+  } else if (training.save_and_stop) {
+    training.ended = true;
+    Save(run, training.step, training.weights, /*then_end=*/true, 4);
+  } else if (training.step % training.every == 0) {
+    Save(run, training.step, training.weights, /*then_end=*/false, 0);
+  }
+}
+
+// The checkpoint service lets the present attempt commit, and nobody else; trainers try again for
+// five minutes while it is away.
+void World::Save(const RunKey& run, int64_t step, uint64_t weights, bool then_end, int exit_code) {
+  At(Uniform(0, 3), [=, this, since = now_] {
+    bool broken = false;
+    AllWork(trainings_[run], run, &broken);
+    if (broken) return BreakAttempt(run);  // a part of it will never come
+    if (!coordinator_up_ || waits_for_disk_) {
+      if (now_ - since > 300) return then_end ? EndAll(run, 1) : void();
+      return Save(run, step, weights, then_end, exit_code);
+    }
+    const auto job = state_.jobs.find(run.first);
+    const bool present = job != state_.jobs.end() && job->second.record.attempt() == run.second &&
+                         !coordinator::IsTerminal(job->second.record.phase());
+    if (!present) return then_end ? EndAll(run, 1) : void();
+    std::vector<Checkpoint>& all = checkpoints_[run.first];
+    std::erase_if(all, [step](const Checkpoint& checkpoint) { return checkpoint.step >= step; });
+    all.push_back({step, weights, false});
+    if (all.size() > 3) all.erase(all.begin());
+    coordinator::CheckpointCommitted committed;
+    committed.run = ToRunId(run);
+    committed.step = step;
+    committed.path = "path";
+    Post(committed);
+    if (then_end) EndAll(run, exit_code);
+  });
+}
+
+// Ranks that wait for one that has gone give up.
+void World::BreakAttempt(const RunKey& run) {
+  Training& training = trainings_[run];
+  training.ended = true;
+  EndAll(run, 1);
+}
+
+void World::EndAll(const RunKey& run, int exit_code) {
+  for (const auto& [rank, name] : std::map(trainings_[run].ranks)) {
+    const Trainer* trainer = FindTrainer(name, run, rank);
+    if (trainer == nullptr || !trainer->alive || trainer->frozen) continue;
+    At(Uniform(0.01, 1), [=, this, rank = rank, name = name, process = trainer->process] {
+      const Trainer* now = FindTrainer(name, run, rank);
+      if (now != nullptr && now->process == process && now->alive && !now->frozen) {
+        EndTrainer(name, run, rank, exit_code, 0);
+      }
+    });
+  }
+}
+
+void World::EndTrainer(const std::string& name, const RunKey& run, int rank, int exit_code,
+                       int signal) {
+  Trainer* trainer = FindTrainer(name, run, rank);
+  trainer->alive = false;
+  trainer->exit_code = exit_code;
+  trainer->signal = signal;
+  if (nodes_[name].up) {
+    At(Uniform(0.001, 0.2), [this, name, run, rank] {
+      if (nodes_[name].up) SeeEnd(name, run, rank);
+    });
+  }
+}
+
+// An agent sees how a trainer has ended, once: after what it had to say.
+void World::SeeEnd(const std::string& name, const RunKey& run, int rank) {
+  TakeOutbox(name, run, rank);
+  Trainer* trainer = FindTrainer(name, run, rank);
+  if (trainer == nullptr || trainer->alive || !nodes_[name].up) return;
+  const TrainerEnded ended{run, rank, trainer->exit_code, trainer->signal, {}, "", false};
+  StepAgent(name, {0, ended});
+}
+
+}  // namespace tercio::simulation
