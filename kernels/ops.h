@@ -22,6 +22,9 @@ namespace tercio::kernels {
 
 inline constexpr int64_t kPieceRows = 256;
 
+// What a buffer's values are rounded to. kFloat32: they are not.
+enum class Format { kFloat32, kBfloat16, kFloat16 };
+
 // Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
 // (seed, step, layer, site, sequence, position, channel), where first_row + row = (sequence -
 // first_sequence) * T + position. probability 0 means: no dropout, nothing else is read. See
@@ -37,6 +40,11 @@ struct Dropout {
   int64_t first_row = 0;       // of the micro-batch, that the call begins with
 };
 
+// Products. `operands`: every value of both factors is one of this format; a backend may then use
+// instructions for it. With bf16 operands denormal numbers count as zero, those that the product
+// reads and those that it computes (docs/numerics.md). `result`: what is written is rounded to this
+// format, after bias and accumulation, as by Round.
+
 // y[m,n] (= or +=) sum_k x[m,k] w[n,k] (+ bias[n])                     x (M,K)  w (N,K)  y (M,N)
 struct MatmulArgs {
   const float* x;
@@ -45,6 +53,8 @@ struct MatmulArgs {
   float* y;
   int64_t m, n, k;
   bool accumulate = false;
+  Format operands = Format::kFloat32;
+  Format result = Format::kFloat32;
 };
 
 // dx[m,k] (= or +=) sum_n dy[m,n] w[n,k]                               dy (M,N)  w (N,K)  dx (M,K)
@@ -54,6 +64,8 @@ struct MatmulBackwardInputArgs {
   float* dx;
   int64_t m, n, k;
   bool accumulate = false;
+  Format operands = Format::kFloat32;
+  Format result = Format::kFloat32;
 };
 
 // dw[n,k] (= or +=) leaf sum over m of dy[m,n] x[m,k];  dbias[n] likewise of dy[m,n] (if not null)
@@ -65,6 +77,7 @@ struct MatmulBackwardWeightArgs {
   int64_t m, n, k;
   int64_t rows_per_leaf;
   bool accumulate = true;
+  Format operands = Format::kFloat32;
 };
 
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
@@ -335,9 +348,6 @@ struct AdamWArgs {
   double bias_correction1, bias_correction2;  // 1 - beta^step
   float clip = 1;
 };
-
-// What a buffer's values are rounded to. kFloat32: they are not.
-enum class Format { kFloat32, kBfloat16, kFloat16 };
 
 class Ops {
  public:
