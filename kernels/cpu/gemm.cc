@@ -287,7 +287,8 @@ HWY_NOINLINE void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t en
       if (args.accumulate) std::copy(c + column, c + first + kChains, sums + (column - first));
       RowChains(args, a, args.b + first * args.b_column_stride, sums);
       for (int64_t j = column; j < std::min(end, column + kChains); ++j) {
-        c[j] = sums[j - first] + (args.bias == nullptr ? 0.0f : args.bias[j]);
+        const float sum = sums[j - first];
+        c[j] = args.bias == nullptr ? sum : sum + args.bias[j];  // -0 stays
       }
     }
   }

@@ -137,7 +137,6 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
 }
 
 float* StageModel::SumRows(float* partial, int64_t rows) {
-  Store(partial, rows * shape_.hidden);
   if (!shape_.sequence_parallel) {
     tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, SumOrder::kRanks,
                                tensor_scratch_);
@@ -257,8 +256,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
   ops_.Matmul({GatherRows(AttentionInput(at)), w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
-               at.qkv, rows, shape_.qkv, shape_.hidden, false});
-  Store(at.qkv, rows * shape_.qkv);
+               at.qkv, rows, shape_.qkv, shape_.hidden, false, format_, format_});
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -282,7 +280,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   ops_.Attention(attention);
   Store(at.attention, rows * shape_.attention);
   ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
-               shape_.attention, false});
+               shape_.attention, false, format_, format_});
 }
 
 kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer) const {
@@ -312,8 +310,7 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   const bool fused = format_ == kernels::Format::kFloat32;
   ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_),
                fused ? nullptr : w.up_bias.In(parameters_), at.up, rows, shape_.up, shape_.hidden,
-               false});
-  Store(at.up, rows * shape_.up);
+               false, format_, format_});
   Activate(at.up, fused ? w.up_bias : WeightRef(), at.gelu, rows);
 }
 
@@ -323,8 +320,8 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
-  ops_.Matmul(
-      {at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn, false});
+  ops_.Matmul({at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn,
+               false, format_, format_});
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
@@ -382,7 +379,7 @@ std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
 const float* StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
   TERCIO_CHECK_LE(rows, shape_.chunk_rows);
   ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.output.head.In(parameters_),
-               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden, false});
+               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden, false, format_});
   return logits_;
 }
 
@@ -432,24 +429,25 @@ void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* loss
                               GradientLanes& lanes) {
   const float* normed = GatherRows(FinalNorm(batch.slot));
   const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
-  lanes.Assign(batch.index, {weights_.output.head}, ops_,
-               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-                 for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
-                   ForwardChunk(batch, chunk, losses);
-                   ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
-                                              vocabulary_valid_, shape_.vocabulary,
-                                              vocabulary_begin_, scale, SmoothingOf(batch)});
-                   Store(logits_, chunk.rows * shape_.vocabulary);
-                   ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
-                                              weights_.output.head.GradientIn(gradients), nullptr,
-                                              chunk.rows, shape_.vocabulary, shape_.hidden,
-                                              chunk.rows_per_leaf, accumulate});
-                   accumulate = true;
-                   ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
-                                             norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
-                                             shape_.vocabulary, shape_.hidden, false});
-                 }
-               });
+  lanes.Assign(
+      batch.index, {weights_.output.head}, ops_,
+      [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+        for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
+          ForwardChunk(batch, chunk, losses);
+          ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
+                                     vocabulary_valid_, shape_.vocabulary, vocabulary_begin_, scale,
+                                     SmoothingOf(batch)});
+          Store(logits_, chunk.rows * shape_.vocabulary);
+          ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
+                                     weights_.output.head.GradientIn(gradients), nullptr,
+                                     chunk.rows, shape_.vocabulary, shape_.hidden,
+                                     chunk.rows_per_leaf, accumulate, format_});
+          accumulate = true;
+          ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
+                                    norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
+                                    shape_.vocabulary, shape_.hidden, false, format_, format_});
+        }
+      });
   const float* slot = slots_[static_cast<size_t>(batch.slot)];
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
                SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
@@ -514,7 +512,7 @@ void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, Weigh
         const int64_t row = segment.first_sequence * shape_.tokens;
         ops_.MatmulBackwardWeight({dy + row * n, x + row * k, weight.GradientIn(gradients),
                                    bias.GradientIn(gradients), segment.sequences * shape_.tokens, n,
-                                   k, shape_.tokens, accumulate});
+                                   k, shape_.tokens, accumulate, format_});
       });
 }
 
@@ -560,15 +558,14 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
                                          w.down_bias, flow, lanes);
   BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
   float* gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
-  ops_.MatmulBackwardInput(
-      {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn, false});
-  Store(gradient, shape_.rows * shape_.ffn);
+  ops_.MatmulBackwardInput({branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden,
+                            shape_.ffn, false, format_, format_});
   BackwardActivation(batch, at.up, w.up_bias, lanes);
   Store(wide_gradient_, shape_.rows * shape_.up);
   BackwardWeight(batch, w.up, {}, wide_gradient_, GatherRows(at.norm2), shape_.up, shape_.hidden,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.up, shape_.hidden, false});
+                            shape_.up, shape_.hidden, false, format_, format_});
   BackwardInput(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
 }
 
@@ -581,8 +578,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
                                          kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
   BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
   ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
-                            shape_.hidden, shape_.attention, false});
-  Store(attention_gradient_, shape_.rows * shape_.attention);
+                            shape_.hidden, shape_.attention, false, format_, format_});
   kernels::AttentionBackwardArgs args{};
   args.dout = attention_gradient_;
   args.out = at.attention;
@@ -610,7 +606,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.qkv, shape_.hidden, false});
+                            shape_.qkv, shape_.hidden, false, format_, format_});
   BackwardInput(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, lanes);
 }
 
