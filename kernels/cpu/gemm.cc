@@ -132,10 +132,27 @@ struct PairOperands {
   }
 };
 
-// Bias and rounding of complete sums.
+// Bias and rounding of complete sums, the rows of a tile or long ones.
 template <Format kResult>
 HWY_INLINE void FinishRows(float* c, int64_t c_stride, int64_t rows, int64_t columns,
                            const float* bias) {
+  const Tag d;
+  const int64_t lanes = Lanes();
+  if (columns == 2 * lanes) {
+    const Vector bias0 = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias);
+    const Vector bias1 = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias + lanes);
+    for (int64_t i = 0; i < rows; ++i, c += c_stride) {
+      Vector sum0 = hn::LoadU(d, c);
+      Vector sum1 = hn::LoadU(d, c + lanes);
+      if (bias != nullptr) {  // lest -0 become +0
+        sum0 = hn::Add(sum0, bias0);
+        sum1 = hn::Add(sum1, bias1);
+      }
+      hn::StoreU(RoundTo<kResult>(sum0), d, c);
+      hn::StoreU(RoundTo<kResult>(sum1), d, c + lanes);
+    }
+    return;
+  }
   for (int64_t i = 0; i < rows; ++i, c += c_stride) {
     ForVectors(columns, [&](auto load, auto store) HWY_ATTR {
       const Vector sum = load(c);
@@ -148,8 +165,7 @@ HWY_NOINLINE void Finish(Format result, float* c, int64_t c_stride, int64_t rows
                          const float* bias) {
   switch (result) {
     case Format::kFloat32:
-      if (bias != nullptr) FinishRows<Format::kFloat32>(c, c_stride, rows, columns, bias);
-      return;
+      return FinishRows<Format::kFloat32>(c, c_stride, rows, columns, bias);
     case Format::kBfloat16:
       return FinishRows<Format::kBfloat16>(c, c_stride, rows, columns, bias);
     case Format::kFloat16:
@@ -163,18 +179,16 @@ HWY_NOINLINE void ComputeBlock(const GemmArgs& args, const MatrixView& a, const 
   const int64_t width = PanelColumns();
   const int64_t steps = Operands::Steps(block.depth);
   const Strips strips = Operands::PackStrips(a, block, a_scratch);
+  const bool finish = block.last && (args.bias != nullptr || args.result != Format::kFloat32);
   for (int64_t j = 0; j < block.columns; j += width) {
     const float* panel = block.packed_b + j * steps;
     const int64_t columns = std::min(width, block.columns - j);
-    float* c = args.c + block.row * args.n + block.column + j;
+    const float* bias = args.bias == nullptr ? nullptr : args.bias + block.column + j;
     for (int64_t i = 0; i < block.rows; i += kTileRows) {
-      Operands::Multiply(std::min<int64_t>(kTileRows, block.rows - i), strips, i, panel, steps,
-                         c + i * args.n, args.n, columns, block.store);
-    }
-    // The panel of C is still in the first-level cache.
-    if (block.last) {
-      Finish(args.result, c, args.n, block.rows, columns,
-             args.bias == nullptr ? nullptr : args.bias + block.column + j);
+      const int64_t rows = std::min<int64_t>(kTileRows, block.rows - i);
+      float* c = args.c + (block.row + i) * args.n + block.column + j;
+      Operands::Multiply(rows, strips, i, panel, steps, c, args.n, columns, block.store);
+      if (finish) Finish(args.result, c, args.n, rows, columns, bias);
     }
   }
 }
@@ -292,6 +306,7 @@ HWY_NOINLINE void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t en
       }
     }
   }
+  if (args.result == Format::kFloat32) return;
   Finish(args.result, args.c + begin, args.n, args.m, end - begin, nullptr);
 }
 

@@ -17,27 +17,20 @@ namespace tercio::kernels::HWY_NAMESPACE {
 using Bits = hn::RebindToUnsigned<Tag>;
 
 // Drops the lowest kBits of the significand: to nearest, ties to even. A carry runs on into the
-// exponent, up to infinity. Not for NaN.
+// exponent, up to infinity. A NaN becomes a quiet one of its upper bits.
 template <int kBits>
 HWY_INLINE Vector DropBits(Vector x) {
   const Bits d;
   const auto bits = hn::BitCast(d, x);
   const auto odd = hn::And(hn::ShiftRight<kBits>(bits), hn::Set(d, 1u));
-  const auto half = hn::Set(d, (1u << (kBits - 1)) - 1);
-  const auto sum = hn::Add(bits, hn::Add(half, odd));
-  return hn::BitCast(Tag(), hn::And(sum, hn::Set(d, ~((1u << kBits) - 1))));
+  const auto sum = hn::Add(hn::Add(bits, hn::Set(d, (1u << (kBits - 1)) - 1)), odd);
+  const auto quiet = hn::Or(bits, hn::Set(d, 0x00400000u));
+  const Vector kept =
+      hn::IfThenElse(hn::Eq(x, x), hn::BitCast(Tag(), sum), hn::BitCast(Tag(), quiet));
+  return hn::And(kept, hn::BitCast(Tag(), hn::Set(d, ~((1u << kBits) - 1))));
 }
 
-// `rounded`, but where x is NaN: a quiet NaN of the upper bits.
-template <int kBits>
-HWY_INLINE Vector KeepNan(Vector x, Vector rounded) {
-  const Bits d;
-  const auto upper = hn::And(hn::BitCast(d, x), hn::Set(d, ~((1u << kBits) - 1)));
-  const Vector quiet = hn::BitCast(Tag(), hn::Or(upper, hn::Set(d, 0x00400000u)));
-  return hn::IfThenElse(hn::Eq(x, x), rounded, quiet);
-}
-
-HWY_INLINE Vector ToBfloat16(Vector x) { return KeepNan<16>(x, DropBits<16>(x)); }
+HWY_INLINE Vector ToBfloat16(Vector x) { return DropBits<16>(x); }
 
 HWY_INLINE Vector ToFloat16(Vector x) {
   const Tag d;
@@ -49,7 +42,7 @@ HWY_INLINE Vector ToFloat16(Vector x) {
   const Vector half = hn::Set(d, 0.5f);
   const Vector small = hn::Sub(hn::Add(magnitude, half), half);
   rounded = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0x1p-14f)), small, rounded);
-  return KeepNan<13>(x, hn::CopySign(rounded, x));
+  return hn::CopySign(rounded, x);
 }
 
 // Nothing for fp32.
