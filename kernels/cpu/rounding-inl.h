@@ -53,6 +53,17 @@ HWY_INLINE Vector RoundTo(Vector x) {
   return x;
 }
 
+template <Format kFormat>
+HWY_INLINE void RoundAll(float* x, int64_t count) {
+  ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(RoundTo<kFormat>(load(x)), x); });
+}
+
+// What an operation has just written, a row at a time: it is still in the first-level cache.
+HWY_INLINE void RoundRow(float* x, int64_t count, Format format) {
+  if (format == Format::kBfloat16) RoundAll<Format::kBfloat16>(x, count);
+  if (format == Format::kFloat16) RoundAll<Format::kFloat16>(x, count);
+}
+
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 

@@ -8,23 +8,11 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
 #include "kernels/cpu/rounding-inl.h"
-#include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tercio::kernels::HWY_NAMESPACE {
 
-template <Format kFormat>
-void RoundAll(float* x, int64_t count) {
-  ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(RoundTo<kFormat>(load(x)), x); });
-}
-
-void RoundRange(float* x, int64_t count, Format format) {
-  if (format == Format::kBfloat16) {
-    RoundAll<Format::kBfloat16>(x, count);
-  } else {
-    RoundAll<Format::kFloat16>(x, count);
-  }
-}
+void RoundRange(float* x, int64_t count, Format format) { RoundRow(x, count, format); }
 
 }  // namespace tercio::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -77,12 +77,10 @@ void EncoderHead::LogitsOfChunk(const MicroBatch& batch, const float* hidden, co
   const float* bias = weights_.transform_bias.In(parameters_);
   ops_.Matmul({at_.rows, weights_.transform.In(parameters_), reduced() ? bias : nullptr,
                at_.transform, rows, c, c, false, format_, format_});
-  ops_.BiasGelu(
-      {at_.transform, reduced() ? nullptr : bias, at_.activation, rows, c, traits_.exact_gelu});
-  Store(at_.activation, rows * c);
+  ops_.BiasGelu({at_.transform, reduced() ? nullptr : bias, at_.activation, rows, c,
+                 traits_.exact_gelu, format_});
   ops_.LayerNorm({at_.activation, weights_.norm.In(parameters_), weights_.norm_bias.In(parameters_),
-                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false});
-  Store(at_.norm, rows * c);
+                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false, format_});
   ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
                at_.logits, rows, shape_.vocabulary, c, false, format_});
 }

@@ -118,6 +118,7 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
   args.columns = shape_.hidden;
   args.eps = traits_.norm_eps;
   args.rms = traits_.rms_norm;
+  args.result = format_;
   return args;
 }
 
@@ -174,7 +175,6 @@ void StageModel::NormInput(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   ops_.LayerNorm(
       Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, LocalRowsOf(batch)));
-  Store(at.norm1, LocalRowsOf(batch) * shape_.hidden);
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
@@ -212,14 +212,6 @@ void StageModel::Embed(const MicroBatch& batch) {
   Store(sum, position.rows * shape_.hidden);
 }
 
-void StageModel::AddAndNorm(const kernels::ResidualArgs& add, const kernels::LayerNormArgs& norm) {
-  if (format_ == kernels::Format::kFloat32) return ops_.ResidualLayerNorm(add, norm);
-  ops_.Residual(add);
-  Store(add.out, add.rows * add.columns);
-  ops_.LayerNorm(norm);
-  Store(norm.y, norm.rows * norm.columns);
-}
-
 // The norm, then dropout.
 void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
   float* slot = slots_[static_cast<size_t>(batch.slot)];
@@ -227,7 +219,6 @@ void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
                       slot + slot_layout_.embedding_mean, slot + slot_layout_.embedding_rstd,
                       shape_.local_rows));
-  Store(input, shape_.local_rows * shape_.hidden);
   ops_.PositionEmbedding({input, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
                           first_local_row_,
                           DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
@@ -244,11 +235,10 @@ void StageModel::Rotate(float* qkv, int64_t first_row, int64_t rows, bool invers
 
 void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
   if (traits_.gated_mlp) {
-    ops_.Swiglu({up, out, rows, shape_.ffn});
+    ops_.Swiglu({up, out, rows, shape_.ffn, format_});
   } else {
-    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu});
+    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu, format_});
   }
-  Store(out, rows * shape_.ffn);
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
@@ -305,7 +295,8 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
-  AddAndNorm(add, MiddleNorm(batch, layer));
+  add.result = format_;
+  ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
   // The activation is that of the rounded sum, which is kept: so the bias comes before.
   const bool fused = format_ == kernels::Format::kFloat32;
   ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_),
@@ -332,16 +323,17 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, first_local_row_);
+  add.result = format_;
   if (shape_.post_norm) {
     float* next = add.out;
     add.residual = at.norm2;
     add.out = at.norm1;
-    AddAndNorm(add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
+    ops_.ResidualLayerNorm(
+        add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
   } else if (inner || IsLast(batch)) {
-    AddAndNorm(add, NormAfter(batch, layer));
+    ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
   } else {
     ops_.Residual(add);
-    Store(add.out, add.rows * shape_.hidden);
   }
 }
 
@@ -355,7 +347,6 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
   }
   const LayerView at = ViewOf(batch, layer);
   ops_.LayerNorm(MiddleNorm(batch, layer));
-  Store(at.norm2, LocalRowsOf(batch) * shape_.hidden);
   Activate(at.up, {}, at.gelu, RowsOf(batch));  // the bias was added in place
 }
 

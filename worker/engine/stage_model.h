@@ -137,13 +137,10 @@ class StageModel {
   };
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
-  // Rounds what an operation has written to the job's precision.
+  // Rounds what operations have written that do not round their result.
   void Store(float* x, int64_t count) {
     if (format_ != kernels::Format::kFloat32) ops_.Round(x, count, format_);
   }
-  // The norm reads what `add` has left, rounded.
-  void AddAndNorm(const kernels::ResidualArgs& add, const kernels::LayerNormArgs& norm);
-
   void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
