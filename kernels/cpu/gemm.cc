@@ -110,6 +110,7 @@ struct FloatOperands {
   }
 };
 
+#if HWY_TARGET <= HWY_AVX2
 // What is packed are words of two values: a step is two k. Words and floats are of one size, so
 // panels and strips lie where those of floats would, in half the place.
 template <typename Dot>
@@ -131,6 +132,8 @@ struct PairOperands {
         reinterpret_cast<const uint32_t*>(panel), steps, c, c_stride, columns, store);
   }
 };
+
+#endif
 
 // Bias and rounding of complete sums, the rows of a tile or long ones.
 template <Format kResult>
@@ -333,13 +336,15 @@ void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
       FewRowsColumns(args, item * columns, std::min(args.n, (item + 1) * columns));
     });
   }
-  if (args.operands != Format::kBfloat16 || args.method == Bf16Method::kFloat) {
-    return GemmWith<FloatOperands>(args, pool, scratch);
-  }
-  if (args.method == Bf16Method::kInstruction) {
+#if HWY_TARGET <= HWY_AVX2  // older ones, with which Tercio does not run, are spared the code
+  if (args.operands == Format::kBfloat16 && args.method == Bf16Method::kInstruction) {
     return GemmWith<PairOperands<InstructionDot>>(args, pool, scratch);
   }
-  GemmWith<PairOperands<SoftwareDot>>(args, pool, scratch);
+  if (args.operands == Format::kBfloat16 && args.method == Bf16Method::kPairs) {
+    return GemmWith<PairOperands<SoftwareDot>>(args, pool, scratch);
+  }
+#endif
+  GemmWith<FloatOperands>(args, pool, scratch);
 }
 
 bool HasInstruction() { return HasDotInstruction(); }
