@@ -6,12 +6,14 @@
 // rounding to nearest each time, denormal numbers being zero: the chain of gemm-inl.h, bit by bit.
 // Behind an odd depth stands +0 times -0, which leaves every sum as it is, also -0.
 //
-// VDPBF16PS is that Dot, by Intel's Software Developer's Manual: for every fp32 lane first the odd
-// (upper) products and then the even (lower) ones, each "FP32 FMA with daz in, ftz out and RNE
-// rounding", and MXCSR is neither read nor written. oneDNN emulates it by the same two FMAs
-// (bf16_emulation_t::vdpbf16ps). For AMD's processors (Zen 4 and later) no such statement was
-// found, and the rule which NaN comes out differs from FMA's. So nothing here relies on it: a
-// process uses the instruction after comparing its bits (kernels/cpu/bf16_products.h).
+// VDPBF16PS is that Dot, by the entry of Intel's Software Developer's Manual (volume 2): in every
+// lane the products of the odd (upper) halves first and those of the even (lower) ones second, each
+// a fused multiply-add in fp32 that rounds to nearest even, takes denormal inputs for zero and
+// flushes denormal results, whatever MXCSR says. oneDNN emulates it by the same two FMAs in the
+// same order (bf16_emulation_t::vdpbf16ps). For AMD's processors (Zen 4 and later) no statement
+// about order and rounding was found, and which of several NaN comes out is another rule than
+// FMA's. So nothing relies on it: a process uses the instruction after comparing its bits
+// (bf16_products.h).
 #if defined(TERCIO_KERNELS_CPU_GEMM_PAIRS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TERCIO_KERNELS_CPU_GEMM_PAIRS_INL_H_
 #undef TERCIO_KERNELS_CPU_GEMM_PAIRS_INL_H_
