@@ -3,7 +3,7 @@
 // fp32 arithmetic, and both are timed. Equal bits are a condition, so that ranks, machines and
 // resumed runs may choose differently.
 //
-// Threads: safe from any. The first question takes some milliseconds where there is a choice.
+// Threads: safe from any. The first question takes some 10 milliseconds where there is a choice.
 #pragma once
 
 #include <cstdint>
