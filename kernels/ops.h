@@ -22,6 +22,9 @@ namespace tercio::kernels {
 
 inline constexpr int64_t kPieceRows = 256;
 
+// What a buffer's values are rounded to. kFloat32: they are not.
+enum class Format { kFloat32, kBfloat16, kFloat16 };
+
 // Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
 // (seed, step, layer, site, sequence, position, channel), where first_row + row = (sequence -
 // first_sequence) * T + position. probability 0 means: no dropout, nothing else is read. See
@@ -37,6 +40,13 @@ struct Dropout {
   int64_t first_row = 0;       // of the micro-batch, that the call begins with
 };
 
+// `result` of any operation: what it writes is rounded to this format, last, as by Round; an
+// intermediate that the backward pass reads (mean, rstd) is not.
+//
+// `operands` of a product: every value of both factors is one of this format; a backend may then
+// use instructions for it. With bf16 operands denormal numbers count as zero, those that the
+// product reads and those that it computes (docs/numerics.md).
+
 // y[m,n] (= or +=) sum_k x[m,k] w[n,k] (+ bias[n])                     x (M,K)  w (N,K)  y (M,N)
 struct MatmulArgs {
   const float* x;
@@ -45,6 +55,8 @@ struct MatmulArgs {
   float* y;
   int64_t m, n, k;
   bool accumulate = false;
+  Format operands = Format::kFloat32;
+  Format result = Format::kFloat32;
 };
 
 // dx[m,k] (= or +=) sum_n dy[m,n] w[n,k]                               dy (M,N)  w (N,K)  dx (M,K)
@@ -54,6 +66,8 @@ struct MatmulBackwardInputArgs {
   float* dx;
   int64_t m, n, k;
   bool accumulate = false;
+  Format operands = Format::kFloat32;
+  Format result = Format::kFloat32;
 };
 
 // dw[n,k] (= or +=) leaf sum over m of dy[m,n] x[m,k];  dbias[n] likewise of dy[m,n] (if not null)
@@ -65,6 +79,7 @@ struct MatmulBackwardWeightArgs {
   int64_t m, n, k;
   int64_t rows_per_leaf;
   bool accumulate = true;
+  Format operands = Format::kFloat32;
 };
 
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
@@ -78,6 +93,7 @@ struct LayerNormArgs {
   int64_t rows, columns;
   float eps = 1e-5f;
   bool rms = false;  // RMSNorm (Zhang and Sennrich 2019): the mean counts as 0, and is stored as 0
+  Format result = Format::kFloat32;  // of y
 };
 
 // dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
@@ -104,6 +120,7 @@ struct ResidualArgs {
   float* out;
   int64_t rows, columns;
   Dropout dropout;
+  Format result = Format::kFloat32;
 };
 
 // dbranch = dropout'(dout); dbias += leaf sum of dbranch (if not null). dbranch may be null when
@@ -125,6 +142,7 @@ struct BiasGeluArgs {
   float* g;
   int64_t rows, columns;
   bool exact = false;
+  Format result = Format::kFloat32;  // of g
 };
 
 // dh = dg * gelu'(h), dh may be dg; dbias += leaf sum of dh (if not null).
@@ -143,6 +161,7 @@ struct SwigluArgs {
   const float* h;  // (rows, 2 columns)
   float* g;        // (rows, columns)
   int64_t rows, columns;
+  Format result = Format::kFloat32;
 };
 
 // dh may not be h.
@@ -336,9 +355,6 @@ struct AdamWArgs {
   float clip = 1;
 };
 
-// What a buffer's values are rounded to. kFloat32: they are not.
-enum class Format { kFloat32, kBfloat16, kFloat16 };
-
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -349,7 +365,8 @@ class Ops {
   virtual void LayerNorm(const LayerNormArgs& args) = 0;
   virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;
-  // Residual, then LayerNorm of its result (norm.x is ignored: it is residual.out), in one pass.
+  // Residual, then LayerNorm of its result (norm.x is ignored: it is residual.out, rounded as asked
+  // for), in one pass.
   virtual void ResidualLayerNorm(const ResidualArgs& residual, const LayerNormArgs& norm) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
   virtual void BiasGelu(const BiasGeluArgs& args) = 0;

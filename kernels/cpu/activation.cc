@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/activation.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/cpu/rounding-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -74,6 +75,7 @@ HWY_INLINE void GeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
       }
       store(hn::Mul(x, Gelu::Share(x)), g);
     });
+    RoundRow(g, a.columns, a.result);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "hwy/aligned_allocator.h"
+#include "kernels/cpu/bf16_products.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/parts.h"
 #include "kernels/cpu/thread_pool.h"
@@ -16,14 +17,16 @@ class CpuOps : public Ops {
   explicit CpuOps(int threads) : pool_(threads) {}
 
   void Matmul(const MatmulArgs& a) override {
-    Multiply({a.x, a.k, 1, a.w, 1, a.k, a.y, a.bias, a.m, a.n, a.k, a.k, a.accumulate});
+    Multiply({a.x, a.k, 1, a.w, 1, a.k, a.y, a.bias, a.m, a.n, a.k, a.k, a.accumulate, a.operands,
+              a.result});
   }
   void MatmulBackwardInput(const MatmulBackwardInputArgs& a) override {
-    Multiply({a.dy, a.n, 1, a.w, a.k, 1, a.dx, nullptr, a.m, a.k, a.n, a.n, a.accumulate});
+    Multiply({a.dy, a.n, 1, a.w, a.k, 1, a.dx, nullptr, a.m, a.k, a.n, a.n, a.accumulate,
+              a.operands, a.result});
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
-    Multiply(
-        {a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf, a.accumulate});
+    Multiply({a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf,
+              a.accumulate, a.operands});
     if (a.dbias == nullptr) return;
     if (!a.accumulate) Zero(a.dbias, a.n);
     ColumnLeafSums(a.dy, a.m, a.n, a.rows_per_leaf, a.dbias, pool_);
@@ -81,12 +84,13 @@ class CpuOps : public Ops {
   }
 
  private:
-  void Multiply(const GemmArgs& args) {
+  void Multiply(GemmArgs args) {
     // Streams that never multiply (communication) never pay for the scratch.
     if (scratch_ == nullptr) {
       scratch_ = hwy::AllocateAligned<float>(static_cast<size_t>(GemmScratch(pool_.threads())));
       TERCIO_CHECK(scratch_ != nullptr);
     }
+    if (args.operands == Format::kBfloat16) args.method = Bf16MethodOfProcess();
     Gemm(args, pool_, scratch_.get());
   }
 

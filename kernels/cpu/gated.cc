@@ -7,6 +7,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/gated.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/cpu/rounding-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -27,6 +28,7 @@ void SwigluRows(const SwigluArgs& a, int64_t begin, int64_t end) {
       const Vector x = load(gate);
       store(hn::Mul(hn::Mul(x, Sigmoid(x)), load(up)), g);
     });
+    RoundRow(g, a.columns, a.result);
   }
 }
 

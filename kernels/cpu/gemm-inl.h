@@ -41,6 +41,36 @@ inline constexpr int kTileRows = 6;
 
 enum class Store { kAssign, kAdd };
 
+// c = or += the sums of a tile.
+template <int Rows>
+HWY_INLINE void StoreTile(GemmVector (&acc0)[Rows], GemmVector (&acc1)[Rows], float* HWY_RESTRICT c,
+                          int64_t c_stride, int64_t columns, Store store) {
+  const GemmTag d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (HWY_LIKELY(columns == 2 * lanes)) {
+#pragma GCC unroll 16
+    for (int r = 0; r < Rows; ++r) {
+      float* row = c + r * c_stride;
+      if (store == Store::kAdd) {
+        acc0[r] = hn::Add(hn::LoadU(d, row), acc0[r]);
+        acc1[r] = hn::Add(hn::LoadU(d, row + lanes), acc1[r]);
+      }
+      hn::StoreU(acc0[r], d, row);
+      hn::StoreU(acc1[r], d, row + lanes);
+    }
+    return;
+  }
+  HWY_ALIGN float part[32] = {};
+#pragma GCC unroll 16
+  for (int r = 0; r < Rows; ++r) {
+    hn::Store(acc0[r], d, part);
+    hn::Store(acc1[r], d, part + lanes);
+    float* row = c + r * c_stride;
+    for (int64_t j = 0; j < columns; ++j)
+      row[j] = store == Store::kAdd ? row[j] + part[j] : part[j];
+  }
+}
+
 // One tile of `Rows` x one panel. a[r * row_stride + k * column_stride], panel[k * PanelColumns() +
 // c].
 template <int Rows>
@@ -71,28 +101,7 @@ HWY_INLINE void Tile(const float* HWY_RESTRICT a, int64_t row_stride, int64_t co
     }
     a += column_stride;
   }
-  if (HWY_LIKELY(columns == 2 * lanes)) {
-#pragma GCC unroll 16
-    for (int r = 0; r < Rows; ++r) {
-      float* row = c + r * c_stride;
-      if (store == Store::kAdd) {
-        acc0[r] = hn::Add(hn::LoadU(d, row), acc0[r]);
-        acc1[r] = hn::Add(hn::LoadU(d, row + lanes), acc1[r]);
-      }
-      hn::StoreU(acc0[r], d, row);
-      hn::StoreU(acc1[r], d, row + lanes);
-    }
-    return;
-  }
-  HWY_ALIGN float part[32] = {};
-#pragma GCC unroll 16
-  for (int r = 0; r < Rows; ++r) {
-    hn::Store(acc0[r], d, part);
-    hn::Store(acc1[r], d, part + lanes);
-    float* row = c + r * c_stride;
-    for (int64_t j = 0; j < columns; ++j)
-      row[j] = store == Store::kAdd ? row[j] + part[j] : part[j];
-  }
+  StoreTile<Rows>(acc0, acc1, c, c_stride, columns, store);
 }
 
 template <int Rows>

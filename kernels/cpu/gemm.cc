@@ -7,7 +7,11 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/gemm.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/cpu/flush_denormals.h"
 #include "kernels/cpu/gemm-inl.h"
+#include "kernels/cpu/gemm_pairs-inl.h"
+#include "kernels/cpu/rounding-inl.h"
+#include "kernels/cpu/vector-inl.h"
 #include "kernels/ops.h"
 
 #ifndef TERCIO_KERNELS_CPU_GEMM_ONCE
@@ -71,38 +75,124 @@ struct Block {
   int64_t depth;
   const float* packed_b;  // panels of the columns of the block
   Store store;
-  bool last;  // add the bias
+  bool last;  // of the pieces: what follows the sum is done
 };
 
-void ComputeBlock(const GemmArgs& args, const MatrixView& a, const Block& block, float* a_scratch) {
-  const int64_t width = PanelColumns();
-  // Strip i of the block starts at strips + i * strip_stride.
-  const float* strips = a_scratch;
-  int64_t strip_stride = block.depth;
-  int64_t row_stride = 1;
-  int64_t column_stride = kTileRows;
-  if (a.row_stride == 1) {
-    PackTransposedA(a, block.rows, block.depth, a_scratch);
-  } else if (block.columns > kPackedColumns) {
-    PackA(a, block.rows, block.depth, a_scratch);
-  } else {
-    strips = a.data;
-    strip_stride = row_stride = a.row_stride;
-    column_stride = a.column_stride;
+// A block of A in strips of kTileRows rows; strip i starts at data + i * stride.
+struct Strips {
+  const float* data;
+  int64_t stride;
+  int64_t row_stride, column_stride;  // of the elements of a strip
+};
+
+// What is packed are the values: a step is one k.
+struct FloatOperands {
+  static int64_t Steps(int64_t depth) { return depth; }
+  static HWY_INLINE void PackPanels(const MatrixView& b, int64_t depth, int64_t columns,
+                                    float* out) {
+    PackB(b, depth, columns, out);
   }
-  for (int64_t j = 0; j < block.columns; j += width) {
-    const float* panel = block.packed_b + j * block.depth;
-    for (int64_t i = 0; i < block.rows; i += kTileRows) {
-      float* c = args.c + (block.row + i) * args.n + block.column + j;
-      TileOfRows<kTileRows>(std::min<int64_t>(kTileRows, block.rows - i), strips + i * strip_stride,
-                            row_stride, column_stride, panel, block.depth, c, args.n,
-                            std::min(width, block.columns - j), block.store);
+  static HWY_INLINE Strips PackStrips(const MatrixView& a, const Block& block, float* scratch) {
+    if (a.row_stride == 1) {
+      PackTransposedA(a, block.rows, block.depth, scratch);
+    } else if (block.columns > kPackedColumns) {
+      PackA(a, block.rows, block.depth, scratch);
+    } else {
+      return {a.data, a.row_stride, a.row_stride, a.column_stride};
     }
+    return {scratch, block.depth, 1, kTileRows};
   }
-  if (!block.last || args.bias == nullptr) return;
-  for (int64_t i = 0; i < block.rows; ++i) {
-    float* c = args.c + (block.row + i) * args.n + block.column;
-    for (int64_t j = 0; j < block.columns; ++j) c[j] += args.bias[block.column + j];
+  static HWY_INLINE void Multiply(int64_t rows, const Strips& strips, int64_t row,
+                                  const float* panel, int64_t steps, float* c, int64_t c_stride,
+                                  int64_t columns, Store store) {
+    TileOfRows<kTileRows>(rows, strips.data + row * strips.stride, strips.row_stride,
+                          strips.column_stride, panel, steps, c, c_stride, columns, store);
+  }
+};
+
+#if HWY_TARGET <= HWY_AVX2
+// What is packed are words of two values: a step is two k. Words and floats are of one size, so
+// panels and strips lie where those of floats would, in half the place.
+template <typename Dot>
+struct PairOperands {
+  static int64_t Steps(int64_t depth) { return PairSteps(depth); }
+  static HWY_INLINE void PackPanels(const MatrixView& b, int64_t depth, int64_t columns,
+                                    float* out) {
+    PackPairsOfB(b, depth, columns, reinterpret_cast<uint32_t*>(out));
+  }
+  static HWY_INLINE Strips PackStrips(const MatrixView& a, const Block& block, float* scratch) {
+    PackPairsOfA(a, block.rows, block.depth, reinterpret_cast<uint32_t*>(scratch));
+    return {scratch, PairSteps(block.depth), 1, kTileRows};
+  }
+  static HWY_INLINE void Multiply(int64_t rows, const Strips& strips, int64_t row,
+                                  const float* panel, int64_t steps, float* c, int64_t c_stride,
+                                  int64_t columns, Store store) {
+    PairTileOfRows<Dot, kTileRows>(
+        rows, reinterpret_cast<const uint32_t*>(strips.data + row * strips.stride),
+        reinterpret_cast<const uint32_t*>(panel), steps, c, c_stride, columns, store);
+  }
+};
+
+#endif
+
+// Bias and rounding of complete sums, the rows of a tile or long ones.
+template <Format kResult>
+HWY_INLINE void FinishRows(float* c, int64_t c_stride, int64_t rows, int64_t columns,
+                           const float* bias) {
+  const Tag d;
+  const int64_t lanes = Lanes();
+  if (columns == 2 * lanes) {
+    const Vector bias0 = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias);
+    const Vector bias1 = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias + lanes);
+    for (int64_t i = 0; i < rows; ++i, c += c_stride) {
+      Vector sum0 = hn::LoadU(d, c);
+      Vector sum1 = hn::LoadU(d, c + lanes);
+      if (bias != nullptr) {  // lest -0 become +0
+        sum0 = hn::Add(sum0, bias0);
+        sum1 = hn::Add(sum1, bias1);
+      }
+      hn::StoreU(RoundTo<kResult>(sum0), d, c);
+      hn::StoreU(RoundTo<kResult>(sum1), d, c + lanes);
+    }
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i, c += c_stride) {
+    ForVectors(columns, [&](auto load, auto store) HWY_ATTR {
+      const Vector sum = load(c);
+      store(RoundTo<kResult>(bias == nullptr ? sum : hn::Add(sum, load(bias))), c);
+    });
+  }
+}
+
+HWY_NOINLINE void Finish(Format result, float* c, int64_t c_stride, int64_t rows, int64_t columns,
+                         const float* bias) {
+  switch (result) {
+    case Format::kFloat32:
+      return FinishRows<Format::kFloat32>(c, c_stride, rows, columns, bias);
+    case Format::kBfloat16:
+      return FinishRows<Format::kBfloat16>(c, c_stride, rows, columns, bias);
+    case Format::kFloat16:
+      return FinishRows<Format::kFloat16>(c, c_stride, rows, columns, bias);
+  }
+}
+
+template <typename Operands>
+HWY_NOINLINE void ComputeBlock(const GemmArgs& args, const MatrixView& a, const Block& block,
+                               float* a_scratch) {
+  const int64_t width = PanelColumns();
+  const int64_t steps = Operands::Steps(block.depth);
+  const Strips strips = Operands::PackStrips(a, block, a_scratch);
+  const bool finish = block.last && (args.bias != nullptr || args.result != Format::kFloat32);
+  for (int64_t j = 0; j < block.columns; j += width) {
+    const float* panel = block.packed_b + j * steps;
+    const int64_t columns = std::min(width, block.columns - j);
+    const float* bias = args.bias == nullptr ? nullptr : args.bias + block.column + j;
+    for (int64_t i = 0; i < block.rows; i += kTileRows) {
+      const int64_t rows = std::min<int64_t>(kTileRows, block.rows - i);
+      float* c = args.c + (block.row + i) * args.n + block.column + j;
+      Operands::Multiply(rows, strips, i, panel, steps, c, args.n, columns, block.store);
+      if (finish) Finish(args.result, c, args.n, rows, columns, bias);
+    }
   }
 }
 
@@ -138,6 +228,7 @@ Group GroupAt(const GemmArgs& args, int64_t k) {
 }
 
 // Columns [column, column + columns) of C.
+template <typename Operands>
 void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPool& pool,
                  float* packed_b, float* a_scratch) {
   const int64_t width = PanelColumns();
@@ -149,7 +240,7 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
   for (int64_t k = 0; k < args.k;) {
     const Group group = GroupAt(args, k);
     const auto packed = [&](int piece) {
-      return packed_b + (group.begin[piece] - k) * panels * width;
+      return packed_b + (group.begin[piece] - k) * panels * width;  // as if steps were k
     };
     pool.ParallelFor((panels + panels_per_item - 1) / panels_per_item, [&](int64_t item, int) {
       const int64_t begin = item * panels_per_item * width;
@@ -159,10 +250,11 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
         const MatrixView part{
             args.b + group.begin[i] * args.b_row_stride + (column + begin) * args.b_column_stride,
             args.b_row_stride, args.b_column_stride};
-        PackB(part, depth, end - begin, packed(i) + begin * depth);
+        Operands::PackPanels(part, depth, end - begin, packed(i) + begin * Operands::Steps(depth));
       }
     });
     pool.ParallelFor(row_items * column_items, [&](int64_t item, int thread) {
+      const FlushDenormals flush(args.operands == Format::kBfloat16);
       const int64_t row = item / column_items * kRowBlock;
       const int64_t item_column = item % column_items * item_columns;
       Block block;
@@ -172,12 +264,12 @@ void GemmColumns(const GemmArgs& args, int64_t column, int64_t columns, ThreadPo
       block.columns = std::min(item_columns, columns - item_column);
       for (int i = 0; i < group.count; ++i) {
         block.depth = group.begin[i + 1] - group.begin[i];
-        block.packed_b = packed(i) + item_column * block.depth;
+        block.packed_b = packed(i) + item_column * Operands::Steps(block.depth);
         block.store = group.begin[i] == 0 && !args.accumulate ? Store::kAssign : Store::kAdd;
         block.last = group.begin[i + 1] == args.k;
         const MatrixView a{args.a + row * args.a_row_stride + group.begin[i] * args.a_column_stride,
                            args.a_row_stride, args.a_column_stride};
-        ComputeBlock(args, a, block, a_scratch + thread * kRowBlock * kPieceRows);
+        ComputeBlock<Operands>(args, a, block, a_scratch + thread * kRowBlock * kPieceRows);
       }
     });
     k = group.begin[group.count];
@@ -201,7 +293,7 @@ void RowChains(const GemmArgs& args, const float* a, const float* b, float* c) {
 }
 
 // Columns [begin, end) of a product with few rows.
-void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t end) {
+HWY_NOINLINE void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t end) {
   for (int64_t column = begin; column < end; column += kChains) {
     // At the end some columns are computed again, and left alone, rather than by code of their own.
     const int64_t first = std::min(column, args.n - kChains);
@@ -212,10 +304,13 @@ void FewRowsColumns(const GemmArgs& args, int64_t begin, int64_t end) {
       if (args.accumulate) std::copy(c + column, c + first + kChains, sums + (column - first));
       RowChains(args, a, args.b + first * args.b_column_stride, sums);
       for (int64_t j = column; j < std::min(end, column + kChains); ++j) {
-        c[j] = sums[j - first] + (args.bias == nullptr ? 0.0f : args.bias[j]);
+        const float sum = sums[j - first];
+        c[j] = args.bias == nullptr ? sum : sum + args.bias[j];  // -0 stays
       }
     }
   }
+  if (args.result == Format::kFloat32) return;
+  Finish(args.result, args.c + begin, args.n, args.m, end - begin, nullptr);
 }
 
 bool HasFewRows(const GemmArgs& args) {
@@ -223,18 +318,58 @@ bool HasFewRows(const GemmArgs& args) {
          args.a_column_stride == 1 && args.leaf >= args.k;
 }
 
+template <typename Operands>
+void GemmWith(const GemmArgs& args, ThreadPool& pool, float* scratch) {
+  float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
+  for (int64_t column = 0; column < args.n; column += kColumnBlock) {
+    GemmColumns<Operands>(args, column, std::min(kColumnBlock, args.n - column), pool, scratch,
+                          a_scratch);
+  }
+}
+
 void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
   if (HasFewRows(args)) {
     const int64_t wanted = (args.n + 4 * pool.threads() - 1) / (4 * pool.threads());
     const int64_t columns = (wanted + kChains - 1) / kChains * kChains;
     return pool.ParallelFor((args.n + columns - 1) / columns, [&](int64_t item, int) {
+      const FlushDenormals flush(args.operands == Format::kBfloat16);
       FewRowsColumns(args, item * columns, std::min(args.n, (item + 1) * columns));
     });
   }
-  float* a_scratch = scratch + kPieceRows * (kColumnBlock + kMaxPanel);
-  for (int64_t column = 0; column < args.n; column += kColumnBlock) {
-    GemmColumns(args, column, std::min(kColumnBlock, args.n - column), pool, scratch, a_scratch);
+#if HWY_TARGET <= HWY_AVX2  // older ones, with which Tercio does not run, are spared the code
+  if (args.operands == Format::kBfloat16 && args.method == Bf16Method::kInstruction) {
+    return GemmWith<PairOperands<InstructionDot>>(args, pool, scratch);
   }
+  if (args.operands == Format::kBfloat16 && args.method == Bf16Method::kPairs) {
+    return GemmWith<PairOperands<SoftwareDot>>(args, pool, scratch);
+  }
+#endif
+  GemmWith<FloatOperands>(args, pool, scratch);
+}
+
+bool HasInstruction() { return HasDotInstruction(); }
+
+template <typename Dot>
+HWY_NOINLINE void DotLanes(const uint32_t* a, const uint32_t* b, const float* start, int64_t steps,
+                           float* out) {
+  const GemmTag d;
+  const PairTag words;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  for (int64_t lane = 0; lane < kDotLanes; lane += lanes) {
+    GemmVector acc = hn::LoadU(d, start + lane);
+    for (int64_t step = 0; step < steps; ++step) {
+      const int64_t at = step * kDotLanes + lane;
+      acc = Dot::Apply(hn::LoadU(words, a + at), hn::LoadU(words, b + at), acc);
+    }
+    hn::StoreU(acc, d, out + lane);
+  }
+}
+
+void DotsTarget(Bf16Method method, const uint32_t* a, const uint32_t* b, const float* start,
+                int64_t steps, float* out) {
+  const FlushDenormals flush(true);
+  if (method == Bf16Method::kInstruction) return DotLanes<InstructionDot>(a, b, start, steps, out);
+  DotLanes<SoftwareDot>(a, b, start, steps, out);
 }
 
 }  // namespace tercio::kernels::HWY_NAMESPACE
@@ -244,6 +379,8 @@ HWY_AFTER_NAMESPACE();
 namespace tercio::kernels {
 
 HWY_EXPORT(GemmTarget);
+HWY_EXPORT(HasInstruction);
+HWY_EXPORT(DotsTarget);
 
 int64_t GemmScratch(int threads) {
   return kPieceRows * (kColumnBlock + kMaxPanel) + threads * kRowBlock * kPieceRows;
@@ -251,6 +388,13 @@ int64_t GemmScratch(int threads) {
 
 void Gemm(const GemmArgs& args, ThreadPool& pool, float* scratch) {
   HWY_DYNAMIC_DISPATCH(GemmTarget)(args, pool, scratch);
+}
+
+bool HasBf16Instruction() { return HWY_DYNAMIC_DISPATCH(HasInstruction)(); }
+
+void Bf16Dots(Bf16Method method, const uint32_t* a, const uint32_t* b, const float* start,
+              int64_t steps, float* out) {
+  HWY_DYNAMIC_DISPATCH(DotsTarget)(method, a, b, start, steps, out);
 }
 
 }  // namespace tercio::kernels

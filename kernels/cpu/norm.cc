@@ -9,6 +9,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/norm.cc"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 #include "hwy/highway.h"
+#include "kernels/cpu/rounding-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 #ifndef TERCIO_KERNELS_CPU_NORM_ONCE
@@ -45,6 +46,7 @@ void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, 
     const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), load(a.weight));
     store(a.bias == nullptr ? n : hn::Add(n, load(a.bias)), y);
   });
+  RoundRow(y, a.columns, a.result);
 }
 
 void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
@@ -150,6 +152,7 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
         store(hn::Add(load(residual), b), out);
       });
     }
+    RoundRow(a.out + row, a.columns, a.result);
     if (norm != nullptr) {
       NormRow(*norm, a.out + row, norm->y + row, norm->mean + i, norm->rstd + i);
     }

@@ -169,6 +169,66 @@ TEST(Rounding, RandomPatternsInEveryTargetAndAnyLength) {
   }
 }
 
+// What operations round themselves has the bits of Round after them; products: bf16_products_test.
+TEST(Rounding, ResultsOfOperations) {
+  RecordProperty("seed", std::to_string(kSeed));
+  std::mt19937_64 random(kSeed);
+  std::normal_distribution<float> normal;
+  constexpr int64_t kRows = 5;
+  constexpr int64_t kColumns = 37;
+  constexpr int64_t kCount = kRows * kColumns;
+  const auto values = [&](int64_t count) {
+    std::vector<float> made(static_cast<size_t>(count));
+    for (float& value : made) value = normal(random);
+    return made;
+  };
+  const std::vector<float> x = values(2 * kCount);
+  const std::vector<float> weight = values(kColumns);
+  const std::vector<float> bias = values(kColumns);
+  const auto ops = CreateCpuOps(2);
+  for (const Case& c : kCases) {
+    // run(format, out) writes kCount values.
+    const auto expect = [&](const char* what, const auto& run) {
+      std::vector<float> expected(kCount);
+      run(Format::kFloat32, expected.data());
+      std::vector<float> actual(kCount);
+      run(c.format, actual.data());
+      EXPECT_NE(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0) << what;
+      ops->Round(expected.data(), kCount, c.format);
+      EXPECT_EQ(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0) << what;
+    };
+    float mean[kRows];
+    float rstd[kRows];
+    expect("norm", [&](Format format, float* out) {
+      ops->LayerNorm({x.data(), weight.data(), bias.data(), out, mean, rstd, kRows, kColumns, 1e-5f,
+                      false, format});
+    });
+    expect("residual", [&](Format format, float* out) {
+      ops->Residual(
+          {x.data(), x.data() + kCount, bias.data(), out, kRows, kColumns, Dropout(), format});
+    });
+    expect("gelu", [&](Format format, float* out) {
+      std::vector<float> h = x;
+      ops->BiasGelu({h.data(), bias.data(), out, kRows, kColumns, false, format});
+    });
+    expect("swiglu", [&](Format format, float* out) {
+      ops->Swiglu({x.data(), out, kRows, kColumns, format});
+    });
+    // The norm is that of the rounded sum.
+    std::vector<float> sum(kCount);
+    std::vector<float> expected(kCount);
+    const ResidualArgs add{x.data(), x.data() + kCount, nullptr,   sum.data(),
+                           kRows,    kColumns,          Dropout(), c.format};
+    ops->Residual(add);
+    ops->LayerNorm({sum.data(), weight.data(), bias.data(), expected.data(), mean, rstd, kRows,
+                    kColumns, 1e-5f, false, c.format});
+    std::vector<float> actual(kCount);
+    ops->ResidualLayerNorm(add, {nullptr, weight.data(), bias.data(), actual.data(), mean, rstd,
+                                 kRows, kColumns, 1e-5f, false, c.format});
+    EXPECT_EQ(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0);
+  }
+}
+
 // A step whose numbers have gone bad is noticed by its loss or gradients: so no operation may make
 // a number of what is none.
 TEST(NotANumber, RunsThroughAttentionAndLoss) {

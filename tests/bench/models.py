@@ -3,13 +3,14 @@ people use for the same, alternating, on the machine it runs on:
 
     PYTHON_WITH_TORCH_TRANSFORMERS tests/bench/models.py --text TEXT [--rounds N] [--only PART,...]
 
-Parts: tokenize, checkpoint, generate, bubble, exact. ./deploy/build.sh and `bazel build //tests/bench/...` come first. TEXT is any
+Parts: tokenize, checkpoint, generate, bubble, exact, precision. ./deploy/build.sh and `bazel build //tests/bench/...` come first. TEXT is any
 large text (some 5 MB): the GPT-2 tokenizer of tests/tokenizer/fixtures and one trained on TEXT cut it.
 """
 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def alternate(rounds, actions):
 
 
 def tokenize(options, folder):
+    if not options.text:
+        sys.exit("error: tokenize needs --text")
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     with open(options.text, encoding="utf-8") as file:
         text = file.read()
@@ -175,13 +178,35 @@ def exact(options, folder):
               f"{seconds['eight'] / seconds['one']:.3f} |")
 
 
+def precision(options, folder):
+    engine = os.path.join(BENCH, "engine_bench")
+
+    def processor_seconds(model, steps, name):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+        run(engine, model, str(steps), "1", "1", "1", "1", name)
+        return resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+
+    # Two lengths, so that the start counts in neither; processor time moves less than that of the clock.
+    def step(model, steps, name):
+        return (processor_seconds(model, 4 + steps, name) - processor_seconds(model, 4, name)) / steps
+
+    products = json.loads(run(engine, "gemm", "1"))["bf16_products"]
+    print(f"\n### Precisions: processor time of a step, one thread (bf16 products: {products})\n\n"
+          "| model | fp32, ms | bf16 / fp32 | fp16 / fp32 |\n|---|---|---|---|")
+    for model, steps in (("nanogpt", 100), ("gpt2-124m", 2)):
+        rounds = [{name: step(model, steps, name) for name in ("fp32", "bf16", "fp16")} for _ in range(options.rounds)]
+        ratio = {name: statistics.median(r[name] / r["fp32"] for r in rounds) for name in ("bf16", "fp16")}
+        print(f"| {model} | {statistics.median(r['fp32'] for r in rounds) * 1e3:.1f} | {ratio['bf16']:.3f} | "
+              f"{ratio['fp16']:.3f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--text", required=True)
+    parser.add_argument("--text", help="for the part tokenize")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="tokenize,checkpoint,generate,bubble,exact")
+    parser.add_argument("--only", default="tokenize,checkpoint,generate,bubble,exact,precision")
     options = parser.parse_args()
-    parts = {f.__name__: f for f in (tokenize, checkpoint, generate, bubble, exact)}
+    parts = {f.__name__: f for f in (tokenize, checkpoint, generate, bubble, exact, precision)}
     print(f"{time.strftime('%Y-%m-%d')}, {CORES} cores, load before the run {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory(prefix="tercio-bench-") as folder:
         for name in options.only.split(","):

@@ -124,6 +124,7 @@ class OnNan(TercioTest):
         self.assertIsNone(skipped[0]["grad_norm"])
         out, _ = self.tercio("logs", job["id"], "--state-dir", self.state)
         self.assertRegex(out, r"skipped step [1-6]: the loss of sequence [0-7] is nan \(rank 1\)")
+        self.assertRegex(out, r"bf16 products: (AVX512_BF16, |fp32 arithmetic: )")
 
 
 if __name__ == "__main__":

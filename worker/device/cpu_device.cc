@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "kernels/cpu/bf16_products.h"
 #include "kernels/cpu/cpu_ops.h"
 
 namespace tercio {
@@ -176,6 +177,11 @@ class CpuDevice : public Device {
   explicit CpuDevice(int threads) : threads_(threads) {}
 
   std::string name() const override { return "cpu"; }
+
+  std::string DescribeProducts(kernels::Format format) override {
+    if (format != kernels::Format::kBfloat16) return "";
+    return kernels::DescribeBf16Products(kernels::Bf16FactsOfProcess());
+  }
 
   absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) override {
     if (bytes == 0) return std::unique_ptr<DeviceMemory>(new CpuMemory(nullptr, 0));

@@ -61,6 +61,10 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;
 
+  // How products of factors of `format` are computed and why, for logs; empty: there is but one
+  // way.
+  virtual std::string DescribeProducts(kernels::Format format) = 0;
+
   // Zero-filled. RESOURCE_EXHAUSTED names the bytes asked for.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) = 0;
 

@@ -76,16 +76,13 @@ void EncoderHead::LogitsOfChunk(const MicroBatch& batch, const float* hidden, co
   // The activation is that of the rounded sum, which is kept: so the bias comes before.
   const float* bias = weights_.transform_bias.In(parameters_);
   ops_.Matmul({at_.rows, weights_.transform.In(parameters_), reduced() ? bias : nullptr,
-               at_.transform, rows, c, c, false});
-  Store(at_.transform, rows * c);
-  ops_.BiasGelu(
-      {at_.transform, reduced() ? nullptr : bias, at_.activation, rows, c, traits_.exact_gelu});
-  Store(at_.activation, rows * c);
+               at_.transform, rows, c, c, false, format_, format_});
+  ops_.BiasGelu({at_.transform, reduced() ? nullptr : bias, at_.activation, rows, c,
+                 traits_.exact_gelu, format_});
   ops_.LayerNorm({at_.activation, weights_.norm.In(parameters_), weights_.norm_bias.In(parameters_),
-                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false});
-  Store(at_.norm, rows * c);
+                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false, format_});
   ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
-               at_.logits, rows, shape_.vocabulary, c, false});
+               at_.logits, rows, shape_.vocabulary, c, false, format_});
 }
 
 // Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
@@ -118,10 +115,9 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, flo
   Store(at_.logits, rows * shape_.vocabulary);
   ops_.MatmulBackwardWeight({at_.logits, at_.norm, weights_.head.GradientIn(gradients),
                              weights_.head_bias.GradientIn(gradients), rows, shape_.vocabulary, c,
-                             shape_.tokens, accumulate});
-  ops_.MatmulBackwardInput(
-      {at_.logits, weights_.head.In(parameters_), at_.gradient, rows, shape_.vocabulary, c, false});
-  Store(at_.gradient, rows * c);
+                             shape_.tokens, accumulate, format_});
+  ops_.MatmulBackwardInput({at_.logits, weights_.head.In(parameters_), at_.gradient, rows,
+                            shape_.vocabulary, c, false, format_, format_});
   tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, SumOrder::kRanks, tensor_scratch_);
   if (tensor_group_.size() > 1) Store(at_.gradient, rows * c);
   kernels::LayerNormBackwardArgs norm{};
@@ -144,10 +140,9 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, flo
   Store(at_.transform_gradient, rows * c);
   ops_.MatmulBackwardWeight({at_.transform_gradient, at_.rows,
                              weights_.transform.GradientIn(gradients), nullptr, rows, c, c,
-                             shape_.tokens, true});
+                             shape_.tokens, true, format_});
   ops_.MatmulBackwardInput({at_.transform_gradient, weights_.transform.In(parameters_),
-                            at_.gradient, rows, c, c, false});
-  Store(at_.gradient, rows * c);
+                            at_.gradient, rows, c, c, false, format_, format_});
   ops_.ScatterAdd({at_.gradient, batch.predicted + chunk.at, gradient, rows, c});
 }
 
@@ -200,15 +195,14 @@ void EncoderHead::ForwardClasses(const MicroBatch& batch, const float* hidden, i
   float* dropped = classes_.dropped + first * c;
   ops_.Gather({hidden, classes_.first_rows + first, classes_.first + first * c, count, c});
   ops_.Matmul({classes_.first + first * c, weights_.pooler.In(parameters_), nullptr, pooled, count,
-               c, c, false});
-  Store(pooled, count * c);
+               c, c, false, format_, format_});
   ops_.BiasTanh({pooled, weights_.pooler_bias.In(parameters_), count, c});
   Store(pooled, count * c);
   ops_.Copy(dropped, pooled, count * c);
   ops_.PositionEmbedding({dropped, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
   Store(dropped, count * c);
   ops_.Matmul({dropped, weights_.classes.In(parameters_), weights_.classes_bias.In(parameters_),
-               classes_.logits + first * shape_.classes, count, shape_.classes, c, false});
+               classes_.logits + first * shape_.classes, count, shape_.classes, c, false, format_});
 }
 
 void EncoderHead::ClassLosses(const MicroBatch& batch, int64_t first, int64_t count,
@@ -242,8 +236,8 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, const float* hidden, 
                                    0, static_cast<float>(sequence_scale_ * gradient_scale_),
                                    Smoothing(batch, k)});
         Store(logits, count * k);
-        ops_.MatmulBackwardInput({logits, weights_.classes.In(parameters_), d, count, k, c, false});
-        Store(d, count * c);
+        ops_.MatmulBackwardInput(
+            {logits, weights_.classes.In(parameters_), d, count, k, c, false, format_, format_});
         ops_.PositionEmbeddingBackward({d, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
         Store(d, count * c);
         ops_.TanhBackward({d, classes_.pooled + first * c, d, count * c});
@@ -251,14 +245,14 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, const float* hidden, 
         if (gives_whole_tensors_) {
           ops_.MatmulBackwardWeight(
               {logits, classes_.dropped + first * c, weights_.classes.GradientIn(gradients),
-               weights_.classes_bias.GradientIn(gradients), count, k, c, 1, true});
+               weights_.classes_bias.GradientIn(gradients), count, k, c, 1, true, format_});
           ops_.MatmulBackwardWeight(
               {d, classes_.first + first * c, weights_.pooler.GradientIn(gradients),
-               weights_.pooler_bias.GradientIn(gradients), count, c, c, 1, true});
+               weights_.pooler_bias.GradientIn(gradients), count, c, c, 1, true, format_});
         }
         float* input = classes_.pooled_gradient + first * c;
-        ops_.MatmulBackwardInput({d, weights_.pooler.In(parameters_), input, count, c, c, false});
-        Store(input, count * c);
+        ops_.MatmulBackwardInput(
+            {d, weights_.pooler.In(parameters_), input, count, c, c, false, format_, format_});
         ops_.ScatterAdd({input, classes_.first_rows + first, gradient, count, c});
       });
 }

@@ -118,6 +118,7 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
   args.columns = shape_.hidden;
   args.eps = traits_.norm_eps;
   args.rms = traits_.rms_norm;
+  args.result = format_;
   return args;
 }
 
@@ -137,7 +138,6 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
 }
 
 float* StageModel::SumRows(float* partial, int64_t rows) {
-  Store(partial, rows * shape_.hidden);
   if (!shape_.sequence_parallel) {
     tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, SumOrder::kRanks,
                                tensor_scratch_);
@@ -175,7 +175,6 @@ void StageModel::NormInput(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   ops_.LayerNorm(
       Norm(at.input, w.norm1, w.norm1_bias, at.norm1, at.mean1, at.rstd1, LocalRowsOf(batch)));
-  Store(at.norm1, LocalRowsOf(batch) * shape_.hidden);
 }
 
 void StageModel::Embed(const MicroBatch& batch) {
@@ -213,14 +212,6 @@ void StageModel::Embed(const MicroBatch& batch) {
   Store(sum, position.rows * shape_.hidden);
 }
 
-void StageModel::AddAndNorm(const kernels::ResidualArgs& add, const kernels::LayerNormArgs& norm) {
-  if (format_ == kernels::Format::kFloat32) return ops_.ResidualLayerNorm(add, norm);
-  ops_.Residual(add);
-  Store(add.out, add.rows * add.columns);
-  ops_.LayerNorm(norm);
-  Store(norm.y, norm.rows * norm.columns);
-}
-
 // The norm, then dropout.
 void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
   float* slot = slots_[static_cast<size_t>(batch.slot)];
@@ -228,7 +219,6 @@ void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
                       slot + slot_layout_.embedding_mean, slot + slot_layout_.embedding_rstd,
                       shape_.local_rows));
-  Store(input, shape_.local_rows * shape_.hidden);
   ops_.PositionEmbedding({input, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
                           first_local_row_,
                           DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
@@ -245,11 +235,10 @@ void StageModel::Rotate(float* qkv, int64_t first_row, int64_t rows, bool invers
 
 void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
   if (traits_.gated_mlp) {
-    ops_.Swiglu({up, out, rows, shape_.ffn});
+    ops_.Swiglu({up, out, rows, shape_.ffn, format_});
   } else {
-    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu});
+    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu, format_});
   }
-  Store(out, rows * shape_.ffn);
 }
 
 void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
@@ -257,8 +246,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
   ops_.Matmul({GatherRows(AttentionInput(at)), w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
-               at.qkv, rows, shape_.qkv, shape_.hidden, false});
-  Store(at.qkv, rows * shape_.qkv);
+               at.qkv, rows, shape_.qkv, shape_.hidden, false, format_, format_});
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -282,7 +270,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   ops_.Attention(attention);
   Store(at.attention, rows * shape_.attention);
   ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
-               shape_.attention, false});
+               shape_.attention, false, format_, format_});
 }
 
 kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer) const {
@@ -307,13 +295,13 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
-  AddAndNorm(add, MiddleNorm(batch, layer));
+  add.result = format_;
+  ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
   // The activation is that of the rounded sum, which is kept: so the bias comes before.
   const bool fused = format_ == kernels::Format::kFloat32;
   ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_),
                fused ? nullptr : w.up_bias.In(parameters_), at.up, rows, shape_.up, shape_.hidden,
-               false});
-  Store(at.up, rows * shape_.up);
+               false, format_, format_});
   Activate(at.up, fused ? w.up_bias : WeightRef(), at.gelu, rows);
 }
 
@@ -323,8 +311,8 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
-  ops_.Matmul(
-      {at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn, false});
+  ops_.Matmul({at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn,
+               false, format_, format_});
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
@@ -335,16 +323,17 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, first_local_row_);
+  add.result = format_;
   if (shape_.post_norm) {
     float* next = add.out;
     add.residual = at.norm2;
     add.out = at.norm1;
-    AddAndNorm(add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
+    ops_.ResidualLayerNorm(
+        add, Norm(at.norm1, w.norm2, w.norm2_bias, next, at.mean1, at.rstd1, add.rows));
   } else if (inner || IsLast(batch)) {
-    AddAndNorm(add, NormAfter(batch, layer));
+    ops_.ResidualLayerNorm(add, NormAfter(batch, layer));
   } else {
     ops_.Residual(add);
-    Store(add.out, add.rows * shape_.hidden);
   }
 }
 
@@ -358,7 +347,6 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
   }
   const LayerView at = ViewOf(batch, layer);
   ops_.LayerNorm(MiddleNorm(batch, layer));
-  Store(at.norm2, LocalRowsOf(batch) * shape_.hidden);
   Activate(at.up, {}, at.gelu, RowsOf(batch));  // the bias was added in place
 }
 
@@ -382,7 +370,7 @@ std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
 const float* StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
   TERCIO_CHECK_LE(rows, shape_.chunk_rows);
   ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.output.head.In(parameters_),
-               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden, false});
+               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden, false, format_});
   return logits_;
 }
 
@@ -432,24 +420,25 @@ void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* loss
                               GradientLanes& lanes) {
   const float* normed = GatherRows(FinalNorm(batch.slot));
   const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
-  lanes.Assign(batch.index, {weights_.output.head}, ops_,
-               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-                 for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
-                   ForwardChunk(batch, chunk, losses);
-                   ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
-                                              vocabulary_valid_, shape_.vocabulary,
-                                              vocabulary_begin_, scale, SmoothingOf(batch)});
-                   Store(logits_, chunk.rows * shape_.vocabulary);
-                   ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
-                                              weights_.output.head.GradientIn(gradients), nullptr,
-                                              chunk.rows, shape_.vocabulary, shape_.hidden,
-                                              chunk.rows_per_leaf, accumulate});
-                   accumulate = true;
-                   ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
-                                             norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
-                                             shape_.vocabulary, shape_.hidden, false});
-                 }
-               });
+  lanes.Assign(
+      batch.index, {weights_.output.head}, ops_,
+      [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+        for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
+          ForwardChunk(batch, chunk, losses);
+          ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
+                                     vocabulary_valid_, shape_.vocabulary, vocabulary_begin_, scale,
+                                     SmoothingOf(batch)});
+          Store(logits_, chunk.rows * shape_.vocabulary);
+          ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
+                                     weights_.output.head.GradientIn(gradients), nullptr,
+                                     chunk.rows, shape_.vocabulary, shape_.hidden,
+                                     chunk.rows_per_leaf, accumulate, format_});
+          accumulate = true;
+          ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
+                                    norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
+                                    shape_.vocabulary, shape_.hidden, false, format_, format_});
+        }
+      });
   const float* slot = slots_[static_cast<size_t>(batch.slot)];
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
                SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
@@ -514,7 +503,7 @@ void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, Weigh
         const int64_t row = segment.first_sequence * shape_.tokens;
         ops_.MatmulBackwardWeight({dy + row * n, x + row * k, weight.GradientIn(gradients),
                                    bias.GradientIn(gradients), segment.sequences * shape_.tokens, n,
-                                   k, shape_.tokens, accumulate});
+                                   k, shape_.tokens, accumulate, format_});
       });
 }
 
@@ -560,15 +549,14 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
                                          w.down_bias, flow, lanes);
   BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
   float* gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
-  ops_.MatmulBackwardInput(
-      {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn, false});
-  Store(gradient, shape_.rows * shape_.ffn);
+  ops_.MatmulBackwardInput({branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden,
+                            shape_.ffn, false, format_, format_});
   BackwardActivation(batch, at.up, w.up_bias, lanes);
   Store(wide_gradient_, shape_.rows * shape_.up);
   BackwardWeight(batch, w.up, {}, wide_gradient_, GatherRows(at.norm2), shape_.up, shape_.hidden,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.up, shape_.hidden, false});
+                            shape_.up, shape_.hidden, false, format_, format_});
   BackwardInput(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
 }
 
@@ -581,8 +569,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
                                          kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
   BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
   ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
-                            shape_.hidden, shape_.attention, false});
-  Store(attention_gradient_, shape_.rows * shape_.attention);
+                            shape_.hidden, shape_.attention, false, format_, format_});
   kernels::AttentionBackwardArgs args{};
   args.dout = attention_gradient_;
   args.out = at.attention;
@@ -610,7 +597,7 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.qkv, shape_.hidden, false});
+                            shape_.qkv, shape_.hidden, false, format_, format_});
   BackwardInput(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, lanes);
 }
 

@@ -5,7 +5,8 @@
 // Works in the buffers of the arena only; all operations go to the given stream. In bf16 and fp16
 // (plan/precision.h) it reads weights from "parameters.compute", which the caller keeps rounded,
 // and rounds every activation and every gradient of one as soon as it is written; logits, norm
-// statistics, log-sum-exps, losses and weight gradients stay fp32.
+// statistics, log-sum-exps, losses and weight gradients stay fp32. So both factors of every product
+// hold values of that format, and the products are told so.
 #pragma once
 
 #include <functional>
@@ -125,7 +126,7 @@ class StageModel {
   const float* AttentionInput(const LayerView& at) const {
     return shape_.post_norm ? at.input : at.norm1;
   }
-  // The sum over tensor ranks of all rows; what comes back is this rank's part of them.
+  // The sum over tensor ranks of all rows, which are rounded; what comes back is this rank's part.
   float* SumRows(float* partial, int64_t rows);
   // All rows, from every tensor rank's part; valid until the next call.
   const float* GatherRows(const float* local);
@@ -136,13 +137,10 @@ class StageModel {
   };
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
-  // Rounds what an operation has written to the job's precision.
+  // Rounds what operations have written that do not round their result.
   void Store(float* x, int64_t count) {
     if (format_ != kernels::Format::kFloat32) ops_.Round(x, count, format_);
   }
-  // The norm reads what `add` has left, rounded.
-  void AddAndNorm(const kernels::ResidualArgs& add, const kernels::LayerNormArgs& norm);
-
   void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;

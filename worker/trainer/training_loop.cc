@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "plan/precision.h"
 #include "worker/collective/gloo_transport.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/data/sample_sources.h"
@@ -111,6 +112,10 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);
   TERCIO_RETURN_IF_ERROR(Connect());
   device_ = CreateCpuDevice(std::max(1, assignment_.threads()));
+  const std::string& precision = assignment_.spec().training().precision();
+  const std::string products =
+      device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
+  if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   TERCIO_ASSIGN_OR_RETURN(engine_, TrainingEngine::Create(assignment_.spec(), assignment_.plan(),
                                                           *device_, communicators_, *source_));
   TERCIO_ASSIGN_OR_RETURN(const auto channel,

@@ -1,0 +1,31 @@
+// While it lives, denormal numbers count as zero in the SSE and AVX arithmetic of this thread,
+// those that are read and those that are computed. The mode before comes back with the destructor.
+//
+// Call the arithmetic through a function that is not inlined: a compiler may move what it sees over
+// the change of mode.
+#pragma once
+
+#include <immintrin.h>
+
+namespace tercio::kernels {
+
+class FlushDenormals {
+ public:
+  // on = false: does nothing.
+  explicit FlushDenormals(bool on) : on_(on), before_(on ? _mm_getcsr() : 0) {
+    constexpr unsigned kResultsToZero = 0x8000;
+    constexpr unsigned kOperandsAreZero = 0x0040;
+    if (on_) _mm_setcsr(before_ | kResultsToZero | kOperandsAreZero);
+  }
+  ~FlushDenormals() {
+    if (on_) _mm_setcsr(before_);
+  }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  const bool on_;
+  const unsigned before_;
+};
+
+}  // namespace tercio::kernels
