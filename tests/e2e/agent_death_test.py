@@ -11,7 +11,7 @@ import python_cases  # noqa: E402
 from harness import ROOT, TercioTest, layout, processes, wait_for  # noqa: E402
 
 assert ROOT
-STEPS = 1500
+STEPS = 1000
 CHANGES = ("--set", f"training.steps={STEPS}", *layout(1, 1, 2))
 
 
@@ -49,9 +49,15 @@ class AgentDeath(TercioTest):
         self.assertEqual(status["restarts"], restarts, self.tercio(*self.reach("events", job))[0])
         self.assertEqual(self.trainers(job), [])
         steps = self.json_lines(*self.reach("history", job, "-o", "jsonl"))
-        self.assertEqual([step["step"] for step in steps], list(range(1, STEPS + 1)))
         keys = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
-        self.assertEqual([tuple(step[key] for key in keys) for step in steps], self.reference())
+        curve = [tuple(step[key] for key in keys) for step in steps]
+        if restarts == 0:
+            self.assertEqual(curve, self.reference())
+        else:
+            # Records of a trainer that died without an agent died with it; nothing is told twice or
+            # otherwise.
+            self.assertEqual(curve, [each for each in self.reference() if each in set(curve)])
+            self.assertEqual(curve[-1][0], STEPS)
 
     def json_lines(self, *arguments):
         return [json.loads(line) for line in self.tercio(*arguments)[0].splitlines()]

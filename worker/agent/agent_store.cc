@@ -206,14 +206,24 @@ void AgentStore::Commit(AgentChanges changes) {
     if (!changes.empty()) unsaved_.push_back(std::move(changes));
     Save();
   }
-  if (!news) return;
+  if (news) CallListener();
+}
+
+void AgentStore::CallListener() {
   std::lock_guard<std::mutex> lock(listener_mutex_);
   if (listener_) listener_();
 }
 
 void AgentStore::Acknowledge(uint64_t sequence) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (spool_.Acknowledge(sequence)) Save();
+  uint64_t before = 0;
+  uint64_t after = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    before = spool_.next();
+    if (spool_.Acknowledge(sequence)) Save();
+    after = spool_.next();
+  }
+  if (after > before) CallListener();  // there is room to say what is missing
 }
 
 std::vector<v1::AgentMessage> AgentStore::After(uint64_t sequence, int64_t most_bytes) {

@@ -91,6 +91,7 @@ class AgentStore {
   absl::Status Load();
   absl::Status LoadRuns();
   absl::Status Run(const char* sql);
+  void CallListener();
   // Writes what `unsaved_` and the spool's delta hold; they stay when that fails.
   void Save();
   absl::Status WriteAll();

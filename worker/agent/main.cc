@@ -4,11 +4,13 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
-#include <thread>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -160,8 +162,21 @@ v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics
   return hello;
 }
 
+// When the node will have left, in seconds of the steady clock; 0 while it stays.
+using LeavingAt = std::atomic<double>;
+
+double SteadySeconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+v1::AgentMessage MakeLeaving(double at) {
+  v1::AgentMessage message;
+  message.mutable_leaving()->set_grace_seconds(std::max(0.0, at - SteadySeconds()));
+  return message;
+}
+
 void StartLink(NodeLink& link, const AgentOptions& options, const std::string& metrics_address,
-               const AgentStore& store, RunManager& runs) {
+               const AgentStore& store, RunManager& runs, const LeavingAt& leaving_at) {
   NodeLink::Callbacks callbacks;
   callbacks.hello = [&options, metrics_address, &store, &runs] {
     return MakeHello(options, metrics_address, store.spool_id(), runs);
@@ -176,6 +191,11 @@ void StartLink(NodeLink& link, const AgentOptions& options, const std::string& m
     } else {
       runs.Handle(message);
     }
+  };
+  callbacks.said_first = [&leaving_at] {
+    std::vector<v1::AgentMessage> messages;
+    if (leaving_at > 0) messages.push_back(MakeLeaving(leaving_at));
+    return messages;
   };
   link.Start(std::move(callbacks));
 }
@@ -254,10 +274,9 @@ absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory
 
 // Says that the node goes, so that its jobs save and leave, and stops what is there in the end. A
 // second signal ends the waiting.
-void StopRuns(double grace_seconds, RunManager& runs, NodeLink& link) {
-  v1::AgentMessage leaving;
-  leaving.mutable_leaving()->set_grace_seconds(grace_seconds);
-  link.Say(std::move(leaving));
+void StopRuns(double grace_seconds, RunManager& runs, NodeLink& link, LeavingAt& leaving_at) {
+  leaving_at = SteadySeconds() + grace_seconds;
+  link.Say(MakeLeaving(leaving_at));
   runs.WaitForEnds(absl::Seconds(grace_seconds - kKillSeconds), [] { return TakeSignal() != 0; });
   runs.StopAll(absl::Seconds(std::min(grace_seconds, kKillSeconds)));
   link.Drain(1);
@@ -274,6 +293,7 @@ absl::Status RunAgent(Flags flags) {
   TERCIO_ASSIGN_OR_RETURN(flags.agent.runtime_dir, OpenRuntimeDirectory(*store, RuntimeParent()));
   flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
 
+  LeavingAt leaving_at = 0;
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
   RunManager runs(flags.agent, *metrics, *store,
@@ -285,7 +305,7 @@ absl::Status RunAgent(Flags flags) {
     runs.Leave();
     return server.status();
   }
-  StartLink(link, flags.agent, metrics->address(), *store, runs);
+  StartLink(link, flags.agent, metrics->address(), *store, runs, leaving_at);
   std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
               flags.coordinator.c_str(), metrics->address().c_str());
   std::fflush(stdout);
@@ -296,7 +316,7 @@ absl::Status RunAgent(Flags flags) {
     return absl::OkStatus();
   }
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
-  StopRuns(flags.stop_grace_seconds, runs, link);
+  StopRuns(flags.stop_grace_seconds, runs, link, leaving_at);
   RemoveRuntimeDirectory(*store, flags.agent.runtime_dir);
   return absl::OkStatus();
 }

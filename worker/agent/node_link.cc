@@ -150,7 +150,10 @@ void NodeLink::Receive(const v1::CoordinatorMessage& message) {
 }
 
 void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
-  bool good = WriteNews(stream);
+  const std::vector<v1::AgentMessage> first = callbacks_.said_first();
+  bool good = std::all_of(first.begin(), first.end(),
+                          [&](const v1::AgentMessage& message) { return stream.Write(message); }) &&
+              WriteNews(stream);
   auto heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
   while (good) {
     {

@@ -29,6 +29,8 @@ class NodeLink {
     // Makes the hello of a new connection: what runs here may have changed.
     std::function<v1::AgentHello()> hello;
     std::function<v1::AgentHeartbeat()> heartbeat;
+    // True of the moment, said first on every new connection.
+    std::function<std::vector<v1::AgentMessage>()> said_first;
     std::function<void(const v1::CoordinatorMessage&)> on_message;
   };
 
