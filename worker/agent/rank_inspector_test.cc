@@ -26,6 +26,7 @@ namespace tercio {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 class RankInspectorTest : public ::testing::Test {
@@ -86,8 +87,7 @@ TEST_F(RankInspectorTest, SaysWhereARankIs) {
   EXPECT_EQ(position.waiting().count(), 4096);
   EXPECT_EQ(position.waiting().peer(), 1);
   const std::string& stack = position.stack();
-  EXPECT_THAT(stack, AllOf(HasSubstr("tercio::WaitForEverHere()"), HasSubstr("HangInStep97"),
-                           HasSubstr("thread ")));
+  EXPECT_THAT(stack, AllOf(HasSubstr("tercio::WaitForEverHere()"), HasSubstr("thread ")));
   // Of both threads.
   EXPECT_NE(stack.find("WaitForEverHere"), stack.rfind("WaitForEverHere"));
   // Asked again it says the same, once.
@@ -123,7 +123,7 @@ TEST_F(RankInspectorTest, AProcessWithoutTheHandlerIsNotSignalled) {
   const auto page = *ProgressPage::Create(page_);
   std::fclose(std::fopen((page_ + ".stacks").c_str(), "w"));
   EXPECT_EQ(Inspect().stack(), "");
-  EXPECT_EQ(ProcessState(child_), "S");
+  EXPECT_THAT(ProcessState(child_), AnyOf("S", "R"));
 }
 
 TEST(RankWatchTest, GathersStepsAndStandstill) {
