@@ -173,8 +173,8 @@ class RealCommunicator : public Communicator {
   }
   int GlobalRank(int r) const { return options_.ranks[static_cast<size_t>(r)]; }
 
-  // The identity goes both ways between rank 0 and each other rank: two ranks that differ cannot
-  // both agree with it. Nobody waits here; CheckIdentities does, once the data is on its way, too.
+  // Each rank sends its identity to rank 0, which compares: two ranks that differ cannot both agree
+  // with it. Nobody waits here; rank 0 does in CheckIdentities, once the data is on its way, too.
   void Begin(Operation operation, DataType dtype, int64_t count, int detail = 0) {
     mine_ = Identity(operation, dtype, count, detail);
     mine_.sequence = sequence_++;
@@ -183,13 +183,14 @@ class RealCommunicator : public Communicator {
     position_.dtype = NameOf(dtype);
     position_.count = count;
     unchecked_ = true;
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank() || (r != 0 && rank() != 0)) continue;
+    if (rank() != 0) {
+      sends_.push_back({0, true, transport_->Send(&mine_, sizeof(mine_), 0, kIdentityTag)});
+      return;
+    }
+    for (int r = 1; r < size(); ++r) {
       auto& theirs = theirs_[static_cast<size_t>(r)];
-      theirs = {};
       receives_.push_back(
           {r, false, transport_->Receive(&theirs, sizeof(theirs), r, kIdentityTag)});
-      sends_.push_back({r, true, transport_->Send(&mine_, sizeof(mine_), r, kIdentityTag)});
     }
   }
 
@@ -371,7 +372,7 @@ class RealCommunicator : public Communicator {
   std::unique_ptr<Transport> transport_;
   // Of the call at work.
   CallIdentity mine_;
-  std::vector<CallIdentity> theirs_;  // by rank in the group
+  std::vector<CallIdentity> theirs_;  // by rank in the group; used by rank 0
   CollectivePosition position_;
   Parts receives_;  // of identities
   Parts sends_;

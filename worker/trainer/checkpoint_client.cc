@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kChunkBytes = 1 << 20;
 constexpr std::chrono::milliseconds kRetryInterval{500};
+constexpr std::chrono::seconds kStillWaitingInterval{1};
 
 }  // namespace
 
@@ -98,6 +99,7 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.set_training_state(training_state);
   begin.set_tokenizer(tokenizer);
   stop_ = false;
+  uploading_ = true;
   uploader_ = std::thread([this, begin, values, patience, done = std::move(done)] {
     const absl::Time start = absl::Now();
     outcome_ = Upload(begin, values);
@@ -107,6 +109,9 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
     }
     done(outcome_, static_cast<int64_t>(values.size() * sizeof(float)),
          absl::ToDoubleSeconds(absl::Now() - start));
+    std::lock_guard<std::mutex> lock(mutex_);
+    uploading_ = false;
+    stopped_.notify_all();
   });
 }
 
@@ -126,7 +131,13 @@ bool CheckpointClient::StopsWithin() {
   return stopped_.wait_for(lock, kRetryInterval, [this] { return stop_; });
 }
 
-absl::Status CheckpointClient::WaitForUpload() {
+absl::Status CheckpointClient::WaitForUpload(const std::function<void()>& still_waiting) {
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stopped_.wait_for(lock, kStillWaitingInterval, [this] { return !uploading_; })) {
+      still_waiting();
+    }
+  }
   if (uploader_.joinable()) uploader_.join();
   return outcome_;
 }

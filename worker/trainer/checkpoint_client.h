@@ -48,8 +48,9 @@ class CheckpointClient {
                    const std::string& tokenizer, absl::Duration patience, Done done);
   // An upload that nobody has answered is not tried again; one under way goes on.
   void StopRetrying();
-  // How the last upload ended; OK before the first.
-  absl::Status WaitForUpload();
+  // How the last upload ended; OK before the first. `still_waiting` is called every second
+  // meanwhile: the coordinator answers when the whole checkpoint is visible, which may take long.
+  absl::Status WaitForUpload(const std::function<void()>& still_waiting = [] {});
 
  private:
   absl::Status ReadSlice(int64_t step, const v1::TensorSlice& slice, std::vector<float>* values);
@@ -65,6 +66,7 @@ class CheckpointClient {
   std::mutex mutex_;
   std::condition_variable stopped_;
   bool stop_ = false;
+  bool uploading_ = false;
 };
 
 }  // namespace tercio

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <string>
 #include <utility>
@@ -87,7 +86,6 @@ class TrainingLoop {
   const CheckpointIdentity& identity_;
   ProgressPage* const page_;  // may be null
   Whereabouts whereabouts_;
-  std::atomic<bool> waits_for_upload_{false};
   std::string tokenizer_json_;
   std::unique_ptr<SampleSource> source_;
   std::vector<std::unique_ptr<Communicator>> owned_;
@@ -122,9 +120,6 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   checkpoints_ =
       std::make_unique<CheckpointClient>(v1::CheckpointService::NewStub(channel), identity_);
-  checkpoints_->OnProgress([this] {
-    if (page_ != nullptr && waits_for_upload_) page_->Beat();
-  });
   if (assignment_.resume_step() > 0) {
     EnterPhase(v1::TRAINER_PHASE_LOADING);
     TERCIO_RETURN_IF_ERROR(checkpoints_->Load(assignment_.resume_step(), *engine_));
@@ -225,13 +220,12 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   return TrainingOutcome::kFinished;
 }
 
-// An upload beside the training is not the rank's progress; one that it waits for is.
+// Waiting for the coordinator is no hang, however long it takes to store a checkpoint.
 absl::Status TrainingLoop::WaitForUpload() {
   whereabouts_.BeginAction("checkpoint upload");
-  waits_for_upload_ = true;
-  const absl::Status status = checkpoints_->WaitForUpload();
-  waits_for_upload_ = false;
-  return status;
+  return checkpoints_->WaitForUpload([this] {
+    if (page_ != nullptr) page_->Beat();
+  });
 }
 
 // Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
