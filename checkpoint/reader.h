@@ -33,6 +33,9 @@ class Reader : public WeightSource {
   // content.
   static absl::StatusOr<std::unique_ptr<Reader>> Open(const std::string& directory, bool digests);
 
+  // Compares the content of every file, on all cores. DATA_LOSS names the first that differs.
+  absl::Status CheckDigests() const;
+
   const Manifest& manifest() const { return manifest_; }
   const v1::ModelSpec& model() const override { return model_; }
   absl::StatusOr<std::string> TokenizerJson() const override;
