@@ -137,7 +137,7 @@ absl::StatusOr<std::string> Reader::TokenizerJson() const {
   return std::string(files_.at("tokenizer.json")->content());
 }
 
-absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
+absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
   const auto found = manifest_.tensors.find(slice.tensor());
   if (found == manifest_.tensors.end()) {
     return absl::NotFoundError(absl::StrCat(directory_, " has no tensor ", slice.tensor()));
@@ -154,7 +154,12 @@ absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
       slice.column_end() > columns) {
     return absl::InvalidArgumentError(absl::StrCat("slice outside of tensor ", slice.tensor()));
   }
-  for (const Piece& piece : tensor.pieces) {
+  return absl::OkStatus();
+}
+
+absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
+  TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
+  for (const Piece& piece : manifest_.tensors.at(slice.tensor()).pieces) {
     CopyOverlap(piece, files_.at(piece.file)->content().data(), slice, out);
   }
   return absl::OkStatus();

@@ -41,8 +41,10 @@ class Reader : public WeightSource {
   absl::StatusOr<std::string> TokenizerJson() const override;
   bool Has(const std::string& tensor) const override { return manifest_.tensors.contains(tensor); }
 
-  // Writes the slice's values row-major. NOT_FOUND when the tensor is missing, INVALID_ARGUMENT
-  // when it has another shape.
+  // NOT_FOUND when the tensor is missing, INVALID_ARGUMENT when it has another shape or the slice
+  // lies outside of it.
+  absl::Status CheckSlice(const v1::TensorSlice& slice) const;
+  // Writes the slice's values row-major; the same errors.
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
  private:
