@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "plan/plan_builder.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -508,7 +509,7 @@ class Stepper {
   }
 
   bool Assign(JobState& job) {
-    const int ranks = RanksOf(job.record.spec());
+    const int ranks = plan::RanksOfJob(job.record.spec());
     std::vector<v1::RankSlot> slots;
     int total = 0;
     for (const auto& [name, node] : state_.nodes) {
@@ -643,16 +644,6 @@ Effects Step(State& state, const Event& event, const Settings& settings) {
 bool IsTerminal(v1::JobPhase phase) {
   return phase == v1::JOB_PHASE_SUCCEEDED || phase == v1::JOB_PHASE_FAILED ||
          phase == v1::JOB_PHASE_CANCELLED;
-}
-
-int RanksOf(const v1::JobSpec& spec) {
-  const v1::ParallelismSpec& wanted = spec.parallelism();
-  const int named =
-      std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline()) * std::max(1, wanted.data());
-  if (wanted.automatic() || wanted.data() == 0) {
-    return std::max(spec.resources().ranks(), wanted.automatic() ? 1 : named);
-  }
-  return named;
 }
 
 int FreeSlots(const State& state, const std::string& node) {

@@ -157,9 +157,6 @@ Effects Step(State& state, const Event& event, const Settings& settings);
 
 bool IsTerminal(v1::JobPhase phase);
 
-// Ranks a job needs.
-int RanksOf(const v1::JobSpec& spec);
-
 // Free devices of a connected node.
 int FreeSlots(const State& state, const std::string& node);
 
