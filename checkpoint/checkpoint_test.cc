@@ -102,6 +102,41 @@ TEST_F(CheckpointTest, AnyLayoutReadsWhatAnyLayoutWrote) {
   }
 }
 
+TEST_F(CheckpointTest, DividedSlicesAreTheSlice) {
+  for (const v1::TensorSlice& slice :
+       {Slice(0, 12, 0, 10), Slice(3, 11, 2, 9), Slice(4, 5, 6, 7)}) {
+    const int64_t elements =
+        (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
+    for (const int64_t most : {1, 3, 7, 10, 24, 1000}) {
+      const std::vector<v1::TensorSlice> parts = DivideSlice(slice, most);
+      std::string bytes;
+      for (const v1::TensorSlice& part : parts) {
+        const std::string more = BytesOf(part);
+        EXPECT_LE(static_cast<int64_t>(more.size()), most * 4);
+        bytes += more;
+      }
+      EXPECT_EQ(bytes, BytesOf(slice)) << "at most " << most;
+      EXPECT_TRUE(most < elements || parts.size() == 1);
+    }
+  }
+}
+
+TEST_F(CheckpointTest, SlicesOutsideOfATensorAreRefused) {
+  const auto committed = Save(1, {Slice(0, 12, 0, 10)});
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  const auto reader = Reader::Open(committed->path, true);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  EXPECT_TRUE((*reader)->CheckSlice(Slice(1, 2, 0, 10)).ok());
+  for (const v1::TensorSlice& bad :
+       {Slice(0, 13, 0, 10), Slice(0, 12, 0, int64_t{1} << 60), Slice(-1, 12, 0, 10),
+        Slice(5, 4, 0, 10), Slice(0, 12, 3, 2)}) {
+    EXPECT_EQ((*reader)->CheckSlice(bad).code(), absl::StatusCode::kInvalidArgument);
+  }
+  v1::TensorSlice missing = Slice(0, 1, 0, 1);
+  missing.set_tensor("v");
+  EXPECT_EQ((*reader)->CheckSlice(missing).code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(CheckpointTest, GapsAndOverlapsAreRefused) {
   EXPECT_THAT(std::string(Save(1, {Slice(0, 6, 0, 10)}).status().message()),
               HasSubstr("exactly once"));

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "checkpoint/huggingface_config.h"
 #include "checkpoint/huggingface_names.h"
+#include "checkpoint/transpose.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
@@ -16,7 +17,8 @@ namespace tercio::checkpoint {
 namespace {
 
 constexpr size_t kNamedFaults = 5;
-constexpr int64_t kBlock = 64;
+constexpr int64_t kBlockRows = 64;
+constexpr int64_t kBlockColumns = 16;
 
 // A name out of an untrusted file, for a message.
 std::string Shown(std::string_view name) {
@@ -267,19 +269,22 @@ absl::StatusOr<std::string> HuggingFaceModel::TokenizerJson() const {
   return absl::NotFoundError(absl::StrCat(directory_, " holds no tokenizer of Tercio's"));
 }
 
-// In blocks, so that both sides stay in the cache.
+// A block at a time becomes fp32 where it stays in the cache.
 void HuggingFaceModel::ReadTransposed(const Place& place, const v1::TensorSlice& slice,
                                       float* out) const {
-  float run[kBlock];
+  float block[kBlockColumns * kBlockRows];
   const int64_t width = slice.column_end() - slice.column_begin();
   const int64_t bytes = BytesOf(place.format);
-  for (int64_t row = slice.row_begin(); row < slice.row_end(); row += kBlock) {
-    const int64_t rows = std::min(kBlock, slice.row_end() - row);
-    float* block = out + (row - slice.row_begin()) * width;
-    for (int64_t column = 0; column < width; ++column) {
-      const int64_t at = (slice.column_begin() + column) * place.outputs + place.begin + row;
-      WidenFloats(place.format, place.data + at * bytes, rows, run);
-      for (int64_t i = 0; i < rows; ++i) block[i * width + column] = run[i];
+  for (int64_t row = slice.row_begin(); row < slice.row_end(); row += kBlockRows) {
+    const int64_t rows = std::min(kBlockRows, slice.row_end() - row);
+    for (int64_t column = 0; column < width; column += kBlockColumns) {
+      const int64_t columns = std::min(kBlockColumns, width - column);
+      for (int64_t i = 0; i < columns; ++i) {
+        const int64_t at = (slice.column_begin() + column + i) * place.outputs + place.begin + row;
+        WidenFloats(place.format, place.data + at * bytes, rows, block + i * kBlockRows);
+      }
+      Transpose(block, columns, rows, kBlockRows, out + (row - slice.row_begin()) * width + column,
+                width);
     }
   }
 }
@@ -298,6 +303,12 @@ absl::Status HuggingFaceModel::ReadSlice(const v1::TensorSlice& slice, float* ou
     return absl::OkStatus();
   }
   const int64_t width = slice.column_end() - slice.column_begin();
+  if (width == place.inputs) {
+    const int64_t at = (place.begin + slice.row_begin()) * width;
+    WidenFloats(place.format, place.data + at * BytesOf(place.format),
+                (slice.row_end() - slice.row_begin()) * width, out);
+    return absl::OkStatus();
+  }
   for (int64_t row = slice.row_begin(); row < slice.row_end(); ++row) {
     const int64_t at = (place.begin + row) * place.inputs + slice.column_begin();
     WidenFloats(place.format, place.data + at * BytesOf(place.format), width,

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,8 @@
 #include "checkpoint/output_directory.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/transpose.h"
+#include "common/ordered_parts.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/model_tensors.h"
@@ -27,7 +30,7 @@
 namespace tercio::checkpoint {
 namespace {
 
-constexpr int64_t kChunkElements = int64_t{1} << 20;  // a part of the cache
+constexpr int64_t kPartElements = int64_t{1} << 18;  // stays in the cache until it is written
 constexpr char kFramework[] = "pt";  // transformers refuses files that do not say it
 
 // A tensor of a file to write: weights out of the checkpoint, or the bytes of a buffer.
@@ -42,6 +45,30 @@ struct OutputShard {
   std::string header;
   std::vector<OutputTensor> tensors;  // in the order of their bytes
 };
+
+// Rows [begin, end) of a tensor as it is written; all of a buffer.
+struct RowRange {
+  const OutputTensor* tensor;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+std::vector<RowRange> PartsOf(const OutputShard& shard) {
+  std::vector<RowRange> parts;
+  for (const OutputTensor& tensor : shard.tensors) {
+    if (tensor.weights == nullptr) {
+      parts.push_back({&tensor});
+      continue;
+    }
+    const HuggingFaceTensor& form = *tensor.weights;
+    const int64_t width = form.transposed ? form.outputs : form.inputs;
+    const int64_t step = std::max<int64_t>(1, kPartElements / width);
+    for (int64_t row = 0; row < form.shape[0]; row += step) {
+      parts.push_back({&tensor, row, std::min(form.shape[0], row + step)});
+    }
+  }
+  return parts;
+}
 
 // Names of the tensors that the model really has: the biases of a gpt2 without biases are zeros.
 using TensorNames = std::set<std::string>;
@@ -73,11 +100,11 @@ class Exporter {
   void PlanFresh();
   absl::Status Reshard();
   absl::Status WriteShards(OutputDirectory* output);
-  absl::Status WriteTensor(const OutputTensor& tensor, OutputDirectory* output);
+  absl::Status MakeRows(const RowRange& rows, OutputPart* part) const;
   absl::Status ReadRows(const HuggingFaceTensor& form, int64_t begin, int64_t end,
                         std::vector<float>* values) const;
   absl::Status ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
-                           std::vector<float>* values);
+                           OutputPart* part) const;
   absl::Status WriteIndex(OutputDirectory* output) const;
   absl::Status WriteKept(OutputDirectory* output, bool index) const;
   absl::Status WriteMade(OutputDirectory* output);
@@ -92,10 +119,6 @@ class Exporter {
   std::shared_ptr<const MappedFile> buffers_file_;
   std::map<std::string, std::string_view> buffers_;
   std::vector<OutputShard> shards_;
-  struct {
-    std::vector<float> values, part;
-    std::string bytes;
-  } scratch_;  // of WriteTensor: made once
   ExportResult result_;
 };
 
@@ -245,12 +268,14 @@ absl::Status Exporter::Reshard() {
 
 absl::Status Exporter::WriteShards(OutputDirectory* output) {
   for (const OutputShard& shard : shards_) {
-    TERCIO_RETURN_IF_ERROR(output->Begin(shard.name));
-    TERCIO_RETURN_IF_ERROR(output->Append(shard.header));
-    for (const OutputTensor& tensor : shard.tensors) {
-      TERCIO_RETURN_IF_ERROR(WriteTensor(tensor, output));
-    }
-    TERCIO_RETURN_IF_ERROR(output->End());
+    const std::vector<RowRange> parts = PartsOf(shard);
+    const auto make = [&](int64_t index, OutputPart* part) {
+      if (index > 0) return MakeRows(parts[static_cast<size_t>(index - 1)], part);
+      part->bytes = shard.header;
+      return absl::OkStatus();
+    };
+    TERCIO_RETURN_IF_ERROR(
+        output->WriteParts(shard.name, static_cast<int64_t>(parts.size()) + 1, make));
   }
   return absl::OkStatus();
 }
@@ -268,35 +293,32 @@ absl::Status CheckRange(const std::string& name, FloatFormat format,
   return absl::OkStatus();
 }
 
-absl::Status Exporter::WriteTensor(const OutputTensor& tensor, OutputDirectory* output) {
-  if (tensor.weights == nullptr) return output->Append(tensor.raw);
+absl::Status Exporter::MakeRows(const RowRange& rows, OutputPart* part) const {
+  const OutputTensor& tensor = *rows.tensor;
+  if (tensor.weights == nullptr) {
+    part->bytes = tensor.raw;
+    return absl::OkStatus();
+  }
   const HuggingFaceTensor& form = *tensor.weights;
   const FloatFormat format = *FloatFormatOf(tensor.entry.dtype);
-  const int64_t rows = form.shape[0];
   const int64_t width = form.transposed ? form.outputs : form.inputs;
-  const int64_t step = std::max<int64_t>(1, kChunkElements / width);
+  std::vector<float>& values = part->values;
+  values.resize(static_cast<size_t>((rows.end - rows.begin) * width));
   // What the model lacks (the biases of a gpt2 without) is zeros.
-  const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& part) {
-    return present_.contains(part.tensor);
+  const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& piece) {
+    return present_.contains(piece.tensor);
   });
-  std::vector<float>& values = scratch_.values;
-  std::string& bytes = scratch_.bytes;
-  for (int64_t row = 0; row < rows; row += step) {
-    const int64_t end = std::min(rows, row + step);
-    values.resize(static_cast<size_t>((end - row) * width));
-    if (!whole) std::fill(values.begin(), values.end(), 0.0f);
-    TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, row, end, &values)
-                                           : ReadRows(form, row, end, &values));
-    if (format == FloatFormat::kF32) {
-      TERCIO_RETURN_IF_ERROR(output->Append(
-          {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)}));
-      continue;
-    }
-    TERCIO_RETURN_IF_ERROR(CheckRange(tensor.entry.name, format, values));
-    bytes.resize(values.size() * static_cast<size_t>(BytesOf(format)));
-    NarrowFloats(format, values.data(), static_cast<int64_t>(values.size()), bytes.data());
-    TERCIO_RETURN_IF_ERROR(output->Append(bytes));
+  if (!whole) std::fill(values.begin(), values.end(), 0.0f);
+  TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, rows.begin, rows.end, part)
+                                         : ReadRows(form, rows.begin, rows.end, &values));
+  if (format == FloatFormat::kF32) {
+    part->bytes = {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+    return absl::OkStatus();
   }
+  TERCIO_RETURN_IF_ERROR(CheckRange(tensor.entry.name, format, values));
+  part->text.resize(values.size() * static_cast<size_t>(BytesOf(format)));
+  NarrowFloats(format, values.data(), static_cast<int64_t>(values.size()), part->text.data());
+  part->bytes = part->text;
   return absl::OkStatus();
 }
 
@@ -326,33 +348,20 @@ absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, in
   return absl::OkStatus();
 }
 
-// to[column * stride + row] = from[row, column], in blocks that stay in the cache on both sides.
-void Transpose(const float* from, int64_t rows, int64_t columns, float* to, int64_t stride) {
-  constexpr int64_t kBlock = 32;
-  for (int64_t row = 0; row < rows; row += kBlock) {
-    for (int64_t column = 0; column < columns; column += kBlock) {
-      for (int64_t i = column; i < std::min(columns, column + kBlock); ++i) {
-        for (int64_t k = row; k < std::min(rows, row + kBlock); ++k) {
-          to[i * stride + k] = from[k * columns + i];
-        }
-      }
-    }
-  }
-}
-
 // Inputs [begin, end) of all parts, which lie side by side.
 absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
-                                   std::vector<float>* values) {
+                                   OutputPart* part) const {
   const int64_t count = end - begin;
-  std::vector<float>& part_values = scratch_.part;
-  for (const HuggingFacePart& part : form.parts) {
-    if (!present_.contains(part.tensor)) continue;
-    v1::TensorSlice slice = SliceOf(form, part);
+  std::vector<float>& read = part->other_values;
+  for (const HuggingFacePart& piece : form.parts) {
+    if (!present_.contains(piece.tensor)) continue;
+    v1::TensorSlice slice = SliceOf(form, piece);
     slice.set_column_begin(begin);
     slice.set_column_end(end);
-    part_values.resize(static_cast<size_t>(part.rows * count));
-    TERCIO_RETURN_IF_ERROR(reader_.ReadSlice(slice, part_values.data()));
-    Transpose(part_values.data(), part.rows, count, values->data() + part.begin, form.outputs);
+    read.resize(static_cast<size_t>(piece.rows * count));
+    TERCIO_RETURN_IF_ERROR(reader_.ReadSlice(slice, read.data()));
+    Transpose(read.data(), piece.rows, count, count, part->values.data() + piece.begin,
+              form.outputs);
   }
   return absl::OkStatus();
 }
@@ -456,13 +465,19 @@ absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory
 absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
                                                const std::string& output_path,
                                                const ExportOptions& options) {
-  TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, /*digests=*/true));
+  TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, /*digests=*/false));
   TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
   TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
                           OutputDirectory::Create(output_path, /*digests=*/false));
+  // Digests are compared while the output is written: it is not visible before both are done.
+  absl::Status undamaged;
+  std::thread verification([&] { undamaged = reader->CheckDigests(); });
   Exporter exporter(*reader, checkpoint, options);
-  TERCIO_ASSIGN_OR_RETURN(ExportResult result, exporter.Export(output.get()));
+  absl::StatusOr<ExportResult> result = exporter.Export(output.get());
+  verification.join();
+  TERCIO_RETURN_IF_ERROR(undamaged);  // first: damage may be why the export failed
+  TERCIO_RETURN_IF_ERROR(result.status());
   TERCIO_RETURN_IF_ERROR(output->Commit());
   return result;
 }

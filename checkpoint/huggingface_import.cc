@@ -17,29 +17,38 @@ namespace tercio::checkpoint {
 namespace {
 
 constexpr char kWeightsFile[] = "weights.safetensors";
-constexpr int64_t kChunkElements = int64_t{4} << 20;
+constexpr int64_t kPartElements = int64_t{1} << 18;  // stays in the cache until it is written
 
-std::string_view BytesOf(const std::vector<float>& values) {
-  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+// Rows [begin, end) of a tensor.
+struct RowRange {
+  const plan::LogicalTensor* tensor;
+  int64_t begin;
+  int64_t end;
+};
+
+std::vector<RowRange> PartsOf(const std::vector<plan::LogicalTensor>& tensors) {
+  std::vector<RowRange> parts;
+  for (const plan::LogicalTensor& tensor : tensors) {
+    const int64_t step = std::max<int64_t>(1, kPartElements / tensor.columns);
+    for (int64_t row = 0; row < tensor.rows; row += step) {
+      parts.push_back({&tensor, row, std::min(tensor.rows, row + step)});
+    }
+  }
+  return parts;
 }
 
-absl::Status WriteTensor(const WeightSource& source, const plan::LogicalTensor& tensor,
-                         OutputDirectory* output) {
+absl::Status MakeRows(const WeightSource& source, const RowRange& rows, OutputPart* part) {
   v1::TensorSlice slice;
-  slice.set_tensor(tensor.name);
-  slice.add_shape(tensor.rows);
-  if (!tensor.is_vector) slice.add_shape(tensor.columns);
-  slice.set_column_end(tensor.columns);
-  const int64_t step = std::max<int64_t>(1, kChunkElements / tensor.columns);
-  std::vector<float> values;
-  for (int64_t row = 0; row < tensor.rows; row += step) {
-    slice.set_row_begin(row);
-    slice.set_row_end(std::min(tensor.rows, row + step));
-    values.resize(static_cast<size_t>((slice.row_end() - row) * tensor.columns));
-    TERCIO_RETURN_IF_ERROR(source.ReadSlice(slice, values.data()));
-    TERCIO_RETURN_IF_ERROR(output->Append(BytesOf(values)));
-  }
-  return absl::OkStatus();
+  slice.set_tensor(rows.tensor->name);
+  slice.add_shape(rows.tensor->rows);
+  if (!rows.tensor->is_vector) slice.add_shape(rows.tensor->columns);
+  slice.set_row_begin(rows.begin);
+  slice.set_row_end(rows.end);
+  slice.set_column_end(rows.tensor->columns);
+  part->values.resize(static_cast<size_t>((rows.end - rows.begin) * rows.tensor->columns));
+  part->bytes = {reinterpret_cast<const char*>(part->values.data()),
+                 part->values.size() * sizeof(float)};
+  return source.ReadSlice(slice, part->values.data());
 }
 
 absl::Status WriteWeights(const WeightSource& source, Manifest* manifest, OutputDirectory* output) {
@@ -48,21 +57,26 @@ absl::Status WriteWeights(const WeightSource& source, Manifest* manifest, Output
   for (const plan::LogicalTensor& tensor : tensors) {
     TensorEntry entry;
     entry.name = tensor.name;
-    entry.shape = {tensor.rows};
+    entry.shape.push_back(tensor.rows);
     if (!tensor.is_vector) entry.shape.push_back(tensor.columns);
-    entries.push_back(entry);
+    entries.push_back(std::move(entry));
   }
   const std::string header = SafetensorsHeader(&entries);
-  TERCIO_RETURN_IF_ERROR(output->Begin(kWeightsFile));
-  TERCIO_RETURN_IF_ERROR(output->Append(header));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    TERCIO_RETURN_IF_ERROR(WriteTensor(source, tensors[i], output));
     ManifestTensor& tensor = manifest->tensors[tensors[i].name];
     tensor.shape = entries[i].shape;
     tensor.pieces.push_back({kWeightsFile, static_cast<int64_t>(header.size()) + entries[i].begin,
                              0, tensors[i].rows, 0, tensors[i].columns});
   }
-  return output->End();
+  const std::vector<RowRange> parts = PartsOf(tensors);
+  return output->WriteParts(kWeightsFile, static_cast<int64_t>(parts.size()) + 1,
+                            [&](int64_t index, OutputPart* part) {
+                              if (index == 0) {
+                                part->bytes = header;
+                                return absl::OkStatus();
+                              }
+                              return MakeRows(source, parts[static_cast<size_t>(index - 1)], part);
+                            });
 }
 
 // Headers, and the tensors that are not weights.

@@ -361,10 +361,21 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
                    {{"type", "ByteFallback"}},
                    {{"type", "Fuse"}}});
   Parts parts;
-  parts.normalizer = spaces;
-  if (Flag(json, "add_dummy_prefix")) {
+  const bool prefixed = Flag(json, "add_dummy_prefix");
+  if (const Stored& metaspace = At(json, "metaspace"); metaspace.is_object()) {
+    parts.pre_tokenizer = {{"type", "Metaspace"},
+                           {"replacement", "\u2581"},
+                           {"prepend_scheme", !prefixed                       ? "never"
+                                              : Flag(metaspace, "first_only") ? "first"
+                                                                              : "always"},
+                           {"split", Flag(metaspace, "splits")}};
+  } else if (prefixed) {
     const Json prefix = {{"type", "Prepend"}, {"prepend", "\u2581"}};
     parts.normalizer = {{"type", "Sequence"}, {"normalizers", Json::array({prefix, spaces})}};
+  } else {
+    parts.normalizer = spaces;
+  }
+  if (prefixed) {
     decoders.push_back({{"type", "Strip"}, {"content", " "}, {"start", 1}, {"stop", 0}});
   }
   parts.added_tokens = AddedTokensOf(json);
@@ -379,12 +390,13 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
 std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerUse& use) {
   const std::optional<SentencePieceModel> model = SentencePieceModelOf(json);
   if (!model.has_value()) return std::nullopt;
-  const bool has_added = !At(json, "added_tokens").empty();
+  // A .model file knows neither.
+  const bool fits_model = At(json, "added_tokens").empty() && At(json, "metaspace").is_null();
   if (std::optional<TokenizerFiles> files = MergedPieces(json, model->unknown, use)) {
-    if (!has_added) (*files)["tokenizer.model"] = model->pieces + model->rest;
+    if (fits_model) (*files)["tokenizer.model"] = model->pieces + model->rest;
     return files;
   }
-  if (has_added) return std::nullopt;  // a .model file knows none
+  if (!fits_model) return std::nullopt;
   const SpecialTokens special = SpecialTokensOf(json, use);
   Json config = Config(json, special, use);
   config["tokenizer_class"] = "SentencePieceBackend";

@@ -21,9 +21,11 @@ using data::Tokenizer;
 using nlohmann::json;
 
 constexpr char kFolder[] = "tests/tokenizer/fixtures/";
-constexpr const char* kFixtures[] = {"gpt2",        "roberta.json",  "llama3.json", "bert.json",
-                                     "bert_cased",  "unigram.model", "bytes.model", "suffix.model",
-                                     "llama2.json", "no_prefix.json"};
+constexpr const char* kFixtures[] = {"gpt2",           "roberta.json",       "llama3.json",
+                                     "bert.json",      "bert_cased",         "unigram.model",
+                                     "bytes.model",    "suffix.model",       "llama2.json",
+                                     "no_prefix.json", "llama2_spaces.json", "mistral.json",
+                                     "metaspace.json"};
 constexpr TokenizerUse kDecoder = {.context = 16};
 constexpr TokenizerUse kEncoder = {.context = 16, .encodes_texts = true};
 

@@ -8,10 +8,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
+#include "common/machine.h"
+#include "common/sha256.h"
 #include "common/status_macros.h"
 
 namespace tercio::checkpoint {
 namespace {
+
+constexpr int64_t kHintBytes = int64_t{8} << 20;
 
 // Whatever keeps a result from being written is a conflict, but for a full disk.
 absl::Status AsConflict(const absl::Status& status) {
@@ -56,14 +60,11 @@ absl::Status OutputDirectory::Begin(const std::string& name) {
   descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (descriptor_ < 0) return AsConflict(FileError(errno, "cannot create", path));
   name_ = name;
-  if (digests_) digest_ = std::make_unique<Sha256>();
-  written_ = 0;
+  written_ = hinted_ = 0;
   return absl::OkStatus();
 }
 
 absl::Status OutputDirectory::Append(std::string_view bytes) {
-  if (digests_) digest_->Update(bytes);
-  const int64_t begin = written_;
   written_ += static_cast<int64_t>(bytes.size());
   while (!bytes.empty()) {
     const ssize_t written = write(descriptor_, bytes.data(), bytes.size());
@@ -71,25 +72,43 @@ absl::Status OutputDirectory::Append(std::string_view bytes) {
     if (written < 0) return AsConflict(FileError(errno, "cannot write", partial_ + "/" + name_));
     bytes.remove_prefix(static_cast<size_t>(written));
   }
-  // The disk begins while the next part is made. Only a hint: End waits, and sees errors.
-  (void)sync_file_range(descriptor_, begin, written_ - begin, SYNC_FILE_RANGE_WRITE);
+  // The disk begins while the next parts are made. Only a hint: End waits, and sees errors.
+  if (written_ - hinted_ >= kHintBytes) {
+    (void)sync_file_range(descriptor_, hinted_, written_ - hinted_, SYNC_FILE_RANGE_WRITE);
+    hinted_ = written_;
+  }
   return absl::OkStatus();
 }
 
-absl::Status OutputDirectory::End() {
+absl::Status OutputDirectory::End(const std::string& sha256) {
   const int synced = fsync(descriptor_);
   const int error = errno;
   close(descriptor_);
   descriptor_ = -1;
   if (synced != 0) return AsConflict(FileError(error, "cannot sync", partial_ + "/" + name_));
-  files_[name_] = {written_, digests_ ? digest_->HexDigest() : ""};
+  files_[name_] = {written_, sha256};
   return absl::OkStatus();
 }
 
 absl::Status OutputDirectory::Write(const std::string& name, std::string_view content) {
   TERCIO_RETURN_IF_ERROR(Begin(name));
   TERCIO_RETURN_IF_ERROR(Append(content));
-  return End();
+  return End(digests_ ? Sha256Hex(content) : "");
+}
+
+absl::Status OutputDirectory::WriteParts(const std::string& name, int64_t count,
+                                         const MakePart& make) {
+  TERCIO_RETURN_IF_ERROR(Begin(name));
+  Sha256 digest;
+  std::vector<TakePart> takers = {[this](std::string_view bytes) { return Append(bytes); }};
+  if (digests_) {
+    takers.push_back([&digest](std::string_view bytes) {
+      digest.Update(bytes);
+      return absl::OkStatus();
+    });
+  }
+  TERCIO_RETURN_IF_ERROR(StreamParts(count, MachineCores(), make, takers));
+  return End(digests_ ? digest.HexDigest() : "");
 }
 
 int64_t OutputDirectory::bytes() const {

@@ -1,7 +1,7 @@
 // A directory that appears complete or not at all: files are written beside its place, synced, and
 // one rename makes it visible. What was not committed is removed.
 //
-// Threads: one at a time.
+// Threads: one at a time; WriteParts starts and ends its own.
 // Errors: FAILED_PRECONDITION when the place is taken or cannot be written, RESOURCE_EXHAUSTED when
 // the disk is full.
 #pragma once
@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
-#include "common/sha256.h"
+#include "common/ordered_parts.h"
 
 namespace tercio::checkpoint {
 
@@ -27,12 +27,10 @@ class OutputDirectory {
   OutputDirectory(const OutputDirectory&) = delete;
   OutputDirectory& operator=(const OutputDirectory&) = delete;
 
-  // One file at a time: Begin, Append, End. `name` may lie in a folder, "hf/config.json".
-  absl::Status Begin(const std::string& name);
-  absl::Status Append(std::string_view bytes);
-  absl::Status End();
-  // All three.
+  // `name` may lie in a folder, "hf/config.json".
   absl::Status Write(const std::string& name, std::string_view content);
+  // A file of `count` parts: made on all cores, digested and written at the same time.
+  absl::Status WriteParts(const std::string& name, int64_t count, const MakePart& make);
 
   // Size and digest of every file that was ended.
   const std::map<std::string, ManifestFile>& files() const { return files_; }
@@ -42,6 +40,9 @@ class OutputDirectory {
 
  private:
   OutputDirectory() = default;
+  absl::Status Begin(const std::string& name);
+  absl::Status Append(std::string_view bytes);
+  absl::Status End(const std::string& sha256);
 
   std::string path_;
   std::string partial_;
@@ -49,8 +50,8 @@ class OutputDirectory {
   std::string name_;
   int descriptor_ = -1;
   bool digests_ = true;
-  std::unique_ptr<Sha256> digest_;  // of the file that is written, where wanted
   int64_t written_ = 0;
+  int64_t hinted_ = 0;  // bytes that the disk was told to write
   std::map<std::string, ManifestFile> files_;
 };
 

@@ -33,13 +33,18 @@ class Reader : public WeightSource {
   // content.
   static absl::StatusOr<std::unique_ptr<Reader>> Open(const std::string& directory, bool digests);
 
+  // Compares the content of every file, on all cores. DATA_LOSS names the first that differs.
+  absl::Status CheckDigests() const;
+
   const Manifest& manifest() const { return manifest_; }
   const v1::ModelSpec& model() const override { return model_; }
   absl::StatusOr<std::string> TokenizerJson() const override;
   bool Has(const std::string& tensor) const override { return manifest_.tensors.contains(tensor); }
 
-  // Writes the slice's values row-major. NOT_FOUND when the tensor is missing, INVALID_ARGUMENT
-  // when it has another shape.
+  // NOT_FOUND when the tensor is missing, INVALID_ARGUMENT when it has another shape or the slice
+  // lies outside of it.
+  absl::Status CheckSlice(const v1::TensorSlice& slice) const;
+  // Writes the slice's values row-major; the same errors.
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
 
  private:

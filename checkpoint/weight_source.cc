@@ -1,5 +1,7 @@
 #include "checkpoint/weight_source.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "checkpoint/huggingface.h"
 #include "checkpoint/model_description.h"
@@ -49,6 +51,23 @@ absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, flo
     slice.set_shape(0, source.model().context());
   }
   return source.ReadSlice(slice, out);
+}
+
+std::vector<v1::TensorSlice> DivideSlice(const v1::TensorSlice& slice, int64_t most_elements) {
+  const int64_t columns = slice.column_end() - slice.column_begin();
+  const int64_t width = std::max<int64_t>(1, std::min(columns, most_elements));
+  const int64_t height = most_elements / width;  // 1 where a row is divided
+  std::vector<v1::TensorSlice> parts;
+  for (int64_t row = slice.row_begin(); row < slice.row_end(); row += height) {
+    for (int64_t column = slice.column_begin(); column < slice.column_end(); column += width) {
+      v1::TensorSlice& part = parts.emplace_back(slice);
+      part.set_row_begin(row);
+      part.set_row_end(std::min(slice.row_end(), row + height));
+      part.set_column_begin(column);
+      part.set_column_end(std::min(slice.column_end(), column + width));
+    }
+  }
+  return parts;
 }
 
 }  // namespace tercio::checkpoint

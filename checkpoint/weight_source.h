@@ -8,6 +8,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -49,5 +50,9 @@ absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabu
 // ReadSlice for a model whose context may be shorter than the source's: it has the first rows of
 // the position table.
 absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out);
+
+// Parts of at most so many values each, which one after the other are the values of the slice
+// row-major. REQUIRES: most_elements >= 1. Pure.
+std::vector<v1::TensorSlice> DivideSlice(const v1::TensorSlice& slice, int64_t most_elements);
 
 }  // namespace tercio::checkpoint

@@ -18,6 +18,7 @@
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "worker/data/data_files.h"
+#include "worker/data/jsonl.h"
 #include "worker/data/tokenize.h"
 
 namespace tercio::cli {
@@ -141,8 +142,8 @@ int DataTokenize(const Options& options) {
   std::fprintf(stderr, "%s: %ld documents, %ld tokens\n", options.prefix.c_str(),
                static_cast<long>(report->documents), static_cast<long>(report->tokens));
   if (report->skipped_lines > 0) {
-    std::fprintf(stderr, "%s: %ld lines were skipped, the first is %s\n", options.prefix.c_str(),
-                 static_cast<long>(report->skipped_lines), report->first_skipped.c_str());
+    std::fprintf(stderr, "%s: %s\n", options.prefix.c_str(),
+                 data::SkippedLinesNotice(report->skipped_lines, report->first_skipped).c_str());
   }
   return kExitOk;
 }

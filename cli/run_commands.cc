@@ -24,6 +24,7 @@
 #include "common/status_macros.h"
 #include "config/job_file.h"
 #include "coordinator/planner/planner.h"
+#include "plan/plan_builder.h"
 #include "worker/data/prepared_data.h"
 
 namespace tercio::cli {
@@ -178,15 +179,8 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
   return status;
 }
 
-int RanksOfJob(const v1::JobSpec& spec) {
-  if (spec.parallelism().automatic() || spec.parallelism().data() == 0) {
-    return std::max(1, spec.resources().ranks());
-  }
-  return spec.parallelism().tensor() * spec.parallelism().pipeline() * spec.parallelism().data();
-}
-
 absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
-  const int ranks = RanksOfJob(spec);
+  const int ranks = plan::RanksOfJob(spec);
   // Unwritable is a conflict (7), not a fault of the job.
   if (absl::Status status = MakeDirectories(options.state_dir); !status.ok()) {
     return absl::FailedPreconditionError(std::string(status.message()));
@@ -254,7 +248,7 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
     TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
   }
   PrivatePair pair;
-  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, RanksOfJob(spec), &pair));
+  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, plan::RanksOfJob(spec), &pair));
   TERCIO_ASSIGN_OR_RETURN(const auto client,
                           Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));

@@ -58,6 +58,8 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view content() const { return {data_, size_}; }
+  // Begins to read these bytes (as far as they are there) from the disk, and does not wait.
+  void Prefetch(size_t offset, size_t bytes) const;
 
  private:
   MappedFile(const char* data, size_t size) : data_(data), size_(size) {}

@@ -26,12 +26,17 @@ for option in "$@"; do
   esac
 done
 
+installed() { [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
 missing=()
-for package in "${packages[@]}"; do
-  status="$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)"
-  [[ "$status" == installed ]] || missing+=("$package")
-done
-[[ ${#missing[@]} -eq 0 ]] && exit 0
+find_missing() {
+  missing=()
+  for package in "${packages[@]}"; do
+    if ! installed "$package"; then missing+=("$package"); fi
+  done
+}
+
+find_missing
+if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
 
 if ! command -v apt-get >/dev/null; then
   echo "error: apt-get is not here; Tercio is built on Debian 12, which has: ${missing[*]}" >&2
@@ -57,13 +62,25 @@ fi
 echo "installing: ${missing[*]}" >&2
 log="$(mktemp)"
 apt_get() {
-  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
-      apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >"$log" 2>&1; then
-    cat "$log" >&2
-    echo "error: apt-get $1 failed (above); Tercio needs: ${missing[*]}" >&2
-    return 1
-  fi
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
+    apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >>"$log" 2>&1
 }
-apt_get update
-apt_get install -y --no-install-recommends "${missing[@]}"
+# Names what is at fault: packages that no list has, else all that are still missing.
+give_up() {
+  cat "$log" >&2
+  local unknown=()
+  for package in "${missing[@]}"; do
+    if [[ -z "$(apt-cache show "$package" 2>/dev/null)" ]]; then unknown+=("$package"); fi
+  done
+  if [[ ${#unknown[@]} -gt 0 ]]; then
+    echo "error: $1: the package lists here, which should be Debian 12's, have no ${unknown[*]}" >&2
+  else
+    echo "error: $1: not installed: ${missing[*]}" >&2
+  fi
+  exit 1
+}
+apt_get update || give_up "apt-get update failed (above)"
+apt_get install -y --no-install-recommends "${missing[@]}" || give_up "apt-get install failed (above)"
+find_missing
+if [[ ${#missing[@]} -gt 0 ]]; then give_up "apt-get install said that all is well, but"; fi
 rm -f "$log"

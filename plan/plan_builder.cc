@@ -136,6 +136,16 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
   return slice;
 }
 
+int RanksOfJob(const v1::JobSpec& job) {
+  const v1::ParallelismSpec& wanted = job.parallelism();
+  const int named =
+      std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline()) * std::max(1, wanted.data());
+  if (wanted.automatic() || wanted.data() == 0) {
+    return std::max(job.resources().ranks(), wanted.automatic() ? 1 : named);
+  }
+  return named;
+}
+
 absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   const v1::ParallelismSpec& wanted = job.parallelism();
   v1::Layout layout;

@@ -29,6 +29,9 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank);
 // most 2,048 tokens and, with a pipeline, leaves at least two micro-batches per stage. At least 1.
 int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data);
 
+// Ranks that a job needs.
+int RanksOfJob(const v1::JobSpec& job);
+
 // The layout that the job file names, when it names one (parallelism not automatic): data degree
 // filled in, micro-batch chosen when automatic. INVALID_ARGUMENT with the rule, the numbers and the
 // nearest layouts that work.

@@ -319,6 +319,24 @@ TEST(PlanBuilder, ImpossibleLayoutsSayWhyAndWhatWorks) {
   EXPECT_THAT(fault(3, 1, 2, 6), HasSubstr("nearest tensor x pipeline x data that work: "));
 }
 
+TEST(PlanBuilder, RanksOfAJob) {
+  const auto ranks = [](bool automatic, int tensor, int pipeline, int data, int given) {
+    v1::JobSpec job;
+    job.mutable_parallelism()->set_automatic(automatic);
+    job.mutable_parallelism()->set_tensor(tensor);
+    job.mutable_parallelism()->set_pipeline(pipeline);
+    job.mutable_parallelism()->set_data(data);
+    job.mutable_resources()->set_ranks(given);
+    return RanksOfJob(job);
+  };
+  EXPECT_EQ(ranks(false, 2, 3, 4, 0), 24);
+  EXPECT_EQ(ranks(false, 2, 3, 0, 12), 12);  // the data degree is what is left
+  EXPECT_EQ(ranks(false, 2, 3, 0, 0), 6);
+  EXPECT_EQ(ranks(false, 0, 0, 0, 0), 1);
+  EXPECT_EQ(ranks(true, 2, 3, 4, 8), 8);  // the planner chooses
+  EXPECT_EQ(ranks(true, 2, 3, 4, 0), 1);
+}
+
 TEST(PlanBuilder, MicroBatchForAuto) {
   EXPECT_EQ(ChooseMicroBatch(Job(), 1, 1), 48);
   EXPECT_EQ(ChooseMicroBatch(Job(), 4, 2), 3);  // at least eight micro-batches of 24 sequences

@@ -27,6 +27,7 @@ results="$(mktemp -d)"
 trap 'rm -rf "$results"' EXIT
 
 python3 tests/summary_test.py --results "$results/checks.jsonl"
+python3 tests/install_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
 

@@ -82,16 +82,6 @@ v1::RunId RunOf(const v1::JobRecord& record) {
   return run;
 }
 
-int RanksOf(const v1::JobSpec& spec) {
-  const v1::ParallelismSpec& wanted = spec.parallelism();
-  const int named =
-      std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline()) * std::max(1, wanted.data());
-  if (wanted.automatic() || wanted.data() == 0) {
-    return std::max(spec.resources().ranks(), wanted.automatic() ? 1 : named);
-  }
-  return named;
-}
-
 v1::JobSpec PresentSpec(const v1::JobRecord& record) {
   v1::JobSpec spec = record.spec();
   if (record.elastic_ranks() > 0) {

@@ -213,9 +213,6 @@ Effects Step(State& state, const Event& event, const Settings& settings);
 
 bool IsTerminal(v1::JobPhase phase);
 
-// Ranks a job needs.
-int RanksOf(const v1::JobSpec& spec);
-
 // The specification that the present attempt runs by: that of the job, or fewer ranks.
 v1::JobSpec PresentSpec(const v1::JobRecord& record);
 

@@ -124,7 +124,7 @@ bool Stepper::OthersSuffice(const std::string& name) const {
   }
   return std::all_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
     const v1::JobRecord& record = entry.second.record;
-    return IsTerminal(record.phase()) || RanksOf(record.spec()) <= devices;
+    return IsTerminal(record.phase()) || plan::RanksOfJob(record.spec()) <= devices;
   });
 }
 

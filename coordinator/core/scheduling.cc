@@ -73,7 +73,7 @@ void Stepper::Schedule() {
 
 bool Stepper::Assign(JobState& job) {
   v1::JobRecord& record = job.record;
-  const int ranks = RanksOf(record.spec());
+  const int ranks = plan::RanksOfJob(record.spec());
   int total = 0;
   std::vector<v1::RankSlot> slots = FreeDevices(ranks, job.avoided, &total);
   // Slow is better than not at all.
@@ -129,7 +129,7 @@ bool Stepper::Shrink(JobState& job, int free) {
   record.set_elastic_ranks(ranks);
   *record.mutable_elastic_parallelism() = *layout;
   Note(job, "shrunk",
-       absl::StrCat("goes on with ", ranks, " of ", RanksOf(record.spec()), " ranks (tensor ",
+       absl::StrCat("goes on with ", ranks, " of ", plan::RanksOfJob(record.spec()), " ranks (tensor ",
                     layout->tensor(), ", pipeline ", layout->pipeline(), ", data ", layout->data(),
                     "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));
@@ -146,7 +146,7 @@ void Stepper::GrowWhereRoom() {
       job.room_since = 0;
       continue;
     }
-    const int ranks = RanksOf(record.spec());
+    const int ranks = plan::RanksOfJob(record.spec());
     int total = 0;
     const int free = static_cast<int>(FreeDevices(ranks, {}, &total).size());
     if (free + record.slots_size() < ranks) {

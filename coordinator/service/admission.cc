@@ -7,6 +7,7 @@
 #include "common/status_macros.h"
 #include "coordinator/core/core.h"
 #include "coordinator/planner/planner.h"
+#include "plan/plan_builder.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -19,7 +20,7 @@ int64_t MemoryOfRank(const v1::JobSpec& spec, const std::vector<Coordinator::Nod
   for (const Coordinator::NodeView& node : nodes) {
     const v1::AgentHello& hello = node.state.hello;
     if (hello.memory_bytes() == 0 || hello.devices() == 0) return kUnlimited;
-    const int ranks = std::max(1, std::min(RanksOf(spec), hello.devices()));
+    const int ranks = std::max(1, std::min(plan::RanksOfJob(spec), hello.devices()));
     memory = std::max(memory, hello.memory_bytes() / ranks);
   }
   return nodes.empty() ? kUnlimited : memory;

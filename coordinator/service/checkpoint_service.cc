@@ -15,7 +15,7 @@
 namespace tercio::coordinator {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;
+constexpr int64_t kChunkElements = 1 << 18;  // 1 MiB
 constexpr std::chrono::milliseconds kPollInterval{200};
 // So long after the last part the others are not expected any more.
 constexpr absl::Duration kSilence = absl::Minutes(5);
@@ -206,22 +206,17 @@ grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
   const auto reader = OpenReader(request->job_id(), request->step());
   if (!reader.ok()) return ToGrpc(reader.status());
   const v1::TensorSlice& slice = request->slice();
-  const int64_t rows = slice.row_end() - slice.row_begin();
-  const int64_t columns = slice.column_end() - slice.column_begin();
-  if (rows < 0 || columns < 0) {
-    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "an empty slice");
-  }
-  std::vector<float> values(static_cast<size_t>(rows * columns));
-  if (absl::Status status = (*reader)->ReadSlice(slice, values.data()); !status.ok()) {
-    return ToGrpc(status);
-  }
-  const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
-                               values.size() * sizeof(float));
+  if (const absl::Status known = (*reader)->CheckSlice(slice); !known.ok()) return ToGrpc(known);
+  // Never more than a chunk in memory, however large the tensor.
   v1::TensorChunk chunk;
-  for (size_t at = 0; at < bytes.size(); at += kChunkBytes) {
-    const std::string_view part = bytes.substr(at, kChunkBytes);
-    chunk.set_data(part.data(), part.size());
-    if (!writer->Write(chunk)) break;
+  for (const v1::TensorSlice& part : checkpoint::DivideSlice(slice, kChunkElements)) {
+    const int64_t elements =
+        (part.row_end() - part.row_begin()) * (part.column_end() - part.column_begin());
+    std::string* data = chunk.mutable_data();
+    data->resize(static_cast<size_t>(elements) * sizeof(float));
+    const absl::Status read = (*reader)->ReadSlice(part, reinterpret_cast<float*>(data->data()));
+    if (!read.ok()) return ToGrpc(read);
+    if (!writer->Write(chunk)) break;  // the trainer is gone
   }
   return grpc::Status::OK;
 }

@@ -116,7 +116,7 @@ class Blends(DataTest):
         skipping = ["--set", "data.train=" + broken, "--set", "data.skip_bad_lines=true"]
         out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, *skipping,
                                "--set", "training.steps=2")
-        self.assertIn("1 lines were skipped, the first is", err)
+        self.assertIn("1 line was skipped: ", err)
 
 
 class Tokenizing(DataTest):

@@ -42,7 +42,8 @@ def indexed_dataset_seeds():
 
 def tokenizer_seeds():
     fixtures = os.path.join(ROOT, "tests/tokenizer/fixtures")
-    for form, name in [(1, "bert.json"), (1, "llama3.json"), (1, "llama2.json"), (1, "roberta.json"), (2, "unigram.model"),
+    for form, name in [(1, "bert.json"), (1, "llama3.json"), (1, "llama2.json"), (1, "mistral.json"), (1, "roberta.json"),
+                       (2, "unigram.model"),
                        (2, "bytes.model"), (2, "suffix.model"), (3, "bert_cased/vocab.txt")]:
         with open(os.path.join(fixtures, name), "rb") as file:
             yield name.replace("/", "_"), bytes([form]) + file.read()

@@ -13,6 +13,10 @@ fixtures/unigram.model    SentencePiece unigram, nmt_nfkc, user-defined symbols 
 fixtures/bytes.model      SentencePiece BPE, byte fallback, no change to white space (as Llama 2)
 fixtures/llama2.json      the pieces of bytes.model as a tokenizer.json, a space put before each text, special tokens
 fixtures/no_prefix.json       the same without that space, and tokens that are not special
+fixtures/llama2_spaces.json   llama2.json with added tokens that are looked for in normalized text, hold spaces, or take those
+                          around them
+fixtures/mistral.json     the pieces with Metaspace instead of a normalizer: a space only before the first word, nothing split
+fixtures/metaspace.json   the same with a space before every part, split at every space
 fixtures/suffix.model     SentencePiece BPE, unknown characters, space behind words, unused pieces
 fixtures/expected.json    {"texts": [...], "ids": {fixture: [[id, ...], ...]}, "decoded": {fixture: [text or null where
                           it is the text itself, ...]}, "special": {fixture: {role: id}}}
@@ -246,7 +250,7 @@ def make_bytes(path):
         remove_extra_whitespaces=False, split_digits=True, allow_whitespace_only_pieces=True), path)
 
 
-def make_pieces(path, prefix, added):
+def make_pieces(path, prefix, added, metaspace=None):
     """The pieces of bytes.model and all merges that make them, in the order of their scores."""
     proto = sentencepiece_model_pb2.ModelProto()
     with open(os.path.join(FOLDER, "bytes.model"), "rb") as file:
@@ -259,12 +263,15 @@ def make_pieces(path, prefix, added):
     tokenizer = Tokenizer(models.BPE({piece.piece: i for i, piece in enumerate(proto.pieces)}, merges,
                                      unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     spaces = normalizers.Replace(" ", "\u2581")
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if prefix else spaces
+    if metaspace is None:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces]) if prefix else spaces
+    else:
+        tokenizer.pre_tokenizer = metaspace
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()] +
         ([decoders.Strip(" ", 1, 0)] if prefix else []))
-    for token, special in added:
-        token = AddedToken(token, normalized=False, special=special)
+    for token, special, *flags in added:
+        token = AddedToken(token, special=special, **{"normalized": False, **dict.fromkeys(flags, True)})
         tokenizer.add_special_tokens([token]) if special else tokenizer.add_tokens([token])
     tokenizer.save(path, pretty=False)
     return tokenizer
@@ -276,6 +283,25 @@ def make_llama2(path):
 
 def make_no_prefix(path):
     return make_pieces(path, False, [("<user>", False), ("\n\n", False), ("[MASK]", True)])
+
+
+# Every flag, and tokens with spaces.
+FLAGGED = [("<unk>", True, "normalized"), ("<s>", True, "normalized"), ("</s>", True, "normalized"),
+           ("<mask>", True, "lstrip"), ("[MASK]", True, "normalized", "lstrip", "rstrip"),
+           ("<|endoftext|>", False, "rstrip"), ("says", False, "normalized", "lstrip"), ("of the", False),
+           ("<user>hi", False, "normalized", "rstrip"), ("\u2581\u2581mark", False, "normalized")]
+
+
+def make_llama2_spaces(path):
+    return make_pieces(path, True, FLAGGED)
+
+
+def make_mistral(path):
+    return make_pieces(path, True, FLAGGED, pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
+
+
+def make_metaspace(path):
+    return make_pieces(path, True, FLAGGED, pre_tokenizers.Metaspace(prepend_scheme="always", split=True))
 
 
 def make_suffix(path):
@@ -315,7 +341,8 @@ def main():
     makers = {"roberta.json": make_roberta, "llama3.json": make_llama3, "bert.json": make_bert, "gpt2": make_gpt2,
               "bert_cased": make_bert_cased, "unigram.model": lambda path: make_unigram(path, texts),
               "bytes.model": make_bytes, "suffix.model": make_suffix, "llama2.json": make_llama2,
-              "no_prefix.json": make_no_prefix}
+              "no_prefix.json": make_no_prefix, "llama2_spaces.json": make_llama2_spaces, "mistral.json": make_mistral,
+              "metaspace.json": make_metaspace}
     path = os.path.join(FOLDER, "expected.json")
     expected = {"texts": texts, "ids": {}, "decoded": {}, "special": {}}
     if sys.argv[1:]:

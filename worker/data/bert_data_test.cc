@@ -217,8 +217,8 @@ TEST_F(BertData, ClassesOfABlend) {
   data().set_validation_fraction(0.5);
   const auto prepared = Prepare();
   ASSERT_TRUE(prepared.ok()) << prepared.status();
-  EXPECT_THAT(prepared->notices, ElementsAre(HasSubstr("1 lines were skipped, the first is"),
-                                             "no training example has label 1"));
+  EXPECT_THAT(prepared->notices,
+              ElementsAre(HasSubstr("1 line was skipped: "), "no training example has label 1"));
   EXPECT_EQ(prepared->train_tokens, 3);
   const auto source = Source();
   EXPECT_EQ(source->validation_samples(), 1);  // the second would repeat the one of a.jsonl

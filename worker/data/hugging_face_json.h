@@ -1,7 +1,7 @@
 // Reads Hugging Face's `tokenizer.json`: byte-level BPE with the pre-tokenizers of GPT-2 and of
 // Llama 3 (or none, where there are no merges), BERT's WordPiece, and vocabularies of single
-// characters as Tercio exports them; hugging_face_pieces.h for Llama 2. Whatever else such a file
-// may ask for is refused by name.
+// characters as Tercio exports them; hugging_face_pieces.h for Llama 2 and Mistral. Whatever else
+// such a file may ask for is refused by name.
 //
 // `post_processor` puts tokens around a text, which is the caller's business here; `truncation` and
 // `padding` belong to a call, not to a tokenizer. They do not change ids.

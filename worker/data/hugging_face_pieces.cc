@@ -31,10 +31,24 @@ bool IsSpaceReplacement(const json& part) {
          JsonAt(part, "content") == json(kSpaceSymbol);
 }
 
+// Spaces become symbols, and one may be put before a text.
+absl::Status ReadMetaspace(const json& part, SentencePiece* pieces) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string scheme, JsonText(part, "prepend_scheme", "always"));
+  const bool prefix = scheme != "never";
+  TERCIO_ASSIGN_OR_RETURN(const bool old_prefix, JsonFlag(part, "add_prefix_space", prefix));
+  if (JsonAt(part, "replacement") != json(kSpaceSymbol) || (prefix && !old_prefix) ||
+      (scheme != "always" && scheme != "first" && prefix)) {
+    return UnknownPart("pre_tokenizer", part);
+  }
+  SentencePiece::Metaspace& how = pieces->metaspace.emplace();
+  how.first_only = scheme == "first";
+  TERCIO_ASSIGN_OR_RETURN(how.splits, JsonFlag(part, "split", true));
+  pieces->rules.add_dummy_prefix = prefix;
+  return absl::OkStatus();
+}
+
 // Replace alone, or after Prepend.
 absl::Status ReadNormalizer(const json& given, SentencePieceRules* rules) {
-  rules->remove_extra_whitespaces = false;
-  rules->add_dummy_prefix = false;
   const json& part = UnwrappedPart(given, "normalizers");
   if (IsSpaceReplacement(part)) return absl::OkStatus();
   const json& parts = JsonAt(part, "normalizers");
@@ -45,6 +59,18 @@ absl::Status ReadNormalizer(const json& given, SentencePieceRules* rules) {
   }
   rules->add_dummy_prefix = true;
   return absl::OkStatus();
+}
+
+absl::Status ReadSpaces(const json& root, SentencePiece* pieces) {
+  const json& normalizer = JsonAt(root, "normalizer");
+  const json& cuts = UnwrappedPart(JsonAt(root, "pre_tokenizer"), "pretokenizers");
+  pieces->rules.remove_extra_whitespaces = false;
+  pieces->rules.add_dummy_prefix = false;
+  if (cuts.is_null()) return ReadNormalizer(normalizer, &pieces->rules);
+  if (!UnwrappedPart(normalizer, "normalizers").is_null()) {
+    return UnknownPart("beside Metaspace the normalizer", normalizer);
+  }
+  return ReadMetaspace(cuts, pieces);
 }
 
 // One space is taken from the beginning of a decoded text where one was put there.
@@ -205,12 +231,9 @@ bool HoldsPieces(const json& root) {
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(const json& root,
                                                                              const json& config) {
   const json& model = JsonAt(root, "model");
-  if (const json& cuts = JsonAt(root, "pre_tokenizer"); !cuts.is_null()) {
-    return UnknownPart("pre_tokenizer", cuts);
-  }
   SentencePiece pieces;
   pieces.algorithm = SentencePiece::Algorithm::kBpe;
-  TERCIO_RETURN_IF_ERROR(ReadNormalizer(JsonAt(root, "normalizer"), &pieces.rules));
+  TERCIO_RETURN_IF_ERROR(ReadSpaces(root, &pieces));
   TERCIO_RETURN_IF_ERROR(CheckDecoder(JsonAt(root, "decoder"), pieces.rules.add_dummy_prefix));
   TERCIO_RETURN_IF_ERROR(ExpectNone(
       model, {"dropout", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges"}));
@@ -220,6 +243,11 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
   TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
   TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,
                           Vocabulary::FromObject(JsonAt(model, "vocab")));
+  // The library begins a run of unknown characters anew in every word.
+  if (pieces.metaspace.has_value() && pieces.metaspace->splits && !pieces.byte_fallback &&
+      !vocabulary.Find(kSpaceSymbol).has_value()) {
+    return Fault("model.vocab lacks the symbol of the space, at which Metaspace splits");
+  }
   MergeOrder order(vocabulary);
   TERCIO_RETURN_IF_ERROR(order.Read(JsonAt(model, "merges")));
   TERCIO_RETURN_IF_ERROR(ReadPieces(vocabulary, order, unknown, &pieces));

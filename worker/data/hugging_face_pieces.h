@@ -1,11 +1,12 @@
-// Reads a `tokenizer.json` that was made from a SentencePiece BPE model, as Llama 2 has it: spaces
-// become U+2581, nothing cuts the text into words, and bytes stand for unknown characters. It
-// becomes a SentencePiece tokenizer (sentence_piece.h) that gives the same ids.
+// Reads a `tokenizer.json` that was made from a SentencePiece BPE model, as Llama 2 and Mistral
+// have it: spaces become U+2581, by a normalizer or by the pre-tokenizer Metaspace, and bytes stand
+// for unknown characters. It becomes a SentencePiece tokenizer (sentence_piece.h) that gives the
+// same ids.
 //
 // Such a file says which two tokens may be joined, and in which order; SentencePiece joins whatever
 // makes a piece, in the order of the pieces' scores. The two agree, and the file is read, where
 // every pair that makes a token is among its merges, those of one token stand together, and none
-// joins the tokens of bytes. Added tokens must be found as they are written.
+// joins the tokens of bytes.
 //
 // Thread safety: pure functions.
 // Errors:        INVALID_ARGUMENT naming the key, or the tokens of a merge.

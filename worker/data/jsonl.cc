@@ -120,6 +120,11 @@ absl::StatusOr<std::string> TextOfJsonLine(std::string_view line, std::string_vi
   return std::get<std::string>(*std::move(found[0]));
 }
 
+std::string SkippedLinesNotice(int64_t lines, std::string_view first) {
+  if (lines == 1) return absl::StrCat("1 line was skipped: ", std::string(first));
+  return absl::StrCat(lines, " lines were skipped, the first is ", std::string(first));
+}
+
 bool IsBlank(std::string_view line) {
   return line.find_first_not_of(" \t\r\n") == std::string_view::npos;
 }

@@ -28,6 +28,9 @@ absl::StatusOr<std::vector<std::optional<JsonValue>>> MembersOfJsonLine(
 // The text of `key`, which must be there.
 absl::StatusOr<std::string> TextOfJsonLine(std::string_view line, std::string_view key);
 
+// What people are told about lines that were left out; `first` names the first one and why.
+std::string SkippedLinesNotice(int64_t lines, std::string_view first);
+
 // Nothing but spaces: such a line holds no document.
 bool IsBlank(std::string_view line);
 

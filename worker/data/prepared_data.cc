@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "worker/data/bert_rules.h"
 #include "worker/data/data_files.h"
+#include "worker/data/jsonl.h"
 #include "worker/data/text_source.h"
 #include "worker/data/tokenize.h"
 
@@ -177,9 +178,8 @@ absl::Status Preparation::CachedTokens(Source* source) {
     TERCIO_ASSIGN_OR_RETURN(const TokenizeReport report,
                             TokenizeTexts(source->files.paths, *tokenizer_, prefix, options));
     if (report.skipped_lines > 0) {
-      TERCIO_RETURN_IF_ERROR(WriteFileDurably(
-          notice, absl::StrCat(report.skipped_lines, " lines were skipped, the first is ",
-                               report.first_skipped)));
+      TERCIO_RETURN_IF_ERROR(
+          WriteFileDurably(notice, SkippedLinesNotice(report.skipped_lines, report.first_skipped)));
     }
     cached = OpenTokenFiles(entry);
     if (!cached.ok()) return cached.status();
@@ -323,8 +323,7 @@ absl::Status Preparation::ReadExamples(const LabelRules& rules, Source* source) 
   TERCIO_ASSIGN_OR_RETURN(LabelledExamples read,
                           ReadLabelledExamples(source->files.paths, *tokenizer_, rules));
   if (read.skipped_lines > 0) {
-    prepared_.notices.push_back(
-        absl::StrCat(read.skipped_lines, " lines were skipped, the first is ", read.first_skipped));
+    prepared_.notices.push_back(SkippedLinesNotice(read.skipped_lines, read.first_skipped));
   }
   source->examples = std::make_shared<const LabelledExamples>(std::move(read));
   Sha256 sha;

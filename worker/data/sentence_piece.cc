@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -33,6 +32,10 @@ constexpr size_t kStretch = size_t{128} << 10;
 // What a user-defined piece is worth for each byte but the first: with scores below 0 it always
 // wins, and the longer of two does. As in version 0.2.3 of the library.
 constexpr float kUserDefinedScore = 0.1f;
+// Stands for an added token in a prepared text: this byte, which UTF-8 has not, then its id in
+// bytes of seven bits, which no space symbol has.
+constexpr char kMark = '\xff';
+constexpr size_t kMarkBytes = 6;
 
 absl::Status Fault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("SentencePiece: ", std::string(what)));
@@ -42,6 +45,21 @@ absl::Status Fault(std::string_view what) {
 size_t CharacterLength(char first) {
   constexpr uint8_t kLengths[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4};
   return kLengths[static_cast<uint8_t>(first) >> 4];
+}
+
+void AppendMark(int32_t id, std::string* text) {
+  text->push_back(kMark);
+  for (size_t i = 1; i < kMarkBytes; ++i) {
+    text->push_back(static_cast<char>(id & 127));
+    id >>= 7;
+  }
+}
+
+// REQUIRES: a whole mark at the beginning.
+int32_t IdOfMark(std::string_view mark) {
+  uint32_t id = 0;
+  for (size_t i = kMarkBytes - 1; i > 0; --i) id = id << 7 | (static_cast<uint8_t>(mark[i]) & 127u);
+  return static_cast<int32_t>(id);
 }
 
 class Model : public TokenizerModel {
@@ -63,8 +81,12 @@ class Model : public TokenizerModel {
  private:
   absl::Status ReadPieces();
   absl::Status CheckAdded() const;
+  void PrepareBetweenAdded(std::string_view plain, bool begins_text, std::string* prepared) const;
+  std::string FormOf(std::string_view added_token) const;
+  std::string WithMetaspace(std::string_view section, bool begins_text) const;
   absl::Status ReadBytePiece(int32_t id);
   bool WordsStandAlone() const;
+  bool Splits() const { return definition_.metaspace.has_value() && definition_.metaspace->splits; }
   const SentencePiece::Piece& piece(int32_t id) const {
     return definition_.pieces[static_cast<size_t>(id)];
   }
@@ -84,7 +106,7 @@ class Model : public TokenizerModel {
   const uint32_t cache_owner_ = WordCache::NewOwner();
   std::optional<SentencePieceNormalizer> normalizer_;
   std::optional<AddedTokenMatcher> added_;
-  absl::flat_hash_set<int32_t> added_ids_;
+  absl::flat_hash_map<int32_t, std::string> added_surfaces_;  // what they decode to
   int32_t unknown_ = -1;
   std::array<int32_t, 256> byte_ids_;              // -1 where there is none
   absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // of the byte pieces
@@ -103,20 +125,26 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(SentencePiec
   for (const SentencePiece::Piece& piece : model->definition_.pieces) {
     if (piece.type == Type::kUserDefined) untouched.push_back(piece.text);
   }
+  SentencePieceRules rules = model->definition_.rules;
+  if (model->definition_.metaspace.has_value()) rules.add_dummy_prefix = false;  // WithMetaspace
   TERCIO_ASSIGN_OR_RETURN(model->normalizer_,
-                          SentencePieceNormalizer::Create(model->definition_.rules, untouched));
-  model->words_stand_alone_ = model->WordsStandAlone();
+                          SentencePieceNormalizer::Create(std::move(rules), untouched));
+  model->words_stand_alone_ = model->Splits() || model->WordsStandAlone();
   TERCIO_RETURN_IF_ERROR(model->CheckAdded());
-  TERCIO_ASSIGN_OR_RETURN(
-      model->added_, AddedTokenMatcher::Create(model->definition_.added, [](std::string_view text) {
-        return std::string(text);
-      }));
-  for (const AddedToken& token : model->definition_.added) model->added_ids_.insert(token.id);
+  TERCIO_ASSIGN_OR_RETURN(model->added_, AddedTokenMatcher::Create(
+                                             model->definition_.added, [&](std::string_view text) {
+                                               return model->definition_.metaspace.has_value()
+                                                          ? std::string(text)
+                                                          : model->normalizer_->Normalize(text);
+                                             }));
+  // As the library (0.23) does: in the form in which it is found.
+  for (const AddedToken& token : model->definition_.added) {
+    const std::string form = token.normalized ? model->FormOf(token.content) : token.content;
+    model->added_surfaces_[token.id] = absl::StrReplaceAll(form, {{"\u2581", " "}});
+  }
   return model;
 }
 
-// EncodePart looks for added tokens in the prepared text again: preparing must not make one of what
-// was none, nor hide one.
 absl::Status Model::CheckAdded() const {
   const SentencePieceRules& rules = definition_.rules;
   for (const AddedToken& token : definition_.added) {
@@ -124,27 +152,61 @@ absl::Status Model::CheckAdded() const {
       return Fault(
           absl::StrCat("the added token '", token.content, "' is not the piece ", token.id));
     }
-    if (token.normalized || token.left_strip || token.right_strip ||
-        token.content.find(' ') != std::string::npos ||
-        token.content.find(kSpaceSymbol) != std::string::npos) {
-      return Fault(absl::StrCat("the added token '", token.content,
-                                "' holds a space, or has normalized, lstrip or rstrip, which is "
-                                "not known here"));
-    }
   }
-  if (!definition_.added.empty() && (!rules.charsmap.empty() || rules.remove_extra_whitespaces ||
-                                     !rules.escape_whitespaces || rules.whitespace_as_suffix)) {
+  const bool changes_texts = !rules.charsmap.empty() || rules.remove_extra_whitespaces ||
+                             !rules.escape_whitespaces || rules.whitespace_as_suffix;
+  if (!definition_.added.empty() && changes_texts) {
     return Fault("added tokens beside rules that change a text are not known here");
+  }
+  if (definition_.metaspace.has_value() &&
+      (changes_texts || definition_.algorithm != SentencePiece::Algorithm::kBpe)) {
+    return Fault("Metaspace with unigram, or beside rules that change a text, is not known here");
   }
   return absl::OkStatus();
 }
 
+// In which an added token is looked for in normalized text.
+std::string Model::FormOf(std::string_view added_token) const {
+  return definition_.metaspace.has_value() ? std::string(added_token)
+                                           : normalizer_->Normalize(added_token);
+}
+
+// Added tokens become marks, so that EncodePart, which may see any part, need not find them again.
 std::optional<std::string> Model::Prepare(std::string_view text) const {
   std::string prepared;
   added_->SplitRaw(
-      text, [&](std::string_view plain) { prepared += normalizer_->Normalize(plain); },
-      [&](int32_t id) { prepared += piece(id).text; });
+      text,
+      [&](std::string_view plain) {
+        PrepareBetweenAdded(plain, plain.data() == text.data(), &prepared);
+      },
+      [&](int32_t id) { AppendMark(id, &prepared); });
   return prepared;
+}
+
+// Normalizers come before the tokens that are looked for in normalized text, Metaspace after them.
+void Model::PrepareBetweenAdded(std::string_view plain, bool begins_text,
+                                std::string* prepared) const {
+  const auto mark = [&](int32_t id) { AppendMark(id, prepared); };
+  if (!definition_.metaspace.has_value()) {
+    added_->SplitNormalized(
+        normalizer_->Normalize(plain), [&](std::string_view section) { *prepared += section; },
+        mark);
+    return;
+  }
+  added_->SplitNormalized(
+      plain,
+      [&](std::string_view section) {
+        *prepared += WithMetaspace(section, begins_text && section.data() == plain.data());
+      },
+      mark);
+}
+
+std::string Model::WithMetaspace(std::string_view section, bool begins_text) const {
+  std::string text = normalizer_->Normalize(section);
+  const bool wanted =
+      definition_.rules.add_dummy_prefix && (begins_text || !definition_.metaspace->first_only);
+  if (wanted && !text.starts_with(kSpaceSymbol)) text.insert(0, kSpaceSymbol);
+  return text;
 }
 
 absl::Status Model::ReadPieces() {
@@ -215,11 +277,12 @@ bool Model::WordsStandAlone() const {
   return true;
 }
 
-// The first place after `from` where a space follows another character, or the end.
+// The first place after `from` where a word begins: a space that follows another character, or any
+// where Metaspace splits. Else the end.
 size_t Model::WordEnd(std::string_view text, size_t from) const {
   for (size_t at = text.find(kSpaceSymbol, from + 1); at != text.npos;
        at = text.find(kSpaceSymbol, at + 1)) {
-    if (!text.substr(0, at).ends_with(kSpaceSymbol)) return at;
+    if (Splits() || !text.substr(0, at).ends_with(kSpaceSymbol)) return at;
   }
   return text.size();
 }
@@ -262,13 +325,17 @@ void Model::Append(std::string_view text, int32_t id, std::vector<int32_t>* ids)
 absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
   if (definition_.added.empty()) return EncodePlain(text);
   std::vector<int32_t> ids;
-  added_->SplitRaw(
-      text,
-      [&](std::string_view plain) {
-        const std::vector<int32_t> plain_ids = EncodePlain(plain);
-        ids.insert(ids.end(), plain_ids.begin(), plain_ids.end());
-      },
-      [&](int32_t id) { ids.push_back(id); });
+  while (!text.empty()) {
+    if (text.size() >= kMarkBytes && text[0] == kMark) {
+      ids.push_back(IdOfMark(text));
+      text.remove_prefix(kMarkBytes);
+      continue;
+    }
+    const size_t end = std::min(text.find(kMark, 1), text.size());
+    const std::vector<int32_t> plain = EncodePlain(text.substr(0, end));
+    ids.insert(ids.end(), plain.begin(), plain.end());
+    text.remove_prefix(end);
+  }
   return ids;
 }
 
@@ -397,8 +464,11 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
     flush();
     if (dropped_space || !text.empty()) at_beginning = false;
     dropped_space = false;
-    if (added_ids_.contains(id)) {
-      text += known.text;
+    if (const auto added = added_surfaces_.find(id); added != added_surfaces_.end()) {
+      std::string_view surface = added->second;
+      dropped_space = at_beginning && rules.add_dummy_prefix && surface.starts_with(' ');
+      if (dropped_space) surface.remove_prefix(1);
+      text += surface;
       continue;
     }
     if (known.type == Type::kControl) continue;
@@ -458,6 +528,10 @@ std::string Model::ToJson() const {
                  {"types", std::move(types)},
                  {"special", SpecialIdsToJson(definition_.special)}};
   if (!definition_.added.empty()) object["added_tokens"] = AddedTokensToJson(definition_.added);
+  if (definition_.metaspace.has_value()) {
+    object["metaspace"] = {{"first_only", definition_.metaspace->first_only},
+                           {"splits", definition_.metaspace->splits}};
+  }
   return object.dump();
 }
 
@@ -508,6 +582,11 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
   TERCIO_RETURN_IF_ERROR(ReadPieceLists(object, &model.pieces));
   if (const json& added = JsonAt(object, "added_tokens"); !added.is_null()) {
     TERCIO_ASSIGN_OR_RETURN(model.added, ParseAddedTokens(added));
+  }
+  if (const json& metaspace = JsonAt(object, "metaspace"); !metaspace.is_null()) {
+    SentencePiece::Metaspace& how = model.metaspace.emplace();
+    TERCIO_ASSIGN_OR_RETURN(how.first_only, JsonFlag(metaspace, "first_only", false));
+    TERCIO_ASSIGN_OR_RETURN(how.splits, JsonFlag(metaspace, "splits", false));
   }
   TERCIO_ASSIGN_OR_RETURN(
       model.special,

@@ -12,7 +12,8 @@
 //   "add_dummy_prefix":b,"remove_extra_whitespaces":b,"escape_whitespaces":b,
 //   "whitespace_as_suffix":b,"charsmap":base64,"unknown_surface":text,"pieces":[text, ...],
 //   "scores":[number, ...],"types":[1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
-//   6 byte, ...],"special":{...},"added_tokens":[...] (where there are any)}
+//   6 byte, ...],"special":{...},"added_tokens":[...] (where there are any),
+//   "metaspace":{"first_only":b,"splits":b} (where there is one)}
 //
 // Thread safety: immutable; each thread keeps a cache of words (word_cache.h).
 // Errors:        INVALID_ARGUMENT: a file that contradicts itself or asks for what is not known
@@ -21,6 +22,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -47,9 +49,16 @@ struct SentencePiece {
   std::string unknown_surface = " \u2047 ";  // what the unknown piece decodes to
   std::vector<Piece> pieces;                 // by id
   SentencePieceRules rules;
-  // Found in a text before all else, as they are written; what lies between is normalized apart.
-  // Each is a piece too. Only without rules that replace characters or collapse white space.
+  // Found in a text before all else (added_tokens.h); what lies between is normalized apart. Each
+  // is a piece too. Only without rules that replace characters or collapse white space.
   std::vector<AddedToken> added;
+  // What Hugging Face's pre-tokenizer Metaspace does otherwise than SentencePiece: the dummy prefix
+  // is left out where a space stands already. Only for BPE, under the same restrictions.
+  struct Metaspace {
+    bool first_only = false;  // no prefix behind an added token
+    bool splits = false;      // every space begins a word, also one behind another
+  };
+  std::optional<Metaspace> metaspace;
   SpecialIds special;
 };
 

@@ -10,6 +10,7 @@
 #include "nlohmann/json.hpp"
 #include "worker/data/document_batch.h"
 #include "worker/data/indexed_dataset_writer.h"
+#include "worker/data/jsonl.h"
 #include "worker/data/sentences.h"
 #include "worker/data/text_source.h"
 
@@ -183,8 +184,7 @@ absl::StatusOr<TokenizeReport> Run::ToEnd() {
         absl::StrCat(source_.path(0), source_.inputs() > 1 ? " and the other files" : "",
                      ": no text to train on",
                      report_.skipped_lines > 0
-                         ? absl::StrCat("; ", report_.skipped_lines,
-                                        " lines were skipped, the first is ", report_.first_skipped)
+                         ? "; " + SkippedLinesNotice(report_.skipped_lines, report_.first_skipped)
                          : "; name a file that holds text"));
   }
   TERCIO_RETURN_IF_ERROR(writer_->Finish(tokenizer_));

@@ -60,7 +60,8 @@ class Fixture : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Tokenizer, Fixture,
                          ::testing::Values("gpt2", "roberta.json", "llama3.json", "bert.json",
                                            "bert_cased", "unigram.model", "bytes.model",
-                                           "suffix.model", "llama2.json", "no_prefix.json"),
+                                           "suffix.model", "llama2.json", "no_prefix.json",
+                                           "llama2_spaces.json", "mistral.json", "metaspace.json"),
                          [](const auto& param) {
                            std::string name = param.param;
                            for (char& c : name) c = c == '.' ? '_' : c;
@@ -304,7 +305,17 @@ TEST(Load, RefusesByNameWhatItDoesNotKnow) {
       {"llama3.json", "/added_tokens/0/id", 2000000000, "2000000000"},
       {"llama3.json", "/added_tokens/0/id", 7, "contradicts"},
       {"roberta.json", "/pre_tokenizer/type", "Whitespace", "pre_tokenizer"},
-      {"llama2.json", "/pre_tokenizer", {{"type", "Metaspace"}}, "pre_tokenizer"},
+      {"llama2.json",
+       "/pre_tokenizer",
+       {{"type", "Metaspace"}, {"replacement", "▁"}},
+       "beside Metaspace the normalizer"},
+      {"mistral.json", "/normalizer", {{"type", "NFC"}}, "beside Metaspace the normalizer"},
+      {"mistral.json", "/pre_tokenizer/replacement", "_", "pre_tokenizer"},
+      {"mistral.json", "/pre_tokenizer/prepend_scheme", "sometimes", "pre_tokenizer"},
+      {"mistral.json", "/pre_tokenizer/add_prefix_space", false, "pre_tokenizer"},
+      {"mistral.json", "/pre_tokenizer/split", 1, "split"},
+      {"mistral.json", "/decoder/decoders/3/type", "Fuse", "decoder"},
+      {"mistral.json", "/added_tokens/3/single_word", true, "single_word"},
       {"llama2.json", "/normalizer/normalizers/0/prepend", "_", "normalizer"},
       {"llama2.json", "/normalizer", {{"type", "NFC"}}, "normalizer"},
       {"llama2.json", "/normalizer", json(), "normalizer"},
@@ -320,9 +331,6 @@ TEST(Load, RefusesByNameWhatItDoesNotKnow) {
        "not in the vocabulary"},
       {"llama2.json", "/model/merges/1", json::array({"▁t", "h"}), "lack '▁ th'"},
       {"llama2.json", "/model/merges/40", json::array({"▁", "t"}), "stands apart"},
-      {"llama2.json", "/added_tokens/0/normalized", true, "normalized"},
-      {"llama2.json", "/added_tokens/0/lstrip", true, "lstrip"},
-      {"llama2.json", "/added_tokens/3/content", "a b", "holds a space"},
       {"llama2.json", "/added_tokens/3/id", 900, "leaves ids"},
       {"llama2.json", "/added_tokens/3/id", 7, "contradicts"},
       {"bert.json", "/normalizer/type", "Lowercase", "normalizer"},
@@ -334,6 +342,43 @@ TEST(Load, RefusesByNameWhatItDoesNotKnow) {
     EXPECT_THAT(RefusalOf(each.file, each.pointer, each.value), HasSubstr(each.said))
         << each.pointer;
   }
+}
+
+// The tokenizer of a fixture with parts of its JSON replaced.
+Tokenizer Changed(const std::string& name, const json& patch) {
+  json root = json::parse(ReadText(kFolder + name));
+  root = root.patch(patch);
+  const TempDir directory;
+  const std::string path = directory.path() + "/tokenizer.json";
+  WriteText(path, root.dump());
+  absl::StatusOr<Tokenizer> tokenizer = Tokenizer::Load(path);
+  EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+  return tokenizer.ok() ? *tokenizer : Tokenizer::Bytes();
+}
+
+void ExpectEqualIds(const Tokenizer& left, const Tokenizer& right) {
+  for (const std::string& text : Texts()) {
+    const auto ids = left.Encode(text);
+    ASSERT_TRUE(ids.ok()) << ids.status();
+    EXPECT_EQ(*ids, *right.Encode(text)) << text;
+    EXPECT_EQ(*left.Decode(*ids), *right.Decode(*ids)) << text;
+  }
+}
+
+TEST(Load, MetaspaceWithoutAPrefixIsTheReplacingNormalizer) {
+  const json never = {
+      {"type", "Metaspace"}, {"replacement", "▁"}, {"prepend_scheme", "never"}, {"split", false}};
+  ExpectEqualIds(
+      Changed("no_prefix.json", {{{"op", "replace"}, {"path", "/pre_tokenizer"}, {"value", never}},
+                                 {{"op", "replace"}, {"path", "/normalizer"}, {"value", nullptr}}}),
+      LoadFixture("no_prefix.json"));
+}
+
+TEST(Load, MetaspaceOfOldFilesPrependsAndSplits) {
+  const json old = {{"type", "Metaspace"}, {"replacement", "▁"}, {"add_prefix_space", true}};
+  ExpectEqualIds(
+      Changed("metaspace.json", {{{"op", "replace"}, {"path", "/pre_tokenizer"}, {"value", old}}}),
+      LoadFixture("metaspace.json"));
 }
 
 // A field of a protobuf message: bytes.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/weight_source.h"
 #include "common/log.h"
+#include "common/ordered_parts.h"
 #include "common/status_macros.h"
 #include "plan/memory_map.h"
 #include "plan/plan_builder.h"
@@ -13,6 +14,8 @@
 
 namespace tercio {
 namespace {
+
+constexpr int64_t kPartElements = int64_t{1} << 20;
 
 // The job whose layout is one rank and one sequence.
 v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
@@ -44,8 +47,15 @@ absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::Wei
   return std::nullopt;
 }
 
+// A part of a tensor and where it goes.
+struct WeightPart {
+  v1::TensorSlice slice;
+  float* out;
+};
+
 absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::StageTensors& tensors,
-                         float* parameters) {
+                         int threads, float* parameters) {
+  std::vector<WeightPart> parts;
   for (const plan::StageTensor& entry : tensors.tensors) {
     if (entry.role == plan::TensorRole::kHead) continue;  // the token embedding again
     v1::TensorSlice slice;
@@ -54,9 +64,18 @@ absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::Sta
     if (!entry.tensor.is_vector) slice.add_shape(entry.tensor.columns);
     slice.set_row_end(entry.tensor.rows);
     slice.set_column_end(entry.tensor.columns);
-    TERCIO_RETURN_IF_ERROR(
-        checkpoint::ReadSliceFor(source, slice, parameters + entry.parameter_offset));
+    float* out = parameters + entry.parameter_offset;
+    for (v1::TensorSlice& part : checkpoint::DivideSlice(slice, kPartElements)) {
+      const int64_t at = part.row_begin() * entry.tensor.columns + part.column_begin();
+      parts.push_back({std::move(part), out + at});
+    }
   }
+  std::vector<absl::Status> outcomes(parts.size());
+  ForEachOnThreads(static_cast<int64_t>(parts.size()), threads, [&](int64_t i) {
+    const WeightPart& part = parts[static_cast<size_t>(i)];
+    outcomes[static_cast<size_t>(i)] = checkpoint::ReadSliceFor(source, part.slice, part.out);
+  });
+  for (absl::Status& outcome : outcomes) TERCIO_RETURN_IF_ERROR(std::move(outcome));
   return absl::OkStatus();
 }
 
@@ -97,7 +116,8 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const std::string& 
   std::unique_ptr<WholeModel> model(new WholeModel(spec, plan::SliceForRank(plan, 0),
                                                    std::move(device), std::move(arena),
                                                    std::move(tokenizer)));
-  TERCIO_RETURN_IF_ERROR(LoadWeights(*source, model->tensors_, model->arena_.Floats("parameters")));
+  TERCIO_RETURN_IF_ERROR(
+      LoadWeights(*source, model->tensors_, threads, model->arena_.Floats("parameters")));
   return model;
 }
 

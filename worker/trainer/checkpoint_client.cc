@@ -23,8 +23,7 @@ absl::Status CheckpointClient::ReadSlice(int64_t step, const v1::TensorSlice& sl
                                          std::vector<float>* values) {
   const int64_t elements =
       (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
-  std::string bytes;
-  bytes.reserve(static_cast<size_t>(elements) * sizeof(float));
+  values->resize(static_cast<size_t>(elements));
   grpc::ClientContext context;
   v1::ReadTensorRequest request;
   request.set_job_id(identity_.run.job_id());
@@ -34,14 +33,20 @@ absl::Status CheckpointClient::ReadSlice(int64_t step, const v1::TensorSlice& sl
   request.set_token(identity_.token);
   const auto reader = stub_->ReadTensor(&context, request);
   v1::TensorChunk chunk;
-  while (reader->Read(&chunk)) bytes += chunk.data();
+  size_t received = 0;  // bytes
+  while (reader->Read(&chunk)) {
+    const size_t room = values->size() * sizeof(float);
+    if (received + chunk.data().size() <= room) {
+      std::memcpy(reinterpret_cast<char*>(values->data()) + received, chunk.data().data(),
+                  chunk.data().size());
+    }
+    received += chunk.data().size();
+  }
   TERCIO_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
-  if (bytes.size() != static_cast<size_t>(elements) * sizeof(float)) {
-    return absl::DataLossError(absl::StrCat("tensor ", slice.tensor(), " came with ", bytes.size(),
+  if (received != values->size() * sizeof(float)) {
+    return absl::DataLossError(absl::StrCat("tensor ", slice.tensor(), " came with ", received,
                                             " bytes instead of ", elements * 4));
   }
-  values->resize(static_cast<size_t>(elements));
-  std::memcpy(values->data(), bytes.data(), bytes.size());
   return absl::OkStatus();
 }
 

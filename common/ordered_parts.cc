@@ -1,0 +1,121 @@
+#include "common/ordered_parts.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "common/check.h"
+
+namespace tercio {
+namespace {
+
+// So many parts more than threads that work on them may wait for their turn.
+constexpr int64_t kWaitingParts = 4;
+
+// Part i lives in slot i % slots, from when a maker begins it until the last taker is done.
+class PartStream {
+ public:
+  PartStream(int64_t count, int makers, const MakePart& make, absl::Span<const TakePart> takers)
+      : make_(make),
+        takers_(takers),
+        slots_(static_cast<size_t>(makers + kWaitingParts)),
+        taken_(takers.size(), 0),
+        end_(count) {}
+
+  void MakeParts() {
+    for (int64_t index = Claim(); index >= 0; index = Claim()) {
+      Slot& slot = SlotOf(index);
+      const absl::Status status = make_(index, &slot.part);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!status.ok()) Fail(index, status);
+      slot.made = index;
+      changed_.notify_all();
+    }
+  }
+
+  void TakeParts(size_t taker) {
+    for (int64_t index = 0; Await(index); ++index) {
+      const absl::Status status = takers_[taker](SlotOf(index).part.bytes);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!status.ok()) Fail(index, status);
+      taken_[taker] = index + 1;
+      changed_.notify_all();
+    }
+  }
+
+  absl::Status status() const { return status_; }
+
+ private:
+  struct Slot {
+    OutputPart part;
+    int64_t made = -1;
+  };
+
+  Slot& SlotOf(int64_t index) { return slots_[static_cast<size_t>(index) % slots_.size()]; }
+
+  // The next part to make, once its slot is free; -1 when there is none.
+  int64_t Claim() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return next_ >= end_ || next_ < FirstKept() + Window(); });
+    return next_ < end_ ? next_++ : -1;
+  }
+
+  // Whether part `index` comes.
+  bool Await(int64_t index) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return index >= end_ || SlotOf(index).made == index; });
+    return index < end_;
+  }
+
+  // No part from this one on is wanted any more.
+  void Fail(int64_t index, const absl::Status& status) {
+    if (index >= end_) return;
+    end_ = index;
+    status_ = status;
+  }
+
+  int64_t FirstKept() const { return *std::min_element(taken_.begin(), taken_.end()); }
+  int64_t Window() const { return static_cast<int64_t>(slots_.size()); }
+
+  const MakePart& make_;
+  const absl::Span<const TakePart> takers_;
+  std::vector<Slot> slots_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<int64_t> taken_;  // of each taker: how many parts it is done with
+  int64_t next_ = 0;
+  int64_t end_;
+  absl::Status status_;
+};
+
+}  // namespace
+
+absl::Status StreamParts(int64_t count, int makers, const MakePart& make,
+                         absl::Span<const TakePart> takers) {
+  TERCIO_CHECK(makers >= 1 && !takers.empty());
+  PartStream stream(count, makers, make, takers);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < makers; ++i) threads.emplace_back([&] { stream.MakeParts(); });
+  for (size_t i = 1; i < takers.size(); ++i) {
+    threads.emplace_back([&stream, i] { stream.TakeParts(i); });
+  }
+  stream.TakeParts(0);
+  for (std::thread& thread : threads) thread.join();
+  return stream.status();
+}
+
+void ForEachOnThreads(int64_t count, int threads, const std::function<void(int64_t)>& body) {
+  std::atomic<int64_t> next{0};
+  const auto work = [&] {
+    for (int64_t i = next++; i < count; i = next++) body(i);
+  };
+  std::vector<std::thread> others;
+  for (int64_t i = 1; i < std::min<int64_t>(threads, count); ++i) others.emplace_back(work);
+  work();
+  for (std::thread& thread : others) thread.join();
+}
+
+}  // namespace tercio

@@ -1,0 +1,40 @@
+// A long output that is made in parts: several threads make parts, in any order, and every taker
+// sees all parts in order, each taker on a thread of its own. So reading and converting, digests,
+// and writing go on at the same time, and only a window of parts is ever in memory.
+//
+// Threads: `make` is called from several threads at once, each taker from one; StreamParts returns
+// when all of them have ended.
+// Errors: that of the first part that could not be made or taken; the parts after it may have been
+// made, and a taker that is behind sees the parts before it or not.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+
+namespace tercio {
+
+// A part and the memory it may be made in, which keeps its size from one part to the next.
+struct OutputPart {
+  std::string_view bytes;  // a view of the members below, or of what outlives the stream
+  std::vector<float> values;
+  std::vector<float> other_values;
+  std::string text;
+};
+
+using MakePart = std::function<absl::Status(int64_t index, OutputPart* part)>;
+using TakePart = std::function<absl::Status(std::string_view bytes)>;
+
+// Parts [0, count). REQUIRES: makers >= 1, takers are not empty.
+absl::Status StreamParts(int64_t count, int makers, const MakePart& make,
+                         absl::Span<const TakePart> takers);
+
+// body(index) for every index in [0, count), in any order, on up to `threads` threads.
+void ForEachOnThreads(int64_t count, int threads, const std::function<void(int64_t index)>& body);
+
+}  // namespace tercio
