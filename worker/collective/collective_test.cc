@@ -291,16 +291,20 @@ TEST(CallIdentityTest, SaysWhereTheCallIs) {
   const auto rank4 =
       CreateCommunicator({"tensor.1", absl::Seconds(20), {4, 5}}, std::move(transports[0]));
   std::thread peer([&] {
-    const auto stream = CreateCpuDevice(1)->CreateStream(Device::StreamKind::kCompute);
-    rank4->Barrier(*stream);
+    const auto device = CreateCpuDevice(1);
+    const auto stream = device->CreateStream(Device::StreamKind::kCompute);
+    double value = 0;
+    rank5->AllReduceSum(*stream, &value, 1);
+    EXPECT_FALSE(stream->Synchronize().ok());
   });
-  const auto stream = CreateCpuDevice(1)->CreateStream(Device::StreamKind::kCompute);
-  double value = 0;
-  rank5->AllReduceSum(*stream, &value, 1);
+  const auto device = CreateCpuDevice(1);
+  const auto stream = device->CreateStream(Device::StreamKind::kCompute);
+  rank4->Barrier(*stream);
   peer.join();
   EXPECT_THAT(std::string(stream->Synchronize().message()),
-              HasSubstr("rank 5: all-reduce #0 of f64 x 1 in group tensor.1 at step 7, forward 2; "
-                        "rank 4: barrier #0"));
+              AllOf(HasSubstr("rank 4: barrier #0"),
+                    HasSubstr("rank 5: all-reduce #0 of f64 x 1 in group tensor.1 at step 7, "
+                              "forward 2")));
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, CollectiveTest,

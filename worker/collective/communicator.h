@@ -3,11 +3,12 @@
 //
 // Counts are elements, never bytes. Every rank of the group issues the same sequence of calls. Each
 // call has an identity (call_identity.h: group, sequence number, operation, type, count), which
-// each rank exchanges with rank 0 of the group beside its data, and which a message carries: ranks
-// that are at different calls end with an error that names both (INTERNAL) instead of a dead-lock,
-// and never read each other's data. A call that does not finish within the timeout ends with the
-// call's and the peer's names. Threads: one communicator is used through one stream at a time;
-// Abort from any thread.
+// each rank sends to rank 0 of the group beside its data, and which a message carries to its
+// receiver: where ranks are at different calls, that one ends with an error that names both
+// (INTERNAL) instead of a dead-lock, and no rank reads what was meant for another call. A call that
+// does not finish within the timeout ends with the call's and the peer's names.
+//
+// Threads: one communicator is used through one stream at a time; Abort from any thread.
 #pragma once
 
 #include <cstdint>
