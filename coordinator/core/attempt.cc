@@ -194,7 +194,8 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   if (record.phase() == v1::JOB_PHASE_PREPARING) return;
   const v1::StepRecord& step = report.record();
   if (step.step() <= record.step()) return;  // said twice
-  // A step takes all ranks: a coordinator whose store was set back may have forgotten that they run.
+  // A step takes all ranks: a coordinator whose store was set back may have forgotten that they
+  // run.
   if (record.phase() == v1::JOB_PHASE_STARTING) SetPhase(job, v1::JOB_PHASE_RUNNING);
   v1::TimeLedger& ledger = *record.mutable_ledger();
   if (!record.progress().stepped() && record.phase() != v1::JOB_PHASE_STOPPING) {

@@ -129,9 +129,9 @@ bool Stepper::Shrink(JobState& job, int free) {
   record.set_elastic_ranks(ranks);
   *record.mutable_elastic_parallelism() = *layout;
   Note(job, "shrunk",
-       absl::StrCat("goes on with ", ranks, " of ", plan::RanksOfJob(record.spec()), " ranks (tensor ",
-                    layout->tensor(), ", pipeline ", layout->pipeline(), ", data ", layout->data(),
-                    "): no more came back within ",
+       absl::StrCat("goes on with ", ranks, " of ", plan::RanksOfJob(record.spec()),
+                    " ranks (tensor ", layout->tensor(), ", pipeline ", layout->pipeline(),
+                    ", data ", layout->data(), "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));
   int total = 0;
   SetSlots(job, FreeDevices(ranks, {}, &total));
