@@ -16,12 +16,14 @@
 #include "common/status_macros.h"
 #include "worker/data/prepared_data.h"
 #include "worker/progress/progress_page.h"
+#include "worker/progress/record_file.h"
 
 namespace tercio {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr absl::Duration kStackPatience = absl::Seconds(1);
+constexpr int64_t kMostUntoldBytes = 256 << 20;
 constexpr int kUnknownExit = 1;  // a fault
 
 double SteadySeconds() {
@@ -347,6 +349,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
   return [this, key, rank](const ProcessExit& exit) {
     TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
     std::lock_guard<std::mutex> lock(mutex_);
+    if (exit.adopted) ReceiveUntold(key, rank);
     const RankLabels labels = LabelsOf(key, rank);
     metrics_.Exited(labels, event.signal != 0 || event.exit_code != 0);
     metrics_.Forget(labels);
@@ -448,6 +451,18 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
   }
   Measure(key, hello.rank(), message);
   Apply({0, TrainerSaid{key, hello.rank(), message}}, std::move(changes));
+}
+
+// What a trainer has said while no agent was there, and that is not known from itself.
+void RunManager::ReceiveUntold(const RunKey& key, int rank) {
+  uint64_t& received = trainers_[key][rank].received;
+  for (const std::string& bytes :
+       RecordFile::Read(PagePath(key, rank) + ".untold", kMostUntoldBytes)) {
+    v1::TrainerMessage message;
+    if (!message.ParseFromString(bytes) || message.sequence() <= received) continue;
+    received = message.sequence();
+    Apply({0, TrainerSaid{key, rank, message}});
+  }
 }
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {

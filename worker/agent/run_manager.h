@@ -131,6 +131,7 @@ class RunManager {
   TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank);
   void SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
                  const LogPosition& position);
+  void ReceiveUntold(const RunKey& key, int rank);
   void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
   void Housekeeping();
   Trainer* FindTrainer(const v1::TrainerHello& hello);

@@ -39,8 +39,9 @@ absl::Status CallUntil(absl::Duration timeout, const Call& call) {
 
 absl::StatusOr<std::unique_ptr<AgentLink>> AgentLink::Connect(const std::string& socket,
                                                               const v1::TrainerHello& hello,
+                                                              const std::string& untold,
                                                               Abandon abandon) {
-  std::unique_ptr<AgentLink> link(new AgentLink(hello, std::move(abandon)));
+  std::unique_ptr<AgentLink> link(new AgentLink(hello, untold, std::move(abandon)));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel("unix:" + socket, {}));
   link->stub_ = v1::TrainerService::NewStub(channel);
   const absl::Status greeted = link->Greet(/*again=*/false);
@@ -102,6 +103,7 @@ absl::Status AgentLink::Greet(bool again) {
   }
   sent_ = 0;
   attached_ = true;
+  untold_.Close();  // it is all sent again; what stays in the file is known by its numbers
   changed_.notify_all();
   return absl::OkStatus();
 }
@@ -114,6 +116,7 @@ void AgentLink::ReadLoop() {
       std::lock_guard<std::mutex> lock(mutex_);
       attached_ = false;
       lost_ = absl::Now();
+      BeginUntold();
     }
     connection->context.TryCancel();
     {
@@ -122,6 +125,17 @@ void AgentLink::ReadLoop() {
       connection->stream->Finish();
     }
     if (!ConnectAgain()) return;
+  }
+}
+
+void AgentLink::BeginUntold() {
+  if (untold_path_.empty()) return;
+  untold_.Create(untold_path_);
+  uint64_t last = 0;
+  for (const v1::TrainerMessage* next = outbox_.After(0); next != nullptr;
+       next = outbox_.After(last)) {
+    untold_.Append(next->SerializeAsString());
+    last = next->sequence();
   }
 }
 
@@ -203,7 +217,11 @@ AgentLink::Request AgentLink::TakeRequest() {
 
 void AgentLink::Send(v1::TrainerMessage message) {
   std::lock_guard<std::mutex> lock(mutex_);
-  outbox_.Add(std::move(message));
+  const v1::TrainerMessage& added = outbox_.Add(std::move(message));
+  // Figures without a record are of no use to an agent that finds them later.
+  if (untold_.is_open() && (!added.has_step() || added.step().has_record())) {
+    untold_.Append(added.SerializeAsString());
+  }
   changed_.notify_all();
 }
 

@@ -21,6 +21,7 @@
 #include "absl/time/time.h"
 #include "proto/tercio/v1/trainer.grpc.pb.h"
 #include "worker/collective/gloo_transport.h"
+#include "worker/progress/record_file.h"
 #include "worker/trainer/outbox.h"
 
 namespace tercio {
@@ -30,9 +31,11 @@ class AgentLink : public RendezvousStore {
   // Must end the process; called from one of the link's threads.
   using Abandon = std::function<void(const std::string& reason)>;
 
-  // Says hello and waits for the assignment.
+  // Says hello and waits for the assignment. While the agent is away, what it has not received is
+  // also in the file `untold` (empty: none): this process may die before it comes back.
   static absl::StatusOr<std::unique_ptr<AgentLink>> Connect(const std::string& socket,
                                                             const v1::TrainerHello& hello,
+                                                            const std::string& untold,
                                                             Abandon abandon);
   // Waits until the agent has received everything, at most agent_grace.
   ~AgentLink() override;
@@ -60,16 +63,18 @@ class AgentLink : public RendezvousStore {
     bool finished = false;  // guarded by `writing`
   };
 
-  AgentLink(v1::TrainerHello hello, Abandon abandon)
-      : hello_(std::move(hello)), abandon_(std::move(abandon)) {}
+  AgentLink(v1::TrainerHello hello, std::string untold, Abandon abandon)
+      : hello_(std::move(hello)), untold_path_(std::move(untold)), abandon_(std::move(abandon)) {}
   absl::Status Greet(bool again);
   void ReadLoop();
   void ReadCommands(Connection& connection);
   bool ConnectAgain();
   void WriteLoop();
   bool IsLost() const;
+  void BeginUntold();
 
   v1::TrainerHello hello_;
+  const std::string untold_path_;
   const Abandon abandon_;
   std::unique_ptr<v1::TrainerService::Stub> stub_;
   v1::TrainerAssignment assignment_;  // of the first greeting
@@ -77,6 +82,7 @@ class AgentLink : public RendezvousStore {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Outbox outbox_;
+  RecordFile untold_;  // open while the agent is away
   uint64_t sent_ = 0;  // on the present connection
   std::shared_ptr<Connection> connection_;
   bool attached_ = false;

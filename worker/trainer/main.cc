@@ -95,11 +95,13 @@ ExitNote Run(const Arguments& arguments, ProgressPage* page) {
   hello.set_rank(arguments.rank);
   hello.set_token(token == nullptr ? "" : token);
   hello.set_pid(getpid());
-  auto link = AgentLink::Connect(arguments.socket, hello, [page](const std::string& reason) {
-    LogError(absl::StrCat("ending: ", reason));
-    NoteExit(page, {kFault, false, reason});
-    _exit(kFault);
-  });
+  const std::string untold = arguments.progress.empty() ? "" : arguments.progress + ".untold";
+  auto link =
+      AgentLink::Connect(arguments.socket, hello, untold, [page](const std::string& reason) {
+        LogError(absl::StrCat("ending: ", reason));
+        NoteExit(page, {kFault, false, reason});
+        _exit(kFault);
+      });
   if (!link.ok()) {
     LogError(std::string(link.status().message()));
     return {kFault, false, std::string(link.status().message())};

@@ -5,7 +5,7 @@
 
 namespace tercio {
 
-void Outbox::Add(v1::TrainerMessage message) {
+const v1::TrainerMessage& Outbox::Add(v1::TrainerMessage message) {
   if (message.has_phase()) last_phase_ = message;
   uint64_t* replaced = message.has_memory() ? &last_memory_ : &last_figures_;
   if (message.has_memory() || (message.has_step() && !message.step().has_record())) {
@@ -13,7 +13,7 @@ void Outbox::Add(v1::TrainerMessage message) {
     *replaced = next_;
   }
   message.set_sequence(next_);
-  messages_.emplace(next_++, std::move(message));
+  return messages_.emplace(next_++, std::move(message)).first->second;
 }
 
 void Outbox::Received(uint64_t sequence) {

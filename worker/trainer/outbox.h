@@ -13,7 +13,8 @@ namespace tercio {
 
 class Outbox {
  public:
-  void Add(v1::TrainerMessage message);
+  // The message with its number, valid until the next call.
+  const v1::TrainerMessage& Add(v1::TrainerMessage message);
   // The agent has kept everything up to there.
   void Received(uint64_t sequence);
   // The oldest after `sequence`, null when there is none.

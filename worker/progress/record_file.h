@@ -1,0 +1,35 @@
+// A file of byte strings, one after another: what a trainer could tell nobody, for the agent that
+// finds it. Each is written at once, so that a killed writer leaves whole ones and at most the
+// beginning of another, which is not read.
+//
+// Not thread-safe. Errors: a file that cannot be written takes nothing; one that cannot be read
+// holds nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace tercio {
+
+class RecordFile {
+ public:
+  RecordFile() = default;
+  ~RecordFile() { Close(); }
+  RecordFile(const RecordFile&) = delete;
+  RecordFile& operator=(const RecordFile&) = delete;
+
+  // Begins anew.
+  void Create(const std::string& path);
+  void Append(const std::string& bytes);
+  bool is_open() const { return file_ >= 0; }
+  void Close();
+
+  // At most `most_bytes` of the file are looked at.
+  static std::vector<std::string> Read(const std::string& path, int64_t most_bytes);
+
+ private:
+  int file_ = -1;
+};
+
+}  // namespace tercio
