@@ -143,6 +143,7 @@ void Stepper::StartWhenReady(JobState& job) {
   }
   job.plan = std::make_shared<const v1::Plan>(*std::move(plan));
   effects_.changed_plans.insert(record.id());
+  (*record.mutable_resume_steps())[record.attempt()] = record.resume_step();
   record.set_step(record.resume_step());
   record.set_tokens(record.resume_step() * record.spec().training().global_batch() *
                     record.spec().model().context());
@@ -396,7 +397,7 @@ void Stepper::Finish(JobState& job, v1::JobPhase phase) {
 void Stepper::Handle(const CheckpointCommitted& committed) {
   WithRun(committed.run, [&](JobState& job) {
     v1::JobRecord& record = job.record;
-    if (!HasLiveRun(record.phase())) return;
+    if (!HasLiveRun(record.phase()) || committed.step <= record.checkpoint_step()) return;
     const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
     if (record.step() > before) {
       CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
@@ -411,6 +412,14 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     Note(job, "checkpoint_committed",
          absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes, ", committed.path));
   });
+}
+
+void Stepper::Handle(const StepsDone& done) {
+  if (!Happened(done.run)) return;
+  for (const v1::StepRecord& step : done.steps) {
+    if (step.attempt() != done.run.attempt()) continue;
+    effects_.steps.emplace_back(done.run.job_id(), step);
+  }
 }
 
 void Stepper::Handle(const CheckpointFailed& failed) {

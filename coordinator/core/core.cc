@@ -82,6 +82,13 @@ v1::RunId RunOf(const v1::JobRecord& record) {
   return run;
 }
 
+bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step) {
+  return std::all_of(record.resume_steps().begin(), record.resume_steps().end(),
+                     [&](const auto& start) {
+                       return start.first <= step.attempt() || start.second >= step.step();
+                     });
+}
+
 v1::JobSpec PresentSpec(const v1::JobRecord& record) {
   v1::JobSpec spec = record.spec();
   if (record.elastic_ranks() > 0) {

@@ -139,6 +139,7 @@ struct NodeChangeRequested {
 struct DrillRequested {
   std::string job_id;
   v1::InjectFault fault;
+  bool on_node = true;  // the node does it
 };
 struct NodeAttached {
   v1::AgentHello hello;
@@ -164,6 +165,12 @@ struct CheckpointCommitted {
   std::string path;
   int64_t bytes = 0;
 };
+// Steps that a checkpoint holds, told before it becomes visible: whatever becomes of the node that
+// has reported them, no attempt starts beyond the history.
+struct StepsDone {
+  v1::RunId run;
+  std::vector<v1::StepRecord> steps;
+};
 struct CheckpointFailed {
   v1::RunId run;
   int64_t step = 0;
@@ -176,7 +183,7 @@ struct Event {
   std::string token;  // fresh randomness, used when the event starts an attempt
   std::variant<Submitted, CancelRequested, ResumeRequested, NodeChangeRequested, DrillRequested,
                NodeAttached, NodeDetached, NodeSaid, CheckpointFound, CheckpointCommitted,
-               CheckpointFailed, Tick>
+               StepsDone, CheckpointFailed, Tick>
       body;
 };
 
@@ -212,6 +219,9 @@ struct Effects {
 Effects Step(State& state, const Event& event, const Settings& settings);
 
 bool IsTerminal(v1::JobPhase phase);
+
+// Whether a step is part of the job's history: no later attempt has started before it.
+bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
 
 // The specification that the present attempt runs by: that of the job, or fewer ranks.
 v1::JobSpec PresentSpec(const v1::JobRecord& record);

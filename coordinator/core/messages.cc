@@ -58,12 +58,14 @@ void Stepper::StopNodes(JobState& job, double grace) {
 void Stepper::SaveAndStop(JobState& job) {
   job.record.mutable_progress()->set_saving(true);
   SwitchTime(job, v1::TIME_KIND_CHECKPOINT_STALL);
-  for (const std::string& node : NodesOf(job)) {
-    v1::CoordinatorMessage message;
-    *message.mutable_save_checkpoint()->mutable_run() = RunOf(job.record);
-    message.mutable_save_checkpoint()->set_then_stop(true);
-    effects_.messages.push_back({node, message});
-  }
+  for (const std::string& node : NodesOf(job)) SendSave(job, node);
+}
+
+void Stepper::SendSave(const JobState& job, const std::string& node) {
+  v1::CoordinatorMessage message;
+  *message.mutable_save_checkpoint()->mutable_run() = RunOf(job.record);
+  message.mutable_save_checkpoint()->set_then_stop(true);
+  effects_.messages.push_back({node, message});
 }
 
 void Stepper::SetPhase(JobState& job, v1::JobPhase phase) {

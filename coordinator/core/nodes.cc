@@ -61,7 +61,8 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       return Fault(job, {absl::StrCat("node ", name, " has lost its ranks"), false, name});
     default:
       if (!runs) return NodeStopped(job, name);
-      if (!record.progress().saving()) SendStop(name, wanted, settings_.stop_grace);
+      if (record.progress().saving()) return SendSave(job, name);
+      SendStop(name, wanted, settings_.stop_grace);
   }
 }
 
@@ -175,6 +176,26 @@ void Stepper::Handle(const NodeSaid& said) {
   HandleReport(said.node, said.message);
 }
 
+// Whether it is an attempt of a job that is known: what it has done belongs to the history, however
+// late the news come.
+bool Stepper::Happened(const v1::RunId& run) const {
+  const auto found = state_.jobs.find(run.job_id());
+  return found != state_.jobs.end() && run.attempt() <= found->second.record.attempt();
+}
+
+// A node may have been away while a checkpoint of its steps was committed and the next attempt went
+// on from there: without its reports the history would have a gap.
+void Stepper::HandleSteps(const v1::StepReport& report) {
+  bool present = false;
+  WithRun(report.run(), [&](JobState& job) {
+    present = true;
+    Stepped(job, report);
+  });
+  if (!present && Happened(report.run())) {
+    effects_.steps.emplace_back(report.run().job_id(), report.record());
+  }
+}
+
 void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& message) {
   switch (message.body_case()) {
     case v1::AgentMessage::kHeartbeat:
@@ -189,8 +210,7 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
       return WithRun(message.rank_phase().run(),
                      [&](JobState& job) { RankPhased(job, message.rank_phase()); });
     case v1::AgentMessage::kStepReport:
-      return WithRun(message.step_report().run(),
-                     [&](JobState& job) { Stepped(job, message.step_report()); });
+      return HandleSteps(message.step_report());
     case v1::AgentMessage::kRankExited:
       return WithRun(message.rank_exited().run(),
                      [&](JobState& job) { RankEnded(job, node, message.rank_exited().exit()); });
@@ -202,15 +222,16 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
         Note(job, error.empty() ? "drill_done" : "drill_failed", error, node);
       });
     case v1::AgentMessage::kTrace:
-      return WithRun(message.trace().run(), [&](JobState& job) {
-        effects_.traces.emplace_back(job.record.id(), message.trace().trace());
-      });
+      if (Happened(message.trace().run())) {
+        effects_.traces.emplace_back(message.trace().run().job_id(), message.trace().trace());
+      }
+      return;
     case v1::AgentMessage::kLogs:
-      return WithRun(message.logs().run(), [&](JobState& job) {
-        for (const v1::LogLine& line : message.logs().lines()) {
-          effects_.logs.emplace_back(job.record.id(), line);
-        }
-      });
+      if (!Happened(message.logs().run())) return;
+      for (const v1::LogLine& line : message.logs().lines()) {
+        effects_.logs.emplace_back(message.logs().run().job_id(), line);
+      }
+      return;
     default:
       return;
   }

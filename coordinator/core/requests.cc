@@ -120,6 +120,7 @@ void Stepper::Handle(const DrillRequested& request) {
   const JobState& job = found->second;
   const std::string& node = job.record.slots(fault.rank()).node();
   Note(job, "drill", fault.fault(), node, fault.rank());
+  if (!request.on_node) return;
   v1::CoordinatorMessage message;
   *message.mutable_inject_fault() = fault;
   *message.mutable_inject_fault()->mutable_run() = RunOf(job.record);

@@ -50,6 +50,8 @@ class Stepper {
   void Handle(const NodeSaid& said);
   void Handle(const Tick&);
   bool IsNews(NodeState& node, uint64_t sequence);
+  bool Happened(const v1::RunId& run) const;
+  void HandleSteps(const v1::StepReport& report);
   void HandleReport(const std::string& node, const v1::AgentMessage& message);
   void Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
                  bool same_spool);
@@ -99,6 +101,7 @@ class Stepper {
   void CountCrash(v1::JobRecord& record);
   void Finish(JobState& job, v1::JobPhase phase);
   void Handle(const CheckpointCommitted& committed);
+  void Handle(const StepsDone& done);
   void Handle(const CheckpointFailed& failed);
 
   // ---- scheduling.cc ----
@@ -119,6 +122,7 @@ class Stepper {
   void SendStop(const std::string& node, const v1::RunId& run, double grace);
   void StopNodes(JobState& job, double grace);
   void SaveAndStop(JobState& job);
+  void SendSave(const JobState& job, const std::string& node);
   void SetPhase(JobState& job, v1::JobPhase phase);
   void SwitchTime(JobState& job, v1::TimeKind kind);
   void Note(const JobState& job, const std::string& kind, const std::string& message,

@@ -63,7 +63,16 @@ absl::StatusOr<CheckpointServiceImpl::SavePtr> CheckpointServiceImpl::Join(
   if (!same || save->step < begin.step()) {
     if (coordinator_.checkpoints().AttemptOf(begin.run().job_id(), begin.step()) ==
         begin.run().attempt()) {
-      return nullptr;  // committed before this coordinator started
+      // Committed before this coordinator started, which may not have heard of it.
+      CheckpointCommitted committed{begin.run(), begin.step(), "", 0};
+      for (const checkpoint::Committed& there :
+           coordinator_.checkpoints().List(begin.run().job_id())) {
+        if (there.step != begin.step()) continue;
+        committed.path = there.path;
+        committed.bytes = there.bytes;
+      }
+      coordinator_.Post(std::move(committed));
+      return nullptr;
     }
     if (save != nullptr) {
       End(*save,
@@ -102,6 +111,7 @@ void CheckpointServiceImpl::AddPart(const v1::UploadBegin& begin, const checkpoi
     save.parts[begin.rank()] = part;
     if (!begin.training_state().empty()) save.training_state = begin.training_state();
     if (!begin.tokenizer().empty()) save.tokenizer = begin.tokenizer();
+    if (begin.steps_size() > 0) save.steps.assign(begin.steps().begin(), begin.steps().end());
     changed_.notify_all();
     if (save.ended || static_cast<int>(save.parts.size()) < begin.world_size()) return;
   }
@@ -168,13 +178,15 @@ absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, con
   }
   std::vector<checkpoint::Manifest> parts;
   for (const auto& [rank, part] : save.parts) parts.push_back(part);
+  TERCIO_RETURN_IF_ERROR(coordinator_.Ask(StepsDone{begin.run(), save.steps}));
   TERCIO_ASSIGN_OR_RETURN(
       const checkpoint::Committed committed,
       coordinator_.checkpoints().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(),
                                         model, save.training_state, save.tokenizer, parts));
+  // Only fails when the coordinator is stopping; the checkpoint is on disk.
   coordinator_
       .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes})
-      .IgnoreError();  // only fails when the coordinator is stopping; the checkpoint is on disk
+      .IgnoreError();
   return absl::OkStatus();
 }
 

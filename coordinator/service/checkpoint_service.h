@@ -42,6 +42,7 @@ class CheckpointServiceImpl : public v1::CheckpointService::Service {
     std::map<int, checkpoint::Manifest> parts;  // by rank
     std::string training_state;
     std::string tokenizer;
+    std::vector<v1::StepRecord> steps;
     int uploads = 0;  // under way, or waiting for the others
     bool ended = false;
     absl::Status outcome;  // when ended

@@ -102,7 +102,12 @@ grpc::Status JobServiceImpl::History(grpc::ServerContext* context,
   if (!job.ok()) return ToGrpc(job.status());
   int64_t after = request->after_step();
   return Follow(context, job->id(), request->follow(), [&]() -> absl::StatusOr<bool> {
-    const auto steps = coordinator_.store().Steps(job->id(), after, request->all_attempts());
+    const absl::StatusOr<v1::JobRecord> now = coordinator_.Find(job->id());
+    if (!now.ok()) return now.status();
+    const auto steps =
+        coordinator_.store().Steps(job->id(), after, [&](const v1::StepRecord& step) {
+          return request->all_attempts() || StepCounts(*now, step);
+        });
     if (!steps.ok()) return steps.status();
     for (const v1::StepRecord& step : *steps) {
       if (!writer->Write(step)) return false;

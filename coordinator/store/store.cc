@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "common/sqlite_statement.h"
 #include "common/status_macros.h"
 
 namespace tercio::coordinator {
@@ -31,64 +32,8 @@ CREATE INDEX IF NOT EXISTS logs_of_job ON logs(job, sequence);
 )";
 
 absl::Status Fault(sqlite3* database, const std::string& what) {
-  const int code = sqlite3_errcode(database) & 0xff;
-  const std::string message = absl::StrCat("state store: ", what, ": ", sqlite3_errmsg(database));
-  switch (code) {
-    case SQLITE_FULL:
-      return absl::ResourceExhaustedError(message);
-    case SQLITE_CANTOPEN:
-    case SQLITE_NOTADB:
-    case SQLITE_CORRUPT:
-    case SQLITE_READONLY:
-      return absl::FailedPreconditionError(message);
-    default:
-      return absl::InternalError(message);
-  }
+  return SqliteFault(database, absl::StrCat("state store: ", what));
 }
-
-// A prepared statement, finalised with the object.
-class Statement {
- public:
-  Statement(sqlite3* database, const char* sql) : database_(database) {
-    sqlite3_prepare_v2(database, sql, -1, &statement_, nullptr);
-  }
-  ~Statement() { sqlite3_finalize(statement_); }
-  Statement(const Statement&) = delete;
-  Statement& operator=(const Statement&) = delete;
-
-  void Bind(int index, const std::string& text) {
-    sqlite3_bind_text(statement_, index, text.data(), static_cast<int>(text.size()),
-                      SQLITE_TRANSIENT);
-  }
-  void Bind(int index, int64_t value) { sqlite3_bind_int64(statement_, index, value); }
-  void BindBlob(int index, const std::string& bytes) {
-    sqlite3_bind_blob(statement_, index, bytes.data(), static_cast<int>(bytes.size()),
-                      SQLITE_TRANSIENT);
-  }
-  // True when there is a row.
-  absl::StatusOr<bool> Next() {
-    if (statement_ == nullptr) return Fault(database_, "statement");
-    const int code = sqlite3_step(statement_);
-    if (code == SQLITE_ROW) return true;
-    if (code == SQLITE_DONE) return false;
-    return Fault(database_, "step");
-  }
-  absl::Status Execute() {
-    const absl::StatusOr<bool> row = Next();
-    sqlite3_reset(statement_);
-    return row.status();
-  }
-  int64_t Integer(int column) { return sqlite3_column_int64(statement_, column); }
-  std::string Bytes(int column) {
-    const void* data = sqlite3_column_blob(statement_, column);
-    const int size = sqlite3_column_bytes(statement_, column);
-    return std::string(static_cast<const char*>(data), static_cast<size_t>(size));
-  }
-
- private:
-  sqlite3* database_;
-  sqlite3_stmt* statement_ = nullptr;
-};
 
 template <typename Message>
 absl::StatusOr<Message> Parse(const std::string& bytes) {
@@ -104,7 +49,7 @@ std::string BackUpPath(const std::string& path) { return path + ".backup"; }
 // The records of all rows of a query.
 template <typename Message>
 absl::StatusOr<std::vector<Message>> ParseAll(sqlite3* database, const char* sql) {
-  Statement query(database, sql);
+  SqliteStatement query(database, sql);
   std::vector<Message> messages;
   while (true) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
@@ -135,7 +80,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
 }
 
 absl::Status Store::CheckVersion() {
-  Statement query(database_, "PRAGMA user_version");
+  SqliteStatement query(database_, "PRAGMA user_version");
   TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
   version_ = row ? query.Integer(0) : 0;
   if (version_ <= kVersion) return absl::OkStatus();
@@ -147,7 +92,7 @@ absl::Status Store::CheckVersion() {
 
 absl::Status Store::CheckIntegrity() {
   std::string problem;
-  Statement query(database_, "PRAGMA quick_check(1)");
+  SqliteStatement query(database_, "PRAGMA quick_check(1)");
   const absl::StatusOr<bool> row = query.Next();
   if (!row.ok()) {
     if (!absl::IsFailedPrecondition(row.status())) return row.status();
@@ -214,32 +159,32 @@ absl::Status Store::WriteAll(const Changes& changes) {
 }
 
 absl::Status Store::WriteState(const Changes& changes) {
-  Statement job(database_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?)");
+  SqliteStatement job(database_, "INSERT OR REPLACE INTO jobs VALUES(?,?,?)");
   for (const v1::JobRecord& record : changes.jobs) {
     job.Bind(1, record.id());
     job.Bind(2, record.number());
     job.BindBlob(3, record.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(job.Execute());
   }
-  Statement request(database_, "INSERT OR REPLACE INTO requests VALUES(?,?)");
+  SqliteStatement request(database_, "INSERT OR REPLACE INTO requests VALUES(?,?)");
   for (const auto& [id, made] : changes.requests) {
     request.Bind(1, id);
     request.Bind(2, made);
     TERCIO_RETURN_IF_ERROR(request.Execute());
   }
-  Statement plan(database_, "INSERT OR REPLACE INTO plans VALUES(?,?)");
+  SqliteStatement plan(database_, "INSERT OR REPLACE INTO plans VALUES(?,?)");
   for (const auto& [id, record] : changes.plans) {
     plan.Bind(1, id);
     plan.BindBlob(2, record->SerializeAsString());
     TERCIO_RETURN_IF_ERROR(plan.Execute());
   }
-  Statement node(database_, "INSERT OR REPLACE INTO nodes VALUES(?,?)");
+  SqliteStatement node(database_, "INSERT OR REPLACE INTO nodes VALUES(?,?)");
   for (const v1::NodeRecord& record : changes.nodes) {
     node.Bind(1, record.name());
     node.BindBlob(2, record.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(node.Execute());
   }
-  Statement forget(database_, "DELETE FROM nodes WHERE name=?");
+  SqliteStatement forget(database_, "DELETE FROM nodes WHERE name=?");
   for (const std::string& name : changes.forgotten_nodes) {
     forget.Bind(1, name);
     TERCIO_RETURN_IF_ERROR(forget.Execute());
@@ -248,7 +193,7 @@ absl::Status Store::WriteState(const Changes& changes) {
 }
 
 absl::Status Store::WriteHistory(const Changes& changes) {
-  Statement step(database_, "INSERT OR REPLACE INTO steps VALUES(?,?,?,?)");
+  SqliteStatement step(database_, "INSERT OR REPLACE INTO steps VALUES(?,?,?,?)");
   for (const auto& [id, record] : changes.steps) {
     step.Bind(1, id);
     step.Bind(2, record.step());
@@ -256,22 +201,23 @@ absl::Status Store::WriteHistory(const Changes& changes) {
     step.BindBlob(4, record.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(step.Execute());
   }
-  Statement event(database_, "INSERT INTO events(job, record) VALUES(?,?)");
+  SqliteStatement event(database_, "INSERT INTO events(job, record) VALUES(?,?)");
   for (const v1::JobEvent& record : changes.events) {
     event.Bind(1, record.job_id());
     event.BindBlob(2, record.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(event.Execute());
   }
-  Statement log(database_, "INSERT INTO logs(job, record) VALUES(?,?)");
-  Statement trim(database_,
-                 "DELETE FROM logs WHERE job=?1 AND sequence <= (SELECT sequence FROM logs WHERE "
-                 "job=?1 ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
+  SqliteStatement log(database_, "INSERT INTO logs(job, record) VALUES(?,?)");
+  SqliteStatement trim(
+      database_,
+      "DELETE FROM logs WHERE job=?1 AND sequence <= (SELECT sequence FROM logs WHERE "
+      "job=?1 ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
   for (const auto& [id, line] : changes.logs) {
     log.Bind(1, id);
     log.BindBlob(2, line.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(log.Execute());
   }
-  Statement trace(database_, "INSERT OR REPLACE INTO traces VALUES(?,?,?,?)");
+  SqliteStatement trace(database_, "INSERT OR REPLACE INTO traces VALUES(?,?,?,?)");
   for (const auto& [id, record] : changes.traces) {
     trace.Bind(1, id);
     trace.Bind(2, int64_t{record.attempt()});
@@ -295,7 +241,7 @@ absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
 absl::StatusOr<std::map<std::string, v1::Plan>> Store::LoadPlans() {
   if (version_ < kVersion) return std::map<std::string, v1::Plan>();  // only read, never changed
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_, "SELECT job, record FROM plans");
+  SqliteStatement query(database_, "SELECT job, record FROM plans");
   std::map<std::string, v1::Plan> plans;
   while (true) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
@@ -312,17 +258,18 @@ absl::StatusOr<std::vector<v1::NodeRecord>> Store::LoadNodes() {
 
 absl::StatusOr<std::string> Store::JobOfRequest(const std::string& request_id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_, "SELECT job FROM requests WHERE request=?");
+  SqliteStatement query(database_, "SELECT job FROM requests WHERE request=?");
   query.Bind(1, request_id);
   TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
   return row ? query.Bytes(0) : std::string();
 }
 
-absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(const std::string& job, int64_t after_step,
-                                                         bool all_attempts) {
+absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(
+    const std::string& job, int64_t after_step,
+    const std::function<bool(const v1::StepRecord&)>& counts) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_,
-                  "SELECT record FROM steps WHERE job=? AND step>? ORDER BY step, attempt");
+  SqliteStatement query(database_,
+                        "SELECT record FROM steps WHERE job=? AND step>? ORDER BY step, attempt");
   query.Bind(1, job);
   query.Bind(2, after_step);
   std::vector<v1::StepRecord> steps;
@@ -330,17 +277,16 @@ absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(const std::string& job,
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (!row) return steps;
     TERCIO_ASSIGN_OR_RETURN(v1::StepRecord record, Parse<v1::StepRecord>(query.Bytes(0)));
-    // The newest attempt that has done a step is the one that counts.
-    if (!all_attempts && !steps.empty() && steps.back().step() == record.step()) steps.pop_back();
-    steps.push_back(std::move(record));
+    if (counts(record)) steps.push_back(std::move(record));
   }
 }
 
 absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, int64_t after) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_,
-                  "SELECT sequence, record FROM events WHERE (?1='' OR job=?1) AND sequence>?2 "
-                  "ORDER BY sequence");
+  SqliteStatement query(
+      database_,
+      "SELECT sequence, record FROM events WHERE (?1='' OR job=?1) AND sequence>?2 "
+      "ORDER BY sequence");
   query.Bind(1, job);
   query.Bind(2, after);
   std::vector<v1::JobEvent> events;
@@ -355,8 +301,8 @@ absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, 
 
 absl::StatusOr<std::vector<Store::StoredLine>> Store::Logs(const std::string& job, int64_t after) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_,
-                  "SELECT sequence, record FROM logs WHERE job=? AND sequence>? ORDER BY sequence");
+  SqliteStatement query(
+      database_, "SELECT sequence, record FROM logs WHERE job=? AND sequence>? ORDER BY sequence");
   query.Bind(1, job);
   query.Bind(2, after);
   std::vector<StoredLine> lines;
@@ -370,9 +316,10 @@ absl::StatusOr<std::vector<Store::StoredLine>> Store::Logs(const std::string& jo
 
 absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Statement query(database_,
-                  "SELECT record FROM traces WHERE job=?1 AND attempt=(SELECT MAX(attempt) FROM "
-                  "traces WHERE job=?1) ORDER BY rank");
+  SqliteStatement query(
+      database_,
+      "SELECT record FROM traces WHERE job=?1 AND attempt=(SELECT MAX(attempt) FROM "
+      "traces WHERE job=?1) ORDER BY rank");
   query.Bind(1, job);
   std::vector<v1::RankTrace> traces;
   while (true) {

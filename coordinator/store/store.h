@@ -6,6 +6,7 @@
 // by a newer version), INTERNAL.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -61,10 +62,10 @@ class Store {
   // The job that a request id has made, empty when none.
   absl::StatusOr<std::string> JobOfRequest(const std::string& request_id);
 
-  // Steps after `after_step`, ascending. Without `all_attempts` one per step, from the attempt that
-  // counts.
-  absl::StatusOr<std::vector<v1::StepRecord>> Steps(const std::string& job, int64_t after_step,
-                                                    bool all_attempts);
+  // Steps after `after_step` for which `counts`, by step and attempt.
+  absl::StatusOr<std::vector<v1::StepRecord>> Steps(
+      const std::string& job, int64_t after_step,
+      const std::function<bool(const v1::StepRecord&)>& counts);
   // Events with a sequence above `after`; of all jobs when `job` is empty.
   absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& job, int64_t after);
   struct StoredLine {

@@ -31,12 +31,21 @@ class Hangs(TercioTest):
         frozen = wait_for(lambda: [pid for pid in processes("tercio-trainer --progress")
                                    if self.descends(pid, child.pid)], "a trainer")[-1]
         page = argument(frozen, "--progress")
+        rank = int(argument(frozen, "--rank"))
         self.assertTrue(os.path.exists(page))
         os.kill(frozen, signal.SIGSTOP)
         out, err = child.communicate(timeout=400)
         self.assertEqual(child.returncode, 0, err)
         job = json.loads(out)
         self.assertEqual((job["state"], job["restarts"]), ("succeeded", 1), err)
+        out, _ = self.tercio("events", job["id"], "--state-dir", self.state, "-o", "jsonl")
+        hang = [event for event in map(json.loads, out.splitlines()) if event["kind"] == "hang"]
+        self.assertEqual(len(hang), 1)
+        self.assertEqual(hang[0]["rank"], rank)
+        self.assertIn(f"the trainer of rank {rank} is stopped (state T)", hang[0]["message"])
+        self.assertIn("wait in", hang[0]["message"])
+        out, _ = self.tercio("logs", job["id"], "--state-dir", self.state)
+        self.assertIn("stack: ", out)
         self.assertFalse(os.path.exists(f"/proc/{frozen}"), "the frozen trainer is left")
         self.assertFalse(os.path.exists(page), "its page is left")
         self.assertEqual(self.curve(job["id"], self.state),

@@ -13,7 +13,7 @@ namespace tercio::simulation {
 namespace {
 
 constexpr uint64_t kSeeds = 10'000;
-constexpr uint64_t kSeedsToCatch = 300;
+constexpr uint64_t kSeedsToCatch = 2000;
 
 uint64_t Number(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kStepsAreDropped, "StepsAreDropped"},
                       Variant{Broken::kTimeIsCountedTwice, "TimeIsCountedTwice"},
                       Variant{Broken::kAcknowledgesTooMuch, "AcknowledgesTooMuch"}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace
 }  // namespace tercio::simulation

@@ -39,14 +39,7 @@ World::World(uint64_t seed, Broken broken) : broken_(broken), random_(seed), sta
 std::string World::Run() {
   for (auto& [name, node] : nodes_) StartAgent(name);
   for (int i = 1; i <= kJobs; ++i) {
-    const auto submit = [this, i](const auto& again) -> void {
-      if (!coordinator_up_) {  // a client tries again
-        At(1, [again] { again(again); });
-        return;
-      }
-      Post(coordinator::Submitted{"job-" + std::to_string(i), Spec(i)});
-    };
-    At(Uniform(0, 30), [submit] { submit(submit); });
+    At(Uniform(0, 30), [this, i] { Submit(i); });
   }
   Repeat(0.5, [this] { Post(coordinator::Tick{}); });
   Repeat(0.1, [this] {
@@ -68,6 +61,15 @@ std::string World::Run() {
   }
   if (wrong_.empty()) CheckEnd();
   return wrong_;
+}
+
+// A client tries again until it has its answer; the store knows its request.
+void World::Submit(int number) {
+  const std::string id = "job-" + std::to_string(number);
+  if (coordinator_up_ && !waits_for_disk_ && !state_.jobs.contains(id)) {
+    Post(coordinator::Submitted{id, Spec(number)});
+  }
+  if (disk_.jobs.size() < kJobs) At(1, [this, number] { Submit(number); });
 }
 
 double World::Uniform(double low, double high) {
@@ -131,6 +133,9 @@ void World::Fault() {
       if (node->second.record.drained()) {
         Post(coordinator::NodeChangeRequested{name, coordinator::NodeChange::kUndrain});
       }
+      if (node->second.record.quarantined()) {
+        Post(coordinator::NodeChangeRequested{name, coordinator::NodeChange::kRelease});
+      }
     }
     return;
   }
@@ -182,12 +187,29 @@ void World::CheckEnd() {
                                 job.record.error()));
     }
     if (job.record.phase() != v1::JOB_PHASE_SUCCEEDED) continue;
-    std::map<int64_t, double> counted;  // the newest attempt that has done a step
-    for (const auto& [key, loss] : history_[id]) counted[key.first] = loss;
+    std::map<int64_t, double> counted;
+    for (const auto& [key, loss] : history_[id]) {
+      v1::StepRecord step;
+      step.set_step(key.first);
+      step.set_attempt(key.second);
+      if (!coordinator::StepCounts(job.record, step)) continue;
+      if (!counted.emplace(key.first, loss).second) {
+        return Wrong(absl::StrCat(id, ": two attempts have done step ", key.first));
+      }
+    }
     uint64_t weights = 0;
     for (int64_t step = 1; step <= kSteps; ++step) {
       weights = NextWeights(weights, step);
-      if (!counted.contains(step)) return Wrong(absl::StrCat(id, " has no step ", step));
+      if (!counted.contains(step)) {
+        std::string text = absl::StrCat(id, " has no step ", step, "; there are");
+        for (const auto& [key, value] : history_[id]) {
+          absl::StrAppend(&text, " ", key.first, "(attempt ", key.second, ")");
+        }
+        for (const auto& [attempt, resumed] : job.record.resume_steps()) {
+          absl::StrAppend(&text, "; attempt ", attempt, " from ", resumed);
+        }
+        return Wrong(text);
+      }
       if (counted[step] != LossOf(weights)) {
         return Wrong(absl::StrCat(id, " has another loss at step ", step));
       }

@@ -34,6 +34,8 @@
 
 namespace tercio::simulation {
 
+inline constexpr int kDevices = 2;  // of each node
+
 // Deliberately broken variants, to see that the checks would notice (simulation_test.cc).
 enum class Broken {
   kNothing,
@@ -98,6 +100,8 @@ class World {
     std::optional<Spool> spool;
     uint64_t sent = 0;       // of the spool, on the present connection
     int64_t connection = 0;  // 0: none
+    double connected_at = 0;
+    int64_t last_words = 0;  // connection of a coordinator that died; what it had sent arrives
     bool leaving = false;
     double last_to = 0;  // a connection keeps its order, in each direction
     double last_from = 0;
@@ -115,6 +119,7 @@ class World {
     bool save_and_stop = false;
     bool ended = false;
     uint64_t weights = 0;
+    std::vector<v1::StepRecord> records;
     double last_progress = 0;
   };
   struct Checkpoint {
@@ -134,6 +139,7 @@ class World {
   void Fault();
   void FaultOfNode(const std::string& name, Node& node);
   void FaultOfPeople();
+  void Submit(int number);
   void CheckEnd();
   static v1::JobSpec Spec(int number);
 
@@ -147,7 +153,7 @@ class World {
   void Serve();
   void Apply(coordinator::Event event);
   coordinator::Effects StepBroken(coordinator::Event& event);
-  void Commit(const coordinator::Effects& effects);
+  void Commit(const coordinator::Effects& effects, bool by_commit);
   void Deliver(const coordinator::Effects& effects);
   void CheckState(const coordinator::Effects& effects, bool resumed);
   void CheckLedger(const v1::JobRecord& record);
@@ -157,7 +163,7 @@ class World {
 
   // ---- nodes.cc ----
   void StartAgent(const std::string& name);
-  void KillAgent(const std::string& name);
+  void KillAgent(const std::string& name, bool for_good = false);
   void KillMachine(const std::string& name, bool loses_disk);
   void Connect(const std::string& name);
   void Disconnect(const std::string& name);
@@ -208,6 +214,7 @@ class World {
   bool waits_for_disk_ = false;
   coordinator::Stored disk_;
   std::map<std::string, std::map<std::pair<int64_t, int>, double>> history_;  // (step, attempt)
+  std::map<std::string, std::set<std::pair<int64_t, int>>> reported_;         // not by checkpoints
   std::set<std::string> lines_;
   std::map<std::string, std::string> ended_;  // records of jobs that have ended
   std::map<std::string, std::vector<Checkpoint>> checkpoints_;

@@ -53,12 +53,15 @@ void World::Apply(Event event) {
   event.now = CoordinatorNow();
   event.token = std::to_string(random_());
   const bool resumed = std::holds_alternative<coordinator::ResumeRequested>(event.body);
+  // A checkpoint brings the steps that led to it, which may be known.
+  const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body);
   const Effects effects = StepBroken(event);
   if (!wrong_.empty()) return;
   if (broken_ == Broken::kEffectsBeforeCommit) Deliver(effects);
   // It may die at any moment: before the commit, or before anything has left.
-  if (Faulty() && Chance(0.0005)) return KillCoordinator();
-  Commit(effects);
+  const double dies = broken_ == Broken::kEffectsBeforeCommit ? 0.02 : 0.0005;
+  if (Faulty() && Chance(dies)) return KillCoordinator();
+  Commit(effects, by_commit);
   CheckState(effects, resumed);
   if (Faulty() && Chance(0.0005)) return KillCoordinator();
   if (broken_ != Broken::kEffectsBeforeCommit) Deliver(effects);
@@ -81,11 +84,7 @@ Effects World::StepBroken(Event& event) {
       }
       break;
     case Broken::kDevicesTwice:
-      for (auto& [id, job] : state_.jobs) {
-        if (job.record.phase() == v1::JOB_PHASE_RUNNING && Chance(0.01)) {
-          job.record.clear_slots();
-        }
-      }
+      for (auto& [name, node] : state_.nodes) node.hello.set_devices(2 * kDevices);
       break;
     case Broken::kLeasesNeverEnd:
       for (auto& [name, node] : state_.nodes) node.last_heard = event.now;
@@ -117,17 +116,19 @@ Effects World::StepBroken(Event& event) {
       break;
   }
   Effects effects = Step(state_, event, settings_);
-  if (broken_ == Broken::kStepsAreDropped && Chance(0.05)) effects.steps.clear();
+  if (broken_ == Broken::kStepsAreDropped) {
+    std::erase_if(effects.steps, [](const auto& step) { return step.second.step() == 7; });
+  }
   if (broken_ == Broken::kStopsAreNotSent) {
     std::erase_if(effects.messages, [](const auto& send) { return send.message.has_stop_run(); });
   }
   if (broken_ == Broken::kAcknowledgesTooMuch) {
-    for (auto& [name, sequence] : effects.acknowledged) sequence += 5;
+    for (auto& [name, sequence] : effects.acknowledged) sequence += 50;
   }
   return effects;
 }
 
-void World::Commit(const Effects& effects) {
+void World::Commit(const Effects& effects, bool by_commit) {
   for (const std::string& id : effects.changed_jobs) {
     const auto same = [&id](const v1::JobRecord& record) { return record.id() == id; };
     const auto found = std::find_if(disk_.jobs.begin(), disk_.jobs.end(), same);
@@ -144,9 +145,10 @@ void World::Commit(const Effects& effects) {
     if (state_.nodes.contains(name)) disk_.nodes.push_back(state_.nodes.at(name).record);
   }
   for (const auto& [id, step] : effects.steps) {
-    const bool is_new =
-        history_[id].emplace(std::pair(step.step(), step.attempt()), step.loss()).second;
-    if (!is_new) {
+    const std::pair<int64_t, int> key(step.step(), step.attempt());
+    const bool is_new = history_[id].emplace(key, step.loss()).second;
+    const bool reported = !by_commit && !reported_[id].insert(key).second;
+    if (reported || (!is_new && history_[id][key] != step.loss())) {
       Wrong(absl::StrCat("step ", step.step(), " of ", id, ", attempt ", step.attempt(),
                          ", is stored twice"));
     }
@@ -200,7 +202,7 @@ void World::CheckState(const Effects& effects, bool resumed) {
     if (effects.changed_jobs.contains(id)) CheckLedger(job.record);
   }
   for (const auto& [node, count] : used) {
-    if (count > state_.nodes.at(node).hello.devices() && state_.nodes.at(node).connected) {
+    if (count > kDevices) {
       Wrong(absl::StrCat(node, " has given out ", count, " devices"));
     }
   }
@@ -223,7 +225,10 @@ void World::CheckLedger(const v1::JobRecord& record) {
 void World::KillCoordinator() {
   coordinator_up_ = false;
   inbox_.clear();
-  for (auto& [name, node] : nodes_) Disconnect(name);
+  for (auto& [name, node] : nodes_) {
+    if (Chance(0.5)) node.last_words = node.connection;
+    Disconnect(name);
+  }
   At(Uniform(0.5, 20), [this] { StartCoordinator(); });
 }
 

@@ -8,7 +8,6 @@ namespace tercio::simulation {
 
 namespace {
 
-constexpr int kDevices = 2;
 constexpr int64_t kSpoolBytes = 1 << 20;
 constexpr double kAgentGrace = 30;
 
@@ -32,7 +31,7 @@ void World::StartAgent(const std::string& name) {
   Connect(name);
 }
 
-void World::KillAgent(const std::string& name) {
+void World::KillAgent(const std::string& name, bool for_good) {
   Node& node = nodes_[name];
   if (!node.up) return;
   node.up = false;
@@ -47,12 +46,13 @@ void World::KillAgent(const std::string& name) {
       if (trainer.alive) EndTrainer(name, key.first, key.second, 1, 0);
     }
   });
-  At(back, [this, name] { StartAgent(name); });
+  if (!for_good) At(back, [this, name] { StartAgent(name); });
 }
 
 void World::KillMachine(const std::string& name, bool loses_disk) {
   Node& node = nodes_[name];
-  KillAgent(name);
+  // The others are enough for every job.
+  KillAgent(name, /*for_good=*/name == "c" && Chance(0.3));
   node.trainers.clear();
   if (loses_disk) node.disk = {};
 }
@@ -64,6 +64,7 @@ void World::Connect(const std::string& name) {
     if (!coordinator_up_) return Connect(name);
     node.connection = next_number_++;
     node.sent = 0;
+    node.connected_at = now_;
     node.last_to = node.last_from = now_;
     v1::AgentHello hello;
     hello.set_node(name);
@@ -98,7 +99,9 @@ void World::ToNode(const std::string& name, const v1::CoordinatorMessage& messag
   const int64_t connection = node.connection;
   if (connection == 0) return;
   At(InOrder(node.last_to, node.blocked_to), [this, name, connection, message] {
-    if (nodes_[name].connection == connection) Receive(name, message);
+    const Node& now = nodes_[name];
+    const bool arrives = now.connection == connection || now.last_words == connection;
+    if (arrives && now.up) Receive(name, message);
   });
 }
 

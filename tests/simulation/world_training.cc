@@ -4,6 +4,13 @@
 #include "tests/simulation/world.h"
 
 namespace tercio::simulation {
+namespace {
+
+// A node that was lost and has come back needs this long to hear of it, and to stop what it should
+// not run.
+constexpr double kStopTime = 45;
+
+}  // namespace
 
 // The weights after a step, in one number: a step that is left out, done twice or done from other
 // weights shows in all that follow.
@@ -24,6 +31,7 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
     const auto known = state_.nodes.find(other_name);
     const bool counted = coordinator_up_ && known != state_.nodes.end() && !known->second.lost &&
                          known->second.connected && other.connection != 0 &&
+                         now_ - other.connected_at > kStopTime &&
                          CoordinatorNow() - known->second.last_heard < 1;
     for (const auto& [key, trainer] : other.trainers) {
       const bool older = key.first.first == run.first && key.first.second < run.second;
@@ -124,6 +132,7 @@ void World::EndStep(const RunKey& run, Training& training) {
   record->set_attempt(run.second);
   record->set_loss(LossOf(training.weights));
   record->set_step_seconds(0.1);
+  training.records.push_back(*record);
   Say(name, run, 0, message);
   v1::AgentMessage log;
   *log.mutable_logs()->mutable_run() = ToRunId(run);
@@ -160,6 +169,13 @@ void World::Save(const RunKey& run, int64_t step, uint64_t weights, bool then_en
     const bool present = job != state_.jobs.end() && job->second.record.attempt() == run.second &&
                          !coordinator::IsTerminal(job->second.record.phase());
     if (!present) return then_end ? EndAll(run, 1) : void();
+    // Durable before the checkpoint is visible, or not answered.
+    const std::vector<v1::StepRecord> records = trainings_[run].records;
+    Post(coordinator::StepsDone{ToRunId(run), records});
+    const bool kept = std::all_of(records.begin(), records.end(), [&](const auto& record) {
+      return history_[run.first].contains({record.step(), run.second});
+    });
+    if (!coordinator_up_ || !kept) return Save(run, step, weights, then_end, exit_code);
     std::vector<Checkpoint>& all = checkpoints_[run.first];
     std::erase_if(all, [step](const Checkpoint& checkpoint) { return checkpoint.step >= step; });
     all.push_back({step, weights, false});
@@ -169,6 +185,11 @@ void World::Save(const RunKey& run, int64_t step, uint64_t weights, bool then_en
     committed.step = step;
     committed.path = "path";
     Post(committed);
+    // Not answered: sent again.
+    const auto known = std::find_if(disk_.jobs.begin(), disk_.jobs.end(), [&](const auto& record) {
+      return record.id() == run.first && record.checkpoint_step() >= step;
+    });
+    if (known == disk_.jobs.end()) return Save(run, step, weights, then_end, exit_code);
     if (then_end) EndAll(run, exit_code);
   });
 }

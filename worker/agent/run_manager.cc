@@ -185,7 +185,11 @@ void RunManager::Do(SignalTrainer& effect, std::vector<AgentEvent>&) {
 
 void RunManager::Do(TellTrainer& effect, std::vector<AgentEvent>&) {
   Trainer& trainer = trainers_[effect.run][effect.rank];
-  if (trainer.write) trainer.write(effect.command);
+  if (trainer.write) {
+    trainer.write(effect.command);
+  } else {
+    trainer.waiting.push_back(effect.command);  // it is not attached yet, or again
+  }
 }
 
 // In a thread of its own: tokenising a large text takes long, and heartbeats must go on.
@@ -218,7 +222,7 @@ void RunManager::Inspect(const v1::InspectRun& request) {
       const auto trainer = trainers.find(index);
       const bool live = rank.life == RankState::Life::kLive && trainer != trainers.end() &&
                         trainer->second.process != nullptr;
-      ranks.push_back({index, live ? trainer->second.process->pid() : 0, PagePath(key, index)});
+      ranks.push_back({index, live ? trainer->second.process->id().pid : 0, PagePath(key, index)});
     }
   }
   Preparation& preparation = preparations_.emplace_back();
@@ -416,6 +420,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   const v1::Layout& layout = plan.layout();
   Attachment attachment;
   attachment.received = trainer->received;
+  attachment.waiting = std::exchange(trainer->waiting, {});
   attachment.id = trainer->attachment;
   v1::TrainerAssignment& assignment = attachment.assignment;
   *assignment.mutable_spec() = start.spec();

@@ -66,7 +66,8 @@ class RunManager {
   using WriteCommand = std::function<void(const v1::TrainerCommand&)>;
   struct Attachment {
     v1::TrainerAssignment assignment;
-    uint64_t received = 0;  // the last message of this trainer that is kept
+    uint64_t received = 0;                    // the last message of this trainer that is kept
+    std::vector<v1::TrainerCommand> waiting;  // to be written after the assignment
     uint64_t id = 0;
   };
   absl::StatusOr<Attachment> Attach(const v1::TrainerHello& hello, WriteCommand write);
@@ -88,6 +89,7 @@ class RunManager {
   struct Trainer {
     std::unique_ptr<TrainerProcess> process;
     WriteCommand write;
+    std::vector<v1::TrainerCommand> waiting;  // for the next attachment
     uint64_t attachment = 0;
     uint64_t received = 0;
     bool steps_unknown = false;  // adopted, and has told nothing yet

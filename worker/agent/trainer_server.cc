@@ -36,6 +36,7 @@ class TrainerServer::Service : public v1::TrainerService::Service {
       stream->Write(command);
       command.set_received(attached->received);
       stream->Write(command);
+      for (const v1::TrainerCommand& waiting : attached->waiting) stream->Write(waiting);
     }
     while (stream->Read(&message)) {
       runs_.Receive(hello, message);

@@ -90,8 +90,7 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
 }
 
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
-                                   absl::Span<const float> values,
-                                   const std::string& training_state, const std::string& tokenizer,
+                                   absl::Span<const float> values, CheckpointTexts texts,
                                    absl::Duration patience, Done done) {
   WaitForUpload().IgnoreError();  // its `done` has told it
   v1::UploadBegin begin;
@@ -101,8 +100,9 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.set_world_size(identity_.world_size);
   begin.set_step(step);
   begin.mutable_slices()->Add(slices.begin(), slices.end());
-  begin.set_training_state(training_state);
-  begin.set_tokenizer(tokenizer);
+  begin.set_training_state(std::move(texts.training_state));
+  begin.set_tokenizer(std::move(texts.tokenizer));
+  begin.mutable_steps()->Add(texts.steps.begin(), texts.steps.end());
   stop_ = false;
   uploading_ = true;
   uploader_ = std::thread([this, begin, values, patience, done = std::move(done)] {

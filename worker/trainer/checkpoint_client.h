@@ -25,6 +25,13 @@ struct CheckpointIdentity {
   int world_size = 1;
 };
 
+// What a checkpoint holds besides tensors (checkpoint_service.proto).
+struct CheckpointTexts {
+  std::string training_state;
+  std::string tokenizer;              // of rank 0 only
+  std::vector<v1::StepRecord> steps;  // of rank 0 only: since the checkpoint before
+};
+
 class CheckpointClient {
  public:
   CheckpointClient(std::unique_ptr<v1::CheckpointService::Stub> stub, CheckpointIdentity identity)
@@ -44,8 +51,8 @@ class CheckpointClient {
   // visible, or given up.
   using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
-                   absl::Span<const float> values, const std::string& training_state,
-                   const std::string& tokenizer, absl::Duration patience, Done done);
+                   absl::Span<const float> values, CheckpointTexts texts, absl::Duration patience,
+                   Done done);
   // An upload that nobody has answered is not tried again; one under way goes on.
   void StopRetrying();
   // How the last upload ended; OK before the first. `still_waiting` is called every second

@@ -136,7 +136,9 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
   std::iota(values.begin(), values.end(), 0.5f);
   absl::Status status = absl::UnknownError("not done");
   const auto client = Client();
-  client->StartUpload(40, {Rows("w", 0, 700'000)}, values, "{\"step\":40}", "{}",
+  std::vector<v1::StepRecord> steps(3);
+  steps[2].set_step(40);
+  client->StartUpload(40, {Rows("w", 0, 700'000)}, values, {"{\"step\":40}", "{}", steps},
                       absl::ZeroDuration(),
                       [&](const absl::Status& s, int64_t bytes, double seconds) {
                         status = s;
@@ -151,6 +153,8 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
   EXPECT_EQ(service_.begin.world_size(), 4);
   EXPECT_EQ(service_.begin.step(), 40);
   EXPECT_EQ(service_.begin.training_state(), "{\"step\":40}");
+  ASSERT_EQ(service_.begin.steps_size(), 3);
+  EXPECT_EQ(service_.begin.steps(2).step(), 40);
   ASSERT_EQ(service_.bytes.size(), values.size() * sizeof(float));
   EXPECT_EQ(std::memcmp(service_.bytes.data(), values.data(), service_.bytes.size()), 0);
   EXPECT_LE(service_.largest_chunk, size_t{1} << 20);
@@ -166,10 +170,10 @@ TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.refuse = true;
-  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, values, "", "", absl::Seconds(20), done);
+  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, values, {}, absl::Seconds(20), done);
   client->WaitForUpload().IgnoreError();
   service_.refuse = false;
-  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, values, "", "", absl::Seconds(20), done);
+  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, values, {}, absl::Seconds(20), done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kResourceExhausted);
@@ -183,10 +187,10 @@ TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.away = 2;
-  client->StartUpload(1, {Rows("w", 0, 1000)}, values, "", "", absl::ZeroDuration(), done);
+  client->StartUpload(1, {Rows("w", 0, 1000)}, values, {}, absl::ZeroDuration(), done);
   client->WaitForUpload().IgnoreError();
   EXPECT_EQ(service_.away, 1);
-  client->StartUpload(2, {Rows("w", 0, 1000)}, values, "", "", absl::Seconds(20), done);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, values, {}, absl::Seconds(20), done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kUnavailable);
@@ -199,11 +203,11 @@ TEST_F(CheckpointClientTest, AnUploadThatNobodyAnswersIsGivenUpForTheNext) {
   const auto client = Client();
   const auto done = [](const absl::Status&, int64_t, double) {};
   service_.away = 1'000'000;
-  client->StartUpload(1, {Rows("w", 0, 1000)}, values, "", "", absl::Hours(1), done);
+  client->StartUpload(1, {Rows("w", 0, 1000)}, values, {}, absl::Hours(1), done);
   client->StopRetrying();
   EXPECT_EQ(client->WaitForUpload().code(), absl::StatusCode::kUnavailable);
   service_.away = 1;
-  client->StartUpload(2, {Rows("w", 0, 1000)}, values, "", "", absl::Hours(1), done);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, values, {}, absl::Hours(1), done);
   EXPECT_TRUE(client->WaitForUpload().ok());
 }
 

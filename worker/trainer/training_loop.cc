@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,8 @@ constexpr absl::Duration kSavePatience = absl::Minutes(5);
 // The longest wait for another rank: a last resort for when nobody watches, since the coordinator
 // finds a hang earlier (coordinator/core/watchdog.h) and can say more about it.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(30);
+// A checkpoint says at most so many of its steps (of some 70 bytes).
+constexpr size_t kMostUnsavedSteps = 20'000;
 // Ranks other than 0 report steps at most this often, all ranks their memory.
 constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
 
@@ -96,6 +99,9 @@ class TrainingLoop {
   absl::Time last_report_ = absl::InfinitePast();
   absl::Time last_save_ = absl::Now();
   double save_seconds_ = 0;  // not yet reported
+  // Of rank 0: those that no committed checkpoint has brought to the coordinator.
+  std::deque<v1::StepRecord> unsaved_steps_;
+  int64_t saved_step_ = 0;  // of the last upload
   absl::Time last_memory_report_ = absl::InfinitePast();
 };
 
@@ -234,7 +240,11 @@ absl::Status TrainingLoop::Save(int64_t step) {
   const absl::Time begin = absl::Now();
   // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
   checkpoints_->StopRetrying();
-  WaitForUpload().IgnoreError();  // reported when it ended
+  if (WaitForUpload().ok()) {  // a failure was reported when it ended
+    std::erase_if(unsaved_steps_,
+                  [this](const v1::StepRecord& record) { return record.step() <= saved_step_; });
+  }
+  saved_step_ = step;
   TERCIO_ASSIGN_OR_RETURN(const auto values, engine_->Snapshot());
   const nlohmann::json state = {
       {"step", step},
@@ -242,9 +252,12 @@ absl::Status TrainingLoop::Save(int64_t step) {
       {"seed", training().seed()},
       {"lanes", assignment_.plan().lanes()},
       {"next_sample", step * training().global_batch()}};
+  CheckpointTexts texts{state.dump(),
+                        IsRankZero() ? tokenizer_json_ : "",
+                        {unsaved_steps_.begin(), unsaved_steps_.end()}};
   checkpoints_->StartUpload(
-      step, engine_->SavedSlices(), values, state.dump(), IsRankZero() ? tokenizer_json_ : "",
-      kSavePatience, [this, step](const absl::Status& status, int64_t bytes, double seconds) {
+      step, engine_->SavedSlices(), values, std::move(texts), kSavePatience,
+      [this, step](const absl::Status& status, int64_t bytes, double seconds) {
         v1::TrainerMessage message;
         v1::CheckpointProgress* progress = message.mutable_checkpoint();
         progress->set_step(step);
@@ -291,6 +304,8 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
     if (evaluated) record->set_validation_loss(validation_loss);
     report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
+    unsaved_steps_.push_back(*record);
+    if (unsaved_steps_.size() > kMostUnsavedSteps) unsaved_steps_.erase(unsaved_steps_.begin());
   }
   link_.Send(message);
   ReportMemory();
