@@ -174,6 +174,26 @@ TEST_F(CheckpointTest, EveryDamageIsFoundAndTheOneBeforeIsUsed) {
   EXPECT_EQ(store_.LatestGood("job", nullptr).step, 20);
 }
 
+TEST_F(CheckpointTest, AManifestMayNotLeaveItsDirectory) {
+  const auto saved = Save(10, {Slice(0, 12, 0, 10)});
+  ASSERT_TRUE(saved.ok());
+  const std::string path = saved->path + "/manifest.json";
+  const std::string good = *ReadFile(path);
+  ASSERT_TRUE(ManifestFromJson(good).ok());
+  for (const char* name : {"../rank-0.safetensors", "/etc/passwd", "..", ""}) {
+    std::string text = good;
+    const std::string from = "\"rank-00000.safetensors\"";
+    size_t at = text.find(from);
+    ASSERT_NE(at, std::string::npos) << text;
+    for (; at != std::string::npos; at = text.find(from)) {
+      text.replace(at, from.size(), std::string("\"") + name + "\"");
+    }
+    const auto refused = ManifestFromJson(text);
+    EXPECT_EQ(refused.status().code(), absl::StatusCode::kDataLoss) << name;
+    EXPECT_NE(refused.status().message().find("not in its directory"), std::string::npos);
+  }
+}
+
 TEST_F(CheckpointTest, AStreamWithAnotherDigestIsRefused) {
   v1::UploadBegin begin;
   begin.mutable_run()->set_job_id("job");

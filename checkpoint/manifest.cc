@@ -116,6 +116,11 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
   }
   try {
     Manifest manifest = Parse(json);
+    for (const auto& [name, file] : manifest.files) {
+      if (!name.empty() && name.front() != '.' && name.find('/') == std::string::npos) continue;
+      return absl::DataLossError(
+          absl::StrCat("the manifest names a file that is not in its directory: \"", name, "\""));
+    }
     TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
     return manifest;
   } catch (const Json::exception& error) {

@@ -519,6 +519,22 @@ TEST(Faults, RanksThatEndTooEarlyHaveNotSucceeded) {
   EXPECT_THAT(cluster.job().error(), HasSubstr("before the last step"));
 }
 
+TEST(Faults, NodesWithOtherDataEndTheJobAndAreNamed) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  for (const char* node : {"a", "b"}) {
+    cluster.Say(node, [&](v1::AgentMessage& m) {
+      *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+      m.mutable_data_prepared()->set_vocab_size(20);
+      m.mutable_data_prepared()->set_digest(node);
+    });
+  }
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("node b has other data"));
+}
+
 TEST(Faults, ALongTimeWithoutFaultsGivesTheBudgetBack) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, Spec(2)});

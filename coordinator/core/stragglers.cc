@@ -74,8 +74,10 @@ std::vector<StragglerChange> StragglerDetector::CloseWindow() {
     // Without a past there is nothing to say.
     const double score = reference.seconds > 0 ? reference.seconds / entry.compute : 1;
     scores_[rank] = score;
-    const bool slow = score < settings_.score &&
-                      entry.compute - reference.seconds > settings_.deviations * reference.spread;
+    const bool slow =
+        score < settings_.score &&
+        entry.compute - reference.seconds >
+            std::max(settings_.deviations * reference.spread, settings_.least_seconds);
     entry.windows = slow == entry.slow ? 0 : entry.windows + 1;
     if (entry.windows < settings_.windows) continue;
     entry.slow = slow;

@@ -25,8 +25,9 @@ namespace tercio::coordinator {
 
 struct StragglerSettings {
   double score = 0.75;
-  double deviations = 3;       // of the stage's median, in median absolute deviations
-  double least_spread = 0.03;  // of the median: no deviation counts as smaller
+  double deviations = 3;         // of the stage's median, in median absolute deviations
+  double least_spread = 0.03;    // of the median: no deviation counts as smaller
+  double least_seconds = 0.005;  // a step: what any machine may do beside its work
   int windows = 3;
 };
 

@@ -100,7 +100,8 @@ class Drill {
     if (request_.fault() == "corrupt-checkpoint") {
       TERCIO_RETURN_IF_ERROR(CorruptNewest(coordinator_, before_.id()));
     }
-    TERCIO_RETURN_IF_ERROR(coordinator_.Ask(DrillRequested{before_.id(), fault, kind_.inject != nullptr}));
+    TERCIO_RETURN_IF_ERROR(
+        coordinator_.Ask(DrillRequested{before_.id(), fault, kind_.inject != nullptr}));
     if (request_.fault() == "full-disk") {
       coordinator_.checkpoints().PretendFull(absl::Now() + absl::Seconds(seconds_));
     }

@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import TercioTest, layout, wait_for  # noqa: E402
+from harness import BIN, TercioTest, layout, wait_for  # noqa: E402
 
 
 class Cluster(TercioTest):
@@ -106,6 +107,18 @@ class Cluster(TercioTest):
         alone = self.undisturbed("--set", f"training.steps={len(curve)}", "--set",
                                  "training.schedule.decay_steps=1000000", *changes[2:])
         self.assertEqual([point[:5] for point in curve], [point[:5] for point in alone])
+
+    def test_two_agents_of_one_name(self):
+        self.agent(self.address, "one", 2)
+        second = subprocess.Popen(
+            [os.path.join(BIN, "tercio-agent"), "--coordinator", self.address, "--state-dir",
+             self.path("other"), "--name", "one", "--metrics-listen", "127.0.0.1:0"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(second.wait)
+        self.addCleanup(second.kill)
+        line = wait_for(second.stderr.readline, "a refusal")
+        self.assertIn("a node named one is here already", line)
+        self.assertEqual([node["devices"] for node in self.nodes().values()], [2])
 
     def test_jobs_wait_in_a_queue(self):
         self.agent(self.address, "one", 2)
