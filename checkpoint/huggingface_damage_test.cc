@@ -330,7 +330,7 @@ TEST_F(DamageTest, KeptFilesStayInTheirDirectory) {
   Put(dir_.path() + "/escaped.json", config);
   const auto result = ExportHuggingFace(checkpoint, dir_.path() + "/deep/out", {});
   EXPECT_EQ(result.status().code(), kDamaged) << result.status();
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("is no kept file"));
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("not in its directory"));
 }
 
 // Truncations and flipped bytes end in an error or in a model that can be read.

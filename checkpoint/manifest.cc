@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -105,6 +106,17 @@ std::string ManifestToJson(const Manifest& manifest) {
   return json.dump(1);
 }
 
+namespace {
+
+bool StaysInside(const std::string& name) {
+  const std::vector<std::string> parts = absl::StrSplit(name, '/');
+  return std::all_of(parts.begin(), parts.end(), [](const std::string& part) {
+    return !part.empty() && part != "." && part != "..";
+  });
+}
+
+}  // namespace
+
 absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || json.value("format", "") != kFormat) {
@@ -117,7 +129,7 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
   try {
     Manifest manifest = Parse(json);
     for (const auto& [name, file] : manifest.files) {
-      if (!name.empty() && name.front() != '.' && name.find('/') == std::string::npos) continue;
+      if (StaysInside(name)) continue;
       return absl::DataLossError(
           absl::StrCat("the manifest names a file that is not in its directory: \"", name, "\""));
     }

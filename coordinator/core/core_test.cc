@@ -224,6 +224,7 @@ Expected Table() {
         {"cancel and save", S},
         {"attach, idle", S},
         {"lease over", B},
+        {"step", v1::JOB_PHASE_RUNNING},
         {"exit 1", S},
         {"exit 3, permanent", S},
         {"exit 4", S},

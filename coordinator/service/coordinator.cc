@@ -288,25 +288,29 @@ void Coordinator::SetCheckpointAddress(const std::string& address) {
   settings_.checkpoint_address = address;
 }
 
-// Why the name is not to be had; empty: it is.
-std::string Coordinator::Taken(const v1::AgentHello& hello) const {
+absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
   const auto found = state_.nodes.find(hello.node());
-  if (found == state_.nodes.end() || hello.spool_id().empty()) return "";
+  if (found == state_.nodes.end() || hello.spool_id().empty()) return absl::OkStatus();
   const NodeState& node = found->second;
   const bool other = !node.record.spool_id().empty() && node.record.spool_id() != hello.spool_id();
-  if (!other || !node.connected || Now() - node.last_heard > settings_.node_lease) return "";
-  return absl::StrCat("a node named ", hello.node(), " is here already, at ",
-                      node.hello.data_address(), "; this one is at ", hello.data_address(),
-                      ": give one of them another --name");
+  if (!other || !node.connected || Now() - node.last_heard > settings_.node_lease) {
+    return absl::OkStatus();
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "a node named ", hello.node(), " is here already, at ", node.hello.data_address(),
+      "; this one is at ", hello.data_address(), ": give one of them another --name"));
+}
+
+absl::Status Coordinator::CheckName(const v1::AgentHello& hello) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Taken(hello);
 }
 
 absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStream node_stream) {
   int64_t stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (const std::string taken = Taken(hello); !taken.empty()) {
-      return absl::AlreadyExistsError(taken);
-    }
+    TERCIO_RETURN_IF_ERROR(Taken(hello));
     stream = next_stream_++;
     streams_[hello.node()] = {stream, std::move(node_stream)};
   }

@@ -59,6 +59,7 @@ class Coordinator {
     std::function<void()> close;
   };
   // ALREADY_EXISTS when another agent (of another state directory) lives under the same name.
+  absl::Status CheckName(const v1::AgentHello& hello) const;
   absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream);
   void Detach(const std::string& node, int64_t stream);
 
@@ -119,7 +120,7 @@ class Coordinator {
   absl::StatusOr<const JobState*> FindState(const std::string& job) const;
   JobView ViewOf(const JobState& job) const;
   const v1::JobRecord* PresentRecord(const v1::RunId& run) const;
-  std::string Taken(const v1::AgentHello& hello) const;
+  absl::Status Taken(const v1::AgentHello& hello) const;
 
   Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress
   std::unique_ptr<Store> store_;

@@ -105,6 +105,7 @@ class NodeServiceImpl::AgentStream
   absl::Status Accept() {
     const v1::AgentHello& hello = incoming_.hello();
     TERCIO_RETURN_IF_ERROR(CheckVersions(hello.node(), hello.version(), kVersion));
+    TERCIO_RETURN_IF_ERROR(coordinator_.CheckName(hello));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
     Send(outbox_, answer);

@@ -641,12 +641,11 @@ TEST_F(AgentTest, NewsIsKeptUntilItIsAcknowledged) {
   }
   EXPECT_EQ(sent, again) << "all of it, in order";
   EXPECT_EQ(StepsSaid().size(), 30u);
-  // A third agent has nothing to tell but how things stand.
+  // A third agent has nothing to tell.
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   KillAgent();
   coordinator_.ForgetSaid();
   StartAgent(3);
-  ASSERT_TRUE(coordinator_.Hears(Stopped));
   ASSERT_TRUE(coordinator_.Hears([](const v1::AgentMessage& m) { return m.has_heartbeat(); }));
   for (const v1::AgentMessage& m : coordinator_.said()) EXPECT_EQ(m.sequence(), 0u);
 }

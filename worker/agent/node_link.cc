@@ -74,6 +74,11 @@ double NodeLink::SecondsAway() {
   return std::chrono::duration<double>(away_until_ - std::chrono::steady_clock::now()).count();
 }
 
+bool NodeLink::Stops() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stopping_;
+}
+
 bool NodeLink::WaitOrStop(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   return changed_.wait_for(lock, Seconds(seconds), [this] { return stopping_; });
@@ -94,7 +99,7 @@ void NodeLink::Run() {
       }
       const auto stream = stub_->Attach(&context);
       Serve(*stream, context);
-      context.TryCancel();
+      if (Stops()) context.TryCancel();  // else the other side has ended it, and says why
       const grpc::Status status = stream->Finish();
       std::lock_guard<std::mutex> lock(mutex_);
       greeting_ = nullptr;
@@ -116,7 +121,8 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
   *hello.mutable_hello() = callbacks_.hello();
   if (!stream.Write(hello)) return;
   v1::CoordinatorMessage answer;
-  if (!stream.Read(&answer) || !answer.has_hello_accepted()) return;
+  if (!stream.Read(&answer)) return;
+  if (!answer.has_hello_accepted()) return context.TryCancel();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     heartbeat_seconds_ =

@@ -66,6 +66,7 @@ class NodeLink {
   bool WriteSaid(Stream& stream);
   void SayGoodbye(Stream& stream);
   double SecondsAway();
+  bool Stops();
   bool WaitOrStop(double seconds);
 
   AgentStore& store_;
