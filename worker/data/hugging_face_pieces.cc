@@ -40,9 +40,10 @@ absl::Status ReadMetaspace(const json& part, SentencePiece* pieces) {
       (scheme != "always" && scheme != "first" && prefix)) {
     return UnknownPart("pre_tokenizer", part);
   }
-  SentencePiece::Metaspace& how = pieces->metaspace.emplace();
+  SentencePiece::Metaspace how;
   how.first_only = scheme == "first";
   TERCIO_ASSIGN_OR_RETURN(how.splits, JsonFlag(part, "split", true));
+  pieces->metaspace = how;
   pieces->rules.add_dummy_prefix = prefix;
   return absl::OkStatus();
 }
