@@ -147,6 +147,8 @@ class Cluster(TercioTest):
         self.assertGreater(done["steps_lost"], 0)
         done = self.json(*self.reach("drill", job, "--fault", "full-disk", "--seconds", "1"))
         self.assertIn("checkpoint_failed", done["detected_by"])
+        done = self.json(*self.reach("drill", job, "--fault", "partition-node", "--seconds", "0.5"))
+        self.assertEqual(done["steps_lost"], 0)
         self.assertEqual(self.get(job)["restarts"], 2)
         self.tercio(*self.reach("drill", job, "--fault", "flood"), code=2)
         self.tercio(*self.reach("drill", job, "--fault", "kill-trainer", "--rank", "9"), code=2)

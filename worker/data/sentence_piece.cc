@@ -584,9 +584,10 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(cons
     TERCIO_ASSIGN_OR_RETURN(model.added, ParseAddedTokens(added));
   }
   if (const json& metaspace = JsonAt(object, "metaspace"); !metaspace.is_null()) {
-    SentencePiece::Metaspace& how = model.metaspace.emplace();
+    SentencePiece::Metaspace how;
     TERCIO_ASSIGN_OR_RETURN(how.first_only, JsonFlag(metaspace, "first_only", false));
     TERCIO_ASSIGN_OR_RETURN(how.splits, JsonFlag(metaspace, "splits", false));
+    model.metaspace = how;
   }
   TERCIO_ASSIGN_OR_RETURN(
       model.special,
