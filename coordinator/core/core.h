@@ -220,6 +220,9 @@ Effects Step(State& state, const Event& event, const Settings& settings);
 
 bool IsTerminal(v1::JobPhase phase);
 
+// Whether a rank of the job can be harmed. FAILED_PRECONDITION (not running) | INVALID_ARGUMENT.
+absl::Status CheckDrill(const v1::JobRecord& record, int rank);
+
 // Whether a step is part of the job's history: no later attempt has started before it.
 bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
 

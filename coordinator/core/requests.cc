@@ -104,18 +104,22 @@ void Stepper::Handle(const NodeChangeRequested& request) {
   }
 }
 
+absl::Status CheckDrill(const v1::JobRecord& record, int rank) {
+  if (record.phase() != v1::JOB_PHASE_RUNNING) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job ", record.id(), " is not running: a drill needs one that is"));
+  }
+  if (rank >= 0 && rank < record.slots_size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the job has ranks 0 to ", record.slots_size() - 1));
+}
+
 void Stepper::Handle(const DrillRequested& request) {
   const v1::InjectFault& fault = request.fault;
   const auto found = state_.jobs.find(request.job_id);
-  if (found == state_.jobs.end()) {
-    effects_.answer = absl::NotFoundError(absl::StrCat("no job ", request.job_id));
-  } else if (found->second.record.phase() != v1::JOB_PHASE_RUNNING) {
-    effects_.answer = absl::FailedPreconditionError(
-        absl::StrCat("job ", request.job_id, " is not running: a drill needs one that is"));
-  } else if (fault.rank() < 0 || fault.rank() >= found->second.record.slots_size()) {
-    effects_.answer = absl::InvalidArgumentError(
-        absl::StrCat("the job has ranks 0 to ", found->second.record.slots_size() - 1));
-  }
+  effects_.answer = found == state_.jobs.end()
+                        ? absl::NotFoundError(absl::StrCat("no job ", request.job_id))
+                        : CheckDrill(found->second.record, fault.rank());
   if (!effects_.answer.ok()) return;
   const JobState& job = found->second;
   const std::string& node = job.record.slots(fault.rank()).node();

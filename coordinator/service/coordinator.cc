@@ -328,15 +328,6 @@ void Coordinator::Detach(const std::string& node, int64_t stream) {
   Post(NodeDetached{node});
 }
 
-std::vector<v1::JobRecord> Coordinator::Jobs() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<v1::JobRecord> jobs;
-  for (const auto& [id, job] : state_.jobs) jobs.push_back(job.record);
-  std::sort(jobs.begin(), jobs.end(),
-            [](const v1::JobRecord& a, const v1::JobRecord& b) { return a.number() > b.number(); });
-  return jobs;
-}
-
 absl::StatusOr<const JobState*> Coordinator::FindState(const std::string& job) const {
   const auto found = state_.jobs.find(job);
   if (found != state_.jobs.end()) return &found->second;
@@ -386,8 +377,11 @@ std::vector<Coordinator::JobView> Coordinator::Views() const {
 }
 
 absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {
-  for (const v1::JobRecord& job : Jobs()) {
-    if (job.phase() == v1::JOB_PHASE_FAILED || job.phase() == v1::JOB_PHASE_CANCELLED) return job;
+  for (JobView& job : Views()) {
+    const v1::JobPhase phase = job.record.phase();
+    if (phase == v1::JOB_PHASE_FAILED || phase == v1::JOB_PHASE_CANCELLED) {
+      return std::move(job.record);
+    }
   }
   return absl::NotFoundError("there is no failed or cancelled job to resume");
 }

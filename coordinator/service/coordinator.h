@@ -64,7 +64,6 @@ class Coordinator {
   void Detach(const std::string& node, int64_t stream);
 
   // ---- reading ----
-  std::vector<v1::JobRecord> Jobs() const;  // newest first
   // By id, or by name when exactly one job bears it. NOT_FOUND | FAILED_PRECONDITION (ambiguous).
   absl::StatusOr<v1::JobRecord> Find(const std::string& job) const;
   // NOT_FOUND when there is none: the newest job that failed or was cancelled.

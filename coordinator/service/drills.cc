@@ -36,9 +36,9 @@ constexpr Kind kKinds[] = {
 
 // Events by which the service shows that it has seen something.
 const std::set<std::string>& Detections() {
-  static const auto* kinds = new std::set<std::string>{
-      "rank_exited", "attempt_broken", "node_lost",         "node_silent",
-      "hang",        "straggler",      "checkpoint_failed", "checkpoint_damaged"};
+  static const auto* kinds =
+      new std::set<std::string>{"rank_exited", "attempt_broken",    "node_lost",         "hang",
+                                "straggler",   "checkpoint_failed", "checkpoint_damaged"};
   return *kinds;
 }
 
@@ -49,10 +49,7 @@ double SecondsOf(const google::protobuf::Timestamp& time) {
 // One byte in the middle of the largest file.
 absl::Status CorruptNewest(Coordinator& coordinator, const std::string& job) {
   const std::vector<checkpoint::Committed> all = coordinator.checkpoints().List(job);
-  if (all.size() < 2) {
-    return absl::FailedPreconditionError(
-        "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
-  }
+  if (all.empty()) return absl::FailedPreconditionError("the job has no checkpoint");
   std::filesystem::path largest;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(all.back().path)) {
     if (!entry.is_regular_file()) continue;
@@ -97,8 +94,10 @@ class Drill {
     fault.set_rank(request_.rank());
     fault.set_seconds(seconds_);
     TERCIO_RETURN_IF_ERROR(coordinator_.MayDrill());
-    if (request_.fault() == "corrupt-checkpoint") {
-      TERCIO_RETURN_IF_ERROR(CorruptNewest(coordinator_, before_.id()));
+    TERCIO_RETURN_IF_ERROR(CheckDrill(before_, fault.rank()));  // before any harm is done
+    if (Corrupts() && coordinator_.checkpoints().List(before_.id()).size() < 2) {
+      return absl::FailedPreconditionError(
+          "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
     }
     TERCIO_RETURN_IF_ERROR(
         coordinator_.Ask(DrillRequested{before_.id(), fault, kind_.inject != nullptr}));
@@ -121,7 +120,9 @@ class Drill {
       const double time = SecondsOf(event.time());
       if (event.kind() == "drill") start_ = time;
       if (event.kind() == "drill_failed") return absl::FailedPreconditionError(event.message());
-      if (start_ > 0 && response_.detected_by().empty() && Detections().contains(event.kind())) {
+      const bool detects =
+          Corrupts() ? event.kind() == "checkpoint_damaged" : Detections().contains(event.kind());
+      if (start_ > 0 && response_.detected_by().empty() && detects) {
         response_.set_detected_seconds(time - start_);
         response_.set_detected_by(absl::StrCat(event.kind(), ": ", event.message()));
       }
@@ -131,6 +132,7 @@ class Drill {
       return absl::FailedPreconditionError(
           absl::StrCat("the job has ended before it could recover: ", now.record.error()));
     }
+    TERCIO_RETURN_IF_ERROR(CorruptInTime(now.record));
     if (!Recovered(now)) return false;
     response_.set_recovered_seconds(now.record.progress_at() - start_);
     const bool other = now.record.attempt() > before_.attempt();
@@ -141,6 +143,20 @@ class Drill {
   const v1::DrillResponse& response() const { return response_; }
 
  private:
+  bool Corrupts() const { return request_.fault() == "corrupt-checkpoint"; }
+
+  // Between two attempts: nothing newer is committed then, and nobody has looked for the newest.
+  absl::Status CorruptInTime(const v1::JobRecord& record) {
+    if (!Corrupts() || corrupted_) return absl::OkStatus();
+    if (record.phase() == v1::JOB_PHASE_BACKING_OFF) {
+      corrupted_ = true;
+      return CorruptNewest(coordinator_, record.id());
+    }
+    if (record.attempt() == before_.attempt()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "the next attempt began before its checkpoint could be corrupted");
+  }
+
   bool Recovered(const Coordinator::JobView& now) {
     const v1::JobRecord& record = now.record;
     const bool same = record.attempt() == before_.attempt();
@@ -167,6 +183,7 @@ class Drill {
   double start_ = 0;     // time of the drill's event
   int64_t highest_ = 0;  // step of the attempt that was harmed
   bool over_ = false;
+  bool corrupted_ = false;
   int64_t step_at_end_ = 0;
   v1::DrillResponse response_;
 };

@@ -68,7 +68,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
   std::unique_ptr<Store> store(new Store(path, database));
   if (code != SQLITE_OK) return Fault(database, absl::StrCat("cannot open ", path));
   sqlite3_busy_timeout(database, 5000);
-  TERCIO_RETURN_IF_ERROR(store->CheckIntegrity());
+  if (!read_only) TERCIO_RETURN_IF_ERROR(store->CheckIntegrity());
   TERCIO_RETURN_IF_ERROR(store->CheckVersion());
   if (read_only) return store;
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));

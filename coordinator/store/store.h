@@ -44,7 +44,8 @@ struct Changes {
 
 class Store {
  public:
-  // Checks the whole file first: a damaged one is refused with the way to restore it.
+  // For writing the whole file is checked first: a damaged one is refused with the way to restore
+  // it. For reading, which happens for a single question, it is not.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only);
   ~Store();
   Store(const Store&) = delete;

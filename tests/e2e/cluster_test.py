@@ -57,6 +57,10 @@ class Cluster(TercioTest):
         self.assertTrue(all(value >= 0 for value in goodput.values()), goodput)
         return goodput
 
+    def damaged(self, job):
+        out, _ = self.start(*self.reach("checkpoint", "verify", job, "-o", "json")).communicate()
+        return [finding["path"] for finding in json.loads(out) if not finding["ok"]]
+
     def test_a_drained_node_is_left_and_taken_back(self):
         steps = ["--set", "training.steps=400", *layout(2, 1, 1)]
         self.agent(self.address, "one", 2)
@@ -143,7 +147,7 @@ class Cluster(TercioTest):
         self.assertGreater(done["recovered_seconds"], done["detected_seconds"])
         self.after_step(job, self.get(job)["step"] + 25)
         done = self.json(*self.reach("drill", job, "--fault", "corrupt-checkpoint"))
-        self.assertIn("checkpoint_damaged", self.kinds(job))
+        self.assertIn("checkpoint_damaged", done["detected_by"])
         self.assertGreater(done["steps_lost"], 0)
         done = self.json(*self.reach("drill", job, "--fault", "full-disk", "--seconds", "1"))
         self.assertIn("checkpoint_failed", done["detected_by"])
@@ -154,7 +158,9 @@ class Cluster(TercioTest):
         self.tercio(*self.reach("drill", job, "--fault", "kill-trainer", "--rank", "9"), code=2)
         self.tercio(*self.reach("cancel", job, "--no-save"))
         self.json(*self.reach("wait", job), code=8)
-        self.tercio(*self.reach("drill", job, "--fault", "kill-trainer"), code=7)
+        before = self.damaged(job)
+        self.tercio(*self.reach("drill", job, "--fault", "corrupt-checkpoint"), code=7)
+        self.assertEqual(self.damaged(job), before, "a drill that is refused does no harm")
 
 
 class NoDrills(TercioTest):

@@ -78,7 +78,6 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
     digest.Update(part);
     message.mutable_chunk()->set_data(part.data(), part.size());
     open = writer->Write(message);
-    progress_();
   }
   if (open) {
     message.mutable_end()->set_sha256(digest.HexDigest());
@@ -109,7 +108,6 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
     const absl::Time start = absl::Now();
     outcome_ = Upload(begin, values);
     while (absl::IsUnavailable(outcome_) && absl::Now() - start < patience && !StopsWithin()) {
-      progress_();
       outcome_ = Upload(begin, values);
     }
     done(outcome_, static_cast<int64_t>(values.size() * sizeof(float)),

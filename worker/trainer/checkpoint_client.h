@@ -38,10 +38,6 @@ class CheckpointClient {
       : stub_(std::move(stub)), identity_(std::move(identity)) {}
   ~CheckpointClient();
 
-  // Called from the uploading thread whenever a part has been taken, and while it tries again. Set
-  // before the first upload.
-  void OnProgress(std::function<void()> progress) { progress_ = std::move(progress); }
-
   // Reads every slice the engine needs from the checkpoint of `step`.
   absl::Status Load(int64_t step, TrainingEngine& engine);
 
@@ -67,7 +63,6 @@ class CheckpointClient {
 
   std::unique_ptr<v1::CheckpointService::Stub> stub_;
   CheckpointIdentity identity_;
-  std::function<void()> progress_ = [] {};
   std::thread uploader_;
   absl::Status outcome_;  // written by the uploader, read when it has ended
   std::mutex mutex_;
