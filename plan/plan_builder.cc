@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -127,10 +128,8 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
   slice.set_padded_vocabulary(plan.padded_vocabulary());
   *slice.mutable_placement() = plan.ranks(rank);
   slice.set_threads(plan.threads_per_rank());
-  for (const v1::ProcessGroup& group : plan.groups()) {
-    if (std::count(group.ranks().begin(), group.ranks().end(), rank) > 0) {
-      *slice.add_groups() = group;
-    }
+  for (v1::ProcessGroup& group : GroupsOfRank(plan.layout(), rank)) {
+    *slice.add_groups() = std::move(group);
   }
   *slice.mutable_stage() = plan.stages(plan.ranks(rank).pipeline_index());
   return slice;

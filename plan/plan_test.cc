@@ -1,4 +1,5 @@
 // The pure part of a layout: ranks, lanes, tensors, schedules, memory, plans.
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -112,10 +113,24 @@ TEST(RankLayout, IsABijectionAndGroupsAgree) {
         const v1::Layout layout = LayoutOf(tensor, pipeline, data);
         for (int rank = 0; rank < WorldSize(layout); ++rank) {
           EXPECT_EQ(RankOfCoordinates(layout, CoordinatesOfRank(layout, rank)), rank);
+          std::vector<std::string> with_rank;
+          for (const v1::ProcessGroup& group : ProcessGroups(layout)) {
+            const std::vector<int> ranks = RanksOf(group);
+            const auto found = std::find(ranks.begin(), ranks.end(), rank);
+            EXPECT_EQ(IndexInGroup(group, rank),
+                      found == ranks.end() ? -1 : static_cast<int>(found - ranks.begin()));
+            if (found != ranks.end()) with_rank.push_back(group.SerializeAsString());
+          }
+          std::vector<std::string> of_rank;
+          for (const v1::ProcessGroup& group : GroupsOfRank(layout, rank)) {
+            of_rank.push_back(group.SerializeAsString());
+          }
+          EXPECT_EQ(of_rank, with_rank);
         }
         std::map<v1::GroupKind, std::multiset<int>> members;
         for (const v1::ProcessGroup& group : ProcessGroups(layout)) {
-          members[group.kind()].insert(group.ranks().begin(), group.ranks().end());
+          const std::vector<int> ranks = RanksOf(group);
+          members[group.kind()].insert(ranks.begin(), ranks.end());
         }
         EXPECT_EQ(members.size(), 4u);
         for (const auto& [kind, ranks] : members) {
@@ -132,7 +147,7 @@ TEST(RankLayout, TheExampleOfTheHeader) {
   EXPECT_EQ(CoordinatesOfRank(layout, 5), (Coordinates{1, 0, 1}));
   std::set<std::vector<int>> of_five;
   for (const v1::ProcessGroup& group : ProcessGroups(layout)) {
-    const std::vector<int> ranks(group.ranks().begin(), group.ranks().end());
+    const std::vector<int> ranks = RanksOf(group);
     if (ranks.size() == 2 && (ranks[0] == 5 || ranks[1] == 5)) of_five.insert(ranks);
   }
   EXPECT_THAT(of_five,

@@ -1,7 +1,9 @@
 #include "plan/rank_layout.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -9,12 +11,38 @@
 namespace tercio::plan {
 namespace {
 
-v1::ProcessGroup Group(const std::string& name, v1::GroupKind kind, const std::vector<int>& ranks) {
+v1::ProcessGroup Group(const std::string& name, v1::GroupKind kind, int first, int stride,
+                       int size) {
   v1::ProcessGroup group;
   group.set_name(name);
   group.set_kind(kind);
-  group.mutable_ranks()->Add(ranks.begin(), ranks.end());
+  group.set_first(first);
+  group.set_stride(stride);
+  group.set_size(size);
   return group;
+}
+
+// The groups of one kind partition the ranks: those that differ in one coordinate only. Ranks of a
+// group are `stride` apart; blocks of stride * size ranks hold `stride` interleaved groups.
+struct Partition {
+  const char* name;
+  v1::GroupKind kind;
+  int stride;
+  int size;
+
+  v1::ProcessGroup GroupOf(int rank) const {
+    const int block = rank / (stride * size);
+    const int inside = rank % stride;
+    return Group(absl::StrCat(name, ".", block * stride + inside), kind,
+                 block * stride * size + inside, stride, size);
+  }
+};
+
+std::array<Partition, 3> Partitions(const v1::Layout& layout) {
+  return {
+      {{"tensor", v1::GROUP_KIND_TENSOR, 1, layout.tensor()},
+       {"data", v1::GROUP_KIND_DATA, layout.tensor(), layout.data()},
+       {"pipeline", v1::GROUP_KIND_PIPELINE, layout.tensor() * layout.data(), layout.pipeline()}}};
 }
 
 absl::Status Impossible(const std::string& what) {
@@ -42,34 +70,37 @@ int RankOfCoordinates(const v1::Layout& layout, const Coordinates& at) {
 
 std::vector<v1::ProcessGroup> ProcessGroups(const v1::Layout& layout) {
   const int world = WorldSize(layout);
-  std::vector<v1::ProcessGroup> groups;
-  std::vector<int> all;
-  for (int rank = 0; rank < world; ++rank) all.push_back(rank);
-  groups.push_back(Group("world", v1::GROUP_KIND_WORLD, all));
-  const auto add = [&](const char* name, v1::GroupKind kind, int size, auto member) {
-    int index = 0;
+  std::vector<v1::ProcessGroup> groups = {Group("world", v1::GROUP_KIND_WORLD, 0, 1, world)};
+  for (const Partition& partition : Partitions(layout)) {
     for (int rank = 0; rank < world; ++rank) {
-      const Coordinates at = CoordinatesOfRank(layout, rank);
-      std::vector<int> ranks;
-      for (int i = 0; i < size; ++i) ranks.push_back(RankOfCoordinates(layout, member(at, i)));
       // Each group is made once, from its first rank.
-      if (ranks.front() != rank) continue;
-      groups.push_back(Group(absl::StrCat(name, ".", index++), kind, ranks));
+      v1::ProcessGroup group = partition.GroupOf(rank);
+      if (group.first() == rank) groups.push_back(std::move(group));
     }
-  };
-  add("tensor", v1::GROUP_KIND_TENSOR, layout.tensor(), [](Coordinates at, int i) {
-    at.tensor = i;
-    return at;
-  });
-  add("data", v1::GROUP_KIND_DATA, layout.data(), [](Coordinates at, int i) {
-    at.data = i;
-    return at;
-  });
-  add("pipeline", v1::GROUP_KIND_PIPELINE, layout.pipeline(), [](Coordinates at, int i) {
-    at.pipeline = i;
-    return at;
-  });
+  }
   return groups;
+}
+
+std::vector<v1::ProcessGroup> GroupsOfRank(const v1::Layout& layout, int rank) {
+  std::vector<v1::ProcessGroup> groups = {
+      Group("world", v1::GROUP_KIND_WORLD, 0, 1, WorldSize(layout))};
+  for (const Partition& partition : Partitions(layout)) groups.push_back(partition.GroupOf(rank));
+  return groups;
+}
+
+std::vector<int> RanksOf(const v1::ProcessGroup& group) {
+  std::vector<int> ranks(static_cast<size_t>(std::max(0, group.size())));
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    ranks[i] = group.first() + static_cast<int>(i) * group.stride();
+  }
+  return ranks;
+}
+
+int IndexInGroup(const v1::ProcessGroup& group, int rank) {
+  const int offset = rank - group.first();
+  if (group.stride() <= 0 || offset < 0 || offset % group.stride() != 0) return -1;
+  const int index = offset / group.stride();
+  return index < group.size() ? index : -1;
 }
 
 absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int ranks) {

@@ -34,6 +34,15 @@ int RankOfCoordinates(const v1::Layout& layout, const Coordinates& coordinates);
 // are included.
 std::vector<v1::ProcessGroup> ProcessGroups(const v1::Layout& layout);
 
+// The groups of one rank, in the same order; costs the same in a layout of any size.
+std::vector<v1::ProcessGroup> GroupsOfRank(const v1::Layout& layout, int rank);
+
+// The members, in the order of their ranks inside the group.
+std::vector<int> RanksOf(const v1::ProcessGroup& group);
+
+// The rank inside the group; -1: not a member.
+int IndexInGroup(const v1::ProcessGroup& group, int rank);
+
 // Whether the model can be cut that way. Errors are INVALID_ARGUMENT, naming every number and the
 // rule: heads and ffn_hidden divisible by tensor, layers by pipeline, global_batch by data *
 // micro_batch, degrees positive, product equal to `ranks`.

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "plan/rank_layout.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -82,7 +83,7 @@ class Inspector {
     std::vector<int> missing;
     const auto group = groups_.find(wait.group());
     if (group == groups_.end()) return missing;
-    for (const int other : group->second->ranks()) {
+    for (const int other : plan::RanksOf(*group->second)) {
       const bool here = Waits(other) && WaitOf(other).group() == wait.group() &&
                         WaitOf(other).sequence() == wait.sequence();
       if (other != rank && !here) missing.push_back(other);

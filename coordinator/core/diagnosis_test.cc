@@ -12,12 +12,14 @@ using ::testing::HasSubstr;
 
 v1::Plan MakePlan() {
   v1::Plan plan;
-  const auto add_group = [&](const std::string& name, const std::vector<int>& ranks) {
+  const auto add_group = [&](const std::string& name, int first, int stride, int size) {
     v1::ProcessGroup* group = plan.add_groups();
     group->set_name(name);
-    for (const int rank : ranks) group->add_ranks(rank);
+    group->set_first(first);
+    group->set_stride(stride);
+    group->set_size(size);
   };
-  add_group("world", {0, 1, 2, 3, 4, 5, 6, 7});
+  add_group("world", 0, 1, 8);
   for (int r = 0; r < 8; ++r) {
     v1::RankPlacement* placement = plan.add_ranks();
     placement->set_rank(r);
@@ -27,9 +29,9 @@ v1::Plan MakePlan() {
     placement->set_pipeline_index(r / 4);
   }
   for (const int first : {0, 2, 4, 6}) {
-    add_group("tensor." + std::to_string(first / 2), {first, first + 1});
+    add_group("tensor." + std::to_string(first / 2), first, 1, 2);
   }
-  for (int i = 0; i < 4; ++i) add_group("pipeline." + std::to_string(i), {i, i + 4});
+  for (int i = 0; i < 4; ++i) add_group("pipeline." + std::to_string(i), i, 4, 2);
   return plan;
 }
 

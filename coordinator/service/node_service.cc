@@ -169,7 +169,9 @@ grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousPut(grpc::CallbackServerCon
     reactor->Finish(grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over"));
     return reactor;
   }
-  rendezvous_.Put(request->run(), request->key(), request->value());
+  for (const v1::RendezvousEntry& entry : request->entries()) {
+    rendezvous_.Put(request->run(), entry.key(), entry.value());
+  }
   reactor->Finish(grpc::Status::OK);
   return reactor;
 }

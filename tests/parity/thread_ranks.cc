@@ -8,6 +8,7 @@
 #include "kernels/random.h"
 #include "plan/lanes.h"
 #include "plan/plan_builder.h"
+#include "plan/rank_layout.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
 
@@ -33,7 +34,7 @@ void ForRows(const v1::TensorSlice& slice, const Copy& copy) {
 struct Groups {
   explicit Groups(const v1::Plan& plan) {
     for (const v1::ProcessGroup& group : plan.groups()) {
-      transports[group.name()] = CreateThreadTransports(group.ranks_size());
+      transports[group.name()] = CreateThreadTransports(group.size());
     }
   }
   std::map<std::string, std::vector<std::unique_ptr<Transport>>> transports;
@@ -83,16 +84,14 @@ absl::Status RunRank(int rank, Shared& shared) {
   std::vector<std::unique_ptr<Communicator>> owned;
   Communicators communicators;
   for (const v1::ProcessGroup& group : plan.groups()) {
-    int index = 0;
-    while (group.ranks(index) != rank) ++index;
+    const int index = plan::IndexInGroup(group, rank);
     std::unique_ptr<Transport> transport;
     {
       std::lock_guard<std::mutex> lock(shared.mutex);
       transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
     }
-    owned.push_back(CreateCommunicator(
-        {group.name(), absl::Seconds(60), {group.ranks().begin(), group.ranks().end()}},
-        std::move(transport)));
+    owned.push_back(CreateCommunicator({group.name(), absl::Seconds(60), plan::RanksOf(group)},
+                                       std::move(transport)));
     Communicator* made = owned.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators.tensor = made;

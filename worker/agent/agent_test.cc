@@ -85,7 +85,9 @@ class FakeCoordinator : public v1::NodeService::Service {
   grpc::Status RendezvousPut(grpc::ServerContext*, const v1::RendezvousPutRequest* request,
                              v1::RendezvousPutResponse*) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    values_[{request->run().attempt(), request->key()}] = request->value();
+    for (const v1::RendezvousEntry& entry : request->entries()) {
+      values_[{request->run().attempt(), entry.key()}] = entry.value();
+    }
     changed_.notify_all();
     return grpc::Status::OK;
   }

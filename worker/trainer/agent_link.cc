@@ -235,8 +235,9 @@ absl::Status AgentLink::Put(const std::string& key, const std::string& value) {
   v1::RendezvousPutRequest request;
   *request.mutable_run() = hello_.run();
   request.set_token(hello_.token());
-  request.set_key(key);
-  request.set_value(value);
+  v1::RendezvousEntry* entry = request.add_entries();
+  entry->set_key(key);
+  entry->set_value(value);
   return CallUntil(kPutTimeout, [&](grpc::ClientContext& context) {
     v1::RendezvousPutResponse response;
     return stub_->Put(&context, request, &response);

@@ -16,6 +16,7 @@
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 #include "plan/precision.h"
+#include "plan/rank_layout.h"
 #include "worker/collective/gloo_transport.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/data/sample_sources.h"
@@ -153,21 +154,18 @@ void TrainingLoop::EnterPhase(v1::TrainerPhase phase) {
 absl::Status TrainingLoop::Connect() {
   communicators_.whereabouts = &whereabouts_;
   for (const v1::ProcessGroup& group : assignment_.plan().groups()) {
-    int index = 0;
-    while (group.ranks(index) != identity_.rank) ++index;
+    const int index = plan::IndexInGroup(group, identity_.rank);
     std::unique_ptr<Transport> transport;
-    if (group.ranks_size() == 1) {
+    if (group.size() == 1) {
       transport = std::move(CreateThreadTransports(1).front());
     } else {
       TERCIO_ASSIGN_OR_RETURN(transport,
-                              CreateGlooTransport(index, group.ranks_size(), group.name(), link_,
+                              CreateGlooTransport(index, group.size(), group.name(), link_,
                                                   assignment_.data_address(), kConnectTimeout));
     }
-    owned_.push_back(CreateCommunicator({group.name(),
-                                         CollectiveTimeout(),
-                                         {group.ranks().begin(), group.ranks().end()},
-                                         &whereabouts_},
-                                        std::move(transport)));
+    owned_.push_back(
+        CreateCommunicator({group.name(), CollectiveTimeout(), plan::RanksOf(group), &whereabouts_},
+                           std::move(transport)));
     Communicator* made = owned_.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
