@@ -1,5 +1,6 @@
 #include <numeric>
 
+#include "checkpoint/rank_file.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/store.h"
@@ -56,7 +57,8 @@ class CheckpointTest : public ::testing::Test {
     for (size_t at = 0; at < bytes.size(); at += 7) {
       if (auto status = (*upload)->Write(bytes.substr(at, 7)); !status.ok()) return status;
     }
-    if (auto status = (*upload)->Finish(Sha256Hex(bytes), static_cast<int64_t>(bytes.size()));
+    if (auto status = (*upload)->Finish(Sha256Hex(RankFileOf(begin.slices())->header + bytes),
+                                        static_cast<int64_t>(bytes.size()));
         !status.ok()) {
       return status;
     }

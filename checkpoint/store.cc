@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "checkpoint/rank_file.h"
 #include "checkpoint/reader.h"
-#include "checkpoint/safetensors.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 
@@ -22,6 +22,8 @@ namespace tercio::checkpoint {
 namespace {
 
 constexpr char kPrefix[] = "step-";
+// So much is left to the kernel before it is asked to write.
+constexpr int64_t kFlushBytes = int64_t{8} << 20;
 
 // -1 when the name is not that of a committed checkpoint.
 int64_t StepOfName(const std::string& name) {
@@ -54,17 +56,6 @@ absl::Status Join(const Manifest& part, Manifest* whole) {
   return absl::OkStatus();
 }
 
-absl::Status CheckSlice(const v1::TensorSlice& slice) {
-  const int64_t columns = slice.shape_size() == 2 ? slice.shape(1) : 1;
-  if (slice.shape_size() < 1 || slice.shape_size() > 2 || slice.dtype() != "F32" ||
-      slice.row_begin() < 0 || slice.row_begin() >= slice.row_end() ||
-      slice.row_end() > slice.shape(0) || slice.column_begin() < 0 ||
-      slice.column_begin() >= slice.column_end() || slice.column_end() > columns) {
-    return absl::InvalidArgumentError(absl::StrCat("impossible slice of tensor ", slice.tensor()));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 RankUpload::~RankUpload() {
@@ -72,12 +63,18 @@ RankUpload::~RankUpload() {
 }
 
 absl::Status RankUpload::Append(std::string_view bytes) {
-  file_digest_.Update(bytes);
+  digest_.Update(bytes);
   while (!bytes.empty()) {
     const ssize_t written = write(descriptor_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return FileError(errno, "cannot write", path_);
     bytes.remove_prefix(static_cast<size_t>(written));
+    written_ += written;
+  }
+  // The disk works while the rest arrives. Its errors are those of the fsync at the end.
+  if (written_ - flushed_ >= kFlushBytes) {
+    sync_file_range(descriptor_, flushed_, written_ - flushed_, SYNC_FILE_RANGE_WRITE);
+    flushed_ = written_;
   }
   return absl::OkStatus();
 }
@@ -87,7 +84,6 @@ absl::Status RankUpload::Write(std::string_view bytes) {
   if (received_bytes_ > expected_bytes_) {
     return absl::InvalidArgumentError(absl::StrCat(name_, ": more bytes than its slices have"));
   }
-  stream_digest_.Update(bytes);
   return Append(bytes);
 }
 
@@ -97,12 +93,13 @@ absl::Status RankUpload::Finish(const std::string& sha256, int64_t bytes) {
                                             " bytes, the sender says ", bytes, ", its slices need ",
                                             expected_bytes_));
   }
-  if (stream_digest_.HexDigest() != sha256) {
+  const std::string digest = digest_.HexDigest();
+  if (digest != sha256) {
     return absl::DataLossError(
         absl::StrCat(name_, ": the SHA-256 of the stream differs from the sender's"));
   }
   if (fsync(descriptor_) != 0) return FileError(errno, "cannot sync", path_);
-  part_.files[name_] = {header_bytes_ + received_bytes_, file_digest_.HexDigest()};
+  part_.files[name_] = {header_bytes_ + received_bytes_, digest};
   return absl::OkStatus();
 }
 
@@ -124,29 +121,20 @@ absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& 
   std::unique_ptr<RankUpload> upload(new RankUpload);
   upload->name_ = absl::StrFormat("rank-%05d.safetensors", begin.rank());
   upload->path_ = absl::StrCat(directory, "/", upload->name_);
-  std::vector<TensorEntry> entries;
-  for (const v1::TensorSlice& slice : begin.slices()) {
-    TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
-    TensorEntry entry;
-    entry.name = slice.tensor();
-    entry.shape.push_back(slice.row_end() - slice.row_begin());
-    if (slice.shape_size() == 2) entry.shape.push_back(slice.column_end() - slice.column_begin());
-    entries.push_back(entry);
-  }
-  const std::string header = SafetensorsHeader(&entries);
-  upload->header_bytes_ = static_cast<int64_t>(header.size());
-  upload->expected_bytes_ = entries.empty() ? 0 : entries.back().end;
+  TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(begin.slices()));
+  upload->header_bytes_ = static_cast<int64_t>(file.header.size());
+  upload->expected_bytes_ = file.data_bytes();
   for (int i = 0; i < begin.slices_size(); ++i) {
     const v1::TensorSlice& slice = begin.slices(i);
     ManifestTensor& tensor = upload->part_.tensors[slice.tensor()];
     tensor.shape.assign(slice.shape().begin(), slice.shape().end());
     tensor.pieces.push_back(
-        {upload->name_, upload->header_bytes_ + entries[static_cast<size_t>(i)].begin,
+        {upload->name_, upload->header_bytes_ + file.entries[static_cast<size_t>(i)].begin,
          slice.row_begin(), slice.row_end(), slice.column_begin(), slice.column_end()});
   }
   upload->descriptor_ = open(upload->path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
   if (upload->descriptor_ < 0) return FileError(errno, "cannot create", upload->path_);
-  TERCIO_RETURN_IF_ERROR(upload->Append(header));
+  TERCIO_RETURN_IF_ERROR(upload->Append(file.header));
   return upload;
 }
 

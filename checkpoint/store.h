@@ -47,8 +47,9 @@ class RankUpload {
   int64_t expected_bytes_ = 0;  // of the stream
   int64_t received_bytes_ = 0;
   int64_t header_bytes_ = 0;
-  Sha256 stream_digest_;
-  Sha256 file_digest_;
+  int64_t written_ = 0;  // header and stream
+  int64_t flushed_ = 0;  // of these, on their way to the disk
+  Sha256 digest_;        // of the file
   Manifest part_;
 };
 

@@ -410,7 +410,9 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     record.set_checkpoint_at(now_);
     if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
     Note(job, "checkpoint_committed",
-         absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes, ", committed.path));
+         absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
+                      committed.seconds > 0 ? absl::StrFormat(" in %.3f s", committed.seconds) : "",
+                      ", ", committed.path));
   });
 }
 

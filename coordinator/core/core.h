@@ -164,6 +164,7 @@ struct CheckpointCommitted {
   int64_t step = 0;
   std::string path;
   int64_t bytes = 0;
+  double seconds = 0;  // since its first byte came; 0: unknown
 };
 // Steps that a checkpoint holds, told before it becomes visible: whatever becomes of the node that
 // has reported them, no attempt starts beyond the history.

@@ -185,7 +185,8 @@ absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, con
                                         model, save.training_state, save.tokenizer, parts));
   // Only fails when the coordinator is stopping; the checkpoint is on disk.
   coordinator_
-      .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes})
+      .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
+                               absl::ToDoubleSeconds(absl::Now() - save.begun)})
       .IgnoreError();
   return absl::OkStatus();
 }

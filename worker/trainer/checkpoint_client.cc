@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "checkpoint/rank_file.h"
 #include "common/grpc_status.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
@@ -64,6 +65,7 @@ absl::Status CheckpointClient::Load(int64_t step, TrainingEngine& engine) {
 
 absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
                                       absl::Span<const float> values) {
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::RankFile file, checkpoint::RankFileOf(begin.slices()));
   grpc::ClientContext context;
   v1::UploadResponse response;
   const auto writer = stub_->Upload(&context, &response);
@@ -73,6 +75,7 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
   const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
                                values.size() * sizeof(float));
   Sha256 digest;
+  digest.Update(file.header);
   for (size_t at = 0; open && at < bytes.size(); at += kChunkBytes) {
     const std::string_view part = bytes.substr(at, kChunkBytes);
     digest.Update(part);

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "checkpoint/rank_file.h"
 #include "common/channel.h"
 #include "common/sha256.h"
 #include "gmock/gmock.h"
@@ -159,6 +160,7 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
   EXPECT_EQ(std::memcmp(service_.bytes.data(), values.data(), service_.bytes.size()), 0);
   EXPECT_LE(service_.largest_chunk, size_t{1} << 20);
   Sha256 digest;
+  digest.Update(checkpoint::RankFileOf(service_.begin.slices())->header);
   digest.Update(service_.bytes);
   EXPECT_EQ(service_.end.sha256(), digest.HexDigest());
   EXPECT_EQ(service_.end.bytes(), 2'800'000);
