@@ -119,7 +119,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
   return plan;
 }
 
-v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
+v1::RankPlan SliceWithoutStage(const v1::Plan& plan, int rank) {
   TERCIO_CHECK(rank >= 0 && rank < plan.ranks_size());
   v1::RankPlan slice;
   *slice.mutable_layout() = plan.layout();
@@ -131,6 +131,11 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
   for (v1::ProcessGroup& group : GroupsOfRank(plan.layout(), rank)) {
     *slice.add_groups() = std::move(group);
   }
+  return slice;
+}
+
+v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
+  v1::RankPlan slice = SliceWithoutStage(plan, rank);
   *slice.mutable_stage() = plan.stages(plan.ranks(rank).pipeline_index());
   return slice;
 }

@@ -51,10 +51,6 @@ bool IsCrash(const v1::ExitRecord& exit) {
   }
 }
 
-void AddName(google::protobuf::RepeatedPtrField<std::string>& names, const std::string& name) {
-  if (std::find(names.begin(), names.end(), name) == names.end()) *names.Add() = name;
-}
-
 bool IsTraining(const v1::TimeLedger& ledger) {
   return ledger.present() == v1::TIME_KIND_PRODUCTIVE || ledger.present() == v1::TIME_KIND_DEGRADED;
 }
@@ -65,8 +61,8 @@ void Stepper::BeginAttempt(JobState& job) {
   v1::JobRecord& record = job.record;
   int attempt = record.attempt() + 1;
   // A coordinator whose store was set back must not give out a number twice.
-  for (const std::string& node : NodesOf(job)) {
-    for (const v1::RunId& run : state_.nodes.at(node).hello.running()) {
+  for (const auto& [name, node] : job.placement->nodes()) {
+    for (const v1::RunId& run : state_.nodes.at(name).hello.running()) {
       if (run.job_id() == record.id()) attempt = std::max(attempt, run.attempt() + 1);
     }
   }
@@ -78,7 +74,7 @@ void Stepper::BeginAttempt(JobState& job) {
   job.health = nullptr;
   SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
   SetPhase(job, v1::JOB_PHASE_PREPARING);
-  for (const std::string& node : NodesOf(job)) SendPrepare(job, node);
+  for (const auto& [name, node] : job.placement->nodes()) SendPrepare(job, name);
   effects_.searches.push_back({RunOf(record)});
 }
 
@@ -91,19 +87,20 @@ void Stepper::RefuseData(JobState& job, const std::string& node, const std::stri
 
 void Stepper::Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer) {
   v1::JobRecord& record = job.record;
-  if (record.phase() != v1::JOB_PHASE_PREPARING) return;
+  const auto place = job.placement->nodes().find(node);
+  if (record.phase() != v1::JOB_PHASE_PREPARING || place == job.placement->nodes().end()) return;
   if (!answer.error().empty()) return RefuseData(job, node, answer.error());
   if (answer.vocab_size() <= 0) {
     return RefuseData(job, node, absl::StrCat("node ", node, " names no vocabulary"));
   }
   v1::AttemptProgress& progress = *record.mutable_progress();
-  if (progress.prepared_nodes_size() > 0 && progress.data_digest() != answer.digest()) {
+  if (CountRanks(progress.prepared()) > 0 && progress.data_digest() != answer.digest()) {
     return RefuseData(
         job, node,
         absl::StrCat("node ", node, " has other data under the same path than the other nodes"));
   }
   progress.set_data_digest(answer.digest());
-  AddName(*progress.mutable_prepared_nodes(), node);
+  AddRank(*progress.mutable_prepared(), place->second.index);
   record.set_vocab_size(answer.vocab_size());
   effects_.changed_jobs.insert(record.id());
   StartWhenReady(job);
@@ -128,14 +125,16 @@ void Stepper::StartWhenReady(JobState& job) {
   v1::JobRecord& record = job.record;
   const v1::AttemptProgress& progress = record.progress();
   if (!progress.checkpoint_known() ||
-      progress.prepared_nodes_size() != static_cast<int>(NodesOf(job).size())) {
+      CountRanks(progress.prepared()) != static_cast<int>(job.placement->nodes().size())) {
     return;
   }
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
   std::vector<plan::DeviceSlot> slots;
-  for (const v1::RankSlot& slot : record.slots()) slots.push_back({slot.node(), slot.device()});
+  for (const v1::RankSlot& slot : job.placement->slots().slots()) {
+    slots.push_back({slot.node(), slot.device()});
+  }
   absl::StatusOr<v1::Plan> plan =
-      settings_.make_plan(PresentSpec(record), slots, ShareOfRanks(record));
+      settings_.make_plan(PresentSpec(record), slots, ShareOfRanks(job));
   if (!plan.ok()) {
     record.set_error(std::string(plan.status().message()));
     Finish(job, v1::JOB_PHASE_FAILED);
@@ -151,25 +150,25 @@ void Stepper::StartWhenReady(JobState& job) {
   SetPhase(job, v1::JOB_PHASE_STARTING);
   Note(job, "attempt_started",
        absl::StrCat("attempt ", record.attempt(), " starts after step ", record.resume_step(),
-                    " on ", record.slots_size(), " ranks"));
-  for (const std::string& node : NodesOf(job)) SendStart(job, node);
+                    " on ", job.placement->ranks(), " ranks"));
+  for (const auto& [name, node] : job.placement->nodes()) SendStart(job, name);
 }
 
 // Cores and memory are shared by the ranks of a node; the plan needs one number for all ranks.
-RankShare Stepper::ShareOfRanks(const v1::JobRecord& record) const {
-  std::map<std::string, int> ranks;
-  for (const v1::RankSlot& slot : record.slots()) ++ranks[slot.node()];
+RankShare Stepper::ShareOfRanks(const JobState& job) const {
   RankShare share;
   share.threads = 1 << 10;
-  for (const auto& [name, count] : ranks) {
+  for (const auto& [name, held] : job.placement->nodes()) {
+    const int count = static_cast<int>(held.ranks.size());
     const auto node = state_.nodes.find(name);
-    const v1::AgentHello hello = node == state_.nodes.end() ? v1::AgentHello() : node->second.hello;
+    const v1::AgentHello& hello =
+        node == state_.nodes.end() ? v1::AgentHello::default_instance() : node->second.hello;
     share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
     if (hello.memory_bytes() > 0) {
       share.memory_bytes = std::min(share.memory_bytes, hello.memory_bytes() / count);
     }
   }
-  const int wanted = record.spec().resources().threads_per_rank();
+  const int wanted = job.record.spec().resources().threads_per_rank();
   if (wanted > 0) share.threads = wanted;
   return share;
 }
@@ -178,13 +177,13 @@ void Stepper::RankPhased(JobState& job, const v1::RankPhase& phase) {
   v1::JobRecord& record = job.record;
   record.set_progress_at(now_);
   if (phase.phase() != v1::TRAINER_PHASE_RUNNING || phase.rank() < 0 ||
-      phase.rank() >= record.slots_size()) {
+      phase.rank() >= job.placement->ranks()) {
     return;
   }
   std::string& running = *record.mutable_progress()->mutable_running_ranks();
   AddRank(running, phase.rank());
   effects_.changed_jobs.insert(record.id());
-  if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == record.slots_size()) {
+  if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == job.placement->ranks()) {
     SetPhase(job, v1::JOB_PHASE_RUNNING);
     Note(job, "running", "all ranks train");
   }
@@ -230,7 +229,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
 void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
   v1::JobRecord& record = job.record;
   if (record.phase() == v1::JOB_PHASE_PREPARING || exit.rank() < 0 ||
-      exit.rank() >= record.slots_size()) {
+      exit.rank() >= job.placement->ranks()) {
     return;
   }
   const bool good = exit.signal() == 0 && exit.exit_code() == 0;
@@ -305,7 +304,9 @@ void Stepper::Move(JobState& job, const std::string& why) {
 
 void Stepper::NodeStopped(JobState& job, const std::string& node) {
   if (!HasLiveRun(job.record.phase())) return;
-  AddName(*job.record.mutable_progress()->mutable_stopped_nodes(), node);
+  const auto place = job.placement->nodes().find(node);
+  if (place == job.placement->nodes().end()) return;
+  AddRank(*job.record.mutable_progress()->mutable_stopped(), place->second.index);
   effects_.changed_jobs.insert(job.record.id());
   AllStopped(job);
 }
@@ -313,8 +314,9 @@ void Stepper::NodeStopped(JobState& job, const std::string& node) {
 // Once no node runs anything of the attempt: what comes next.
 void Stepper::AllStopped(JobState& job) {
   v1::JobRecord& record = job.record;
-  if (record.progress().stopped_nodes_size() != static_cast<int>(NodesOf(job).size())) return;
-  const bool finished = CountRanks(record.progress().finished_ranks()) == record.slots_size();
+  const int stopped = CountRanks(record.progress().stopped());
+  if (stopped != static_cast<int>(job.placement->nodes().size())) return;
+  const bool finished = CountRanks(record.progress().finished_ranks()) == job.placement->ranks();
   if (finished && record.step() >= record.spec().training().steps()) {
     record.clear_error();
     return Finish(job, v1::JOB_PHASE_SUCCEEDED);
@@ -349,7 +351,7 @@ void Stepper::BeginWaiting(v1::JobRecord& record) const {
 
 void Stepper::Requeue(JobState& job) {
   v1::JobRecord& record = job.record;
-  SetSlots(job, {});
+  Place(job, NoPlacement());
   record.clear_error();
   BeginWaiting(record);
   SwitchTime(job, v1::TIME_KIND_QUEUED);
@@ -375,7 +377,7 @@ void Stepper::BackOff(JobState& job) {
   record.set_restarts(record.restarts() + 1);
   record.set_restarts_used(record.restarts_used() + 1);
   BeginWaiting(record);
-  SetSlots(job, {});
+  Place(job, NoPlacement());
   SetPhase(job, v1::JOB_PHASE_BACKING_OFF);
   Note(job, "restarting",
        absl::StrCat("restart ", record.restarts_used(), " of ",
@@ -385,7 +387,7 @@ void Stepper::BackOff(JobState& job) {
 void Stepper::Finish(JobState& job, v1::JobPhase phase) {
   v1::JobRecord& record = job.record;
   record.set_finished_at(now_);
-  SetSlots(job, {});
+  Place(job, NoPlacement());
   SwitchTime(job, v1::TIME_KIND_STOPPED);
   SetPhase(job, phase);
   const char* kind = phase == v1::JOB_PHASE_SUCCEEDED ? "succeeded"

@@ -97,7 +97,7 @@ class Cluster {
 
   std::set<std::string> NodesOfJob() {
     std::set<std::string> nodes;
-    for (const v1::RankSlot& slot : job().slots()) nodes.insert(slot.node());
+    for (const auto& [name, node] : placement().nodes()) nodes.insert(name);
     return nodes;
   }
   // From preparing to running.
@@ -110,8 +110,8 @@ class Cluster {
         m.mutable_data_prepared()->set_vocab_size(20);
       });
     }
-    for (int rank = 0; rank < job().slots_size(); ++rank) {
-      Say(job().slots(rank).node(), [&](v1::AgentMessage& m) {
+    for (int rank = 0; rank < placement().ranks(); ++rank) {
+      Say(placement().NodeOf(rank), [&](v1::AgentMessage& m) {
         *m.mutable_rank_phase()->mutable_run() = RunWith(attempt);
         m.mutable_rank_phase()->set_rank(rank);
         m.mutable_rank_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
@@ -120,7 +120,7 @@ class Cluster {
     ASSERT_EQ(job().phase(), v1::JOB_PHASE_RUNNING) << job().error();
   }
   void Stepped(int64_t step, double seconds = 0.001, double stall = 0) {
-    Say(job().slots(0).node(), [&](v1::AgentMessage& m) {
+    Say(placement().NodeOf(0), [&](v1::AgentMessage& m) {
       *m.mutable_step_report()->mutable_run() = RunWith(job().attempt());
       m.mutable_step_report()->set_checkpoint_seconds(stall);
       m.mutable_step_report()->mutable_record()->set_step(step);
@@ -129,7 +129,7 @@ class Cluster {
     });
   }
   void Exited(int rank, int code, int signal = 0) {
-    Say(job().slots(rank).node(), [&](v1::AgentMessage& m) {
+    Say(placement().NodeOf(rank), [&](v1::AgentMessage& m) {
       *m.mutable_rank_exited()->mutable_run() = RunWith(job().attempt());
       v1::ExitRecord* exit = m.mutable_rank_exited()->mutable_exit();
       exit->set_rank(rank);
@@ -174,6 +174,7 @@ class Cluster {
     for (const auto& [id, job] : state_.jobs) {
       stored.jobs.push_back(job.record);
       if (job.plan != nullptr) stored.plans[id] = *job.plan;
+      stored.placements[id] = job.placement->slots();
     }
     for (const auto& [name, node] : state_.nodes) stored.nodes.push_back(node.record);
     state_ = Restore(std::move(stored), now_);
@@ -190,6 +191,7 @@ class Cluster {
   }
 
   const v1::JobRecord& job() { return state_.jobs.at(kJob).record; }
+  const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
   Settings settings_;
   Effects last_;
@@ -222,6 +224,41 @@ TEST(Spool, AReportThatIsInTheStoreChangesNothingASecondTime) {
   cluster.Attach("a", {1}, "other");
   log.set_sequence(1);
   EXPECT_EQ(cluster.Do(NodeSaid{"a", log}).logs.size(), 1u);
+}
+
+// What a node is sent grows with its own ranks only, and what they share is said once.
+TEST(Start, ANodeIsToldOfItsOwnRanks) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(8)});
+  for (const char* node : {"a", "b", "c", "d"}) cluster.Attach(node);
+  ASSERT_EQ(cluster.placement().ranks(), 8);
+  cluster.Do(CheckpointFound{Cluster::RunWith(1), 0, "", 0, {}});
+  Effects effects;
+  const auto prepared = [](v1::AgentMessage& m) {
+    *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+    m.mutable_data_prepared()->set_vocab_size(20);
+  };
+  // A node that has nothing to do with the job is not counted.
+  cluster.Attach("e");
+  for (const char* node : {"e", "a", "b", "c", "c", "d"}) {
+    ASSERT_EQ(effects.messages.size(), 0u) << "before " << node;
+    effects = cluster.Say(node, prepared);
+  }
+  std::map<int, std::string> told;
+  for (const SendToNode& send : effects.messages) {
+    ASSERT_TRUE(send.message.has_start_run());
+    const v1::StartRun& start = send.message.start_run();
+    EXPECT_EQ(start.ranks_size(), 2);
+    ASSERT_EQ(start.stages_size(), 1);
+    EXPECT_GT(start.stages().at(0).actions_size(), 0);
+    for (const v1::RankPlan& plan : start.ranks()) {
+      told[plan.placement().rank()] = send.node;
+      EXPECT_FALSE(plan.has_stage());
+      EXPECT_GT(plan.groups_size(), 0);
+    }
+  }
+  ASSERT_EQ(told.size(), 8u);
+  for (const auto& [rank, node] : told) EXPECT_EQ(node, cluster.placement().NodeOf(rank));
 }
 
 TEST(Restart, ACoordinatorThatComesBackGoesOnWithTheAttempt) {
@@ -383,7 +420,7 @@ TEST(Elastic, FewerRanksWhenNoMoreComeBackAndAllWhenTheyDo) {
   EXPECT_THAT(cluster.job().error(), HasSubstr("needs 4 devices"));
   cluster.Wait(40);
   ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
-  EXPECT_EQ(cluster.job().slots_size(), 2);
+  EXPECT_EQ(cluster.placement().ranks(), 2);
   EXPECT_EQ(PresentSpec(cluster.job()).parallelism().data(), 2);
   EXPECT_EQ(cluster.job().spec().parallelism().data(), 4);
   EXPECT_THAT(cluster.kinds_, Contains("shrunk"));
@@ -394,7 +431,7 @@ TEST(Elastic, FewerRanksWhenNoMoreComeBackAndAllWhenTheyDo) {
   // A further fault need not wait for what is known to be missing.
   cluster.Break();
   ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
-  EXPECT_EQ(cluster.job().slots_size(), 2);
+  EXPECT_EQ(cluster.placement().ranks(), 2);
   cluster.StartAll(7);
   cluster.Stepped(9);
   // The node comes back: when it has stayed for a while the job moves to all ranks.
@@ -406,7 +443,7 @@ TEST(Elastic, FewerRanksWhenNoMoreComeBackAndAllWhenTheyDo) {
   cluster.Committed(9);
   const int restarts = cluster.job().restarts();
   cluster.StopAll();
-  EXPECT_EQ(cluster.job().slots_size(), 4);
+  EXPECT_EQ(cluster.placement().ranks(), 4);
   EXPECT_EQ(PresentSpec(cluster.job()).parallelism().data(), 4);
   EXPECT_EQ(cluster.job().restarts(), restarts);
   EXPECT_THAT(cluster.kinds_, Contains("grown"));
@@ -591,7 +628,7 @@ TEST(Hang, IsNamedAndTheNextAttemptStarts) {
     v1::AgentMessage answer;
     *answer.mutable_inspected()->mutable_run() = Cluster::RunWith(1);
     for (int rank = 0; rank < 4; ++rank) {
-      if (cluster.job().slots(rank).node() != node) continue;
+      if (cluster.placement().NodeOf(rank) != node) continue;
       v1::RankPosition* position = answer.mutable_inspected()->add_ranks();
       position->set_rank(rank);
       position->set_process_state(rank == 3 ? "T" : "S");

@@ -49,11 +49,15 @@ State Restore(Stored stored, double now) {
     if (plan != stored.plans.end()) {
       job.plan = std::make_shared<const v1::Plan>(std::move(plan->second));
     }
+    const auto placement = stored.placements.find(record.id());
+    if (placement != stored.placements.end()) {
+      job.placement = std::make_shared<const Placement>(std::move(placement->second));
+    }
     state.next_number = std::max(state.next_number, record.number() + 1);
-    for (const v1::RankSlot& slot : record.slots()) {
-      NodeState& node = state.nodes[slot.node()];
-      node.record.set_name(slot.node());
-      node.hello.set_node(slot.node());
+    for (const auto& [name, held] : job.placement->nodes()) {
+      NodeState& node = state.nodes[name];
+      node.record.set_name(name);
+      node.hello.set_node(name);
       node.last_heard = now;
       node.lost = false;
     }
@@ -104,9 +108,7 @@ std::string NodeStateName(const State& state, const std::string& name) {
   if (node.record.quarantined()) return "quarantined";
   if (!node.record.drained() && !node.leaving) return "ready";
   for (const auto& [id, job] : state.jobs) {
-    for (const v1::RankSlot& slot : job.record.slots()) {
-      if (slot.node() == name) return "draining";
-    }
+    if (job.placement->Has(name)) return "draining";
   }
   return node.leaving ? "draining" : "drained";
 }

@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "coordinator/core/diagnosis.h"
+#include "coordinator/core/placement.h"
 #include "coordinator/core/stragglers.h"
 #include "coordinator/core/watchdog.h"
 #include "plan/plan_builder.h"
@@ -49,8 +50,9 @@ struct JobState {
   v1::JobRecord record;
   // Of the newest attempt that has one; null before. Durable, beside the record.
   std::shared_ptr<const v1::Plan> plan;
+  // Of the present attempt; of no ranks when it holds no devices. Durable, beside the record.
+  PlacementPtr placement = NoPlacement();
   // ---- not durable ----
-  std::set<std::string> nodes;   // of record.slots; empty: not gathered
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
   bool tried_to_shrink = false;  // in vain, with what is free now
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
@@ -77,7 +79,8 @@ struct State {
 // to come back.
 struct Stored {
   std::vector<v1::JobRecord> jobs;
-  std::map<std::string, v1::Plan> plans;  // by job
+  std::map<std::string, v1::Plan> plans;            // by job
+  std::map<std::string, v1::RankSlots> placements;  // by job
   std::vector<v1::NodeRecord> nodes;
 };
 State Restore(Stored stored, double now);
@@ -202,6 +205,7 @@ struct Effects {
   // To be made durable, before anything below leaves.
   std::set<std::string> changed_jobs;
   std::set<std::string> changed_plans;                        // jobs whose plan is another one
+  std::set<std::string> changed_placements;                   // jobs whose placement is another one
   std::set<std::string> changed_nodes;                        // also those that are forgotten
   std::vector<std::pair<std::string, v1::StepRecord>> steps;  // job, record
   std::vector<v1::JobEvent> events;  // sequence and time are set by the store
@@ -222,7 +226,7 @@ Effects Step(State& state, const Event& event, const Settings& settings);
 bool IsTerminal(v1::JobPhase phase);
 
 // Whether a rank of the job can be harmed. FAILED_PRECONDITION (not running) | INVALID_ARGUMENT.
-absl::Status CheckDrill(const v1::JobRecord& record, int rank);
+absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement, int rank);
 
 // Whether a step is part of the job's history: no later attempt has started before it.
 bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
@@ -232,6 +236,8 @@ v1::JobSpec PresentSpec(const v1::JobRecord& record);
 
 // Devices that no job holds, of a node that takes ranks; 0 for others.
 int FreeSlots(const State& state, const std::string& node);
+// Of all nodes.
+std::map<std::string, int> FreeSlots(const State& state);
 
 // "ready", "lost", "draining", "drained", "quarantined".
 std::string NodeStateName(const State& state, const std::string& node);

@@ -96,9 +96,15 @@ class Inspector {
   std::set<int> Roots() const {
     std::set<int> wanted;
     std::set<int> idle;
+    // The ranks of a group that are at the same call wait for the same others.
+    std::set<std::pair<std::string, int64_t>> asked;
     for (const auto& [rank, node] : nodes_) {
       if (!Waits(rank)) {
         idle.insert(rank);
+        continue;
+      }
+      const v1::CollectiveIdentity& wait = WaitOf(rank);
+      if (!nodes_.contains(wait.peer()) && !asked.emplace(wait.group(), wait.sequence()).second) {
         continue;
       }
       for (const int other : WaitsFor(rank)) {
@@ -250,9 +256,10 @@ class Inspector {
 
   // "ranks 0-4, 6, 7 wait in all-reduce #4410 of world".
   std::string Others(const std::vector<int>& culprits) const {
+    const std::set<int> excluded(culprits.begin(), culprits.end());
     std::map<std::string, std::vector<int>> places;
     for (const auto& [rank, node] : nodes_) {
-      if (std::find(culprits.begin(), culprits.end(), rank) != culprits.end()) continue;
+      if (excluded.contains(rank)) continue;
       if (!Waits(rank)) continue;
       const v1::CollectiveIdentity& wait = WaitOf(rank);
       places[absl::StrCat(wait.operation(), " #", wait.sequence(), " of ", wait.group())].push_back(

@@ -34,7 +34,7 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
       if (!state.stragglers.has_value()) return;
       std::vector<v1::RankTiming> timings;
       for (const v1::RankTiming& timing : health.timings()) {
-        if (timing.rank() >= 0 && timing.rank() < job.record.slots_size()) {
+        if (timing.rank() >= 0 && timing.rank() < job.placement->ranks()) {
           timings.push_back(timing);
         }
       }
@@ -44,20 +44,16 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
 }
 
 void Stepper::Changed(JobState& job, const StragglerChange& change) {
-  const std::string node = job.record.slots(change.rank).node();
+  const std::string& node = job.placement->NodeOf(change.rank);
   Note(job, change.slow ? "straggler" : "straggler_recovered", change.text, node, change.rank);
   if (!change.slow || job.record.spec().fault_tolerance().stragglers() != "exclude" ||
       job.record.phase() != v1::JOB_PHASE_RUNNING) {
     return;
   }
   job.avoided.insert(node);
-  int total = 0;
-  const int own = static_cast<int>(
-      std::count_if(job.record.slots().begin(), job.record.slots().end(),
-                    [&](const v1::RankSlot& slot) { return !job.avoided.contains(slot.node()); }));
-  const int ranks = job.record.slots_size();
-  const int spare = static_cast<int>(FreeDevices(ranks, job.avoided, &total).size());
-  if (spare + own < ranks) {
+  int own = job.placement->ranks();
+  for (const std::string& avoided : job.avoided) own -= job.placement->RanksOn(avoided);
+  if (RoomBeside(job.avoided).free + own < job.placement->ranks()) {
     Note(job, "straggler_kept", absl::StrCat("there are no devices to replace those of ", node),
          node, change.rank);
     return;
@@ -75,7 +71,7 @@ void Stepper::WatchForHangs() {
       if (!stalled) {
         state.asked_at = 0;
         Note(job, "progress", "ranks make progress again");
-      } else if (state.answered.size() == NodesOf(job).size() ||
+      } else if (state.answered.size() == job.placement->nodes().size() ||
                  now_ - state.asked_at > kInspectSeconds) {
         Hang(job);
       }
@@ -89,10 +85,10 @@ void Stepper::WatchForHangs() {
          absl::StrCat("no rank has made progress for ",
                       static_cast<int64_t>(state.watchdog.StalledSeconds(now_)),
                       " s; all are asked where they are"));
-    for (const std::string& node : NodesOf(job)) {
+    for (const auto& [name, node] : job.placement->nodes()) {
       v1::CoordinatorMessage message;
       *message.mutable_inspect_run()->mutable_run() = RunOf(job.record);
-      effects_.messages.push_back({node, message});
+      effects_.messages.push_back({name, std::move(message)});
     }
   }
 }
@@ -101,7 +97,7 @@ void Stepper::Inspected(JobState& job, const std::string& node, const v1::RunIns
   if (job.health == nullptr || job.health->asked_at == 0) return;
   job.health->answered.insert(node);
   for (const v1::RankPosition& position : answer.ranks()) {
-    if (position.rank() < 0 || position.rank() >= job.record.slots_size()) continue;
+    if (position.rank() < 0 || position.rank() >= job.placement->ranks()) continue;
     job.health->positions[position.rank()] = position;
   }
 }
@@ -115,14 +111,14 @@ void Stepper::Hang(JobState& job) {
       line.mutable_time()->set_seconds(static_cast<int64_t>(now_));
       line.set_attempt(job.record.attempt());
       line.set_rank(rank);
-      line.set_node(job.record.slots(rank).node());
+      line.set_node(job.placement->NodeOf(rank));
       line.set_line(absl::StrCat("stack: ", text));
       effects_.logs.emplace_back(job.record.id(), line);
     }
   }
   const Diagnosis diagnosis = Diagnose(*job.plan, state.positions);
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
-  const std::string node = culprit < 0 ? "" : job.record.slots(culprit).node();
+  const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);
   Fault(job, {absl::StrCat("hang: ", diagnosis.text), false, node});
 }

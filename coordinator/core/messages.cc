@@ -1,19 +1,15 @@
 // What is told to nodes, to people, and to the store.
+#include <utility>
+
+#include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
 
-const std::set<std::string>& Stepper::NodesOf(JobState& job) {
-  if (job.nodes.empty()) {
-    for (const v1::RankSlot& slot : job.record.slots()) job.nodes.insert(slot.node());
-  }
-  return job.nodes;
-}
-
-void Stepper::SetSlots(JobState& job, const std::vector<v1::RankSlot>& slots) {
-  if (slots.empty() && job.record.slots_size() > 0) reschedule_ = true;
-  job.record.mutable_slots()->Assign(slots.begin(), slots.end());
-  job.nodes.clear();
+void Stepper::Place(JobState& job, PlacementPtr placement) {
+  if (placement->ranks() == 0 && job.placement->ranks() > 0) reschedule_ = true;
+  job.placement = std::move(placement);
+  effects_.changed_placements.insert(job.record.id());
 }
 
 void Stepper::SendPrepare(const JobState& job, const std::string& node) {
@@ -21,7 +17,7 @@ void Stepper::SendPrepare(const JobState& job, const std::string& node) {
   *message.mutable_prepare_data()->mutable_run() = RunOf(job.record);
   *message.mutable_prepare_data()->mutable_spec() = PresentSpec(job.record);
   message.mutable_prepare_data()->set_from_start(job.record.checkpoint_step() == 0);
-  effects_.messages.push_back({node, message});
+  effects_.messages.push_back({node, std::move(message)});
 }
 
 void Stepper::SendStart(const JobState& job, const std::string& node) {
@@ -33,39 +29,44 @@ void Stepper::SendStart(const JobState& job, const std::string& node) {
   start->set_resume_step(job.record.resume_step());
   start->set_checkpoint_address(settings_.checkpoint_address);
   start->set_vocab_size(job.record.vocab_size());
-  for (int rank = 0; rank < job.record.slots_size(); ++rank) {
-    if (job.record.slots(rank).node() != node) continue;
-    *start->add_ranks() = plan::SliceForRank(*job.plan, rank);
+  // What the ranks of a stage share is as large as all the rest: once for the node.
+  for (const int rank : job.placement->nodes().at(node).ranks) {
+    v1::RankPlan* slice = start->add_ranks();
+    *slice = plan::SliceWithoutStage(*job.plan, rank);
+    const int stage = slice->placement().pipeline_index();
+    if (!start->stages().contains(stage)) {
+      (*start->mutable_stages())[stage] = job.plan->stages(stage);
+    }
   }
-  effects_.messages.push_back({node, message});
+  effects_.messages.push_back({node, std::move(message)});
 }
 
 void Stepper::SendStop(const std::string& node, const v1::RunId& run, double grace) {
   v1::CoordinatorMessage message;
   *message.mutable_stop_run()->mutable_run() = run;
   message.mutable_stop_run()->set_grace_seconds(grace);
-  effects_.messages.push_back({node, message});
+  effects_.messages.push_back({node, std::move(message)});
 }
 
 void Stepper::StopNodes(JobState& job, double grace) {
-  const auto& stopped = job.record.progress().stopped_nodes();
-  const std::set<std::string> done(stopped.begin(), stopped.end());
-  for (const std::string& node : NodesOf(job)) {
-    if (!done.contains(node)) SendStop(node, RunOf(job.record), grace);
+  for (const auto& [name, node] : job.placement->nodes()) {
+    if (!HasRank(job.record.progress().stopped(), node.index)) {
+      SendStop(name, RunOf(job.record), grace);
+    }
   }
 }
 
 void Stepper::SaveAndStop(JobState& job) {
   job.record.mutable_progress()->set_saving(true);
   SwitchTime(job, v1::TIME_KIND_CHECKPOINT_STALL);
-  for (const std::string& node : NodesOf(job)) SendSave(job, node);
+  for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name);
 }
 
 void Stepper::SendSave(const JobState& job, const std::string& node) {
   v1::CoordinatorMessage message;
   *message.mutable_save_checkpoint()->mutable_run() = RunOf(job.record);
   message.mutable_save_checkpoint()->set_then_stop(true);
-  effects_.messages.push_back({node, message});
+  effects_.messages.push_back({node, std::move(message)});
 }
 
 void Stepper::SetPhase(JobState& job, v1::JobPhase phase) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -38,10 +39,8 @@ void Stepper::Handle(const NodeAttached& attached) {
 void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
                         bool same_spool) {
   const v1::JobRecord& record = job.record;
-  if (!HoldsSlots(record.phase()) || !NodesOf(job).contains(name)) return;
-  const auto holds = [&name](const auto& names) {
-    return std::find(names.begin(), names.end(), name) != names.end();
-  };
+  if (!HoldsSlots(record.phase()) || !job.placement->Has(name)) return;
+  const int index = job.placement->nodes().at(name).index;
   const v1::RunId wanted = RunOf(record);
   const bool runs =
       std::any_of(hello.running().begin(), hello.running().end(), [&](const v1::RunId& run) {
@@ -49,12 +48,12 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       });
   switch (record.phase()) {
     case v1::JOB_PHASE_PREPARING:
-      if (!holds(record.progress().prepared_nodes())) SendPrepare(job, name);
+      if (!HasRank(record.progress().prepared(), index)) SendPrepare(job, name);
       if (!record.progress().checkpoint_known()) effects_.searches.push_back({wanted});
       return;
     case v1::JOB_PHASE_STARTING:
     case v1::JOB_PHASE_RUNNING:
-      if (runs || holds(record.progress().stopped_nodes())) return;
+      if (runs || HasRank(record.progress().stopped(), index)) return;
       // The end of a run is reported until it is kept here: without one the order never arrived. A
       // node that has forgotten what it did may have run it, and no attempt starts twice on a node.
       if (same_spool && record.phase() == v1::JOB_PHASE_STARTING) return SendStart(job, name);
@@ -77,10 +76,10 @@ void Stepper::LoseNode(const std::string& name) {
   node.connected = false;
   bool worked = false;
   for (auto& [id, job] : state_.jobs) {
-    if (!HoldsSlots(job.record.phase()) || !NodesOf(job).contains(name)) continue;
+    if (!HoldsSlots(job.record.phase()) || !job.placement->Has(name)) continue;
     worked = true;
     if (job.record.phase() == v1::JOB_PHASE_PREPARING) {
-      SetSlots(job, {});
+      Place(job, NoPlacement());
       SetPhase(job, v1::JOB_PHASE_QUEUED);
       SwitchTime(job, v1::TIME_KIND_QUEUED);
       continue;
@@ -113,7 +112,7 @@ void Stepper::Leave(NodeState& node) {
 
 void Stepper::MoveAway(const std::string& node, const std::string& why) {
   for (auto& [id, job] : state_.jobs) {
-    if (HoldsSlots(job.record.phase()) && NodesOf(job).contains(node)) Move(job, why);
+    if (HoldsSlots(job.record.phase()) && job.placement->Has(node)) Move(job, why);
   }
 }
 

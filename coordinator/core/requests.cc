@@ -104,14 +104,13 @@ void Stepper::Handle(const NodeChangeRequested& request) {
   }
 }
 
-absl::Status CheckDrill(const v1::JobRecord& record, int rank) {
+absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement, int rank) {
   if (record.phase() != v1::JOB_PHASE_RUNNING) {
     return absl::FailedPreconditionError(
         absl::StrCat("job ", record.id(), " is not running: a drill needs one that is"));
   }
-  if (rank >= 0 && rank < record.slots_size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("the job has ranks 0 to ", record.slots_size() - 1));
+  if (rank >= 0 && rank < placement.ranks()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the job has ranks 0 to ", placement.ranks() - 1));
 }
 
 void Stepper::Handle(const DrillRequested& request) {
@@ -119,10 +118,10 @@ void Stepper::Handle(const DrillRequested& request) {
   const auto found = state_.jobs.find(request.job_id);
   effects_.answer = found == state_.jobs.end()
                         ? absl::NotFoundError(absl::StrCat("no job ", request.job_id))
-                        : CheckDrill(found->second.record, fault.rank());
+                        : CheckDrill(found->second.record, *found->second.placement, fault.rank());
   if (!effects_.answer.ok()) return;
   const JobState& job = found->second;
-  const std::string& node = job.record.slots(fault.rank()).node();
+  const std::string& node = job.placement->NodeOf(fault.rank());
   Note(job, "drill", fault.fault(), node, fault.rank());
   if (!request.on_node) return;
   v1::CoordinatorMessage message;

@@ -7,12 +7,20 @@
 namespace tercio::coordinator {
 namespace {
 
-std::map<std::string, int> UsedSlots(const State& state) {
-  std::map<std::string, int> used;
+// Of the placements that hold any.
+std::vector<const Placement*> Held(const State& state) {
+  std::vector<const Placement*> held;
   for (const auto& [id, job] : state.jobs) {
-    for (const v1::RankSlot& slot : job.record.slots()) ++used[slot.node()];
+    if (job.placement->ranks() > 0) held.push_back(job.placement.get());
   }
-  return used;
+  return held;
+}
+
+int FreeOf(const std::string& name, const NodeState& node,
+           const std::vector<const Placement*>& held) {
+  int free = node.hello.devices();
+  for (const Placement* placement : held) free -= placement->RanksOn(name);
+  return std::max(0, free);
 }
 
 }  // namespace
@@ -25,28 +33,42 @@ bool TakesRanks(const NodeState& node) {
 int FreeSlots(const State& state, const std::string& node) {
   const auto found = state.nodes.find(node);
   if (found == state.nodes.end() || !TakesRanks(found->second)) return 0;
-  const std::map<std::string, int> used = UsedSlots(state);
-  const auto taken = used.find(node);
-  return std::max(0, found->second.hello.devices() - (taken == used.end() ? 0 : taken->second));
+  return FreeOf(node, found->second, Held(state));
 }
 
-std::vector<v1::RankSlot> Stepper::FreeDevices(int most, const std::set<std::string>& avoided,
-                                               int* total) const {
-  const std::map<std::string, int> used = UsedSlots(state_);
-  std::vector<v1::RankSlot> slots;
-  *total = 0;
+std::map<std::string, int> FreeSlots(const State& state) {
+  const std::vector<const Placement*> held = Held(state);
+  std::map<std::string, int> free;
+  for (const auto& [name, node] : state.nodes) {
+    free[name] = TakesRanks(node) ? FreeOf(name, node, held) : 0;
+  }
+  return free;
+}
+
+Stepper::Room Stepper::RoomBeside(const std::set<std::string>& avoided) const {
+  const std::vector<const Placement*> held = Held(state_);
+  Room room;
   for (const auto& [name, node] : state_.nodes) {
     if (!TakesRanks(node) || avoided.contains(name)) continue;
-    *total += node.hello.devices();
-    const auto taken = used.find(name);
-    const int free = node.hello.devices() - (taken == used.end() ? 0 : taken->second);
-    for (int i = 0; i < free && static_cast<int>(slots.size()) < most; ++i) {
-      v1::RankSlot& slot = slots.emplace_back();
-      slot.set_node(name);
-      slot.set_device(i);
+    room.total += node.hello.devices();
+    room.free += FreeOf(name, node, held);
+  }
+  return room;
+}
+
+PlacementPtr Stepper::TakeDevices(int ranks, const std::set<std::string>& avoided) const {
+  const std::vector<const Placement*> held = Held(state_);
+  v1::RankSlots slots;
+  for (const auto& [name, node] : state_.nodes) {
+    if (!TakesRanks(node) || avoided.contains(name)) continue;
+    const int free = FreeOf(name, node, held);
+    for (int i = 0; i < free && slots.slots_size() < ranks; ++i) {
+      v1::RankSlot* slot = slots.add_slots();
+      slot->set_node(name);
+      slot->set_device(i);
     }
   }
-  return slots;
+  return std::make_shared<const Placement>(std::move(slots));
 }
 
 // A job that does not fit waits, and those behind it wait with it.
@@ -74,20 +96,20 @@ void Stepper::Schedule() {
 bool Stepper::Assign(JobState& job) {
   v1::JobRecord& record = job.record;
   const int ranks = plan::RanksOfJob(record.spec());
-  int total = 0;
-  std::vector<v1::RankSlot> slots = FreeDevices(ranks, job.avoided, &total);
   // Slow is better than not at all.
-  if (static_cast<int>(slots.size()) < ranks) slots = FreeDevices(ranks, {}, &total);
-  const int free = static_cast<int>(slots.size());
-  if (free < ranks) {
-    if (Shrink(job, free)) return true;
-    Wait(job, ranks, free, total);
-    return false;
+  const bool avoids = !job.avoided.empty() && RoomBeside(job.avoided).free >= ranks;
+  if (!avoids) {
+    const Room room = RoomBeside({});
+    if (room.free < ranks) {
+      if (Shrink(job, room.free)) return true;
+      Wait(job, ranks, room.free, room.total);
+      return false;
+    }
   }
   if (record.elastic_ranks() > 0) Note(job, "grown", absl::StrCat("all ", ranks, " ranks again"));
   record.set_elastic_ranks(0);
   record.clear_elastic_parallelism();
-  SetSlots(job, slots);
+  Place(job, TakeDevices(ranks, avoids ? job.avoided : std::set<std::string>()));
   BeginAttempt(job);
   return true;
 }
@@ -133,8 +155,7 @@ bool Stepper::Shrink(JobState& job, int free) {
                     " ranks (tensor ", layout->tensor(), ", pipeline ", layout->pipeline(),
                     ", data ", layout->data(), "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));
-  int total = 0;
-  SetSlots(job, FreeDevices(ranks, {}, &total));
+  Place(job, TakeDevices(ranks, {}));
   BeginAttempt(job);
   return true;
 }
@@ -147,9 +168,7 @@ void Stepper::GrowWhereRoom() {
       continue;
     }
     const int ranks = plan::RanksOfJob(record.spec());
-    int total = 0;
-    const int free = static_cast<int>(FreeDevices(ranks, {}, &total).size());
-    if (free + record.slots_size() < ranks) {
+    if (RoomBeside({}).free + job.placement->ranks() < ranks) {
       job.room_since = 0;
     } else if (job.room_since == 0) {
       job.room_since = now_;

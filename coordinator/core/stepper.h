@@ -86,7 +86,7 @@ class Stepper {
   void RefuseData(JobState& job, const std::string& node, const std::string& error);
   void Handle(const CheckpointFound& answer);
   void StartWhenReady(JobState& job);
-  RankShare ShareOfRanks(const v1::JobRecord& record) const;
+  RankShare ShareOfRanks(const JobState& job) const;
   void RankPhased(JobState& job, const v1::RankPhase& phase);
   void Stepped(JobState& job, const v1::StepReport& report);
   void RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit);
@@ -107,16 +107,22 @@ class Stepper {
   // ---- scheduling.cc ----
   void Schedule();
   bool Assign(JobState& job);
-  std::vector<v1::RankSlot> FreeDevices(int most, const std::set<std::string>& avoided,
-                                        int* total) const;
+  // Devices that no job holds, of nodes that take ranks.
+  struct Room {
+    int free = 0;
+    int total = 0;  // with those that are held
+  };
+  Room RoomBeside(const std::set<std::string>& avoided) const;
+  // REQUIRES: there is room for them.
+  PlacementPtr TakeDevices(int ranks, const std::set<std::string>& avoided) const;
   // Fewer ranks than asked for, where the job allows it and has waited long enough.
   bool Shrink(JobState& job, int free);
   void GrowWhereRoom();
   void Wait(JobState& job, int ranks, int free, int total);
 
   // ---- messages.cc ----
-  const std::set<std::string>& NodesOf(JobState& job);
-  void SetSlots(JobState& job, const std::vector<v1::RankSlot>& slots);
+  // Gives the job these devices, or none.
+  void Place(JobState& job, PlacementPtr placement);
   void SendPrepare(const JobState& job, const std::string& node);
   void SendStart(const JobState& job, const std::string& node);
   void SendStop(const std::string& node, const v1::RunId& run, double grace);

@@ -34,11 +34,10 @@ std::vector<StragglerChange> StragglerDetector::Add(const std::vector<v1::RankTi
   for (const v1::RankTiming& timing : timings) {
     const auto found = ranks_.find(timing.rank());
     if (found == ranks_.end() || !(timing.compute_seconds() > 0)) continue;
+    reported_ += found->second.compute > 0 ? 0 : 1;
     found->second.compute = timing.compute_seconds();
   }
-  const bool all = std::all_of(ranks_.begin(), ranks_.end(),
-                               [](const auto& entry) { return entry.second.compute > 0; });
-  return all ? CloseWindow() : std::vector<StragglerChange>();
+  return reported_ == ranks_.size() ? CloseWindow() : std::vector<StragglerChange>();
 }
 
 // How much slower than its best a rank is, taken out how much slower the job is.
@@ -51,26 +50,35 @@ StragglerDetector::Reference StragglerDetector::PastOf(int rank, const Rank& ent
   return {entry.best * common, settings_.least_spread * entry.best, "its own best was"};
 }
 
+StragglerDetector::Reference StragglerDetector::MedianOf(const std::vector<int>& stage) const {
+  std::vector<double> times;
+  for (const int rank : stage) times.push_back(ranks_.at(rank).compute);
+  const double median = Median(times);
+  for (double& value : times) value = std::abs(value - median);
+  const double spread = std::max(kNormal * Median(times), settings_.least_spread * median);
+  return {median, spread, "the median of its stage is"};
+}
+
+// In a stage of one or two ranks.
 StragglerDetector::Reference StragglerDetector::ReferenceOf(int rank, const Rank& entry) const {
-  std::vector<double> peers;
-  for (const int other : stages_.at(entry.stage)) peers.push_back(ranks_.at(other).compute);
-  if (peers.size() >= 3) {
-    const double median = Median(peers);
-    for (double& value : peers) value = std::abs(value - median);
-    const double spread = std::max(kNormal * Median(peers), settings_.least_spread * median);
-    return {median, spread, "the median of its stage is"};
-  }
+  const std::vector<int>& stage = stages_.at(entry.stage);
   const Reference past = PastOf(rank, entry);
-  if (peers.size() == 1) return past;
-  const double peer = std::min(peers[0], peers[1]);
+  if (stage.size() == 1) return past;
+  const double peer = std::min(ranks_.at(stage[0]).compute, ranks_.at(stage[1]).compute);
   if (entry.best > 0 && past.seconds < peer) return past;
   return {peer, settings_.least_spread * peer, "the other rank of its stage needs"};
 }
 
 std::vector<StragglerChange> StragglerDetector::CloseWindow() {
   std::vector<StragglerChange> changes;
+  reported_ = 0;
+  std::map<int, Reference> medians;
+  for (const auto& [stage, ranks] : stages_) {
+    if (ranks.size() >= 3) medians[stage] = MedianOf(ranks);
+  }
   for (auto& [rank, entry] : ranks_) {
-    const Reference reference = ReferenceOf(rank, entry);
+    const auto median = medians.find(entry.stage);
+    const Reference reference = median != medians.end() ? median->second : ReferenceOf(rank, entry);
     // Without a past there is nothing to say.
     const double score = reference.seconds > 0 ? reference.seconds / entry.compute : 1;
     scores_[rank] = score;

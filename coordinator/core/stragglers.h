@@ -67,6 +67,8 @@ class StragglerDetector {
     double spread = 0;
     const char* what = "";
   };
+  // Of a stage of three ranks or more, once for all of them.
+  Reference MedianOf(const std::vector<int>& stage) const;
   Reference ReferenceOf(int rank, const Rank& entry) const;
   Reference PastOf(int rank, const Rank& entry) const;
 
@@ -74,6 +76,7 @@ class StragglerDetector {
   std::map<int, Rank> ranks_;
   std::map<int, std::vector<int>> stages_;
   std::map<int, double> scores_;
+  size_t reported_ = 0;  // ranks, in the open window
 };
 
 }  // namespace tercio::coordinator

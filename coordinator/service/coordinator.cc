@@ -6,6 +6,7 @@
 #include <chrono>
 #include <future>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -17,6 +18,9 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
+// Between the beginnings of two batches: a commit and an acknowledgement are for many events when
+// many come. One that comes alone does not wait.
+constexpr auto kBatchInterval = std::chrono::milliseconds(5);
 
 constexpr auto kBackUpInterval = std::chrono::hours(1);
 
@@ -30,14 +34,23 @@ double Now() {
                       absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()));
 }
 
+// getrandom gives up to 256 bytes at once, always all of them.
+std::string RandomBytes(int count) {
+  std::string raw(static_cast<size_t>(count), '\0');
+  TERCIO_CHECK_EQ(getrandom(raw.data(), raw.size(), 0), static_cast<ssize_t>(raw.size()));
+  return raw;
+}
+
 }  // namespace
 
-std::string RandomHex(int bytes) {
-  std::vector<unsigned char> raw(static_cast<size_t>(bytes));
-  TERCIO_CHECK_EQ(getrandom(raw.data(), raw.size(), 0), static_cast<ssize_t>(raw.size()));
-  std::string text;
-  for (const unsigned char byte : raw) absl::StrAppend(&text, absl::Hex(byte, absl::kZeroPad2));
-  return text;
+std::string RandomHex(int bytes) { return absl::BytesToHexString(RandomBytes(bytes)); }
+
+std::string TokenSource::Next() {
+  constexpr size_t kBytes = 16;
+  if (bytes_.size() < kBytes) bytes_ = RandomBytes(16 * kBytes);
+  const std::string token = absl::BytesToHexString(bytes_.substr(bytes_.size() - kBytes));
+  bytes_.resize(bytes_.size() - kBytes);
+  return token;
 }
 
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settings,
@@ -47,6 +60,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settin
   Stored stored;
   TERCIO_ASSIGN_OR_RETURN(stored.jobs, store->LoadJobs());
   TERCIO_ASSIGN_OR_RETURN(stored.plans, store->LoadPlans());
+  TERCIO_ASSIGN_OR_RETURN(stored.placements, store->LoadPlacements());
   TERCIO_ASSIGN_OR_RETURN(stored.nodes, store->LoadNodes());
   std::unique_ptr<Coordinator> made(
       new Coordinator(std::move(settings), std::move(store), checkpoints, read_only));
@@ -121,12 +135,15 @@ absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
 // Takes what has come since the last time as one batch: one commit for all of it.
 void Coordinator::Run() {
   auto last_tick = std::chrono::steady_clock::now();
+  auto last_batch = last_tick;
   while (true) {
     std::vector<Pending> batch;
     {
       std::unique_lock<std::mutex> lock(queue_mutex_);
       queue_changed_.wait_for(lock, kTickInterval, [this] { return stopping_ || !queue_.empty(); });
+      stopped_.wait_until(lock, last_batch + kBatchInterval, [this] { return stopping_; });
       if (stopping_ && queue_.empty()) return;
+      last_batch = std::chrono::steady_clock::now();
       while (!queue_.empty()) {
         batch.push_back(std::move(queue_.front()));
         queue_.pop_front();
@@ -151,7 +168,7 @@ void Coordinator::Apply(std::vector<Pending> batch) {
     for (Pending& pending : batch) {
       Event event;
       event.now = now;
-      event.token = RandomHex(16);
+      event.token = tokens_.Next();
       event.body = std::move(pending.body);
       effects.push_back(Step(state_, event, settings_));
     }
@@ -181,10 +198,12 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
   Changes changes;
   std::set<std::string> jobs;
   std::set<std::string> plans;
+  std::set<std::string> placements;
   std::set<std::string> nodes;
   for (const Effects& effect : effects) {
     jobs.insert(effect.changed_jobs.begin(), effect.changed_jobs.end());
     plans.insert(effect.changed_plans.begin(), effect.changed_plans.end());
+    placements.insert(effect.changed_placements.begin(), effect.changed_placements.end());
     nodes.insert(effect.changed_nodes.begin(), effect.changed_nodes.end());
     changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
     changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
@@ -198,6 +217,11 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
   }
   for (const std::string& id : jobs) changes.jobs.push_back(state_.jobs.at(id).record);
   for (const std::string& id : plans) changes.plans.emplace_back(id, state_.jobs.at(id).plan);
+  for (const std::string& id : placements) {
+    const PlacementPtr& placement = state_.jobs.at(id).placement;
+    changes.placements.emplace_back(
+        id, std::shared_ptr<const v1::RankSlots>(placement, &placement->slots()));
+  }
   for (const std::string& name : nodes) {
     const auto node = state_.nodes.find(name);
     if (node != state_.nodes.end()) {
@@ -209,47 +233,47 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
   return changes;
 }
 
-void Coordinator::Deliver(const std::vector<Effects>& effects) {
-  std::vector<v1::RunId> searches;
-  {
+void Coordinator::Deliver(std::vector<Effects>& effects) {
+  SendAll(effects);
+  const bool changed = std::any_of(effects.begin(), effects.end(), [](const Effects& effect) {
+    return !effect.changed_jobs.empty() || !effect.logs.empty() || !effect.events.empty();
+  });
+  if (changed) {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const Effects& effect : effects) {
-      for (const SendToNode& send : effect.messages) {
-        const auto stream = streams_.find(send.node);
-        // A node that is away is told again when it comes back.
-        if (stream != streams_.end()) stream->second.second.send(send.message);
-      }
-      for (const std::string& node : effect.disconnected) {
-        const auto stream = streams_.find(node);
-        if (stream != streams_.end()) stream->second.second.close();
-      }
-      for (const FindCheckpoint& search : effect.searches) searches.push_back(search.run);
-    }
-    Acknowledge(effects);
-    const bool changed = std::any_of(effects.begin(), effects.end(), [](const Effects& effect) {
-      return !effect.changed_jobs.empty() || !effect.logs.empty() || !effect.events.empty();
-    });
-    if (changed) {
-      ++version_;
-      changed_.notify_all();
-    }
+    ++version_;
+    changed_.notify_all();
   }
-  for (const v1::RunId& run : searches) Search(run);
+  for (const Effects& effect : effects) {
+    for (const FindCheckpoint& search : effect.searches) Search(search.run);
+  }
   for (const Effects& effect : effects) Prune(effect);
 }
 
-// One message for all that has been reported meanwhile.
-void Coordinator::Acknowledge(const std::vector<Effects>& effects) {
-  std::map<std::string, uint64_t> acknowledged;
-  for (const Effects& effect : effects) {
+// Null when the node is away: it is told again when it comes back.
+std::shared_ptr<const Coordinator::NodeStream> Coordinator::StreamTo(
+    const std::string& node) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(node);
+  return found == streams_.end() ? nullptr : found->second.second;
+}
+
+// A message is serialised when it is sent, so questions are not kept waiting: no lock meanwhile.
+void Coordinator::SendAll(std::vector<Effects>& effects) {
+  std::map<std::string, uint64_t> acknowledged;  // one message for all that was reported meanwhile
+  for (Effects& effect : effects) {
+    for (SendToNode& send : effect.messages) {
+      if (const auto stream = StreamTo(send.node)) stream->send(std::move(send.message));
+    }
+    for (const std::string& node : effect.disconnected) {
+      if (const auto stream = StreamTo(node)) stream->close();
+    }
     for (const auto& [node, sequence] : effect.acknowledged) acknowledged[node] = sequence;
   }
   for (const auto& [node, sequence] : acknowledged) {
-    const auto stream = streams_.find(node);
-    if (stream == streams_.end() || sequence == 0) continue;
+    if (sequence == 0) continue;
     v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_sequence(sequence);
-    stream->second.second.send(message);
+    if (const auto stream = StreamTo(node)) stream->send(std::move(message));
   }
 }
 
@@ -312,7 +336,7 @@ absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStr
     std::lock_guard<std::mutex> lock(mutex_);
     TERCIO_RETURN_IF_ERROR(Taken(hello));
     stream = next_stream_++;
-    streams_[hello.node()] = {stream, std::move(node_stream)};
+    streams_[hello.node()] = {stream, std::make_shared<const NodeStream>(std::move(node_stream))};
   }
   Post(NodeAttached{hello});
   return stream;
@@ -351,7 +375,7 @@ absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
 }
 
 Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
-  JobView view{job.record, job.plan, 0, Now()};
+  JobView view{job.record, job.plan, job.placement, 0, Now()};
   if (job.record.phase() != v1::JOB_PHASE_QUEUED) return view;
   for (const auto& [id, other] : state_.jobs) {
     view.queue_position += other.record.phase() == v1::JOB_PHASE_QUEUED &&
@@ -388,9 +412,11 @@ absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {
 
 std::vector<Coordinator::NodeView> Coordinator::Nodes() const {
   std::lock_guard<std::mutex> lock(mutex_);
+  const std::map<std::string, int> free = FreeSlots(state_);
   std::vector<NodeView> nodes;
-  for (const auto& [name, node] : state_.nodes)
-    nodes.push_back({node, NodeStateName(state_, name), FreeSlots(state_, name)});
+  for (const auto& [name, node] : state_.nodes) {
+    nodes.push_back({node, NodeStateName(state_, name), free.at(name)});
+  }
   return nodes;
 }
 

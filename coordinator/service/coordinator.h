@@ -23,6 +23,19 @@
 
 namespace tercio::coordinator {
 
+// Hexadecimal text of `bytes` random bytes from the operating system.
+std::string RandomHex(int bytes);
+
+// The same of 16 bytes, for many in a row: asks the operating system once for 256 of them. Every
+// byte is given out once. One thread.
+class TokenSource {
+ public:
+  std::string Next();
+
+ private:
+  std::string bytes_;
+};
+
 class Coordinator {
  public:
   // Loads the state from `store`. `read_only`: no events are taken.
@@ -52,8 +65,9 @@ class Coordinator {
   // Where trainers find the checkpoint service; set once, before the first agent can come.
   void SetCheckpointAddress(const std::string& address);
 
-  // A stream to a node; replaces the one before. Detach with the same token only.
-  using Send = std::function<void(const v1::CoordinatorMessage&)>;
+  // A stream to a node; replaces the one before. Detach with the same token only. Both functions
+  // are called from one thread, without a lock held, and may still be called after Detach.
+  using Send = std::function<void(v1::CoordinatorMessage)>;
   struct NodeStream {
     Send send;
     std::function<void()> close;
@@ -72,7 +86,8 @@ class Coordinator {
   struct JobView {
     v1::JobRecord record;
     std::shared_ptr<const v1::Plan> plan;  // null: none yet
-    int queue_position = 0;                // from 1; 0: not queued
+    PlacementPtr placement = NoPlacement();
+    int queue_position = 0;  // from 1; 0: not queued
     double now = 0;
   };
   absl::StatusOr<JobView> View(const std::string& job) const;
@@ -110,11 +125,12 @@ class Coordinator {
   void Run();
   void BackUp();
   void Apply(std::vector<Pending> batch);
-  void Deliver(const std::vector<Effects>& effects);
+  void Deliver(std::vector<Effects>& effects);
+  void SendAll(std::vector<Effects>& effects);
   void Search(const v1::RunId& run);
   void Prune(const Effects& effects);
   Changes ChangesOf(const std::vector<Effects>& effects, double now) const;
-  void Acknowledge(const std::vector<Effects>& effects);
+  std::shared_ptr<const NodeStream> StreamTo(const std::string& node) const;
   // These are called under the lock.
   absl::StatusOr<const JobState*> FindState(const std::string& job) const;
   JobView ViewOf(const JobState& job) const;
@@ -129,7 +145,7 @@ class Coordinator {
   mutable std::mutex mutex_;  // state_, streams_, version_
   mutable std::condition_variable changed_;
   State state_;
-  std::map<std::string, std::pair<int64_t, NodeStream>> streams_;
+  std::map<std::string, std::pair<int64_t, std::shared_ptr<const NodeStream>>> streams_;
   int64_t next_stream_ = 1;
   uint64_t version_ = 1;
 
@@ -138,11 +154,9 @@ class Coordinator {
   std::condition_variable stopped_;
   std::deque<Pending> queue_;
   bool stopping_ = false;
+  TokenSource tokens_;  // of thread_
   std::thread thread_;
   std::thread backups_;
 };
-
-// Hexadecimal text of `bytes` random bytes from the operating system.
-std::string RandomHex(int bytes);
 
 }  // namespace tercio::coordinator

@@ -85,7 +85,8 @@ class Drill {
     }
     kind_ = *found;
     seconds_ = request_.seconds() > 0 ? request_.seconds() : kind_.seconds;
-    TERCIO_ASSIGN_OR_RETURN(before_, coordinator_.Find(request_.job()));
+    TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView view, coordinator_.View(request_.job()));
+    before_ = view.record;
     TERCIO_ASSIGN_OR_RETURN(const auto events, coordinator_.store().Events(before_.id(), 0));
     if (!events.empty()) after_ = events.back().sequence();
     v1::InjectFault fault;
@@ -94,7 +95,8 @@ class Drill {
     fault.set_rank(request_.rank());
     fault.set_seconds(seconds_);
     TERCIO_RETURN_IF_ERROR(coordinator_.MayDrill());
-    TERCIO_RETURN_IF_ERROR(CheckDrill(before_, fault.rank()));  // before any harm is done
+    // Before any harm is done.
+    TERCIO_RETURN_IF_ERROR(CheckDrill(before_, *view.placement, fault.rank()));
     if (Corrupts() && coordinator_.checkpoints().List(before_.id()).size() < 2) {
       return absl::FailedPreconditionError(
           "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
@@ -106,9 +108,7 @@ class Drill {
     }
     response_.set_fault(request_.fault());
     response_.set_rank(request_.rank());
-    if (request_.rank() < before_.slots_size()) {
-      response_.set_node(before_.slots(request_.rank()).node());
-    }
+    response_.set_node(view.placement->NodeOf(request_.rank()));
     return absl::OkStatus();
   }
 

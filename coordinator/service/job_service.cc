@@ -36,8 +36,9 @@ grpc::Status JobServiceImpl::Get(grpc::ServerContext*, const v1::GetRequest* req
 
 grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
                                   v1::ListResponse* response) {
-  for (const Coordinator::JobView& job : coordinator_.Views())
-    *response->add_jobs() = StatusOf(job);
+  for (const Coordinator::JobView& job : coordinator_.Views()) {
+    *response->add_jobs() = BriefStatusOf(job);
+  }
   return grpc::Status::OK;
 }
 
@@ -64,12 +65,19 @@ grpc::Status JobServiceImpl::Follow(grpc::ServerContext* context, const std::str
 grpc::Status JobServiceImpl::Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
                                    grpc::ServerWriter<v1::JobStatus>* writer) {
   std::string last;
+  std::shared_ptr<const v1::Plan> told;
   return Follow(context, request->job(), true, [&]() -> absl::StatusOr<bool> {
-    const absl::StatusOr<Coordinator::JobView> job = coordinator_.View(request->job());
+    absl::StatusOr<Coordinator::JobView> job = coordinator_.View(request->job());
     if (!job.ok()) return job.status();
     std::string bytes = absl::StrCat(job->queue_position, " ", job->record.SerializeAsString());
     if (bytes == last) return true;
     last = std::move(bytes);
+    // Plans are large: said again only when it is another one, and with the last word.
+    if (job->plan == told && !IsTerminal(job->record.phase())) {
+      job->plan = nullptr;
+    } else {
+      told = job->plan;
+    }
     return writer->Write(StatusOf(*job));
   });
 }

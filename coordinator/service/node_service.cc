@@ -58,7 +58,7 @@ class NodeServiceImpl::AgentStream
         return;
       }
     } else {
-      coordinator_.Post(NodeSaid{node_, incoming_});
+      coordinator_.Post(NodeSaid{node_, std::exchange(incoming_, {})});
     }
     StartRead(&incoming_);
   }
@@ -87,10 +87,16 @@ class NodeServiceImpl::AgentStream
     std::deque<v1::CoordinatorMessage> messages;  // the first is being written
   };
 
-  static void Send(const std::shared_ptr<Outbox>& outbox, const v1::CoordinatorMessage& message) {
+  static void Send(const std::shared_ptr<Outbox>& outbox, v1::CoordinatorMessage message) {
     std::lock_guard<std::mutex> lock(outbox->mutex);
     if (outbox->stream == nullptr) return;
-    outbox->messages.push_back(message);
+    // An acknowledgement holds for all before it.
+    if (outbox->messages.size() > 1 && message.has_acknowledge() &&
+        outbox->messages.back().has_acknowledge()) {
+      outbox->messages.back() = std::move(message);
+      return;
+    }
+    outbox->messages.push_back(std::move(message));
     if (outbox->messages.size() == 1) outbox->stream->StartWrite(&outbox->messages.front());
   }
 
@@ -108,13 +114,12 @@ class NodeServiceImpl::AgentStream
     TERCIO_RETURN_IF_ERROR(coordinator_.CheckName(hello));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
-    Send(outbox_, answer);
+    Send(outbox_, std::move(answer));
     TERCIO_ASSIGN_OR_RETURN(
-        token_,
-        coordinator_.Attach(hello, {[outbox = outbox_](const v1::CoordinatorMessage& message) {
-                                      Send(outbox, message);
-                                    },
-                                    [outbox = outbox_] { Close(outbox); }}));
+        token_, coordinator_.Attach(hello, {[outbox = outbox_](v1::CoordinatorMessage message) {
+                                              Send(outbox, std::move(message));
+                                            },
+                                            [outbox = outbox_] { Close(outbox); }}));
     node_ = hello.node();
     return absl::OkStatus();
   }

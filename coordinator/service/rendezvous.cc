@@ -103,6 +103,12 @@ void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId
       if (!status.ok()) answers.emplace_back(std::move(entry->second.answer), std::move(status));
       entry = status.ok() && entry->second.answer ? std::next(entry) : waiters_.erase(entry);
     }
+    std::erase_if(attempts_, [&](const auto& attempt) {
+      v1::RunId run;
+      run.set_job_id(attempt.first);
+      run.set_attempt(attempt.second.number);
+      return !is_present(run);
+    });
   }
   for (auto& [answer, status] : answers) answer(std::move(status));
 }

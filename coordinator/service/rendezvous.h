@@ -34,7 +34,8 @@ class Rendezvous {
   void Cancel(int64_t waiter);
 
   // DEADLINE_EXCEEDED, naming the missing keys, where the deadline has come; ABORTED where
-  // `is_present` says that the attempt is over. To be called now and then.
+  // `is_present` says that the attempt is over, whose values are dropped. To be called now and
+  // then.
   void Expire(absl::Time now, const std::function<bool(const v1::RunId&)>& is_present);
 
  private:

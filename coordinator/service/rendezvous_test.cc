@@ -94,6 +94,19 @@ TEST(Rendezvous, ACancelledWaitIsAnsweredOnce) {
   EXPECT_EQ(slot.answers, 1);
 }
 
+TEST(Rendezvous, ValuesOfAnAttemptThatIsOverAreDropped) {
+  Rendezvous rendezvous;
+  rendezvous.Put(Attempt(1), "a", "value");
+  rendezvous.Expire(absl::Now(), [](const v1::RunId&) { return true; });
+  Slot kept;
+  rendezvous.Get(Attempt(1), {"a"}, absl::InfiniteFuture(), kept.Take());
+  EXPECT_EQ(kept.answers, 1);
+  rendezvous.Expire(absl::Now(), [](const v1::RunId&) { return false; });
+  Slot dropped;
+  rendezvous.Get(Attempt(1), {"a"}, absl::InfiniteFuture(), dropped.Take());
+  EXPECT_EQ(dropped.answers, 0);
+}
+
 TEST(Rendezvous, ManyThreads) {
   constexpr int kRanks = 32;
   Rendezvous rendezvous;

@@ -58,7 +58,7 @@ v1::Goodput GoodputOf(const v1::JobRecord& record, double now) {
   return goodput;
 }
 
-v1::JobStatus StatusOf(const Coordinator::JobView& view) {
+v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   const v1::JobRecord& record = view.record;
   v1::JobStatus status;
   status.set_id(record.id());
@@ -71,7 +71,6 @@ v1::JobStatus StatusOf(const Coordinator::JobView& view) {
   if (record.has_tokens_per_second()) status.set_tokens_per_second(record.tokens_per_second());
   status.set_restarts(record.restarts());
   status.set_attempt(record.attempt());
-  if (view.plan != nullptr) *status.mutable_plan() = *view.plan;
   if (record.checkpoint_step() > 0) {
     v1::CheckpointInfo* checkpoint = status.mutable_checkpoint();
     checkpoint->set_job_id(record.id());
@@ -89,6 +88,16 @@ v1::JobStatus StatusOf(const Coordinator::JobView& view) {
   status.set_tokens(record.tokens());
   status.set_queue_position(view.queue_position);
   *status.mutable_goodput() = GoodputOf(record, view.now);
+  if (view.plan != nullptr) {
+    *status.mutable_plan()->mutable_layout() = view.plan->layout();
+    status.mutable_plan()->set_lanes(view.plan->lanes());
+  }
+  return status;
+}
+
+v1::JobStatus StatusOf(const Coordinator::JobView& view) {
+  v1::JobStatus status = BriefStatusOf(view);
+  if (view.plan != nullptr) *status.mutable_plan() = *view.plan;
   return status;
 }
 

@@ -8,6 +8,8 @@
 namespace tercio::coordinator {
 
 v1::JobStatus StatusOf(const Coordinator::JobView& view);
+// The same with the layout alone of the plan, which would grow with the ranks.
+v1::JobStatus BriefStatusOf(const Coordinator::JobView& view);
 // Where the time has gone up to `now`.
 v1::Goodput GoodputOf(const v1::JobRecord& record, double now);
 v1::JobState PublishedState(const v1::JobRecord& record);

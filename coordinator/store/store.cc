@@ -12,13 +12,14 @@ namespace tercio::coordinator {
 namespace {
 
 // Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
-constexpr int64_t kVersion = 2;
+constexpr int64_t kVersion = 3;
 // Log lines kept per job.
 constexpr int64_t kLogLines = 20'000;
 
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS jobs(id TEXT PRIMARY KEY, number INTEGER, record BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS plans(job TEXT PRIMARY KEY, record BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS placements(job TEXT PRIMARY KEY, record BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS nodes(name TEXT PRIMARY KEY, record BLOB) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS requests(request TEXT PRIMARY KEY, job TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS steps(job TEXT, step INTEGER, attempt INTEGER, record BLOB,
@@ -59,6 +60,18 @@ absl::StatusOr<std::vector<Message>> ParseAll(sqlite3* database, const char* sql
   }
 }
 
+// Of a query for jobs and records.
+template <typename Message>
+absl::StatusOr<std::map<std::string, Message>> ParseByJob(sqlite3* database, const char* sql) {
+  SqliteStatement query(database, sql);
+  std::map<std::string, Message> messages;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return messages;
+    TERCIO_ASSIGN_OR_RETURN(messages[query.Bytes(0)], Parse<Message>(query.Bytes(1)));
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only) {
@@ -74,6 +87,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
   TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
+  if (store->version_ < 3) TERCIO_RETURN_IF_ERROR(store->MovePlacements());
   TERCIO_RETURN_IF_ERROR(store->Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str()));
   store->version_ = kVersion;
   return store;
@@ -88,6 +102,19 @@ absl::Status Store::CheckVersion() {
       absl::StrCat("state store: ", path_, " was written by a newer Tercio (version ", version_,
                    " of its tables, this one knows ", kVersion,
                    "); it was left as it is: start the newer coordinator"));
+}
+
+// Before version 3 the record of a job said where its ranks are.
+absl::Status Store::MovePlacements() {
+  Changes moved;
+  TERCIO_ASSIGN_OR_RETURN(moved.jobs, LoadJobs());
+  for (v1::JobRecord& job : moved.jobs) {
+    v1::RankSlots placement;
+    placement.mutable_slots()->Swap(job.mutable_slots_of_old_store());
+    moved.placements.emplace_back(job.id(),
+                                  std::make_shared<const v1::RankSlots>(std::move(placement)));
+  }
+  return Commit(moved);
 }
 
 absl::Status Store::CheckIntegrity() {
@@ -178,6 +205,14 @@ absl::Status Store::WriteState(const Changes& changes) {
     plan.BindBlob(2, record->SerializeAsString());
     TERCIO_RETURN_IF_ERROR(plan.Execute());
   }
+  SqliteStatement placement(database_, "INSERT OR REPLACE INTO placements VALUES(?,?)");
+  SqliteStatement displace(database_, "DELETE FROM placements WHERE job=?");
+  for (const auto& [id, record] : changes.placements) {
+    SqliteStatement& statement = record->slots_size() > 0 ? placement : displace;
+    statement.Bind(1, id);
+    if (record->slots_size() > 0) statement.BindBlob(2, record->SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(statement.Execute());
+  }
   SqliteStatement node(database_, "INSERT OR REPLACE INTO nodes VALUES(?,?)");
   for (const v1::NodeRecord& record : changes.nodes) {
     node.Bind(1, record.name());
@@ -238,20 +273,21 @@ absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
   return ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number");
 }
 
+// An older store is only read, never changed, and lacks what came later.
 absl::StatusOr<std::map<std::string, v1::Plan>> Store::LoadPlans() {
-  if (version_ < kVersion) return std::map<std::string, v1::Plan>();  // only read, never changed
+  if (version_ < 2) return std::map<std::string, v1::Plan>();
   std::lock_guard<std::mutex> lock(mutex_);
-  SqliteStatement query(database_, "SELECT job, record FROM plans");
-  std::map<std::string, v1::Plan> plans;
-  while (true) {
-    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (!row) return plans;
-    TERCIO_ASSIGN_OR_RETURN(plans[query.Bytes(0)], Parse<v1::Plan>(query.Bytes(1)));
-  }
+  return ParseByJob<v1::Plan>(database_, "SELECT job, record FROM plans");
+}
+
+absl::StatusOr<std::map<std::string, v1::RankSlots>> Store::LoadPlacements() {
+  if (version_ < 3) return std::map<std::string, v1::RankSlots>();
+  std::lock_guard<std::mutex> lock(mutex_);
+  return ParseByJob<v1::RankSlots>(database_, "SELECT job, record FROM placements");
 }
 
 absl::StatusOr<std::vector<v1::NodeRecord>> Store::LoadNodes() {
-  if (version_ < kVersion) return std::vector<v1::NodeRecord>();
+  if (version_ < 2) return std::vector<v1::NodeRecord>();
   std::lock_guard<std::mutex> lock(mutex_);
   return ParseAll<v1::NodeRecord>(database_, "SELECT record FROM nodes ORDER BY name");
 }

@@ -29,6 +29,8 @@ namespace tercio::coordinator {
 struct Changes {
   std::vector<v1::JobRecord> jobs;
   std::vector<std::pair<std::string, std::shared_ptr<const v1::Plan>>> plans;  // job, plan
+  // job, where its ranks are; none are forgotten
+  std::vector<std::pair<std::string, std::shared_ptr<const v1::RankSlots>>> placements;
   std::vector<v1::NodeRecord> nodes;
   std::vector<std::string> forgotten_nodes;
   std::vector<std::pair<std::string, v1::StepRecord>> steps;
@@ -37,8 +39,9 @@ struct Changes {
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
   std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
   bool empty() const {
-    return jobs.empty() && plans.empty() && nodes.empty() && forgotten_nodes.empty() &&
-           steps.empty() && events.empty() && logs.empty() && traces.empty() && requests.empty();
+    return jobs.empty() && plans.empty() && placements.empty() && nodes.empty() &&
+           forgotten_nodes.empty() && steps.empty() && events.empty() && logs.empty() &&
+           traces.empty() && requests.empty();
   }
 };
 
@@ -55,6 +58,7 @@ class Store {
 
   absl::StatusOr<std::vector<v1::JobRecord>> LoadJobs();
   absl::StatusOr<std::map<std::string, v1::Plan>> LoadPlans();
+  absl::StatusOr<std::map<std::string, v1::RankSlots>> LoadPlacements();
   absl::StatusOr<std::vector<v1::NodeRecord>> LoadNodes();
 
   // A copy of what is committed, for a store that gets damaged; replaces the copy before when it is
@@ -82,6 +86,7 @@ class Store {
   absl::Status Run(const char* sql);
   absl::Status CheckVersion();
   absl::Status CheckIntegrity();
+  absl::Status MovePlacements();
   absl::Status WriteAll(const Changes& changes);
   absl::Status WriteState(const Changes& changes);
   absl::Status WriteHistory(const Changes& changes);

@@ -50,6 +50,54 @@ TEST_F(StoreTest, WhatIsCommittedIsThereAfterwards) {
   EXPECT_EQ(store->LoadNodes()->at(0).reported(), 12u);
 }
 
+v1::RankSlots Placement(const std::vector<std::string>& nodes) {
+  v1::RankSlots placement;
+  for (const std::string& node : nodes) placement.add_slots()->set_node(node);
+  return placement;
+}
+
+TEST_F(StoreTest, PlacementsAreReplacedAndForgotten) {
+  for (const std::vector<std::string>& nodes :
+       {std::vector<std::string>{"a", "a", "b"}, std::vector<std::string>{"b"}}) {
+    Changes changes = Some();
+    changes.placements.emplace_back("job-1",
+                                    std::make_shared<const v1::RankSlots>(Placement(nodes)));
+    ASSERT_TRUE(Open()->Commit(changes).ok());
+    const auto found = Open()->LoadPlacements();
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ(found->at("job-1").SerializeAsString(), Placement(nodes).SerializeAsString());
+  }
+  Changes none;
+  none.placements.emplace_back("job-1", std::make_shared<const v1::RankSlots>());
+  ASSERT_TRUE(Open()->Commit(none).ok());
+  EXPECT_TRUE(Open()->LoadPlacements()->empty());
+  EXPECT_EQ(Open()->LoadJobs()->at(0).step(), 7);
+}
+
+TEST_F(StoreTest, AStoreOfVersionTwoKeepsItsPlacements) {
+  Changes changes = Some();
+  *changes.jobs[0].mutable_slots_of_old_store() = Placement({"a", "b"}).slots();
+  ASSERT_TRUE(Open()->Commit(changes).ok());
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &database), SQLITE_OK);
+  sqlite3_exec(database, "PRAGMA user_version=2; DROP TABLE placements", nullptr, nullptr, nullptr);
+  sqlite3_close(database);
+  {
+    // For a question it is left as it is.
+    const auto store = Store::Open(path_, /*read_only=*/true);
+    ASSERT_TRUE(store.ok()) << store.status();
+    EXPECT_EQ((*store)->LoadJobs()->at(0).step(), 7);
+    EXPECT_EQ((*store)->LoadPlans()->at("job-1").lanes(), 8);
+    EXPECT_TRUE((*store)->LoadPlacements()->empty());
+  }
+  for (int times = 0; times < 2; ++times) {
+    const auto store = Open();
+    EXPECT_EQ(store->LoadPlacements()->at("job-1").slots(1).node(), "b");
+    EXPECT_EQ(store->LoadJobs()->at(0).slots_of_old_store_size(), 0);
+    EXPECT_EQ(store->LoadJobs()->at(0).step(), 7);
+  }
+}
+
 TEST_F(StoreTest, AStoreOfANewerVersionIsRefusedAndLeftAlone) {
   Open().reset();
   sqlite3* database = nullptr;

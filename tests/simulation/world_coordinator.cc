@@ -140,6 +140,9 @@ void World::Commit(const Effects& effects, bool by_commit) {
     }
   }
   for (const std::string& id : effects.changed_plans) disk_.plans[id] = *state_.jobs.at(id).plan;
+  for (const std::string& id : effects.changed_placements) {
+    disk_.placements[id] = state_.jobs.at(id).placement->slots();
+  }
   for (const std::string& name : effects.changed_nodes) {
     std::erase_if(disk_.nodes, [&](const v1::NodeRecord& node) { return node.name() == name; });
     if (state_.nodes.contains(name)) disk_.nodes.push_back(state_.nodes.at(name).record);
@@ -188,7 +191,9 @@ void World::Deliver(const Effects& effects) {
 void World::CheckState(const Effects& effects, bool resumed) {
   std::map<std::string, int> used;
   for (const auto& [id, job] : state_.jobs) {
-    for (const v1::RankSlot& slot : job.record.slots()) ++used[slot.node()];
+    for (const auto& [node, held] : job.placement->nodes()) {
+      used[node] += static_cast<int>(held.ranks.size());
+    }
     const bool terminal = coordinator::IsTerminal(job.record.phase());
     const auto ended = ended_.find(id);
     if (ended != ended_.end() && !resumed && ended->second != job.record.SerializeAsString()) {

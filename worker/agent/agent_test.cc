@@ -283,7 +283,10 @@ class AgentTest : public ::testing::Test {
     start->set_vocab_size(256);
     // It does not take checkpoints: saves fail, training goes on.
     start->set_checkpoint_address(coordinator_.address());
-    for (int rank = 0; rank < 2; ++rank) *start->add_ranks() = plan::SliceForRank(*plan, rank);
+    for (int rank = 0; rank < 2; ++rank) {
+      *start->add_ranks() = plan::SliceWithoutStage(*plan, rank);
+    }
+    (*start->mutable_stages())[0] = plan->stages(0);
     coordinator_.Say(message);
   }
 

@@ -425,6 +425,9 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   v1::TrainerAssignment& assignment = attachment.assignment;
   *assignment.mutable_spec() = start.spec();
   *assignment.mutable_plan() = plan;
+  // What the ranks of a stage share is sent to a node once.
+  const auto stage = start.stages().find(plan.placement().pipeline_index());
+  if (stage != start.stages().end()) *assignment.mutable_plan()->mutable_stage() = stage->second;
   assignment.set_world_size(layout.tensor() * layout.pipeline() * layout.data());
   assignment.set_resume_step(start.resume_step());
   assignment.set_checkpoint_address(start.checkpoint_address());

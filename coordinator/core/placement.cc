@@ -1,0 +1,23 @@
+#include "coordinator/core/placement.h"
+
+#include <utility>
+
+namespace tercio::coordinator {
+
+Placement::Placement(v1::RankSlots slots) : slots_(std::move(slots)) {
+  for (int rank = 0; rank < slots_.slots_size(); ++rank) nodes_[NodeOf(rank)].ranks.push_back(rank);
+  int index = 0;
+  for (auto& [name, node] : nodes_) node.index = index++;
+}
+
+int Placement::RanksOn(const std::string& node) const {
+  const auto found = nodes_.find(node);
+  return found == nodes_.end() ? 0 : static_cast<int>(found->second.ranks.size());
+}
+
+PlacementPtr NoPlacement() {
+  static const PlacementPtr none = std::make_shared<const Placement>();
+  return none;
+}
+
+}  // namespace tercio::coordinator
