@@ -1,18 +1,26 @@
 #include "worker/agent/trainer_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <mutex>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
 #include "grpcpp/server_builder.h"
+#include "worker/agent/shared_rendezvous.h"
 
 namespace tercio {
 
 class TrainerServer::Service : public v1::TrainerService::Service {
  public:
   Service(RunManager& runs, v1::NodeService::Stub& coordinator)
-      : runs_(runs), coordinator_(coordinator) {}
+      : runs_(runs), coordinator_(coordinator), rendezvous_([this](const auto& run) {
+          const std::vector<v1::RunId> running = runs_.Running(/*ended=*/false);
+          return std::any_of(running.begin(), running.end(), [&](const v1::RunId& id) {
+            return id.job_id() == run.job && id.attempt() == run.attempt;
+          });
+        }) {}
 
   grpc::Status Attach(
       grpc::ServerContext*,
@@ -53,18 +61,46 @@ class TrainerServer::Service : public v1::TrainerService::Service {
   grpc::Status Put(grpc::ServerContext* context, const v1::RendezvousPutRequest* request,
                    v1::RendezvousPutResponse* response) override {
     const auto outgoing = grpc::ClientContext::FromServerContext(*context);
-    return coordinator_.RendezvousPut(outgoing.get(), *request, response);
+    const grpc::Status status = coordinator_.RendezvousPut(outgoing.get(), *request, response);
+    if (!status.ok()) return status;
+    for (const v1::RendezvousEntry& entry : request->entries()) {
+      rendezvous_.Keep(RunOf(*request), entry.key(), entry.value());
+    }
+    return status;
   }
 
   grpc::Status Get(grpc::ServerContext* context, const v1::RendezvousGetRequest* request,
                    v1::RendezvousGetResponse* response) override {
-    const auto outgoing = grpc::ClientContext::FromServerContext(*context);
-    return coordinator_.RendezvousGet(outgoing.get(), *request, response);
+    const SharedRendezvous::Caller caller{absl::FromChrono(context->deadline()),
+                                          [context] { return context->IsCancelled(); }};
+    const auto ask =
+        [&](const SharedRendezvous::Keys& keys) -> absl::StatusOr<SharedRendezvous::Values> {
+      v1::RendezvousGetRequest wanted;
+      *wanted.mutable_run() = request->run();
+      wanted.set_token(request->token());
+      wanted.mutable_keys()->Assign(keys.begin(), keys.end());
+      const auto outgoing = grpc::ClientContext::FromServerContext(*context);
+      v1::RendezvousGetResponse answer;
+      const grpc::Status status = coordinator_.RendezvousGet(outgoing.get(), wanted, &answer);
+      if (!status.ok()) return FromGrpc(status);
+      return SharedRendezvous::Values(answer.values().begin(), answer.values().end());
+    };
+    const absl::StatusOr<SharedRendezvous::Values> values = rendezvous_.Get(
+        RunOf(*request), {request->keys().begin(), request->keys().end()}, caller, ask);
+    if (!values.ok()) return ToGrpc(values.status());
+    response->mutable_values()->Assign(values->begin(), values->end());
+    return grpc::Status::OK;
   }
 
  private:
+  template <typename Request>
+  static SharedRendezvous::Run RunOf(const Request& request) {
+    return {request.run().job_id(), request.run().attempt(), request.token()};
+  }
+
   RunManager& runs_;
   v1::NodeService::Stub& coordinator_;
+  SharedRendezvous rendezvous_;
 };
 
 absl::StatusOr<std::unique_ptr<TrainerServer>> TrainerServer::Listen(

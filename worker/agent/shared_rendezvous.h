@@ -1,0 +1,80 @@
+// The rendezvous of a node's trainers, asked once for all of them: the ranks of a node wait for
+// much the same keys. A value never changes within an attempt, so what has come once is given from
+// here; and callers that miss the same keys share one question. Only those: who waits for a larger
+// set could be waiting for what the other is to put next.
+//
+// Knows a run by its secret, too: another one asks for itself, and is refused by the coordinator.
+//
+// Threads: any. A call blocks its thread.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace tercio {
+
+class SharedRendezvous {
+ public:
+  struct Run {
+    std::string job;
+    int attempt = 0;
+    std::string token;
+    auto operator<=>(const Run&) const = default;
+  };
+  using Keys = std::vector<std::string>;
+  using Values = std::vector<std::string>;  // in the order of the keys
+
+  // Who waits, and for how long.
+  struct Caller {
+    absl::Time deadline;
+    std::function<bool()> gave_up;
+  };
+  // Asks the coordinator on behalf of a caller; called without a lock.
+  using Ask = std::function<absl::StatusOr<Values>(const Keys&)>;
+
+  // What is kept of a run for which `lives` says no is dropped when another run comes.
+  explicit SharedRendezvous(std::function<bool(const Run&)> lives) : lives_(std::move(lives)) {}
+
+  // What `ask` answers for the caller or for one that missed the same keys. When that one's answer
+  // is only about itself (its deadline, its end) this caller asks, too. CANCELLED |
+  // DEADLINE_EXCEEDED of this caller.
+  absl::StatusOr<Values> Get(const Run& run, const Keys& keys, const Caller& caller,
+                             const Ask& ask);
+
+  // The coordinator has taken it.
+  void Keep(const Run& run, const std::string& key, const std::string& value);
+
+ private:
+  // A question that is under way.
+  struct Question {
+    bool answered = false;
+    absl::Status status;
+  };
+  struct Known {
+    std::map<std::string, std::string> values;
+    std::map<Keys, std::shared_ptr<Question>> questions;
+  };
+
+  // These are called under the lock.
+  Known& Of(const Run& run);
+  absl::Status AskFor(std::unique_lock<std::mutex>& lock, const Run& run, const Keys& missing,
+                      const Ask& ask);
+  absl::Status WaitFor(std::unique_lock<std::mutex>& lock, const Question& question,
+                       const Caller& caller);
+
+  const std::function<bool(const Run&)> lives_;
+  std::mutex mutex_;
+  std::condition_variable answered_;
+  std::map<Run, Known> runs_;
+};
+
+}  // namespace tercio
