@@ -24,7 +24,7 @@ void Stepper::SendPrepare(const JobState& job, const std::string& node) {
   effects_.messages.push_back({node, message});
 }
 
-void Stepper::SendStart(const JobState& job, const std::string& node) {
+void Stepper::SendStart(JobState& job, const std::string& node) {
   v1::CoordinatorMessage message;
   v1::StartRun* start = message.mutable_start_run();
   *start->mutable_run() = RunOf(job.record);
@@ -33,6 +33,7 @@ void Stepper::SendStart(const JobState& job, const std::string& node) {
   start->set_resume_step(job.record.resume_step());
   start->set_checkpoint_address(settings_.checkpoint_address);
   start->set_vocab_size(job.record.vocab_size());
+  AddSnapshots(job, node, start);
   for (int rank = 0; rank < job.record.slots_size(); ++rank) {
     if (job.record.slots(rank).node() != node) continue;
     *start->add_ranks() = plan::SliceForRank(*job.plan, rank);
