@@ -116,6 +116,7 @@ void Stepper::Handle(const CheckpointFound& answer) {
     if (record.phase() != v1::JOB_PHASE_PREPARING) return;
     for (const std::string& damaged : answer.damaged) Note(job, "checkpoint_damaged", damaged);
     record.mutable_progress()->set_checkpoint_known(true);
+    job.kept_step = std::max(record.checkpoint_step(), record.resume_step());
     record.set_checkpoint_step(answer.step);
     record.set_checkpoint_path(answer.path);
     record.set_checkpoint_bytes(answer.bytes);

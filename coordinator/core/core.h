@@ -59,6 +59,8 @@ struct JobState {
   // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
   // from a checkpoint.
   std::vector<std::string> snapshot_sources;
+  // The ledger's work up to this step is kept, whatever the attempt that prepares starts from.
+  int64_t kept_step = 0;
 };
 
 struct NodeState {

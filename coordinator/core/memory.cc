@@ -100,14 +100,15 @@ std::optional<SnapshotChoice> Stepper::FindSnapshot(JobState& job, const v1::Pla
 void Stepper::ChooseStart(JobState& job, const v1::Plan& plan) {
   v1::JobRecord& record = job.record;
   const std::optional<SnapshotChoice> choice = FindSnapshot(job, plan);
-  const int64_t kept = std::max(record.checkpoint_step(), record.resume_step());
-  if (choice.has_value() && record.step() > kept) {
-    CommitWork(*record.mutable_ledger(), static_cast<double>(choice->id.step - kept) /
-                                             static_cast<double>(record.step() - kept));
+  const int64_t start = choice.has_value() ? choice->id.step : record.checkpoint_step();
+  const int64_t kept = std::max(job.kept_step, record.resume_step());
+  if (record.step() > kept) {
+    CommitWork(*record.mutable_ledger(),
+               static_cast<double>(start - kept) / static_cast<double>(record.step() - kept));
   }
   LoseWork(*record.mutable_ledger());
   record.set_resume_attempt(choice.has_value() ? choice->id.attempt : 0);
-  record.set_resume_step(choice.has_value() ? choice->id.step : record.checkpoint_step());
+  record.set_resume_step(start);
   job.snapshot_sources = choice.has_value() ? choice->sources : std::vector<std::string>();
   if (!choice.has_value()) return;
   const std::set<std::string> holders(choice->sources.begin(), choice->sources.end());

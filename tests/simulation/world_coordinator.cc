@@ -53,8 +53,11 @@ void World::Apply(Event event) {
   event.now = CoordinatorNow();
   event.token = std::to_string(random_());
   const bool resumed = std::holds_alternative<coordinator::ResumeRequested>(event.body);
-  // A checkpoint brings the steps that led to it, which may be known.
-  const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body);
+  // A checkpoint or snapshot brings the steps that led to it, which may be known.
+  const auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
+  const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body) ||
+                         (said != nullptr && said->message.has_snapshots_held());
+  Hear(event);
   const Effects effects = StepBroken(event);
   if (!wrong_.empty()) return;
   if (broken_ == Broken::kEffectsBeforeCommit) Deliver(effects);
@@ -95,6 +98,24 @@ Effects World::StepBroken(Event& event) {
         found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
       }
       break;
+    case Broken::kSnapshotOfSomeRanks:
+      if (said == nullptr) break;
+      for (int i = said->message.snapshots_held().snapshots_size() - 1; i >= 0; --i) {
+        v1::SnapshotHeld copy = said->message.snapshots_held().snapshots(i);
+        for (int rank = 0; rank < 4; ++rank) {
+          copy.set_rank(rank);
+          *said->message.mutable_snapshots_held()->add_snapshots() = copy;
+        }
+      }
+      break;
+    case Broken::kSnapshotsAreIgnored:
+      if (said != nullptr && said->message.has_snapshots_held()) {
+        said->message.mutable_snapshots_held()->clear_snapshots();
+      }
+      break;
+    case Broken::kSnapshotOfLostAttempt:
+      ReviveLostAttempts();
+      break;
     case Broken::kEndedJobsRun:
       for (auto& [id, job] : state_.jobs) {
         if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
@@ -118,6 +139,14 @@ Effects World::StepBroken(Event& event) {
   Effects effects = Step(state_, event, settings_);
   if (broken_ == Broken::kStepsAreDropped) {
     std::erase_if(effects.steps, [](const auto& step) { return step.second.step() == 7; });
+  }
+  if (broken_ == Broken::kSnapshotStepsDropped && said != nullptr &&
+      said->message.has_snapshots_held()) {
+    effects.steps.clear();
+  }
+  if (broken_ == Broken::kSnapshotsAreKept) {
+    std::erase_if(effects.messages,
+                  [](const auto& send) { return send.message.has_drop_snapshots(); });
   }
   if (broken_ == Broken::kStopsAreNotSent) {
     std::erase_if(effects.messages, [](const auto& send) { return send.message.has_stop_run(); });
@@ -160,7 +189,10 @@ void World::Commit(const Effects& effects, bool by_commit) {
 
 void World::Deliver(const Effects& effects) {
   for (const std::string& name : effects.disconnected) Disconnect(name);
-  for (const coordinator::SendToNode& send : effects.messages) ToNode(send.node, send.message);
+  for (const coordinator::SendToNode& send : effects.messages) {
+    if (send.message.has_start_run()) CheckStart(send.node, send.message.start_run());
+    ToNode(send.node, send.message);
+  }
   for (const auto& [name, sequence] : effects.acknowledged) {
     v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_sequence(sequence);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
 #include "common/daemon.h"
@@ -318,21 +319,40 @@ SnapshotStore::Options SnapshotOptions(const Flags& flags, NodeLink& link, Agent
   return options;
 }
 
+// On the port that the agent before this one had, if it is free: trainers that it has left here and
+// elsewhere know no other.
+absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeOnTheSamePort(const Flags& flags,
+                                                                   const std::string& host,
+                                                                   SnapshotServiceImpl& service) {
+  const std::string path = flags.agent.state_dir + "/snapshot.port";
+  const absl::StatusOr<std::string> last = ReadFile(path);
+  int port = 0;
+  if (last.ok() && absl::SimpleAtoi(*last, &port) && port > 0 && port < 65536) {
+    auto server = SnapshotServer::Listen(absl::StrCat(host, ":", port), flags.tls, service);
+    if (server.ok()) return server;
+  }
+  auto server = SnapshotServer::Listen(absl::StrCat(host, ":0"), flags.tls, service);
+  if (!server.ok()) return server;
+  const std::string& address = (*server)->address();
+  const absl::Status kept = WriteFileDurably(path, address.substr(address.rfind(':') + 1));
+  if (!kept.ok()) LogWarning(std::string(kept.message()));
+  return server;
+}
+
 // Null when other nodes cannot be served without showing them the weights in plain text: then this
 // node keeps only copies of its own ranks.
 absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flags,
                                                                SnapshotServiceImpl& service) {
   const bool given = !flags.snapshot_listen.empty();
-  const std::string& host = flags.agent.data_address;
-  const bool six = host.find(':') != std::string::npos;
-  const std::string address =
-      given ? flags.snapshot_listen : absl::StrCat(six ? "[" : "", host, six ? "]" : "", ":0");
-  if (IsLoopback(address) || flags.tls.given()) {
-    return SnapshotServer::Listen(address, flags.tls, service);
+  const bool six = flags.agent.data_address.find(':') != std::string::npos;
+  const std::string host = absl::StrCat(six ? "[" : "", flags.agent.data_address, six ? "]" : "");
+  if (IsLoopback(given ? flags.snapshot_listen : host + ":0") || flags.tls.given()) {
+    return given ? SnapshotServer::Listen(flags.snapshot_listen, flags.tls, service)
+                 : ServeOnTheSamePort(flags, host, service);
   }
   if (given) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--snapshot-listen ", address, " is not loopback: TLS files are required"));
+    return absl::InvalidArgumentError(absl::StrCat("--snapshot-listen ", flags.snapshot_listen,
+                                                   " is not loopback: TLS files are required"));
   }
   LogWarning("without TLS files no copies of snapshots are exchanged with other nodes");
   return std::unique_ptr<SnapshotServer>();
