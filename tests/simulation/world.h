@@ -218,6 +218,7 @@ class World {
   void Hear(const coordinator::Event& event);
   int64_t LastComplete(const RunKey& run, int ranks, const std::set<std::string>& nodes);
   void CheckStart(const std::string& name, const v1::StartRun& start);
+  void SpoilCopies(coordinator::Event& event);
   void ReviveLostAttempts();
 
   static uint64_t NextWeights(uint64_t weights, int64_t step);

@@ -98,24 +98,6 @@ Effects World::StepBroken(Event& event) {
         found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
       }
       break;
-    case Broken::kSnapshotOfSomeRanks:
-      if (said == nullptr) break;
-      for (int i = said->message.snapshots_held().snapshots_size() - 1; i >= 0; --i) {
-        v1::SnapshotHeld copy = said->message.snapshots_held().snapshots(i);
-        for (int rank = 0; rank < 4; ++rank) {
-          copy.set_rank(rank);
-          *said->message.mutable_snapshots_held()->add_snapshots() = copy;
-        }
-      }
-      break;
-    case Broken::kSnapshotsAreIgnored:
-      if (said != nullptr && said->message.has_snapshots_held()) {
-        said->message.mutable_snapshots_held()->clear_snapshots();
-      }
-      break;
-    case Broken::kSnapshotOfLostAttempt:
-      ReviveLostAttempts();
-      break;
     case Broken::kEndedJobsRun:
       for (auto& [id, job] : state_.jobs) {
         if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
@@ -134,6 +116,7 @@ Effects World::StepBroken(Event& event) {
       }
       break;
     default:
+      SpoilCopies(event);
       break;
   }
   Effects effects = Step(state_, event, settings_);

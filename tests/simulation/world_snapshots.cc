@@ -178,6 +178,26 @@ void World::CheckStart(const std::string& name, const v1::StartRun& start) {
   }
 }
 
+// What a core that is wrong on purpose takes the copies for.
+void World::SpoilCopies(coordinator::Event& event) {
+  if (broken_ == Broken::kSnapshotOfLostAttempt) return ReviveLostAttempts();
+  auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
+  if (said == nullptr || !said->message.has_snapshots_held()) return;
+  v1::SnapshotsHeld& held = *said->message.mutable_snapshots_held();
+  for (int i = held.snapshots_size() - 1; i >= 0; --i) {
+    v1::SnapshotHeld copy = held.snapshots(i);
+    const auto job = state_.jobs.find(copy.run().job_id());
+    const bool goes_on =
+        job != state_.jobs.end() && !coordinator::IsTerminal(job->second.record.phase());
+    if (broken_ == Broken::kSnapshotsAreIgnored && goes_on) held.mutable_snapshots(i)->set_rank(-1);
+    if (broken_ != Broken::kSnapshotOfSomeRanks) continue;
+    for (int rank = 0; rank < 4; ++rank) {
+      copy.set_rank(rank);
+      *held.add_snapshots() = copy;
+    }
+  }
+}
+
 // Emulates a choice that does not ask whether the snapshot's attempt still counts.
 void World::ReviveLostAttempts() {
   for (auto& [id, job] : state_.jobs) {
