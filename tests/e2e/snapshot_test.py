@@ -56,7 +56,7 @@ class Snapshots(TercioTest):
     def unsaved_run(self):
         """A job that goes on while no checkpoint can be committed, and the step of the last one."""
         job = self.tercio(*self.reach("submit", self.path("job.yaml"), *STEPS))[0].strip()
-        wait_for(lambda: self.get(job)["checkpoint"]["step"], "a checkpoint")
+        wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
         drill = self.start(*self.reach("drill", job, "--fault", "full-disk", "--seconds", "3600"))
         self.addCleanup(lambda: (drill.kill(), drill.communicate()))
         wait_for(lambda: "checkpoint_failed" in self.kinds(job), "a save that fails")
