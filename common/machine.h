@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <fstream>
+#include <string>
 #include <thread>
 
 namespace tercio {
@@ -16,6 +18,19 @@ inline int MachineCores() {
 
 inline int64_t MachineMemoryBytes() {
   return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+// What programs may still take without swapping (MemAvailable of proc(5)); 0: unknown.
+inline int64_t AvailableMemoryBytes() {
+  std::ifstream file("/proc/meminfo");
+  std::string name;
+  int64_t kibibytes = 0;
+  std::string unit;
+  while (file >> name >> kibibytes) {
+    if (name == "MemAvailable:") return kibibytes << 10;
+    std::getline(file, unit);
+  }
+  return 0;
 }
 
 }  // namespace tercio

@@ -13,6 +13,7 @@
 #include "config/reader.h"
 #include "nlohmann/json.hpp"
 #include "plan/lanes.h"
+#include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
 #include "yaml-cpp/yaml.h"
 
@@ -193,6 +194,8 @@ class JobParser {
       out->set_every_seconds(checkpoint.Seconds("every_seconds", 0));
     }
     out->set_keep_every(checkpoint.Integer("keep_every", 0, 0));
+    out->set_peer_copies(
+        static_cast<int32_t>(checkpoint.Integer("peer_copies", 0, 0, plan::kMostPeerCopies)));
     if (checkpoint.Has("path"))
       checkpoint.Fault("path", NotYet("a checkpoint path of the job's own"));
     checkpoint.Finish();
@@ -372,7 +375,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                       ? absl::StrCat(Number(spec.checkpoint().every_seconds()), "s")
                       : "null",
                   ", keep_last: ", spec.checkpoint().keep_last(),
-                  ", keep_every: ", spec.checkpoint().keep_every(), "}\n");
+                  ", keep_every: ", spec.checkpoint().keep_every(),
+                  ", peer_copies: ", spec.checkpoint().peer_copies(), "}\n");
   return yaml + FaultToleranceYaml(spec.fault_tolerance());
 }
 

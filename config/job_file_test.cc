@@ -52,6 +52,7 @@ TEST(JobFile, DefaultsAreThoseThatAreDocumented) {
   EXPECT_EQ(spec->training().schedule().decay_steps(), 10);
   EXPECT_EQ(spec->checkpoint().every_steps(), 500);
   EXPECT_EQ(spec->checkpoint().keep_last(), 3);
+  EXPECT_EQ(spec->checkpoint().peer_copies(), 0);
   EXPECT_EQ(spec->fault_tolerance().max_restarts(), 3);
   EXPECT_TRUE(spec->parallelism().automatic());
   EXPECT_EQ(spec->resources().ranks(), 1);
@@ -62,7 +63,8 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
            {},
            {"parallelism={tensor: 2, pipeline: 2, data: 2, schedule: gpipe}"},
            {"data.validation=0.1", "training.optimizer.learning_rate=0.1234567890123",
-            "fault_tolerance.elastic_wait=90s", "resources.threads_per_rank=3"},
+            "fault_tolerance.elastic_wait=90s", "resources.threads_per_rank=3",
+            "checkpoint.peer_copies=2"},
            {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4"},
            {"training.schedule.kind=wsd", "training.label_smoothing=0.1",
             "training.frozen=[embedding.*]",

@@ -15,6 +15,7 @@
 #include "plan/precision.h"
 #include "plan/reduction_scratch.h"
 #include "plan/schedule.h"
+#include "plan/snapshots.h"
 
 namespace tercio::plan {
 namespace {
@@ -57,8 +58,19 @@ class TableBuilder {
   v1::MemoryTable table_;
 };
 
+// All that a rank needs to go on: weights and both moments of its tensors. A tied head beside its
+// lookup shares the lookup's.
+int64_t CopyElements(const StageTensors& stage, int pipeline) {
+  int64_t elements = 0;
+  for (const StageTensor& entry : stage.tensors) {
+    const bool shared = entry.role == TensorRole::kHead && pipeline == 1;
+    if (!shared) elements += 3 * entry.elements;
+  }
+  return elements;
+}
+
 // The most that any data rank saves: weights and both moments of its tensors.
-int64_t SnapshotElements(const StageTensors& stage, int data) {
+int64_t SavedElements(const StageTensors& stage, int data) {
   std::vector<int64_t> elements(static_cast<size_t>(data));
   for (const StageTensor& entry : stage.tensors) {
     if (entry.role == TensorRole::kHead) continue;
@@ -68,6 +80,15 @@ int64_t SnapshotElements(const StageTensors& stage, int data) {
     }
   }
   return *std::max_element(elements.begin(), elements.end());
+}
+
+// Every rank needs the step guard's state, the first one saves it.
+int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
+                         const StageTensors& stage_tensors, int stage) {
+  const bool copies = KeepsCopies(job);
+  const int64_t guard = MaySkipSteps(job) && (copies || stage == 0) ? kGuardStateElements : 0;
+  return guard + (copies ? CopyElements(stage_tensors, layout.pipeline())
+                         : SavedElements(stage_tensors, layout.data()));
 }
 
 void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
@@ -316,9 +337,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Add("tokens.predicted", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
   table.Add("tokens.lengths", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
   table.Add("tokens.labels", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
-  const int64_t guard = stage == 0 && MaySkipSteps(job) ? kGuardStateElements : 0;
-  table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT,
-               SnapshotElements(tensors, layout.data()) + guard);
+  table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT, SnapshotElements(job, layout, tensors, stage));
   return table.Finish();
 }
 

@@ -286,6 +286,29 @@ TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
   }
 }
 
+TEST(MemoryMap, CopiesOfSnapshotsTakeAllThatARankNeeds) {
+  v1::JobSpec keeps = Job();
+  keeps.mutable_checkpoint()->set_peer_copies(2);
+  for (const int data : {1, 2}) {
+    for (const int pipeline : {1, 2}) {
+      const v1::Layout layout = LayoutOf(1, pipeline, data);
+      for (int stage = 0; stage < pipeline; ++stage) {
+        const v1::MemoryTable without = MemoryOfStage(Job(), layout, stage, 1);
+        const v1::MemoryTable with = MemoryOfStage(keeps, layout, stage, 1);
+        const int64_t needed = FindBuffer(with, "parameters").size_bytes() +
+                               FindBuffer(with, "adamw.m").size_bytes() +
+                               FindBuffer(with, "adamw.v").size_bytes();
+        const v1::Buffer& snapshot = FindBuffer(with, "snapshot");
+        EXPECT_LE(snapshot.size_bytes(), needed);
+        EXPECT_GT(snapshot.size_bytes(), needed - needed / 10);
+        // Nothing else changes.
+        EXPECT_EQ(snapshot.offset_bytes(), FindBuffer(without, "snapshot").offset_bytes());
+        EXPECT_EQ(with.buffers_size(), without.buffers_size());
+      }
+    }
+  }
+}
+
 TEST(MemoryMap, BuffersDoNotOverlap) {
   for (const v1::Layout& layout : {LayoutOf(1, 1, 1, 4), LayoutOf(2, 2, 2), LayoutOf(4, 3, 1, 2)}) {
     for (int stage = 0; stage < layout.pipeline(); ++stage) {

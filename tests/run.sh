@@ -43,6 +43,7 @@ if [[ "$long" == yes ]]; then ./tests/tidy/clang_tidy.sh --results "$results/che
 python3 tests/e2e/e2e_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/cluster_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/agent_death_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/snapshot_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/data_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/bert_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/huggingface_test.py --results "$results/checks.jsonl"

@@ -59,6 +59,7 @@ bool IsTraining(const v1::TimeLedger& ledger) {
 
 void Stepper::BeginAttempt(JobState& job) {
   v1::JobRecord& record = job.record;
+  DistrustSnapshot(record);
   int attempt = record.attempt() + 1;
   // A coordinator whose store was set back must not give out a number twice.
   for (const auto& [name, node] : job.placement->nodes()) {
@@ -112,7 +113,7 @@ void Stepper::Handle(const CheckpointFound& answer) {
     if (record.phase() != v1::JOB_PHASE_PREPARING) return;
     for (const std::string& damaged : answer.damaged) Note(job, "checkpoint_damaged", damaged);
     record.mutable_progress()->set_checkpoint_known(true);
-    record.set_resume_step(answer.step);
+    job.kept_step = std::max(record.checkpoint_step(), record.resume_step());
     record.set_checkpoint_step(answer.step);
     record.set_checkpoint_path(answer.path);
     record.set_checkpoint_bytes(answer.bytes);
@@ -140,6 +141,7 @@ void Stepper::StartWhenReady(JobState& job) {
     Finish(job, v1::JOB_PHASE_FAILED);
     return;
   }
+  ChooseStart(job, *plan);
   job.plan = std::make_shared<const v1::Plan>(*std::move(plan));
   effects_.changed_plans.insert(record.id());
   (*record.mutable_resume_steps())[record.attempt()] = record.resume_step();
@@ -274,7 +276,7 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
   record.set_stop_reason(report.permanent ? v1::STOP_REASON_FAIL : v1::STOP_REASON_RESTART);
   record.set_last_fault_at(now_);
   SwitchTime(job, v1::TIME_KIND_RESTARTING);
-  LoseWork(*record.mutable_ledger());
+  GiveUpWork(record);
   SetPhase(job, v1::JOB_PHASE_STOPPING);
   Note(job, "attempt_broken", report.what, report.node);
   StopNodes(job, settings_.stop_grace);
@@ -328,7 +330,7 @@ void Stepper::AllStopped(JobState& job) {
     CountCrash(record);
     SwitchTime(job, v1::TIME_KIND_RESTARTING);
   }
-  LoseWork(*record.mutable_ledger());
+  GiveUpWork(record);
   switch (record.stop_reason()) {
     case v1::STOP_REASON_CANCEL:
       return Finish(job, v1::JOB_PHASE_CANCELLED);
@@ -386,6 +388,8 @@ void Stepper::BackOff(JobState& job) {
 
 void Stepper::Finish(JobState& job, v1::JobPhase phase) {
   v1::JobRecord& record = job.record;
+  if (phase != v1::JOB_PHASE_SUCCEEDED) LoseWork(*record.mutable_ledger());
+  DropCopies(record.id());
   record.set_finished_at(now_);
   Place(job, NoPlacement());
   SwitchTime(job, v1::TIME_KIND_STOPPED);
@@ -419,11 +423,22 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
 }
 
 void Stepper::Handle(const StepsDone& done) {
-  if (!Happened(done.run)) return;
-  for (const v1::StepRecord& step : done.steps) {
-    if (step.attempt() != done.run.attempt()) continue;
-    effects_.steps.emplace_back(done.run.job_id(), step);
+  AddSteps(done.run, {done.steps.begin(), done.steps.end()});
+}
+
+void Stepper::AddSteps(const v1::RunId& run,
+                       const google::protobuf::RepeatedPtrField<v1::StepRecord>& steps) {
+  if (!Happened(run)) return;
+  for (const v1::StepRecord& step : steps) {
+    if (step.attempt() != run.attempt()) continue;
+    effects_.steps.emplace_back(run.job_id(), step);
   }
+}
+
+// What no checkpoint holds is lost; where snapshots are in memory it is known only when the next
+// attempt starts (ChooseStart), or when there is none (Finish).
+void Stepper::GiveUpWork(v1::JobRecord& record) {
+  if (!plan::KeepsCopies(record.spec())) LoseWork(*record.mutable_ledger());
 }
 
 void Stepper::Handle(const CheckpointFailed& failed) {

@@ -27,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "coordinator/core/diagnosis.h"
 #include "coordinator/core/placement.h"
+#include "coordinator/core/snapshots.h"
 #include "coordinator/core/stragglers.h"
 #include "coordinator/core/watchdog.h"
 #include "plan/plan_builder.h"
@@ -57,6 +58,11 @@ struct JobState {
   bool tried_to_shrink = false;  // in vain, with what is free now
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   std::set<std::string> avoided;           // nodes that were too slow for it
+  // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
+  // from a checkpoint.
+  std::vector<std::string> snapshot_sources;
+  // The ledger's work up to this step is kept, whatever the attempt that prepares starts from.
+  int64_t kept_step = 0;
 };
 
 struct NodeState {
@@ -67,6 +73,7 @@ struct NodeState {
   bool lost = true;      // has not been heard of for a lease
   bool leaving = false;  // its agent is about to end
   double last_heard = 0;
+  HeldSnapshots snapshots;  // as it has said since its hello
 };
 
 struct State {

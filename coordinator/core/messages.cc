@@ -20,7 +20,7 @@ void Stepper::SendPrepare(const JobState& job, const std::string& node) {
   effects_.messages.push_back({node, std::move(message)});
 }
 
-void Stepper::SendStart(const JobState& job, const std::string& node) {
+void Stepper::SendStart(JobState& job, const std::string& node) {
   v1::CoordinatorMessage message;
   v1::StartRun* start = message.mutable_start_run();
   *start->mutable_run() = RunOf(job.record);
@@ -29,6 +29,7 @@ void Stepper::SendStart(const JobState& job, const std::string& node) {
   start->set_resume_step(job.record.resume_step());
   start->set_checkpoint_address(settings_.checkpoint_address);
   start->set_vocab_size(job.record.vocab_size());
+  AddSnapshots(job, node, start);
   // What the ranks of a stage share is as large as all the rest: once for the node.
   for (const int rank : job.placement->nodes().at(node).ranks) {
     v1::RankPlan* slice = start->add_ranks();

@@ -23,6 +23,7 @@ void Stepper::Handle(const NodeAttached& attached) {
   node.lost = false;
   node.leaving = false;
   node.last_heard = now_;
+  node.snapshots.Clear();
   effects_.acknowledged[name] = node.record.reported();
   reschedule_ = true;
   for (const v1::RunId& run : attached.hello.running()) {
@@ -56,7 +57,13 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       if (runs || HasRank(record.progress().stopped(), index)) return;
       // The end of a run is reported until it is kept here: without one the order never arrived. A
       // node that has forgotten what it did may have run it, and no attempt starts twice on a node.
-      if (same_spool && record.phase() == v1::JOB_PHASE_STARTING) return SendStart(job, name);
+      if (same_spool && record.phase() == v1::JOB_PHASE_STARTING) {
+        if (KnowsSources(job)) return SendStart(job, name);
+        return Fault(job, {absl::StrCat("node ", name,
+                                        " has not heard in whose memory its ranks' state is, and "
+                                        "the coordinator has started anew since"),
+                           false, ""});
+      }
       return Fault(job, {absl::StrCat("node ", name, " has lost its ranks"), false, name});
     default:
       if (!runs) return NodeStopped(job, name);
@@ -215,6 +222,8 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
                      [&](JobState& job) { RankEnded(job, node, message.rank_exited().exit()); });
     case v1::AgentMessage::kRunStopped:
       return WithRun(message.run_stopped().run(), [&](JobState& job) { NodeStopped(job, node); });
+    case v1::AgentMessage::kSnapshotsHeld:
+      return Held(node, message.snapshots_held());
     case v1::AgentMessage::kFaultInjected:
       return WithRun(message.fault_injected().run(), [&](JobState& job) {
         const std::string& error = message.fault_injected().error();

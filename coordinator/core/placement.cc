@@ -15,6 +15,17 @@ int Placement::RanksOn(const std::string& node) const {
   return found == nodes_.end() ? 0 : static_cast<int>(found->second.ranks.size());
 }
 
+std::vector<std::string> Placement::NodesAfter(const std::string& node, int count) const {
+  std::vector<std::string> next;
+  auto at = nodes_.upper_bound(node);
+  while (static_cast<int>(next.size()) < count) {
+    if (at == nodes_.end()) at = nodes_.begin();
+    if (at == nodes_.end() || at->first == node) break;
+    next.push_back((at++)->first);
+  }
+  return next;
+}
+
 PlacementPtr NoPlacement() {
   static const PlacementPtr none = std::make_shared<const Placement>();
   return none;

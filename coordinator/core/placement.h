@@ -31,6 +31,8 @@ class Placement {
   const std::map<std::string, Node>& nodes() const { return nodes_; }
   bool Has(const std::string& node) const { return nodes_.contains(node); }
   int RanksOn(const std::string& node) const;
+  // `count` nodes, or all others, that come after this one in the ring of the names.
+  std::vector<std::string> NodesAfter(const std::string& node, int count) const;
 
   // As it is stored.
   const v1::RankSlots& slots() const { return slots_; }

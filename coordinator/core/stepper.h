@@ -1,7 +1,7 @@
 // One step of the coordinator's core at work. Private to coordinator/core; in several files by what
 // brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
-// (health.cc), the life of an attempt (attempt.cc), devices (scheduling.cc), and what is told to
-// nodes (messages.cc).
+// (health.cc), the life of an attempt (attempt.cc), snapshots in memory (memory.cc), devices
+// (scheduling.cc), and what is told to nodes (messages.cc).
 #pragma once
 
 #include <set>
@@ -10,6 +10,7 @@
 
 #include "coordinator/core/core.h"
 #include "coordinator/core/ledger.h"
+#include "plan/snapshots.h"
 
 namespace tercio::coordinator {
 
@@ -103,6 +104,19 @@ class Stepper {
   void Handle(const CheckpointCommitted& committed);
   void Handle(const StepsDone& done);
   void Handle(const CheckpointFailed& failed);
+  void AddSteps(const v1::RunId& run,
+                const google::protobuf::RepeatedPtrField<v1::StepRecord>& steps);
+  void GiveUpWork(v1::JobRecord& record);
+
+  // ---- memory.cc ----
+  void Held(const std::string& node, const v1::SnapshotsHeld& said);
+  std::optional<SnapshotChoice> FindSnapshot(JobState& job, const v1::Plan& plan);
+  void ChooseStart(JobState& job, const v1::Plan& plan);
+  void DistrustSnapshot(v1::JobRecord& record);
+  static bool KnowsSources(const JobState& job);
+  void AddSnapshots(JobState& job, const std::string& node, v1::StartRun* start);
+  void DropCopies(const std::string& job);
+  void SendDrop(const std::string& node, const std::string& job);
 
   // ---- scheduling.cc ----
   void Schedule();
@@ -124,7 +138,7 @@ class Stepper {
   // Gives the job these devices, or none.
   void Place(JobState& job, PlacementPtr placement);
   void SendPrepare(const JobState& job, const std::string& node);
-  void SendStart(const JobState& job, const std::string& node);
+  void SendStart(JobState& job, const std::string& node);
   void SendStop(const std::string& node, const v1::RunId& run, double grace);
   void StopNodes(JobState& job, double grace);
   void SaveAndStop(JobState& job);

@@ -8,6 +8,7 @@
 #include "coordinator/core/core.h"
 #include "coordinator/planner/planner.h"
 #include "plan/plan_builder.h"
+#include "plan/snapshots.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -43,6 +44,12 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& state_dir) {
 
 absl::Status Admit(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes,
                    const std::string& state_dir) {
+  const int copies = spec.checkpoint().peer_copies();
+  if (copies < 0 || copies > plan::kMostPeerCopies) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("checkpoint.peer_copies: %d, but it must be between 0 and %d", copies,
+                        plan::kMostPeerCopies));
+  }
   TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MemoryOfRank(spec, nodes)));
   return CheckDisk(spec, state_dir);
 }

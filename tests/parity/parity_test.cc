@@ -269,6 +269,34 @@ TEST(Parity, ResumeInAnotherLayoutHasTheSameBits) {
   EXPECT_EQ(rest.state, undisturbed.state);
 }
 
+// One copy of each rank's own state is all that a restart in the same layout needs.
+TEST(Parity, CopiesOfSnapshotsHaveTheSameBits) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_training()->set_precision("fp16");  // a loss scale is state, too
+  v1::JobSpec keeps = spec;
+  keeps.mutable_checkpoint()->set_peer_copies(1);
+  RunOptions whole;
+  whole.steps = 6;
+  RunOptions first;
+  first.steps = 3;
+  for (const Case& layout : {Case{1, 1, 1, 4, 1, "1f1b"}, Case{2, 2, 2, 2, 1, "1f1b"}}) {
+    SCOPED_TRACE(NameOf(layout));
+    const RunResult undisturbed = Train(spec, layout, whole);
+    EXPECT_TRUE(undisturbed.copies.empty());
+    const RunResult half = Train(keeps, layout, first);
+    ExpectSameBits(Train(spec, layout, first), half);
+    EXPECT_EQ(half.copies.size(),
+              static_cast<size_t>(layout.tensor * layout.pipeline * layout.data));
+    RunOptions second = first;
+    second.first_step = 4;
+    second.copies = &half.copies;
+    const RunResult rest = Train(keeps, layout, second);
+    ASSERT_EQ(rest.steps.size(), 3u);
+    EXPECT_EQ(rest.steps.back().loss, undisturbed.steps.back().loss);
+    EXPECT_EQ(rest.state, undisturbed.state);
+  }
+}
+
 TEST(Parity, TrainingLearns) {
   v1::JobSpec spec = SmallJob();
   spec.mutable_model()->set_dropout(0);

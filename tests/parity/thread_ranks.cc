@@ -64,19 +64,27 @@ absl::Status LoadState(const State& state, TrainingEngine& engine) {
   return absl::OkStatus();
 }
 
-void SaveState(const TrainingEngine& engine, absl::Span<const float> values, State* state) {
-  int64_t at = 0;
-  for (const v1::TensorSlice& slice : engine.SavedSlices()) {
+absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, TrainingEngine& engine) {
+  TERCIO_CHECK_EQ(copies.size(), engine.NeededSlices().size());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), copies[i]));
+  }
+  return absl::OkStatus();
+}
+
+void SaveState(const TrainingEngine& engine, const StateSnapshot& snapshot, State* state) {
+  TERCIO_CHECK_EQ(snapshot.saved.size(), engine.SavedSlices().size());
+  for (size_t i = 0; i < snapshot.saved.size(); ++i) {
+    const v1::TensorSlice& slice = engine.SavedSlices()[i];
+    const absl::Span<const float> values = snapshot.saved[i];
     int64_t elements = 1;
     for (const int64_t size : slice.shape()) elements *= size;
     std::vector<float>& whole = (*state)[slice.tensor()];
     whole.resize(static_cast<size_t>(elements));
     ForRows(slice, [&](int64_t to, int64_t from, int64_t width) {
-      std::copy_n(values.begin() + at + from, width, whole.begin() + to);
+      std::copy_n(values.begin() + from, width, whole.begin() + to);
     });
-    at += (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
   }
-  TERCIO_CHECK_EQ(at, static_cast<int64_t>(values.size()));
 }
 
 absl::Status RunRank(int rank, Shared& shared) {
@@ -111,6 +119,9 @@ absl::Status RunRank(int rank, Shared& shared) {
   if (shared.options.state != nullptr) {
     TERCIO_RETURN_IF_ERROR(LoadState(*shared.options.state, *engine));
   }
+  if (shared.options.copies != nullptr) {
+    TERCIO_RETURN_IF_ERROR(LoadCopies(shared.options.copies->at(rank), *engine));
+  }
   std::vector<StepResult> steps;
   for (int64_t i = 0; i < shared.options.steps; ++i) {
     TERCIO_ASSIGN_OR_RETURN(const StepResult step,
@@ -122,9 +133,12 @@ absl::Status RunRank(int rank, Shared& shared) {
   if (shared.options.evaluate) {
     TERCIO_ASSIGN_OR_RETURN(validation_loss, engine->Evaluate());
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto values, engine->Snapshot());
+  TERCIO_ASSIGN_OR_RETURN(const StateSnapshot snapshot, engine->Snapshot());
   std::lock_guard<std::mutex> lock(shared.mutex);
-  SaveState(*engine, values, &shared.result.state);
+  SaveState(*engine, snapshot, &shared.result.state);
+  for (const absl::Span<const float> values : snapshot.needed) {
+    shared.result.copies[rank].emplace_back(values.begin(), values.end());
+  }
   if (rank == 0) {
     shared.result.steps = steps;
     shared.result.validation_loss = validation_loss;

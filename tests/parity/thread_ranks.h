@@ -11,12 +11,17 @@
 
 namespace tercio::testing {
 
+// What each rank holds of itself: values of its NeededSlices.
+using RankCopies = std::map<int, std::vector<std::vector<float>>>;
+
 struct RunOptions {
   int64_t steps = 3;
   int threads_per_rank = 1;
   bool evaluate = false;
   // Start from this state instead of the initial weights, at step first_step.
   const std::map<std::string, std::vector<float>>* state = nullptr;
+  // Or from these: the same layout, of a job that keeps copies of snapshots.
+  const RankCopies* copies = nullptr;
   int64_t first_step = 1;
   // Where the tokens come from; null: SyntheticSource. Ranks share it: ReadTraining must be safe
   // to call from several threads.
@@ -28,6 +33,7 @@ struct RunResult {
   double validation_loss = 0;
   // Every logical tensor and its moments, whole, by the names of checkpoints.
   std::map<std::string, std::vector<float>> state;
+  RankCopies copies;  // of jobs that keep copies of snapshots
 };
 
 // A small model and batch; tests change what they are about.

@@ -70,7 +70,12 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kBackoffNeverEnds, "BackoffNeverEnds"},
                       Variant{Broken::kStepsAreDropped, "StepsAreDropped"},
                       Variant{Broken::kTimeIsCountedTwice, "TimeIsCountedTwice"},
-                      Variant{Broken::kAcknowledgesTooMuch, "AcknowledgesTooMuch"}),
+                      Variant{Broken::kAcknowledgesTooMuch, "AcknowledgesTooMuch"},
+                      Variant{Broken::kSnapshotOfSomeRanks, "SnapshotOfSomeRanks"},
+                      Variant{Broken::kSnapshotOfLostAttempt, "SnapshotOfLostAttempt"},
+                      Variant{Broken::kSnapshotStepsDropped, "SnapshotStepsDropped"},
+                      Variant{Broken::kSnapshotsAreIgnored, "SnapshotsAreIgnored"},
+                      Variant{Broken::kSnapshotsAreKept, "SnapshotsAreKept"}),
     [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace {
 
 constexpr double kFaultsLast = 150;
 constexpr double kPatience = 6000;  // after the last fault
+constexpr double kSettles = 30;     // after the last job
 constexpr int kJobs = 3;
 constexpr int64_t kSteps = 14;
 
@@ -53,7 +54,10 @@ std::string World::Run() {
     for (auto& [name, node] : nodes_) Heartbeat(name);
     Fault();
   });
-  while (wrong_.empty() && !AllEnded() && now_ < start_ + kFaultsLast + kPatience) {
+  double quiet = 0;  // all jobs have ended since then
+  while (wrong_.empty() && now_ < start_ + kFaultsLast + kPatience) {
+    if (!AllEnded()) quiet = now_;
+    if (now_ - quiet > kSettles) break;
     const Timed event = events_.top();
     events_.pop();
     now_ = event.time;
@@ -116,6 +120,7 @@ v1::JobSpec World::Spec(int number) {
   spec.mutable_parallelism()->set_data(2);
   spec.mutable_resources()->set_ranks(number == 3 ? 4 : 2);
   spec.mutable_checkpoint()->set_keep_last(2);
+  spec.mutable_checkpoint()->set_peer_copies(number == 2 ? 0 : number == 1 ? 1 : 2);
   spec.mutable_fault_tolerance()->set_max_restarts(1000);
   if (number == 3) {
     spec.mutable_fault_tolerance()->set_elastic_min_ranks(2);
@@ -181,6 +186,10 @@ void World::FaultOfPeople() {
 
 void World::CheckEnd() {
   if (state_.jobs.size() != kJobs) return Wrong("a job is missing");
+  for (const auto& [name, node] : nodes_) {
+    const int64_t bytes = node.memory == nullptr ? 0 : node.memory->bytes();
+    if (bytes > 0) return Wrong(absl::StrCat(name, " keeps copies of jobs that have ended"));
+  }
   for (const auto& [id, job] : state_.jobs) {
     if (!coordinator::IsTerminal(job.record.phase())) {
       return Wrong(absl::StrCat(id, " is ", v1::JobPhase_Name(job.record.phase()), ": ",

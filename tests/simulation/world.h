@@ -3,33 +3,41 @@
 // all of them, and every fault that machines and networks have. A seed decides everything.
 //
 // Faults: connections break and lose what is under way, in one direction or both; nodes come back
-// late; agents die and come back, with or without their trainers, with or without their disk;
-// trainers die or freeze; the coordinator dies before or after a commit and comes back with another
-// clock; disks are full; checkpoints are damaged; people cancel, resume, drain and undrain.
+// late; agents die and come back, with or without their trainers, with or without their disk,
+// always without the copies of snapshots in their memory; trainers die or freeze; the coordinator
+// dies before or after a commit and comes back with another clock; disks are full; checkpoints are
+// damaged; people cancel, resume, drain and undrain.
 //
 // Checked at every event:
 //   - a rank starts only when no node that the coordinator counts as alive runs an older attempt
 //   - devices are never given out twice
 //   - a job that has ended stays as it is until somebody resumes it
 //   - a step or a log line of an attempt enters the history once
-//   - a rank that starts finds the checkpoint that it is told to start from
+//   - a rank that starts finds the checkpoint that it is told to start from, or is sent to a copy
+//   of
+//     a snapshot that its holder has had
+//   - nothing before the last snapshot is lost of which a copy of each rank is on the next nodes
 //   - no part of a job's time is negative, and the parts sum to its age
 // and in the end, when faults have stopped: every job has ended, and the history of one that has
-// succeeded holds every step once, with the loss of an undisturbed run.
+// succeeded holds every step once, with the loss of an undisturbed run; and no node keeps copies of
+// jobs that have ended.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <queue>
 #include <random>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "coordinator/core/core.h"
 #include "worker/agent/core/agent_core.h"
+#include "worker/agent/snapshot_store.h"
 #include "worker/agent/spool.h"
 
 namespace tercio::simulation {
@@ -39,21 +47,26 @@ inline constexpr int kDevices = 2;  // of each node
 // Deliberately broken variants, to see that the checks would notice (simulation_test.cc).
 enum class Broken {
   kNothing,
-  kReportsCountTwice,     // the spool's sequence is not compared
-  kAttemptsAreNotFenced,  // what an older attempt says counts for the present one
-  kEffectsBeforeCommit,   // messages leave before they are durable
-  kProgressIsForgotten,   // a restart forgets how far the attempt is
-  kAttemptNumbersAgain,   // a restart gives out a number twice
-  kDevicesTwice,          // devices of running jobs count as free
-  kLeasesNeverEnd,        // a lost node is not noticed
-  kStopsAreNotSent,       // ranks of a broken attempt live on
-  kResumeTooFar,          // an attempt starts after a step that no checkpoint holds
-  kResumeTooEarly,        // ... or from the start, whatever there is
-  kEndedJobsRun,          // a job that has ended queues again
-  kBackoffNeverEnds,      // a broken job does not come back
-  kStepsAreDropped,       // reports of steps are not stored
-  kTimeIsCountedTwice,    // the ledger adds the same second to two kinds
-  kAcknowledgesTooMuch,   // agents forget what is not durable
+  kReportsCountTwice,      // the spool's sequence is not compared
+  kAttemptsAreNotFenced,   // what an older attempt says counts for the present one
+  kEffectsBeforeCommit,    // messages leave before they are durable
+  kProgressIsForgotten,    // a restart forgets how far the attempt is
+  kAttemptNumbersAgain,    // a restart gives out a number twice
+  kDevicesTwice,           // devices of running jobs count as free
+  kLeasesNeverEnd,         // a lost node is not noticed
+  kStopsAreNotSent,        // ranks of a broken attempt live on
+  kResumeTooFar,           // an attempt starts after a step that no checkpoint holds
+  kResumeTooEarly,         // ... or from the start, whatever there is
+  kEndedJobsRun,           // a job that has ended queues again
+  kBackoffNeverEnds,       // a broken job does not come back
+  kStepsAreDropped,        // reports of steps are not stored
+  kTimeIsCountedTwice,     // the ledger adds the same second to two kinds
+  kAcknowledgesTooMuch,    // agents forget what is not durable
+  kSnapshotOfSomeRanks,    // one rank's copy counts for all
+  kSnapshotOfLostAttempt,  // an attempt starts from what later attempts have left behind
+  kSnapshotStepsDropped,   // ... from a snapshot that is ahead of the history
+  kSnapshotsAreIgnored,    // ... from a checkpoint, whatever is in memory
+  kSnapshotsAreKept,       // nodes are not told that a job has ended
 };
 
 class World {
@@ -108,6 +121,7 @@ class World {
     double blocked_to = 0;  // nothing arrives before that time
     double blocked_from = 0;
     std::map<std::pair<RunKey, int>, Trainer> trainers;
+    std::shared_ptr<SnapshotStore> memory;  // of the agent; null while it is down
   };
   // All ranks of an attempt, which step together.
   struct Training {
@@ -121,6 +135,10 @@ class World {
     uint64_t weights = 0;
     std::vector<v1::StepRecord> records;
     double last_progress = 0;
+    std::map<std::string, std::vector<std::string>> peers;  // of each node, of jobs with copies
+    int copies_under_way = 0;
+    bool from_memory = false;
+    bool loaded = false;  // from memory
   };
   struct Checkpoint {
     int64_t step = 0;
@@ -191,6 +209,18 @@ class World {
   void BreakAttempt(const RunKey& run);
   void EndAll(const RunKey& run, int exit_code);
   Trainer* FindTrainer(const std::string& name, const RunKey& run, int rank);
+  // ---- snapshots.cc ----
+  void StartMemory(const std::string& name);
+  void GiveCopies(const RunKey& run, Training& training);
+  void GiveCopy(const RunKey& run, int rank, const std::string& holder,
+                const v1::SnapshotBegin& begin, uint64_t weights);
+  bool LoadCopy(const std::string& name, const RunKey& run, int rank);
+  void Hear(const coordinator::Event& event);
+  int64_t LastComplete(const RunKey& run, int ranks, const std::set<std::string>& nodes);
+  void CheckStart(const std::string& name, const v1::StartRun& start);
+  void SpoilCopies(coordinator::Event& event);
+  void ReviveLostAttempts();
+
   static uint64_t NextWeights(uint64_t weights, int64_t step);
   static double LossOf(uint64_t weights) { return static_cast<double>(weights >> 12); }
 
@@ -219,6 +249,11 @@ class World {
   std::map<std::string, std::string> ended_;  // records of jobs that have ended
   std::map<std::string, std::vector<Checkpoint>> checkpoints_;
   std::map<RunKey, int64_t> found_;  // the newest good checkpoint when it was asked for
+
+  // Copies that were ever complete: node, attempt that took it, rank, step.
+  std::set<std::tuple<std::string, RunKey, int, int64_t>> ever_held_;
+  std::map<std::string, std::set<std::tuple<RunKey, int, int64_t>>> heard_;  // by the coordinator
+  std::map<std::string, std::pair<RunKey, std::string>> last_started_;  // of each job, its layout
 
   std::map<std::string, Node> nodes_;
   std::map<RunKey, Training> trainings_;

@@ -53,8 +53,11 @@ void World::Apply(Event event) {
   event.now = CoordinatorNow();
   event.token = std::to_string(random_());
   const bool resumed = std::holds_alternative<coordinator::ResumeRequested>(event.body);
-  // A checkpoint brings the steps that led to it, which may be known.
-  const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body);
+  // A checkpoint or snapshot brings the steps that led to it, which may be known.
+  const auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
+  const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body) ||
+                         (said != nullptr && said->message.has_snapshots_held());
+  Hear(event);
   const Effects effects = StepBroken(event);
   if (!wrong_.empty()) return;
   if (broken_ == Broken::kEffectsBeforeCommit) Deliver(effects);
@@ -113,11 +116,20 @@ Effects World::StepBroken(Event& event) {
       }
       break;
     default:
+      SpoilCopies(event);
       break;
   }
   Effects effects = Step(state_, event, settings_);
   if (broken_ == Broken::kStepsAreDropped) {
     std::erase_if(effects.steps, [](const auto& step) { return step.second.step() == 7; });
+  }
+  if (broken_ == Broken::kSnapshotStepsDropped && said != nullptr &&
+      said->message.has_snapshots_held()) {
+    effects.steps.clear();
+  }
+  if (broken_ == Broken::kSnapshotsAreKept) {
+    std::erase_if(effects.messages,
+                  [](const auto& send) { return send.message.has_drop_snapshots(); });
   }
   if (broken_ == Broken::kStopsAreNotSent) {
     std::erase_if(effects.messages, [](const auto& send) { return send.message.has_stop_run(); });
@@ -163,7 +175,10 @@ void World::Commit(const Effects& effects, bool by_commit) {
 
 void World::Deliver(const Effects& effects) {
   for (const std::string& name : effects.disconnected) Disconnect(name);
-  for (const coordinator::SendToNode& send : effects.messages) ToNode(send.node, send.message);
+  for (const coordinator::SendToNode& send : effects.messages) {
+    if (send.message.has_start_run()) CheckStart(send.node, send.message.start_run());
+    ToNode(send.node, send.message);
+  }
   for (const auto& [name, sequence] : effects.acknowledged) {
     v1::CoordinatorMessage message;
     message.mutable_acknowledge()->set_sequence(sequence);

@@ -18,6 +18,7 @@ void World::StartAgent(const std::string& name) {
   node.up = true;
   node.leaving = false;
   node.state = {};
+  StartMemory(name);
   node.spool.emplace(kSpoolBytes);
   if (node.disk.spool_id.empty()) node.disk.spool_id = std::to_string(random_());
   for (const auto& [sequence, bytes] : node.disk.spool) node.spool->Restore(sequence, bytes);
@@ -35,6 +36,7 @@ void World::KillAgent(const std::string& name, bool for_good) {
   Node& node = nodes_[name];
   if (!node.up) return;
   node.up = false;
+  node.memory = nullptr;
   node.down_since = now_;
   ++node.incarnation;
   Disconnect(name);
@@ -71,8 +73,12 @@ void World::Connect(const std::string& name) {
     hello.set_devices(kDevices);
     hello.set_cores(2);
     hello.set_spool_id(node.disk.spool_id);
+    hello.set_snapshot_address(name);
     for (const v1::RunId& run : RunsOf(node.state, /*ended=*/true)) *hello.add_running() = run;
     Post(coordinator::NodeAttached{hello});
+    v1::AgentMessage held;
+    *held.mutable_snapshots_held() = node.memory->Held();
+    FromNode(name, held);
     SendNews(name);
   });
 }
@@ -145,6 +151,9 @@ void World::Receive(const std::string& name, const v1::CoordinatorMessage& messa
     node.spool->Acknowledge(message.acknowledge().sequence());
     Keep(node, {});
     return;
+  }
+  if (message.has_drop_snapshots()) {
+    return node.memory->Drop(message.drop_snapshots().job_id());
   }
   if (message.has_inspect_run()) {
     v1::AgentMessage answer;

@@ -55,7 +55,8 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
     training.step = start.resume_step();
     training.steps = start.spec().training().steps();
     training.last_progress = now_;
-    if (training.step != found_[run]) {
+    training.from_memory = start.resume_attempt() > 0;
+    if (training.from_memory ? training.step < found_[run] : training.step != found_[run]) {
       return Wrong(absl::StrCat(run.first, " starts after step ", training.step,
                                 ", the newest good checkpoint was that of step ", found_[run]));
     }
@@ -64,12 +65,15 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
       return checkpoint.step == training.step && !checkpoint.damaged;
     });
     // Damaged since: its digests stop the ranks that load it.
-    const bool loads = training.step == 0 || found != all.end();
+    const bool loads = training.step == 0 || training.from_memory || found != all.end();
     if (!loads) At(1, [this, run] { BreakAttempt(run); });
-    if (loads && training.step > 0) training.weights = found->weights;
+    if (loads && training.step > 0 && !training.from_memory) training.weights = found->weights;
     At(Uniform(0.2, 1), [this, run] { TryStep(run); });
   }
   training.ranks[rank] = name;
+  if (start.spec().checkpoint().peer_copies() > 0) {
+    training.peers[name].assign(start.snapshot_peers().begin(), start.snapshot_peers().end());
+  }
   At(Uniform(0.1, 2),
      [this, name, run, rank, process = trainer.process] { RankRuns(name, run, rank, process); });
 }
@@ -77,6 +81,16 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
 void World::RankRuns(const std::string& name, const RunKey& run, int rank, int64_t process) {
   Trainer* trainer = FindTrainer(name, run, rank);
   if (trainer == nullptr || trainer->process != process || !trainer->alive) return;
+  Training& training = trainings_[run];
+  if (training.from_memory) {
+    // Ranks load once all of them are connected; an agent that is away does not say from where.
+    if (static_cast<int>(training.ranks.size()) < training.world || !nodes_[name].up ||
+        !nodes_[name].state.runs.contains(run)) {
+      At(0.5, [=, this] { RankRuns(name, run, rank, process); });
+      return;
+    }
+    if (!LoadCopy(name, run, rank)) return EndTrainer(name, run, rank, 1, 0);
+  }
   trainer->running = true;
   trainings_[run].last_progress = now_;
   v1::TrainerMessage message;
@@ -107,7 +121,11 @@ void World::TryStep(const RunKey& run) {
     At(Uniform(0.1, 2), [this, run] { BreakAttempt(run); });
     return;
   }
-  if (works) EndStep(run, training);
+  // No rank begins to give copies while another still gives those of the last snapshot.
+  const bool waits = training.copies_under_way > 0 &&
+                     ((training.step + 1) % training.every == 0 || training.save_and_stop ||
+                      training.step + 1 >= training.steps);
+  if (works && !waits) EndStep(run, training);
   // Ranks that never come are given up after two minutes.
   if (!works && static_cast<int>(training.ranks.size()) < training.world &&
       now_ - training.last_progress > 120) {
@@ -143,13 +161,17 @@ void World::EndStep(const RunKey& run, Training& training) {
     Keep(nodes_[name], {});
     SendNews(name);
   }
+  const bool saves = training.step == training.steps || training.save_and_stop ||
+                     training.step % training.every == 0;
+  if (saves) GiveCopies(run, training);
   if (training.step == training.steps) {
     training.ended = true;
     Save(run, training.step, training.weights, /*then_end=*/true, 0);
   } else if (training.save_and_stop) {
     training.ended = true;
     Save(run, training.step, training.weights, /*then_end=*/true, 4);
-  } else if (training.step % training.every == 0) {
+  } else if (saves && !(Faulty() && !training.peers.empty() && Chance(0.5))) {
+    // (or it is given up: that is when copies matter)
     Save(run, training.step, training.weights, /*then_end=*/false, 0);
   }
 }

@@ -69,6 +69,12 @@ struct AgentMetrics::Families {
                                                     "Checkpoint streams of a rank that failed.");
   Family<Counter>& exits =
       NewCounter(registry, "tercio_trainer_exits_total", "Trainers that have ended, by kind.");
+  Family<Gauge>& load_seconds =
+      NewGauge(registry, "tercio_load_seconds",
+               "How long a rank took to load its state, from memory or disk.");
+  Gauge& snapshot_bytes = NewGauge(registry, "tercio_agent_snapshot_bytes",
+                                   "Copies of snapshots of ranks in the agent's memory.")
+                              .Add({});
   Gauge& running = NewGauge(registry, "tercio_trainers", "Trainers that run on this node.").Add({});
   std::unique_ptr<MetricsServer> server;  // last: it reads the rest until it is gone
 };
@@ -127,6 +133,14 @@ void AgentMetrics::Exited(const RankLabels& rank, bool fault) {
       .Increment();
 }
 
+void AgentMetrics::Loaded(const RankLabels& rank, const std::string& source, double seconds) {
+  families_->load_seconds.Add(With(ToLabels(rank), "source", source)).Set(seconds);
+}
+
+void AgentMetrics::SetSnapshotBytes(int64_t bytes) {
+  families_->snapshot_bytes.Set(static_cast<double>(bytes));
+}
+
 void AgentMetrics::SetRunning(int trainers) { families_->running.Set(trainers); }
 
 void AgentMetrics::Forget(const RankLabels& rank) {
@@ -136,6 +150,9 @@ void AgentMetrics::Forget(const RankLabels& rank) {
         &families_->communication_seconds, &families_->loss, &families_->grad_norm,
         &families_->checkpoint_seconds}) {
     family->Remove(&family->Add(labels));
+  }
+  for (const char* source : {"memory", "disk"}) {
+    families_->load_seconds.Remove(&families_->load_seconds.Add(With(labels, "source", source)));
   }
   for (const char* kind : {"planned", "used", "peak", "resident"}) {
     families_->memory.Remove(&families_->memory.Add(With(labels, "kind", kind)));

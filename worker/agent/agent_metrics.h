@@ -33,7 +33,11 @@ class AgentMetrics {
   void Memory(const RankLabels& labels, const v1::TrainerMemory& memory);
   void Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress);
   void Exited(const RankLabels& labels, bool fault);
+  // How long a rank has taken to load the state from which it goes on, from "memory" (a copy of a
+  // snapshot) or "disk" (a checkpoint, or the weights of model.from).
+  void Loaded(const RankLabels& labels, const std::string& source, double seconds);
   void SetRunning(int trainers);
+  void SetSnapshotBytes(int64_t bytes);
   // Gauges of a rank go when it ends, so that nothing stale is shown.
   void Forget(const RankLabels& labels);
 

@@ -63,6 +63,8 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   progress.set_bytes(100);
   progress.set_error("disk full");
   (*metrics)->Checkpoint(kLabels, progress);
+  (*metrics)->Loaded(kLabels, "memory", 0.5);
+  (*metrics)->SetSnapshotBytes(2048);
   const std::string page = Fetch((*metrics)->address());
   const std::string labels = kLabelText;
   EXPECT_THAT(page, HasSubstr("200 OK"));
@@ -78,6 +80,8 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   EXPECT_THAT(page, HasSubstr("tercio_memory_bytes{job_id=\"j-1\",job_name=\"shakespeare\","
                               "kind=\"planned\",rank=\"3\"} 4096"));
   EXPECT_THAT(page, HasSubstr("kind=\"resident\",rank=\"3\"} 8192"));
+  EXPECT_THAT(page, HasSubstr("rank=\"3\",source=\"memory\"} 0.5"));
+  EXPECT_THAT(page, HasSubstr("tercio_agent_snapshot_bytes 2048"));
 }
 
 TEST(AgentMetrics, GaugesGoWithTheRankAndCountersStay) {
@@ -87,11 +91,13 @@ TEST(AgentMetrics, GaugesGoWithTheRankAndCountersStay) {
   step.set_loss(3.5);
   (*metrics)->Step(kLabels, step, 1, 256);
   (*metrics)->Memory(kLabels, {});
+  (*metrics)->Loaded(kLabels, "disk", 1);
   (*metrics)->Exited(kLabels, /*fault=*/true);
   (*metrics)->Forget(kLabels);
   const std::string page = Fetch((*metrics)->address());
   EXPECT_THAT(page, Not(HasSubstr("tercio_loss{")));
   EXPECT_THAT(page, Not(HasSubstr("tercio_memory_bytes{")));
+  EXPECT_THAT(page, Not(HasSubstr("tercio_load_seconds{")));
   EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 256"));
   EXPECT_THAT(page, HasSubstr("kind=\"fault\"} 1"));
 }

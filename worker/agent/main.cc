@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
 #include "common/daemon.h"
@@ -27,6 +28,8 @@
 #include "worker/agent/node_link.h"
 #include "worker/agent/run_manager.h"
 #include "worker/agent/runtime_directory.h"
+#include "worker/agent/snapshot_server.h"
+#include "worker/agent/snapshot_store.h"
 #include "worker/agent/trainer_server.h"
 
 namespace tercio {
@@ -40,6 +43,8 @@ constexpr int kLeaveTrainers = SIGUSR1;
 struct Flags {
   std::string coordinator = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9465";
+  std::string snapshot_listen;
+  int64_t snapshot_reserve = int64_t{1} << 30;
   AgentOptions agent;
   TlsFiles tls = TlsFromEnvironment();
   double stop_grace_seconds = 25;
@@ -71,6 +76,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
       "IP address for traffic between ranks (not encrypted)");
+  add("--snapshot-listen", &flags->snapshot_listen, "TERCIO_SNAPSHOT_LISTEN",
+      "HOST:PORT for copies of snapshots; default: the data address, any port");
   add("--trainer", &flags->agent.trainer, "TERCIO_TRAINER", "the trainer program");
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
@@ -89,6 +96,13 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
                  "seconds from SIGTERM until this node's trainers are gone, whatever they do")
       ->envname("TERCIO_STOP_GRACE")
       ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--snapshot-reserve", flags->snapshot_reserve,
+                 "memory that copies of snapshots leave free (such as 1GiB)")
+      ->envname("TERCIO_SNAPSHOT_RESERVE")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
       ->capture_default_str()
       ->take_last();
   app.add_option("--spool-limit", flags->spool_bytes,
@@ -144,14 +158,21 @@ absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
                                              "; name this node's address with --data-address"));
 }
 
-v1::AgentHello MakeHello(const AgentOptions& options, const std::string& metrics_address,
+// Where others reach this agent.
+struct Addresses {
+  std::string metrics;
+  std::string snapshots;  // empty: nowhere
+};
+
+v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses,
                          const std::string& spool_id, const RunManager& runs) {
   v1::AgentHello hello;
   hello.set_spool_id(spool_id);
   hello.set_node(options.node);
   hello.set_version(kVersion);
   hello.set_data_address(options.data_address);
-  hello.set_metrics_address(metrics_address);
+  hello.set_metrics_address(addresses.metrics);
+  hello.set_snapshot_address(addresses.snapshots);
   hello.set_device_kind("cpu");
   hello.set_devices(options.slots);
   hello.set_cores(options.cores);
@@ -175,14 +196,16 @@ v1::AgentMessage MakeLeaving(double at) {
   return message;
 }
 
-void StartLink(NodeLink& link, const AgentOptions& options, const std::string& metrics_address,
-               const AgentStore& store, RunManager& runs, const LeavingAt& leaving_at) {
+void StartLink(NodeLink& link, const AgentOptions& options, const Addresses& addresses,
+               const AgentStore& store, SnapshotStore& snapshots, RunManager& runs,
+               const LeavingAt& leaving_at) {
   NodeLink::Callbacks callbacks;
-  callbacks.hello = [&options, metrics_address, &store, &runs] {
-    return MakeHello(options, metrics_address, store.spool_id(), runs);
+  callbacks.hello = [&options, addresses, &store, &runs] {
+    return MakeHello(options, addresses, store.spool_id(), runs);
   };
   callbacks.heartbeat = [&runs] { return runs.Heartbeat(); };
-  callbacks.on_message = [&link, &runs](const v1::CoordinatorMessage& message) {
+  callbacks.on_message = [&link, &snapshots, &runs](const v1::CoordinatorMessage& message) {
+    if (message.has_drop_snapshots()) return snapshots.Drop(message.drop_snapshots().job_id());
     const std::string& fault = message.inject_fault().fault();
     if (fault == "kill-agent") {
       raise(SIGKILL);
@@ -192,8 +215,9 @@ void StartLink(NodeLink& link, const AgentOptions& options, const std::string& m
       runs.Handle(message);
     }
   };
-  callbacks.said_first = [&leaving_at] {
-    std::vector<v1::AgentMessage> messages;
+  callbacks.said_first = [&leaving_at, &snapshots] {
+    std::vector<v1::AgentMessage> messages(1);
+    *messages.front().mutable_snapshots_held() = snapshots.Held();
     if (leaving_at > 0) messages.push_back(MakeLeaving(leaving_at));
     return messages;
   };
@@ -282,6 +306,58 @@ void StopRuns(double grace_seconds, RunManager& runs, NodeLink& link, LeavingAt&
   link.Drain(1);
 }
 
+SnapshotStore::Options SnapshotOptions(const Flags& flags, NodeLink& link, AgentMetrics& metrics) {
+  SnapshotStore::Options options;
+  options.reserve_bytes = flags.snapshot_reserve;
+  options.available_bytes = AvailableMemoryBytes;
+  options.on_held = [&link](v1::SnapshotsHeld held) {
+    v1::AgentMessage message;
+    *message.mutable_snapshots_held() = std::move(held);
+    link.Say(std::move(message));
+  };
+  options.on_bytes = [&metrics](int64_t bytes) { metrics.SetSnapshotBytes(bytes); };
+  return options;
+}
+
+// On the port that the agent before this one had, if it is free: trainers that it has left here and
+// elsewhere know no other.
+absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeOnTheSamePort(const Flags& flags,
+                                                                   const std::string& host,
+                                                                   SnapshotServiceImpl& service) {
+  const std::string path = flags.agent.state_dir + "/snapshot.port";
+  const absl::StatusOr<std::string> last = ReadFile(path);
+  int port = 0;
+  if (last.ok() && absl::SimpleAtoi(*last, &port) && port > 0 && port < 65536) {
+    auto server = SnapshotServer::Listen(absl::StrCat(host, ":", port), flags.tls, service);
+    if (server.ok()) return server;
+  }
+  auto server = SnapshotServer::Listen(absl::StrCat(host, ":0"), flags.tls, service);
+  if (!server.ok()) return server;
+  const std::string& address = (*server)->address();
+  const absl::Status kept = WriteFileDurably(path, address.substr(address.rfind(':') + 1));
+  if (!kept.ok()) LogWarning(std::string(kept.message()));
+  return server;
+}
+
+// Null when other nodes cannot be served without showing them the weights in plain text: then this
+// node keeps only copies of its own ranks.
+absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flags,
+                                                               SnapshotServiceImpl& service) {
+  const bool given = !flags.snapshot_listen.empty();
+  const bool six = flags.agent.data_address.find(':') != std::string::npos;
+  const std::string host = absl::StrCat(six ? "[" : "", flags.agent.data_address, six ? "]" : "");
+  if (IsLoopback(given ? flags.snapshot_listen : host + ":0") || flags.tls.given()) {
+    return given ? SnapshotServer::Listen(flags.snapshot_listen, flags.tls, service)
+                 : ServeOnTheSamePort(flags, host, service);
+  }
+  if (given) {
+    return absl::InvalidArgumentError(absl::StrCat("--snapshot-listen ", flags.snapshot_listen,
+                                                   " is not loopback: TLS files are required"));
+  }
+  LogWarning("without TLS files no copies of snapshots are exchanged with other nodes");
+  return std::unique_ptr<SnapshotServer>();
+}
+
 absl::Status RunAgent(Flags flags) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
@@ -296,16 +372,26 @@ absl::Status RunAgent(Flags flags) {
   LeavingAt leaving_at = 0;
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
+  SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
   RunManager runs(flags.agent, *metrics, *store,
                   [&link](v1::AgentMessage message) { link.Say(std::move(message)); });
+  const auto takes_part = [&runs](const v1::RunId& run, const std::string& token) {
+    return runs.TakesPart(run, token);
+  };
+  SnapshotServiceImpl for_trainers(snapshots, takes_part);
+  SnapshotServiceImpl for_nodes(snapshots, takes_part);
   const absl::Cleanup stop_link = [&link] { link.Stop(); };
   runs.Restore();
-  const auto server = TrainerServer::Listen(flags.agent.socket, runs, link.stub());
-  if (!server.ok()) {
+  const auto server = TrainerServer::Listen(flags.agent.socket, runs, link.stub(), for_trainers);
+  const auto snapshot_server = ServeSnapshots(flags, for_nodes);
+  for (const absl::Status& status : {server.status(), snapshot_server.status()}) {
+    if (status.ok()) continue;
     runs.Leave();
-    return server.status();
+    return status;
   }
-  StartLink(link, flags.agent, metrics->address(), *store, runs, leaving_at);
+  const Addresses addresses = {metrics->address(),
+                               *snapshot_server == nullptr ? "" : (*snapshot_server)->address()};
+  StartLink(link, flags.agent, addresses, *store, snapshots, runs, leaving_at);
   std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
               flags.coordinator.c_str(), metrics->address().c_str());
   std::fflush(stdout);

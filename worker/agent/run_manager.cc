@@ -393,6 +393,12 @@ int RunManager::highest_attempt() const {
   return state_.highest_attempt;
 }
 
+bool RunManager::TakesPart(const v1::RunId& run, const std::string& token) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = state_.runs.find(ToRunKey(run));
+  return found != state_.runs.end() && !token.empty() && found->second.start.token() == token;
+}
+
 RunManager::Trainer* RunManager::FindTrainer(const v1::TrainerHello& hello) {
   const auto run = trainers_.find(ToRunKey(hello.run()));
   if (run == trainers_.end()) return nullptr;
@@ -435,7 +441,22 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
+  AssignSnapshots(start, hello.rank(), &assignment);
   return attachment;
+}
+
+// This node's own agent is reached by its socket; the coordinator gives it no address.
+void RunManager::AssignSnapshots(const v1::StartRun& start, int rank,
+                                 v1::TrainerAssignment* out) const {
+  const std::string own = "unix:" + options_.socket;
+  if (start.spec().checkpoint().peer_copies() > 0) {
+    out->add_snapshot_holders(own);
+    for (const std::string& peer : start.snapshot_peers()) out->add_snapshot_holders(peer);
+  }
+  const auto source = start.snapshot_sources().find(rank);
+  if (source == start.snapshot_sources().end()) return;
+  out->set_snapshot_source(source->second.empty() ? own : source->second);
+  out->set_resume_attempt(start.resume_attempt());
 }
 
 void RunManager::Detach(const v1::TrainerHello& hello, uint64_t attachment) {
@@ -488,6 +509,19 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
     metrics_.Memory(labels, message.memory());
   } else if (message.has_checkpoint()) {
     metrics_.Checkpoint(labels, message.checkpoint());
+  } else if (message.has_phase()) {
+    MeasureLoading(key, rank, message.phase().phase());
+  }
+}
+
+void RunManager::MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase) {
+  Trainer& trainer = trainers_[key][rank];
+  if (phase == v1::TRAINER_PHASE_LOADING) {
+    trainer.loading_since = SteadySeconds();
+  } else if (trainer.loading_since > 0) {
+    const bool memory = state_.runs.at(key).start.snapshot_sources().contains(rank);
+    metrics_.Loaded(LabelsOf(key, rank), memory ? "memory" : "disk",
+                    SteadySeconds() - std::exchange(trainer.loading_since, 0));
   }
 }
 

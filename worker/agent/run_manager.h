@@ -59,6 +59,8 @@ class RunManager {
   // What the link to the coordinator says by itself.
   std::vector<v1::RunId> Running(bool ended) const;
   int highest_attempt() const;
+  // Whether the attempt is here, and the token is its token.
+  bool TakesPart(const v1::RunId& run, const std::string& token) const;
   v1::AgentHeartbeat Heartbeat();
 
   // For the trainer service. The command writer is used until Detach; a later Attach of the same
@@ -93,6 +95,7 @@ class RunManager {
     uint64_t attachment = 0;
     uint64_t received = 0;
     bool steps_unknown = false;  // adopted, and has told nothing yet
+    double loading_since = 0;    // of the steady clock; 0: it does not load
   };
   // Of an answer to the coordinator that takes long.
   struct Preparation {
@@ -135,6 +138,8 @@ class RunManager {
                  const LogPosition& position);
   void ReceiveUntold(const RunKey& key, int rank);
   void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
+  void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase);
+  void AssignSnapshots(const v1::StartRun& start, int rank, v1::TrainerAssignment* out) const;
   void Housekeeping();
   Trainer* FindTrainer(const v1::TrainerHello& hello);
   RankLabels LabelsOf(const RunKey& key, int rank) const;

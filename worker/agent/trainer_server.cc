@@ -104,13 +104,15 @@ class TrainerServer::Service : public v1::TrainerService::Service {
 };
 
 absl::StatusOr<std::unique_ptr<TrainerServer>> TrainerServer::Listen(
-    const std::string& socket, RunManager& runs, v1::NodeService::Stub& coordinator) {
+    const std::string& socket, RunManager& runs, v1::NodeService::Stub& coordinator,
+    grpc::Service& snapshots) {
   std::unique_ptr<TrainerServer> server(new TrainerServer);
   server->service_ = std::make_unique<Service>(runs, coordinator);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(-1);
   builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
   builder.RegisterService(server->service_.get());
+  builder.RegisterService(&snapshots);
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("cannot listen on the socket ", socket));

@@ -14,10 +14,12 @@ namespace tercio {
 
 class TrainerServer {
  public:
-  // `runs` and `coordinator` (which rendezvous calls are passed on to) must outlive the server.
+  // `runs`, `coordinator` (which rendezvous calls are passed on to) and `snapshots` must outlive
+  // the server.
   static absl::StatusOr<std::unique_ptr<TrainerServer>> Listen(const std::string& socket,
                                                                RunManager& runs,
-                                                               v1::NodeService::Stub& coordinator);
+                                                               v1::NodeService::Stub& coordinator,
+                                                               grpc::Service& snapshots);
   ~TrainerServer();
 
  private:

@@ -1,6 +1,10 @@
 #include "worker/engine/state_slices.h"
 
+#include <map>
+#include <string>
+
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "plan/memory_map.h"
 #include "plan/precision.h"
 #include "worker/engine/step_guard.h"
@@ -59,6 +63,23 @@ std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1
     if (!shared) AddTensor(entry, plan, &slices);
   }
   return slices;
+}
+
+std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
+                              const std::vector<StateSlice>& some) {
+  std::map<std::string, size_t> indices;
+  for (size_t i = 0; i < all.size(); ++i) indices[all[i].slice.tensor()] = i;
+  std::vector<size_t> found;
+  for (const StateSlice& wanted : some) {
+    const auto entry = indices.find(wanted.slice.tensor());
+    TERCIO_CHECK(entry != indices.end());
+    const StateSlice& there = all[entry->second];
+    TERCIO_CHECK_EQ(there.elements, wanted.elements);
+    TERCIO_CHECK_EQ(there.slice.row_begin(), wanted.slice.row_begin());
+    TERCIO_CHECK_EQ(there.slice.column_begin(), wanted.slice.column_begin());
+    found.push_back(entry->second);
+  }
+  return found;
 }
 
 void AddGuardSlices(const v1::RankPlan& plan, std::vector<StateSlice>* to_save,

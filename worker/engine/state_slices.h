@@ -2,6 +2,7 @@
 // buffers and checkpoints that know no layout.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,6 +28,11 @@ std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1
 
 // Slices that this rank needs to go on.
 std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan);
+
+// The index in `all` of each of `some`. REQUIRES: they are there; what a rank saves are whole
+// slices of what it needs.
+std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
+                              const std::vector<StateSlice>& some);
 
 // The step guard's state (kGuardTensor), for jobs that have one: saved by the first rank, needed by
 // all.

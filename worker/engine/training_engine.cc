@@ -13,6 +13,7 @@
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/bad_numbers.h"
@@ -60,7 +61,8 @@ class Engine : public TrainingEngine {
         links_(*communicators.pipeline, *compute_),
         guard_(spec),
         to_save_(SlicesToSave(tensors_, plan)),
-        to_load_(SlicesToLoad(tensors_, plan)) {
+        to_load_(SlicesToLoad(tensors_, plan)),
+        keeps_copies_(plan::KeepsCopies(spec)) {
     if (plan::MaySkipSteps(spec)) AddGuardSlices(plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
     if (format_ != kernels::Format::kFloat32) {
@@ -85,6 +87,7 @@ class Engine : public TrainingEngine {
     snapshot_ = arena_.Floats("snapshot");
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
+    if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     Initialize();
   }
 
@@ -92,7 +95,7 @@ class Engine : public TrainingEngine {
   absl::StatusOr<double> Evaluate() override;
   void SetTracing(bool on) override { trace_.Set(on); }
   std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
-  absl::StatusOr<absl::Span<const float>> Snapshot() override;
+  absl::StatusOr<StateSnapshot> Snapshot() override;
   absl::Status Load(int64_t slice_index, absl::Span<const float> values) override;
 
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return saved_slices_; }
@@ -162,6 +165,7 @@ class Engine : public TrainingEngine {
   void EvaluateChunk(int micro_batch, int chunk);
   absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, Totals* totals);
   float* Buffer(StateKind kind) const;
+  void CopyAside(const StateSlice& state, float* to);
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
 
   const v1::JobSpec spec_;
@@ -185,6 +189,8 @@ class Engine : public TrainingEngine {
   StepGuard guard_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
+  const bool keeps_copies_;
+  std::vector<size_t> saved_in_needed_;  // index in to_load_ of each of to_save_; for copies only
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
   float* parameters_;
@@ -652,23 +658,35 @@ float* Engine::Buffer(StateKind kind) const {
   }
 }
 
-absl::StatusOr<absl::Span<const float>> Engine::Snapshot() {
+void Engine::CopyAside(const StateSlice& state, float* to) {
+  if (state.kind == StateKind::kGuard) {
+    const StepGuard::State guard = guard_.state();
+    std::copy(guard.begin(), guard.end(), to);
+    return;
+  }
+  compute_->CopyToHost(to, Buffer(state.kind) + state.offset,
+                       state.elements * static_cast<int64_t>(sizeof(float)));
+}
+
+absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   where_.BeginAction("snapshot");
+  std::vector<absl::Span<const float>> parts;
   int64_t at = 0;
-  for (const StateSlice& state : to_save_) {
-    if (state.kind == StateKind::kGuard) {
-      const StepGuard::State guard = guard_.state();
-      std::copy(guard.begin(), guard.end(), snapshot_ + at);
-      at += state.elements;
-      continue;
-    }
-    compute_->CopyToHost(snapshot_ + at, Buffer(state.kind) + state.offset,
-                         state.elements * static_cast<int64_t>(sizeof(float)));
+  for (const StateSlice& state : keeps_copies_ ? to_load_ : to_save_) {
+    CopyAside(state, snapshot_ + at);
+    parts.emplace_back(snapshot_ + at, static_cast<size_t>(state.elements));
     at += state.elements;
   }
   TERCIO_CHECK_LE(at * static_cast<int64_t>(sizeof(float)), arena_.Bytes("snapshot"));
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-  return absl::MakeConstSpan(snapshot_, static_cast<size_t>(at));
+  StateSnapshot snapshot;
+  if (!keeps_copies_) {
+    snapshot.saved = std::move(parts);
+    return snapshot;
+  }
+  for (const size_t index : saved_in_needed_) snapshot.saved.push_back(parts[index]);
+  snapshot.needed = std::move(parts);
+  return snapshot;
 }
 
 absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {

@@ -48,6 +48,13 @@ struct StepResult {
   double loss_scale = 0;             // of this step; 0 but for fp16
 };
 
+// The state of a rank after a step, copied aside: row-major values of slices.
+struct StateSnapshot {
+  std::vector<absl::Span<const float>> saved;  // one for each of SavedSlices
+  // One for each of NeededSlices where the job keeps copies of snapshots, else none.
+  std::vector<absl::Span<const float>> needed;
+};
+
 // One thing that a rank did in a step; times in seconds of the monotonic clock.
 struct TraceEvent {
   std::string name;
@@ -99,9 +106,9 @@ class TrainingEngine {
   // element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
-  // Copies those slices to the snapshot buffer and returns it: row-major each, in the order of
-  // SavedSlices. The bytes stay unchanged until the next Snapshot, while training goes on.
-  virtual absl::StatusOr<absl::Span<const float>> Snapshot() = 0;
+  // Copies those slices, or all that NeededSlices names, to the snapshot buffer. The values stay
+  // unchanged until the next Snapshot, while training goes on.
+  virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
   // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice
   // (values row-major, as many as the slice has elements). kGuardTensor may be left out: a

@@ -14,7 +14,6 @@
 namespace tercio {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;
 constexpr std::chrono::milliseconds kRetryInterval{500};
 constexpr std::chrono::seconds kStillWaitingInterval{1};
 
@@ -63,8 +62,7 @@ absl::Status CheckpointClient::Load(int64_t step, TrainingEngine& engine) {
   return absl::OkStatus();
 }
 
-absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
-                                      absl::Span<const float> values) {
+absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueParts& values) {
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::RankFile file, checkpoint::RankFileOf(begin.slices()));
   grpc::ClientContext context;
   v1::UploadResponse response;
@@ -72,19 +70,16 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
   v1::UploadMessage message;
   *message.mutable_begin() = begin;
   bool open = writer->Write(message);
-  const std::string_view bytes(reinterpret_cast<const char*>(values.data()),
-                               values.size() * sizeof(float));
   Sha256 digest;
   digest.Update(file.header);
-  for (size_t at = 0; open && at < bytes.size(); at += kChunkBytes) {
-    const std::string_view part = bytes.substr(at, kChunkBytes);
-    digest.Update(part);
-    message.mutable_chunk()->set_data(part.data(), part.size());
+  ChunkReader chunks(values);
+  while (open && chunks.Next(message.mutable_chunk()->mutable_data())) {
+    digest.Update(message.chunk().data());
     open = writer->Write(message);
   }
   if (open) {
     message.mutable_end()->set_sha256(digest.HexDigest());
-    message.mutable_end()->set_bytes(static_cast<int64_t>(bytes.size()));
+    message.mutable_end()->set_bytes(BytesOf(values));
     writer->Write(message);
   }
   writer->WritesDone();
@@ -92,8 +87,9 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin,
 }
 
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
-                                   absl::Span<const float> values, CheckpointTexts texts,
-                                   absl::Duration patience, Done done) {
+                                   const ValueParts& values, CheckpointTexts texts,
+                                   absl::Duration patience, Done done,
+                                   std::function<void()> before) {
   WaitForUpload().IgnoreError();  // its `done` has told it
   v1::UploadBegin begin;
   *begin.mutable_run() = identity_.run;
@@ -107,18 +103,19 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.mutable_steps()->Add(texts.steps.begin(), texts.steps.end());
   stop_ = false;
   uploading_ = true;
-  uploader_ = std::thread([this, begin, values, patience, done = std::move(done)] {
-    const absl::Time start = absl::Now();
-    outcome_ = Upload(begin, values);
-    while (absl::IsUnavailable(outcome_) && absl::Now() - start < patience && !StopsWithin()) {
-      outcome_ = Upload(begin, values);
-    }
-    done(outcome_, static_cast<int64_t>(values.size() * sizeof(float)),
-         absl::ToDoubleSeconds(absl::Now() - start));
-    std::lock_guard<std::mutex> lock(mutex_);
-    uploading_ = false;
-    stopped_.notify_all();
-  });
+  uploader_ = std::thread(
+      [this, begin, values, patience, done = std::move(done), before = std::move(before)] {
+        if (before) before();
+        const absl::Time start = absl::Now();
+        outcome_ = Upload(begin, values);
+        while (absl::IsUnavailable(outcome_) && absl::Now() - start < patience && !StopsWithin()) {
+          outcome_ = Upload(begin, values);
+        }
+        done(outcome_, BytesOf(values), absl::ToDoubleSeconds(absl::Now() - start));
+        std::lock_guard<std::mutex> lock(mutex_);
+        uploading_ = false;
+        stopped_.notify_all();
+      });
 }
 
 CheckpointClient::~CheckpointClient() {

@@ -12,9 +12,9 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "absl/types/span.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 #include "worker/engine/training_engine.h"
+#include "worker/trainer/chunks.h"
 
 namespace tercio {
 
@@ -41,14 +41,16 @@ class CheckpointClient {
   // Reads every slice the engine needs from the checkpoint of `step`.
   absl::Status Load(int64_t step, TrainingEngine& engine);
 
-  // Streams the values in the background; they must stay unchanged until WaitForUpload returns.
-  // While nobody answers it tries again for as long as `patience`.
+  // Streams the values (of one slice each) in the background; they must stay unchanged until
+  // WaitForUpload returns. The same thread calls `before` first, where there is something to do
+  // with them that does not wait for the coordinator. While nobody answers it tries again for as
+  // long as `patience`.
   // `done(status, bytes, seconds)` is called from the uploading thread when the whole checkpoint is
   // visible, or given up.
   using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
-                   absl::Span<const float> values, CheckpointTexts texts, absl::Duration patience,
-                   Done done);
+                   const ValueParts& values, CheckpointTexts texts, absl::Duration patience,
+                   Done done, std::function<void()> before = {});
   // An upload that nobody has answered is not tried again; one under way goes on.
   void StopRetrying();
   // How the last upload ended; OK before the first. `still_waiting` is called every second
@@ -57,7 +59,7 @@ class CheckpointClient {
 
  private:
   absl::Status ReadSlice(int64_t step, const v1::TensorSlice& slice, std::vector<float>* values);
-  absl::Status Upload(const v1::UploadBegin& begin, absl::Span<const float> values);
+  absl::Status Upload(const v1::UploadBegin& begin, const ValueParts& values);
   // Waits for the next try; true when there is to be none.
   bool StopsWithin();
 

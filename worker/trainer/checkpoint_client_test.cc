@@ -104,7 +104,7 @@ class FakeEngine : public TrainingEngine {
   void SetTracing(bool) override {}
   std::vector<TraceEvent> TakeTrace() override { return {}; }
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
-  absl::StatusOr<absl::Span<const float>> Snapshot() override { return absl::Span<const float>(); }
+  absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
   absl::Status Load(int64_t index, absl::Span<const float> values) override {
     loaded.emplace_back(index, std::vector<float>(values.begin(), values.end()));
@@ -139,7 +139,7 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
   const auto client = Client();
   std::vector<v1::StepRecord> steps(3);
   steps[2].set_step(40);
-  client->StartUpload(40, {Rows("w", 0, 700'000)}, values, {"{\"step\":40}", "{}", steps},
+  client->StartUpload(40, {Rows("w", 0, 700'000)}, {values}, {"{\"step\":40}", "{}", steps},
                       absl::ZeroDuration(),
                       [&](const absl::Status& s, int64_t bytes, double seconds) {
                         status = s;
@@ -172,10 +172,10 @@ TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.refuse = true;
-  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, values, {}, absl::Seconds(20), done);
+  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, {values}, {}, absl::Seconds(20), done);
   client->WaitForUpload().IgnoreError();
   service_.refuse = false;
-  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, values, {}, absl::Seconds(20), done);
+  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, {values}, {}, absl::Seconds(20), done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kResourceExhausted);
@@ -189,10 +189,10 @@ TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.away = 2;
-  client->StartUpload(1, {Rows("w", 0, 1000)}, values, {}, absl::ZeroDuration(), done);
+  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, absl::ZeroDuration(), done);
   client->WaitForUpload().IgnoreError();
   EXPECT_EQ(service_.away, 1);
-  client->StartUpload(2, {Rows("w", 0, 1000)}, values, {}, absl::Seconds(20), done);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, absl::Seconds(20), done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kUnavailable);
@@ -205,11 +205,11 @@ TEST_F(CheckpointClientTest, AnUploadThatNobodyAnswersIsGivenUpForTheNext) {
   const auto client = Client();
   const auto done = [](const absl::Status&, int64_t, double) {};
   service_.away = 1'000'000;
-  client->StartUpload(1, {Rows("w", 0, 1000)}, values, {}, absl::Hours(1), done);
+  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, absl::Hours(1), done);
   client->StopRetrying();
   EXPECT_EQ(client->WaitForUpload().code(), absl::StatusCode::kUnavailable);
   service_.away = 1;
-  client->StartUpload(2, {Rows("w", 0, 1000)}, values, {}, absl::Hours(1), done);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, absl::Hours(1), done);
   EXPECT_TRUE(client->WaitForUpload().ok());
 }
 

@@ -17,6 +17,7 @@
 #include "nlohmann/json.hpp"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
+#include "plan/snapshots.h"
 #include "worker/collective/gloo_transport.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/data/sample_sources.h"
@@ -24,6 +25,7 @@
 #include "worker/engine/training_engine.h"
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/initial_weights.h"
+#include "worker/trainer/snapshot_client.h"
 
 namespace tercio {
 namespace {
@@ -75,7 +77,10 @@ class TrainingLoop {
   absl::Status Connect();
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
+  absl::Status LoadState();
   absl::Status Save(int64_t step);
+  absl::Status AwaitAllRanks();
+  std::function<void()> GiveCopies(int64_t step, const StateSnapshot& snapshot);
   absl::Status WaitForUpload();
   bool EvaluatesAfter(int64_t step) const;
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
@@ -96,6 +101,7 @@ class TrainingLoop {
   Communicators communicators_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<TrainingEngine> engine_;
+  std::unique_ptr<SnapshotClient> copies_;  // used by the thread of `checkpoints_`
   std::unique_ptr<CheckpointClient> checkpoints_;
   absl::Time last_report_ = absl::InfinitePast();
   absl::Time last_save_ = absl::Now();
@@ -127,13 +133,10 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   checkpoints_ =
       std::make_unique<CheckpointClient>(v1::CheckpointService::NewStub(channel), identity_);
-  if (assignment_.resume_step() > 0) {
-    EnterPhase(v1::TRAINER_PHASE_LOADING);
-    TERCIO_RETURN_IF_ERROR(checkpoints_->Load(assignment_.resume_step(), *engine_));
-  } else if (!assignment_.spec().model().from().empty()) {
-    EnterPhase(v1::TRAINER_PHASE_LOADING);
-    TERCIO_RETURN_IF_ERROR(LoadInitialWeights(assignment_.spec().model(), *engine_));
-  }
+  copies_ = std::make_unique<SnapshotClient>(
+      identity_, std::vector<std::string>(assignment_.snapshot_holders().begin(),
+                                          assignment_.snapshot_holders().end()));
+  TERCIO_RETURN_IF_ERROR(LoadState());
   ReportMemory();
   EnterPhase(v1::TRAINER_PHASE_RUNNING);
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
@@ -144,6 +147,19 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   *permanent = absl::IsResourceExhausted(saved);  // nothing is mended by training again
   return absl::Status(saved.code(), absl::StrCat("the last checkpoint could not be saved: ",
                                                  std::string(saved.message())));
+}
+
+absl::Status TrainingLoop::LoadState() {
+  const int64_t step = assignment_.resume_step();
+  if (step > 0) {
+    EnterPhase(v1::TRAINER_PHASE_LOADING);
+    if (assignment_.snapshot_source().empty()) return checkpoints_->Load(step, *engine_);
+    return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
+                         *engine_);
+  }
+  if (assignment_.spec().model().from().empty()) return absl::OkStatus();
+  EnterPhase(v1::TRAINER_PHASE_LOADING);
+  return LoadInitialWeights(assignment_.spec().model(), *engine_);
 }
 
 void TrainingLoop::EnterPhase(v1::TrainerPhase phase) {
@@ -232,6 +248,27 @@ absl::Status TrainingLoop::WaitForUpload() {
   });
 }
 
+// An agent gives up the copy before the last when a newer one begins to come: nobody may begin one
+// while another rank still sends its part of the last, or for that time no snapshot were complete.
+absl::Status TrainingLoop::AwaitAllRanks() {
+  if (!plan::KeepsCopies(assignment_.spec())) return absl::OkStatus();
+  const auto stream = device_->CreateStream(Device::StreamKind::kCompute);
+  communicators_.world->Barrier(*stream);
+  return stream->Synchronize();
+}
+
+// What the uploading thread does first: copies for the memory of agents, which need no coordinator.
+std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot& snapshot) {
+  if (snapshot.needed.empty()) return {};
+  return [this, step, values = snapshot.needed,
+          steps = std::vector<v1::StepRecord>(unsaved_steps_.begin(), unsaved_steps_.end())] {
+    for (const absl::Status& error : copies_->Put(step, engine_->NeededSlices(), values, steps)) {
+      LogWarning(absl::StrCat("no copy of the snapshot of step ", step, " in the memory of ",
+                              std::string(error.message())));
+    }
+  };
+}
+
 // Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
@@ -243,7 +280,8 @@ absl::Status TrainingLoop::Save(int64_t step) {
                   [this](const v1::StepRecord& record) { return record.step() <= saved_step_; });
   }
   saved_step_ = step;
-  TERCIO_ASSIGN_OR_RETURN(const auto values, engine_->Snapshot());
+  TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
+  TERCIO_ASSIGN_OR_RETURN(const StateSnapshot snapshot, engine_->Snapshot());
   const nlohmann::json state = {
       {"step", step},
       {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
@@ -254,7 +292,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
                         IsRankZero() ? tokenizer_json_ : "",
                         {unsaved_steps_.begin(), unsaved_steps_.end()}};
   checkpoints_->StartUpload(
-      step, engine_->SavedSlices(), values, std::move(texts), kSavePatience,
+      step, engine_->SavedSlices(), snapshot.saved, std::move(texts), kSavePatience,
       [this, step](const absl::Status& status, int64_t bytes, double seconds) {
         v1::TrainerMessage message;
         v1::CheckpointProgress* progress = message.mutable_checkpoint();
@@ -268,7 +306,8 @@ absl::Status TrainingLoop::Save(int64_t step) {
                                   " failed: ", std::string(status.message())));
         }
         link_.Send(message);
-      });
+      },
+      GiveCopies(step, snapshot));
   last_save_ = absl::Now();
   save_seconds_ += absl::ToDoubleSeconds(last_save_ - begin);
   return absl::OkStatus();

@@ -1,0 +1,93 @@
+#include "worker/agent/snapshot_server.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+#include "grpcpp/server_builder.h"
+
+namespace tercio {
+namespace {
+
+constexpr size_t kChunkBytes = 1 << 20;
+
+absl::Status TakesNoPart() {
+  return absl::AbortedError("this agent takes no part in that attempt, or it is over");
+}
+
+}  // namespace
+
+grpc::Status SnapshotServiceImpl::Put(grpc::ServerContext*,
+                                      grpc::ServerReader<v1::PutSnapshotMessage>* reader,
+                                      v1::PutSnapshotResponse*) {
+  return ToGrpc(Receive(*reader));
+}
+
+absl::Status SnapshotServiceImpl::Receive(grpc::ServerReader<v1::PutSnapshotMessage>& reader) {
+  v1::PutSnapshotMessage message;
+  if (!reader.Read(&message) || !message.has_begin()) {
+    return absl::InvalidArgumentError("the first message must be begin");
+  }
+  if (!takes_part_(message.begin().run(), message.begin().token())) return TakesNoPart();
+  TERCIO_ASSIGN_OR_RETURN(const auto incoming, store_.Begin(std::move(*message.mutable_begin())));
+  while (reader.Read(&message)) {
+    if (message.has_chunk()) {
+      TERCIO_RETURN_IF_ERROR(incoming->Append(message.chunk().data()));
+    } else if (message.has_end()) {
+      return incoming->Finish(message.end());
+    }
+  }
+  return absl::DataLossError("the stream ended early");
+}
+
+grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext*, const v1::GetSnapshotRequest* request,
+                                      grpc::ServerWriter<v1::GetSnapshotMessage>* writer) {
+  if (!takes_part_(request->run(), request->token())) return ToGrpc(TakesNoPart());
+  const std::shared_ptr<const SnapshotCopy> copy =
+      store_.Find(request->run().job_id(), request->attempt(), request->rank(), request->step());
+  if (copy == nullptr) {
+    return ToGrpc(absl::NotFoundError(absl::StrCat("there is no copy of rank ", request->rank(),
+                                                   " at step ", request->step(), " of attempt ",
+                                                   request->attempt(), " any more")));
+  }
+  v1::GetSnapshotMessage message;
+  *message.mutable_begin() = copy->begin;
+  message.mutable_begin()->clear_steps();
+  bool open = writer->Write(message);
+  for (size_t at = 0; open && at < copy->size; at += kChunkBytes) {
+    const std::string_view part = copy->bytes().substr(at, kChunkBytes);
+    message.mutable_chunk()->set_data(part.data(), part.size());
+    open = writer->Write(message);
+  }
+  if (open) {
+    message.mutable_end()->set_sha256(copy->sha256);
+    message.mutable_end()->set_bytes(static_cast<int64_t>(copy->size));
+    writer->Write(message);
+  }
+  return grpc::Status::OK;
+}
+
+absl::StatusOr<std::unique_ptr<SnapshotServer>> SnapshotServer::Listen(
+    const std::string& address, const TlsFiles& tls, SnapshotServiceImpl& service) {
+  TERCIO_ASSIGN_OR_RETURN(const auto credentials, MakeServerCredentials(tls));
+  std::unique_ptr<SnapshotServer> server(new SnapshotServer);
+  grpc::ServerBuilder builder;
+  ConfigureServer(builder);
+  int port = 0;
+  builder.AddListeningPort(address, credentials, &port);
+  builder.RegisterService(&service);
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr || port == 0) {
+    return absl::FailedPreconditionError(absl::StrCat("cannot listen on ", address));
+  }
+  server->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  return server;
+}
+
+SnapshotServer::~SnapshotServer() {
+  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+}
+
+}  // namespace tercio

@@ -1,0 +1,113 @@
+// Copies of snapshots of ranks, of this node and of others, in this process's memory: volatile.
+//
+// Of each rank there are at most two copies at any time: the newest complete one, and either the
+// one before it or the one that is being received. A snapshot of all ranks is thus complete
+// somewhere while the next is on its way, as no rank begins to send one before all have sent the
+// last. Copies of an older attempt go when a rank begins to send the second snapshot of a later
+// one.
+//
+// A copy counts when its digest has been verified. Room for it is taken when it begins; it is
+// refused when the machine would have less than a reserve left.
+//
+// Threads: all methods from any thread; an Incoming from one at a time, not beyond the store's
+// life. Callbacks come without a lock held, from the thread that made the change.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/checkpoint_service.pb.h"
+#include "proto/tercio/v1/node_service.pb.h"
+#include "proto/tercio/v1/snapshot_service.pb.h"
+
+namespace tercio {
+
+// Immutable once it is complete.
+struct SnapshotCopy {
+  v1::SnapshotBegin begin;  // without token
+  std::unique_ptr<char[]> data;
+  size_t size = 0;
+  std::string sha256;
+  std::string_view bytes() const { return {data.get(), size}; }
+};
+
+class SnapshotStore {
+ public:
+  struct Options {
+    int64_t reserve_bytes = 0;
+    std::function<int64_t()> available_bytes;  // of the machine's memory
+    // A copy is complete.
+    std::function<void(v1::SnapshotsHeld)> on_held = [](v1::SnapshotsHeld) {};
+    std::function<void(int64_t bytes)> on_bytes = [](int64_t) {};
+  };
+
+  // A copy that is being received; gives its room back when it is destroyed unfinished.
+  class Incoming {
+   public:
+    ~Incoming();
+    Incoming(const Incoming&) = delete;
+    Incoming& operator=(const Incoming&) = delete;
+
+    // INVALID_ARGUMENT beyond the announced size, ABORTED when a later copy of this rank has begun.
+    absl::Status Append(std::string_view bytes);
+    // Makes it visible. DATA_LOSS when size or digest differ, ABORTED as above.
+    absl::Status Finish(const v1::UploadEnd& end);
+
+   private:
+    friend class SnapshotStore;
+    struct State;
+    Incoming(SnapshotStore& store, std::unique_ptr<State> state);
+    SnapshotStore& store_;
+    std::unique_ptr<State> state_;
+  };
+
+  explicit SnapshotStore(Options options) : options_(std::move(options)) {}
+
+  // INVALID_ARGUMENT: sizes that make no sense. ABORTED: a later copy of the rank is here.
+  // RESOURCE_EXHAUSTED: no room; says how much there is.
+  absl::StatusOr<std::unique_ptr<Incoming>> Begin(v1::SnapshotBegin begin);
+
+  // A complete copy, null when there is none. It lives as long as it is held.
+  std::shared_ptr<const SnapshotCopy> Find(const std::string& job, int attempt, int rank,
+                                           int64_t step) const;
+
+  // Copies of the job are of no use any more.
+  void Drop(const std::string& job);
+
+  // All complete copies.
+  v1::SnapshotsHeld Held() const;
+
+  // Of all copies, complete or not.
+  int64_t bytes() const;
+
+ private:
+  using CopyPtr = std::shared_ptr<const SnapshotCopy>;
+  using Key = std::pair<std::string, int>;  // job, rank
+  struct Rank {
+    std::vector<CopyPtr> complete;  // oldest first
+    uint64_t incoming = 0;          // the newest one on its way; 0: none
+  };
+
+  absl::Status MakeRoom(const v1::SnapshotBegin& begin);
+  absl::Status Complete(Incoming::State& state);
+  void Release(const Incoming::State& state);
+
+  const Options options_;
+  mutable std::mutex mutex_;
+  std::map<Key, Rank> ranks_;
+  int64_t incoming_bytes_ = 0;
+  int64_t unfilled_bytes_ = 0;  // of these; the machine does not count them as used yet
+  uint64_t last_id_ = 0;
+};
+
+}  // namespace tercio

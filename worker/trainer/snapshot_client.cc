@@ -1,0 +1,184 @@
+#include "worker/trainer/snapshot_client.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/channel.h"
+#include "common/grpc_status.h"
+#include "common/sha256.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+// An agent that takes less than this of a copy stands still: training must not wait for it.
+constexpr double kLeastBytesPerSecond = 20e6;
+constexpr double kPatienceSeconds = 20;
+
+std::chrono::system_clock::time_point DeadlineFor(int64_t bytes) {
+  const double seconds = kPatienceSeconds + static_cast<double>(bytes) / kLeastBytesPerSecond;
+  return std::chrono::system_clock::now() +
+         std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
+}
+
+int64_t ElementsOf(const v1::TensorSlice& slice) {
+  return (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
+}
+
+absl::Status About(const std::string& holder, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("agent ", holder, ": ", std::string(status.message())));
+}
+
+// Fills slice after slice as the bytes come.
+class EngineFiller {
+ public:
+  explicit EngineFiller(TrainingEngine& engine) : engine_(engine) { BeginSlice(); }
+
+  absl::Status Add(std::string_view bytes) {
+    while (!bytes.empty()) {
+      if (index_ == engine_.NeededSlices().size()) {
+        return absl::DataLossError("the copy has more bytes than its slices");
+      }
+      const size_t room = values_.size() * sizeof(float) - filled_;
+      const size_t taken = std::min(room, bytes.size());
+      std::memcpy(reinterpret_cast<char*>(values_.data()) + filled_, bytes.data(), taken);
+      filled_ += taken;
+      bytes.remove_prefix(taken);
+      if (taken < room) return absl::OkStatus();
+      TERCIO_RETURN_IF_ERROR(engine_.Load(static_cast<int64_t>(index_), values_));
+      ++index_;
+      BeginSlice();
+    }
+    return absl::OkStatus();
+  }
+
+  bool complete() const { return index_ == engine_.NeededSlices().size(); }
+
+ private:
+  void BeginSlice() {
+    filled_ = 0;
+    if (complete()) return;
+    values_.resize(static_cast<size_t>(ElementsOf(engine_.NeededSlices()[index_])));
+  }
+
+  TrainingEngine& engine_;
+  size_t index_ = 0;
+  std::vector<float> values_;
+  size_t filled_ = 0;  // bytes
+};
+
+absl::Status CheckSlices(const v1::SnapshotBegin& begin, const TrainingEngine& engine) {
+  const std::vector<v1::TensorSlice>& needed = engine.NeededSlices();
+  bool same = begin.slices_size() == static_cast<int>(needed.size());
+  for (int i = 0; same && i < begin.slices_size(); ++i) {
+    same =
+        begin.slices(i).SerializeAsString() == needed[static_cast<size_t>(i)].SerializeAsString();
+  }
+  if (same) return absl::OkStatus();
+  return absl::DataLossError("the copy is of another layout or model than this rank's");
+}
+
+}  // namespace
+
+absl::StatusOr<v1::SnapshotService::Stub*> SnapshotClient::StubOf(const std::string& holder) {
+  std::unique_ptr<v1::SnapshotService::Stub>& stub = stubs_[holder];
+  if (stub == nullptr) {
+    const TlsFiles tls = holder.starts_with("unix:") ? TlsFiles() : TlsFromEnvironment();
+    TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(holder, tls));
+    stub = v1::SnapshotService::NewStub(channel);
+  }
+  return stub.get();
+}
+
+// The digest is made while the first holder is served.
+absl::Status SnapshotClient::PutTo(const std::string& holder, const v1::SnapshotBegin& begin,
+                                   const ValueParts& values, std::string* digest) {
+  TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineFor(begin.bytes()));
+  v1::PutSnapshotResponse response;
+  const auto writer = stub->Put(&context, &response);
+  v1::PutSnapshotMessage message;
+  *message.mutable_begin() = begin;
+  bool open = writer->Write(message);
+  Sha256 sum;
+  ChunkReader chunks(values);
+  while (open && chunks.Next(message.mutable_chunk()->mutable_data())) {
+    if (digest->empty()) sum.Update(message.chunk().data());
+    open = writer->Write(message);
+  }
+  if (open) {
+    if (digest->empty()) *digest = sum.HexDigest();
+    message.mutable_end()->set_sha256(*digest);
+    message.mutable_end()->set_bytes(begin.bytes());
+    writer->Write(message);
+  }
+  writer->WritesDone();
+  return FromGrpc(writer->Finish());
+}
+
+std::vector<absl::Status> SnapshotClient::Put(int64_t step,
+                                              const std::vector<v1::TensorSlice>& slices,
+                                              const ValueParts& values,
+                                              const std::vector<v1::StepRecord>& steps) {
+  v1::SnapshotBegin begin;
+  *begin.mutable_run() = identity_.run;
+  begin.set_token(identity_.token);
+  begin.set_rank(identity_.rank);
+  begin.set_step(step);
+  begin.set_bytes(BytesOf(values));
+  begin.mutable_slices()->Add(slices.begin(), slices.end());
+  begin.mutable_steps()->Add(steps.begin(), steps.end());
+  std::vector<absl::Status> errors;
+  std::string digest;
+  for (const std::string& holder : holders_) {
+    const absl::Status status = PutTo(holder, begin, values, &digest);
+    if (!status.ok()) errors.push_back(About(holder, status));
+  }
+  return errors;
+}
+
+absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_t step,
+                                  TrainingEngine& engine) {
+  TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));
+  v1::GetSnapshotRequest request;
+  *request.mutable_run() = identity_.run;
+  request.set_token(identity_.token);
+  request.set_attempt(attempt);
+  request.set_rank(identity_.rank);
+  request.set_step(step);
+  int64_t bytes = 0;
+  for (const v1::TensorSlice& slice : engine.NeededSlices()) {
+    bytes += ElementsOf(slice) * static_cast<int64_t>(sizeof(float));
+  }
+  grpc::ClientContext context;
+  context.set_deadline(DeadlineFor(bytes));
+  const auto reader = stub->Get(&context, request);
+  v1::GetSnapshotMessage message;
+  EngineFiller filler(engine);
+  Sha256 sum;
+  absl::Status status;
+  bool verified = false;
+  while (status.ok() && !verified && reader->Read(&message)) {
+    if (message.has_begin()) {
+      status = CheckSlices(message.begin(), engine);
+    } else if (message.has_chunk()) {
+      sum.Update(message.chunk().data());
+      status = filler.Add(message.chunk().data());
+    } else if (message.has_end()) {
+      verified = filler.complete() && sum.HexDigest() == message.end().sha256();
+      if (!verified) status = absl::DataLossError("the digest of the copy does not match");
+    }
+  }
+  if (!status.ok()) context.TryCancel();
+  const absl::Status ended = FromGrpc(reader->Finish());
+  if (status.ok()) status = ended;
+  if (status.ok() && !verified) status = absl::DataLossError("the copy ended early");
+  return About(holder, status);
+}
+
+}  // namespace tercio

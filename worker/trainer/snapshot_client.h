@@ -1,0 +1,47 @@
+// A rank's part of keeping and loading copies of snapshots in the memory of agents, as a client of
+// their SnapshotService (snapshot_service.proto).
+//
+// Threads: Put from one thread at a time. Errors name the agent.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/snapshot_service.grpc.pb.h"
+#include "worker/engine/training_engine.h"
+#include "worker/trainer/checkpoint_client.h"
+#include "worker/trainer/chunks.h"
+
+namespace tercio {
+
+class SnapshotClient {
+ public:
+  // `holders`: addresses of agents (HOST:PORT or unix:PATH), in the order in which they are served.
+  SnapshotClient(CheckpointIdentity identity, std::vector<std::string> holders)
+      : identity_(std::move(identity)), holders_(std::move(holders)) {}
+
+  // Gives every holder a copy, one after the other. What one of them refuses, or does not take in
+  // time, is its loss only: the errors are returned for the log.
+  std::vector<absl::Status> Put(int64_t step, const std::vector<v1::TensorSlice>& slices,
+                                const ValueParts& values, const std::vector<v1::StepRecord>& steps);
+
+  // Fills the engine from the copy that `holder` has of this rank's snapshot. On an error the
+  // engine holds no state that could be trained on: DATA_LOSS (digest, or other slices than the
+  // engine needs), NOT_FOUND (it is gone), or what the call ended with.
+  absl::Status Load(const std::string& holder, int attempt, int64_t step, TrainingEngine& engine);
+
+ private:
+  absl::StatusOr<v1::SnapshotService::Stub*> StubOf(const std::string& holder);
+  absl::Status PutTo(const std::string& holder, const v1::SnapshotBegin& begin,
+                     const ValueParts& values, std::string* digest);
+
+  const CheckpointIdentity identity_;
+  const std::vector<std::string> holders_;
+  std::map<std::string, std::unique_ptr<v1::SnapshotService::Stub>> stubs_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,156 @@
+// Copies given to and loaded from the agents' own service, with several agents in one process.
+#include "worker/trainer/snapshot_client.h"
+
+#include <numeric>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/agent/snapshot_server.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t end) {
+  v1::TensorSlice slice;
+  slice.set_tensor(tensor);
+  slice.add_shape(end);
+  slice.set_row_begin(begin);
+  slice.set_row_end(end);
+  slice.set_column_end(1);
+  slice.set_dtype("F32");
+  return slice;
+}
+
+// Only what Load of the client uses does anything.
+class FakeEngine : public TrainingEngine {
+ public:
+  absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
+  absl::StatusOr<double> Evaluate() override { return 0.0; }
+  void SetTracing(bool) override {}
+  std::vector<TraceEvent> TakeTrace() override { return {}; }
+  const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
+  absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
+  const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
+  absl::Status Load(int64_t index, absl::Span<const float> values) override {
+    EXPECT_EQ(index, static_cast<int64_t>(loaded.size()));
+    loaded.emplace_back(values.begin(), values.end());
+    return absl::OkStatus();
+  }
+  int64_t planned_bytes() const override { return 0; }
+  int64_t peak_bytes() const override { return 0; }
+
+  std::vector<v1::TensorSlice> slices;
+  std::vector<std::vector<float>> loaded;
+};
+
+struct Agent {
+  Agent()
+      : store({0, [] { return int64_t{1} << 40; }}),
+        service(store, [this](const v1::RunId& run, const std::string& token) {
+          return run.attempt() == attempt && token == "token";
+        }) {
+    auto listening = SnapshotServer::Listen("127.0.0.1:0", {}, service);
+    EXPECT_TRUE(listening.ok()) << listening.status();
+    server = *std::move(listening);
+  }
+  int attempt = 1;
+  SnapshotStore store;
+  SnapshotServiceImpl service;
+  std::unique_ptr<SnapshotServer> server;
+};
+
+class SnapshotClientTest : public ::testing::Test {
+ protected:
+  SnapshotClientTest() : large_(700'000), small_(3) {
+    std::iota(large_.begin(), large_.end(), 0.f);
+    std::iota(small_.begin(), small_.end(), -7.f);
+    slices_ = {Rows("w", 0, 700'000), Rows("b", 5, 8)};
+  }
+  SnapshotClient Client(int attempt, std::vector<std::string> holders,
+                        const std::string& token = "token") {
+    CheckpointIdentity identity;
+    identity.run.set_job_id("job-1");
+    identity.run.set_attempt(attempt);
+    identity.token = token;
+    identity.rank = 2;
+    return SnapshotClient(identity, std::move(holders));
+  }
+  std::vector<absl::Status> Put(SnapshotClient client) {
+    v1::StepRecord record;
+    record.set_step(10);
+    return client.Put(10, slices_, {large_, small_}, {record});
+  }
+
+  std::vector<float> large_;
+  std::vector<float> small_;
+  std::vector<v1::TensorSlice> slices_;
+  Agent one_;
+  Agent two_;
+};
+
+TEST_F(SnapshotClientTest, WhatIsPutToAllIsLoadedFromAny) {
+  EXPECT_THAT(Put(Client(1, {one_.server->address(), two_.server->address()})), IsEmpty());
+  for (Agent* agent : {&one_, &two_}) {
+    EXPECT_EQ(agent->store.Held().snapshots(0).steps_size(), 1);
+    agent->attempt = 2;
+    FakeEngine engine;
+    engine.slices = slices_;
+    ASSERT_TRUE(Client(2, {}).Load(agent->server->address(), 1, 10, engine).ok());
+    EXPECT_THAT(engine.loaded, ElementsAre(large_, small_));
+  }
+}
+
+TEST_F(SnapshotClientTest, AnAgentThatDoesNotAnswerIsTheLossOfItsCopyOnly) {
+  const std::string gone = one_.server->address();
+  one_.server = nullptr;
+  const auto errors = Put(Client(1, {gone, two_.server->address()}));
+  ASSERT_THAT(errors, SizeIs(1));
+  EXPECT_THAT(std::string(errors[0].message()), HasSubstr(gone));
+  EXPECT_EQ(two_.store.Held().snapshots_size(), 1);
+}
+
+TEST_F(SnapshotClientTest, OthersThanRanksOfTheAttemptAreRefused) {
+  const std::string address = one_.server->address();
+  const auto refused = [this](SnapshotClient client) {
+    const auto errors = Put(std::move(client));
+    return errors.size() == 1 && absl::IsAborted(errors[0]);
+  };
+  EXPECT_TRUE(refused(Client(1, {address}, "guessed")));
+  EXPECT_TRUE(refused(Client(3, {address})));
+  EXPECT_THAT(Put(Client(1, {address})), IsEmpty());
+  FakeEngine engine;
+  engine.slices = slices_;
+  EXPECT_EQ(Client(1, {}, "guessed").Load(address, 1, 10, engine).code(),
+            absl::StatusCode::kAborted);
+  EXPECT_THAT(engine.loaded, IsEmpty());
+}
+
+TEST_F(SnapshotClientTest, WhatIsNotThereOrDoesNotFitIsAnError) {
+  const std::string address = one_.server->address();
+  EXPECT_THAT(Put(Client(1, {address})), IsEmpty());
+  FakeEngine engine;
+  engine.slices = slices_;
+  EXPECT_EQ(Client(1, {}).Load(address, 1, 11, engine).code(), absl::StatusCode::kNotFound);
+  engine.slices = {slices_[0], Rows("b", 5, 7)};
+  const absl::Status other = Client(1, {}).Load(address, 1, 10, engine);
+  EXPECT_EQ(other.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(other.message()), HasSubstr("another layout"));
+}
+
+TEST_F(SnapshotClientTest, ABitThatFlippedInMemoryIsFound) {
+  const std::string address = one_.server->address();
+  EXPECT_THAT(Put(Client(1, {address})), IsEmpty());
+  const auto copy = one_.store.Find("job-1", 1, 2, 10);
+  copy->data[1'000'000] ^= 1;
+  FakeEngine engine;
+  engine.slices = slices_;
+  EXPECT_EQ(Client(1, {}).Load(address, 1, 10, engine).code(), absl::StatusCode::kDataLoss);
+}
+
+}  // namespace
+}  // namespace tercio
