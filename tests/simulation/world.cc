@@ -186,10 +186,6 @@ void World::FaultOfPeople() {
 
 void World::CheckEnd() {
   if (state_.jobs.size() != kJobs) return Wrong("a job is missing");
-  for (const auto& [name, node] : nodes_) {
-    const int64_t bytes = node.memory == nullptr ? 0 : node.memory->bytes();
-    if (bytes > 0) return Wrong(absl::StrCat(name, " keeps copies of jobs that have ended"));
-  }
   for (const auto& [id, job] : state_.jobs) {
     if (!coordinator::IsTerminal(job.record.phase())) {
       return Wrong(absl::StrCat(id, " is ", v1::JobPhase_Name(job.record.phase()), ": ",
@@ -223,6 +219,10 @@ void World::CheckEnd() {
         return Wrong(absl::StrCat(id, " has another loss at step ", step));
       }
     }
+  }
+  for (const auto& [name, node] : nodes_) {
+    const int64_t bytes = node.memory == nullptr ? 0 : node.memory->bytes();
+    if (bytes > 0) return Wrong(absl::StrCat(name, " keeps copies of jobs that have ended"));
   }
 }
 

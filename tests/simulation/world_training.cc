@@ -66,7 +66,10 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
     });
     // Damaged since: its digests stop the ranks that load it.
     const bool loads = training.step == 0 || training.from_memory || found != all.end();
-    if (!loads) At(1, [this, run] { BreakAttempt(run); });
+    if (!loads) {
+      training.ended = true;  // no step is taken
+      At(1, [this, run] { BreakAttempt(run); });
+    }
     if (loads && training.step > 0 && !training.from_memory) training.weights = found->weights;
     At(Uniform(0.2, 1), [this, run] { TryStep(run); });
   }
