@@ -316,7 +316,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Add("tokens.predicted", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
   table.Add("tokens.lengths", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
   table.Add("tokens.labels", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
-  const int64_t guard = stage == 0 && MaySkipSteps(job) ? kGuardStateElements : 0;
+  const int64_t guard = stage == 0 ? StateElements(job) : 0;
   table.Floats("snapshot", v1::BUFFER_KIND_SNAPSHOT,
                SnapshotElements(tensors, layout.data()) + guard);
   return table.Finish();

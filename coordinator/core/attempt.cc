@@ -132,6 +132,7 @@ void Stepper::StartWhenReady(JobState& job) {
     return;
   }
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
+  SettleRollBack(job);
   std::vector<plan::DeviceSlot> slots;
   for (const v1::RankSlot& slot : record.slots()) slots.push_back({slot.node(), slot.device()});
   absl::StatusOr<v1::Plan> plan =
@@ -220,7 +221,8 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   record.set_tokens(step.tokens());
   record.set_loss(step.loss());
   record.set_tokens_per_second(report.tokens_per_second());
-  if (step.skipped()) Note(job, "step_skipped", DescribeSkipped(step));
+  NoteSpike(job, step);
+  if (step.skipped() && step.spike().empty()) Note(job, "step_skipped", DescribeSkipped(step));
   if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
   record.set_progress_at(now_);
   effects_.changed_jobs.insert(record.id());
@@ -242,7 +244,9 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
   }
   if (saved && record.phase() == v1::JOB_PHASE_STOPPING) return;
   const std::string what = DescribeExit(exit);
+  const bool found = Found(job, exit);
   Note(job, "rank_exited", what, node, exit.rank());
+  if (found) return;
   if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit)) CountCrash(record);
   Fault(job, {what, exit.permanent() || exit.out_of_memory(), node});
 }
@@ -279,7 +283,8 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
   SetPhase(job, v1::JOB_PHASE_STOPPING);
   Note(job, "attempt_broken", report.what, report.node);
   StopNodes(job, settings_.stop_grace);
-  if (!report.permanent && !report.node.empty() && record.crashes() <= 1) {
+  const bool blamed = report.certain || record.crashes() <= 1;
+  if (!report.permanent && !report.node.empty() && blamed) {
     Blame(report.node, report.what);
   }
 }

@@ -70,7 +70,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kBackoffNeverEnds, "BackoffNeverEnds"},
                       Variant{Broken::kStepsAreDropped, "StepsAreDropped"},
                       Variant{Broken::kTimeIsCountedTwice, "TimeIsCountedTwice"},
-                      Variant{Broken::kAcknowledgesTooMuch, "AcknowledgesTooMuch"}),
+                      Variant{Broken::kAcknowledgesTooMuch, "AcknowledgesTooMuch"},
+                      Variant{Broken::kNobodyIsBlamed, "NobodyIsBlamed"},
+                      Variant{Broken::kDataIsReadAgain, "DataIsReadAgain"},
+                      Variant{Broken::kRollsBackForEver, "RollsBackForEver"}),
     [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace
