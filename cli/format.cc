@@ -114,6 +114,7 @@ Json StepToJson(const v1::StepRecord& step) {
   json["validation_loss"] =
       step.has_validation_loss() ? NumberOrNull(step.validation_loss()) : Json(nullptr);
   if (step.skipped()) json["skipped"] = true;
+  if (!step.spike().empty()) json["spike"] = step.spike();
   if (step.has_loss_scale()) json["loss_scale"] = step.loss_scale();
   return json;
 }

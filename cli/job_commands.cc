@@ -164,7 +164,8 @@ int History(const Options& options) {
                     << (step.has_validation_loss()
                             ? absl::StrFormat("%10.5f", step.validation_loss())
                             : "         -")
-                    << (step.skipped() ? "  skipped" : "") << "\n";
+                    << (step.skipped() ? "  skipped" : "")
+                    << (step.spike().empty() ? "" : "  spike: ") << step.spike() << "\n";
         });
   });
 }

@@ -138,7 +138,7 @@ void AddDrill(CommandLine& line) {
   line.Job(command, true);
   command
       ->add_option("--fault", o.fault,
-                   "kill-trainer, freeze-trainer, kill-agent, slow-rank, partition-node, "
+                   "kill-trainer, freeze-trainer, kill-agent, flip-bit, slow-rank, partition-node, "
                    "corrupt-checkpoint, full-disk")
       ->required();
   command->add_option("--rank", o.rank, "of this rank, or of its node (default 0)");

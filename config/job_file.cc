@@ -21,6 +21,7 @@ namespace tercio::config {
 namespace {
 
 constexpr double kLargest = 1e30;
+constexpr double kSpikeThreshold = 10;
 
 std::string NotYet(const std::string& what) {
   return absl::StrCat(what, " is not supported by this version");
@@ -213,6 +214,11 @@ class JobParser {
     }
     out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop", "skip"}));
     out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report", "exclude"}));
+    out->set_on_spike(
+        fault_tolerance.OneOf("on_spike", "report", {"off", "report", "skip", "rollback"}));
+    out->set_spike_threshold(
+        fault_tolerance.Number("spike_threshold", kSpikeThreshold, 3, kLargest));
+    out->set_check_replicas_every(fault_tolerance.Integer("check_replicas_every", 100, 0));
     fault_tolerance.Finish();
   }
 
@@ -312,7 +318,12 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
                   fault.hang_timeout_seconds() > 0
                       ? absl::StrCat(Number(fault.hang_timeout_seconds()), "s")
                       : "auto",
-                  ", on_nan: ", fault.on_nan(), ", stragglers: ", fault.stragglers(), "}\n");
+                  ", on_nan: ", fault.on_nan(), ", stragglers: ", fault.stragglers());
+  // Jobs of an older version have neither.
+  absl::StrAppend(&yaml, ", on_spike: ", fault.on_spike().empty() ? "off" : fault.on_spike(),
+                  ", spike_threshold: ",
+                  Number(fault.spike_threshold() > 0 ? fault.spike_threshold() : kSpikeThreshold),
+                  ", check_replicas_every: ", fault.check_replicas_every(), "}\n");
   return yaml;
 }
 

@@ -159,6 +159,35 @@ TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
   EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.on_nan=retry"}), HasSubstr("on_nan"));
 }
 
+TEST(JobFile, GuardsAgainstSilentFaults) {
+  const auto plain = Parse(kGood);
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  EXPECT_EQ(plain->fault_tolerance().on_spike(), "report");
+  EXPECT_EQ(plain->fault_tolerance().spike_threshold(), 10);
+  EXPECT_EQ(plain->fault_tolerance().check_replicas_every(), 100);
+  for (const char* policy : {"\"off\"", "report", "skip", "rollback"}) {
+    const auto spec = Parse(
+        kGood, {absl::StrCat("fault_tolerance.on_spike=", policy),
+                "fault_tolerance.spike_threshold=7.5", "fault_tolerance.check_replicas_every=0"});
+    ASSERT_TRUE(spec.ok()) << spec.status();
+    const auto again = Parse(EffectiveYaml(*spec));
+    ASSERT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->fault_tolerance().SerializeAsString(),
+              spec->fault_tolerance().SerializeAsString());
+  }
+  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.on_spike=restart"}), HasSubstr("on_spike"));
+  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.spike_threshold=1"}), HasSubstr("spike_threshold"));
+  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.check_replicas_every=-1"}),
+              HasSubstr("check_replicas_every"));
+  // A job that an older version has submitted.
+  v1::JobSpec old = *plain;
+  old.mutable_fault_tolerance()->clear_on_spike();
+  old.mutable_fault_tolerance()->clear_spike_threshold();
+  const auto resumed = ChangeJob(old, {"training.steps=77"});
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_EQ(resumed->fault_tolerance().on_spike(), "off");
+}
+
 TEST(JobFile, TokenizersArePathsOfTheJobFile) {
   const auto spec = Parse(kGood, {"data.tokenizer=gpt2/tokenizer.json"});
   ASSERT_TRUE(spec.ok()) << spec.status();

@@ -399,6 +399,11 @@ class Ops {
   // *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks
   // in order.
   virtual void SumOfSquares(const float* a, int64_t count, double* sum) = 0;
+  // *digest = sum of bits(a[i]) * k(i) modulo 2^64, with the odd 32-bit numbers
+  // k(i) = (2i + 1) * 0x9e3779b1 modulo 2^32: exact, and so the same for any number of threads and
+  // any vector width. No change of a single element goes unseen, whatever it is: neither factor of
+  // its part is zero, nor their product 2^64 or more.
+  virtual void Digest(const float* a, int64_t count, uint64_t* digest) = 0;
 };
 
 }  // namespace tercio::kernels

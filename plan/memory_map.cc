@@ -86,7 +86,7 @@ int64_t SavedElements(const StageTensors& stage, int data) {
 int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          const StageTensors& stage_tensors, int stage) {
   const bool copies = KeepsCopies(job);
-  const int64_t guard = MaySkipSteps(job) && (copies || stage == 0) ? kGuardStateElements : 0;
+  const int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
   return guard + (copies ? CopyElements(stage_tensors, layout.pipeline())
                          : SavedElements(stage_tensors, layout.data()));
 }

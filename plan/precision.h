@@ -1,5 +1,8 @@
-// What training.precision and fault_tolerance.on_nan mean for buffers and state. Pure.
+// What training.precision, fault_tolerance.on_nan and on_spike mean for buffers and state. Pure.
 #pragma once
+
+#include <cstdint>
+#include <string>
 
 #include "kernels/ops.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -21,10 +24,27 @@ inline bool ScalesLoss(const v1::TrainingSpec& training) {
 
 // Whether a step may leave the weights as they are. How often it did belongs to the state then.
 inline bool MaySkipSteps(const v1::JobSpec& job) {
-  return ScalesLoss(job.training()) || job.fault_tolerance().on_nan() == "skip";
+  return ScalesLoss(job.training()) || job.fault_tolerance().on_nan() == "skip" ||
+         job.fault_tolerance().on_spike() == "skip";
 }
 
 // Numbers of that state in a checkpoint (worker/engine/step_guard.h).
 inline constexpr int64_t kGuardStateElements = 5;
+
+// Whether the steps before decide what becomes of a step. They belong to the state then.
+inline bool ActsOnSpikes(const v1::JobSpec& job) {
+  const std::string& policy = job.fault_tolerance().on_spike();
+  return policy == "skip" || policy == "rollback";
+}
+
+// So many steps are remembered, and numbers of that in a checkpoint (worker/engine/spikes.h).
+inline constexpr int64_t kSpikeWindow = 128;
+inline constexpr int64_t kSpikeStateElements = 1 + 2 * kSpikeWindow;
+
+// Numbers that a checkpoint holds beside the tensors.
+inline int64_t StateElements(const v1::JobSpec& job) {
+  return (MaySkipSteps(job) ? kGuardStateElements : 0) +
+         (ActsOnSpikes(job) ? kSpikeStateElements : 0);
+}
 
 }  // namespace tercio::plan

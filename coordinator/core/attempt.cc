@@ -142,6 +142,7 @@ void Stepper::StartWhenReady(JobState& job) {
     return;
   }
   ChooseStart(job, *plan);
+  SettleRollBack(job);
   job.plan = std::make_shared<const v1::Plan>(*std::move(plan));
   effects_.changed_plans.insert(record.id());
   (*record.mutable_resume_steps())[record.attempt()] = record.resume_step();
@@ -221,7 +222,8 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   record.set_tokens(step.tokens());
   record.set_loss(step.loss());
   record.set_tokens_per_second(report.tokens_per_second());
-  if (step.skipped()) Note(job, "step_skipped", DescribeSkipped(step));
+  NoteSpike(job, step);
+  if (step.skipped() && step.spike().empty()) Note(job, "step_skipped", DescribeSkipped(step));
   if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());
   record.set_progress_at(now_);
   effects_.changed_jobs.insert(record.id());
@@ -243,7 +245,9 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
   }
   if (saved && record.phase() == v1::JOB_PHASE_STOPPING) return;
   const std::string what = DescribeExit(exit);
+  const bool found = Found(job, exit);
   Note(job, "rank_exited", what, node, exit.rank());
+  if (found) return;
   if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit)) CountCrash(record);
   Fault(job, {what, exit.permanent() || exit.out_of_memory(), node});
 }
@@ -280,7 +284,8 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
   SetPhase(job, v1::JOB_PHASE_STOPPING);
   Note(job, "attempt_broken", report.what, report.node);
   StopNodes(job, settings_.stop_grace);
-  if (!report.permanent && !report.node.empty() && record.crashes() <= 1) {
+  const bool blamed = report.certain || record.crashes() <= 1;
+  if (!report.permanent && !report.node.empty() && blamed) {
     Blame(report.node, report.what);
   }
 }

@@ -99,6 +99,9 @@ v1::JobSpec PresentSpec(const v1::JobRecord& record) {
     *spec.mutable_parallelism() = record.elastic_parallelism();
     spec.mutable_resources()->set_ranks(record.elastic_ranks());
   }
+  if (spec.fault_tolerance().on_spike() == "rollback" && record.roll_backs() >= kMostRollBacks) {
+    spec.mutable_fault_tolerance()->set_on_spike("report");
+  }
   return spec;
 }
 

@@ -98,6 +98,9 @@ struct RankShare {
   int64_t memory_bytes = int64_t{1} << 62;
 };
 
+// So often a job goes back and over the data that led to a spike; then it only reports them.
+inline constexpr int kMostRollBacks = 3;
+
 // Fixed for the life of a coordinator.
 struct Settings {
   double heartbeat_interval = 5;
@@ -238,7 +241,8 @@ absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement,
 // Whether a step is part of the job's history: no later attempt has started before it.
 bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
 
-// The specification that the present attempt runs by: that of the job, or fewer ranks.
+// The specification that the present attempt runs by: that of the job, or fewer ranks, or without
+// going back once more.
 v1::JobSpec PresentSpec(const v1::JobRecord& record);
 
 // Devices that no job holds, of a node that takes ranks; 0 for others.

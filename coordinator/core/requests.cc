@@ -65,7 +65,10 @@ void Stepper::Handle(const ResumeRequested& resume) {
                      " has succeeded; to go on give it more steps: --set training.steps=N"));
     return;
   }
+  // What was gone over stays so; a job file does not know of it.
+  const auto data_skips = record.spec().training().data_skips();
   *record.mutable_spec() = resume.spec;
+  *record.mutable_spec()->mutable_training()->mutable_data_skips() = data_skips;
   record.set_restarts_used(0);
   record.set_crashes(0);
   record.set_elastic_ranks(0);

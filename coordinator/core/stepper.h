@@ -1,7 +1,8 @@
 // One step of the coordinator's core at work. Private to coordinator/core; in several files by what
 // brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
-// (health.cc), the life of an attempt (attempt.cc), snapshots in memory (memory.cc), devices
-// (scheduling.cc), and what is told to nodes (messages.cc).
+// (health.cc), the life of an attempt (attempt.cc), what its ranks find wrong with it
+// (findings.cc), snapshots in memory (memory.cc), devices (scheduling.cc), and what is told to
+// nodes (messages.cc).
 #pragma once
 
 #include <set>
@@ -19,6 +20,7 @@ struct FaultReport {
   std::string what;
   bool permanent = false;  // no restart can mend it
   std::string node;        // that is to blame; empty: none
+  bool certain = false;    // it is, whatever else has happened
 };
 
 // The phases in which ranks of an attempt may live, and those in which it holds devices.
@@ -117,6 +119,15 @@ class Stepper {
   void AddSnapshots(JobState& job, const std::string& node, v1::StartRun* start);
   void DropCopies(const std::string& job);
   void SendDrop(const std::string& node, const std::string& job);
+
+  // ---- findings.cc ----
+  void NoteSpike(JobState& job, const v1::StepRecord& step);
+  // Whether the rank ended since all of them found something; it is dealt with then.
+  bool Found(JobState& job, const v1::ExitRecord& exit);
+  void ReplicasDiffer(JobState& job, const v1::ExitRecord& exit);
+  void RollBack(JobState& job, const v1::ExitRecord& exit);
+  void TakeBackBlame(JobState& job);
+  void SettleRollBack(JobState& job);
 
   // ---- scheduling.cc ----
   void Schedule();

@@ -136,6 +136,29 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   return absl::OkStatus();
 }
 
+absl::Status CheckGuards(const v1::JobSpec& job) {
+  const v1::FaultToleranceSpec& fault = job.fault_tolerance();
+  const std::string& policy = fault.on_spike();
+  if (!policy.empty() && policy != "off" && policy != "report" && policy != "skip" &&
+      policy != "rollback") {
+    return absl::InvalidArgumentError(absl::StrCat("fault_tolerance.on_spike is \"", policy,
+                                                   "\"; expected off, report, skip or rollback"));
+  }
+  // Not a number fails both.
+  if (!(fault.spike_threshold() >= 0) || fault.check_replicas_every() < 0) {
+    return absl::InvalidArgumentError(
+        "fault_tolerance.spike_threshold and check_replicas_every must not be negative");
+  }
+  constexpr int64_t kMost = int64_t{1} << 40;
+  for (const v1::DataSkip& skip : job.training().data_skips()) {
+    if (skip.after_step() < 0 || skip.after_step() > kMost || skip.batches() < 0 ||
+        skip.batches() > kMost) {
+      return absl::InvalidArgumentError("training.data_skips has impossible numbers");
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckNumbers(const v1::JobSpec& job) {
   const v1::ModelSpec& model = job.model();
   if (model.layers() < 1 || model.hidden() < 1 || model.heads() < 1 || model.context() < 1 ||
@@ -151,7 +174,7 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
     return absl::InvalidArgumentError(
         "training.steps, training.global_batch and checkpoint.keep_last must be at least 1");
   }
-  return absl::OkStatus();
+  return CheckGuards(job);
 }
 
 }  // namespace

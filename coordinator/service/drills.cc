@@ -25,20 +25,17 @@ struct Kind {
   const char* inject;  // what the node is told; null: nothing
 };
 constexpr Kind kKinds[] = {
-    {"kill-trainer", 0, true, "kill-trainer"},
-    {"freeze-trainer", 0, true, "freeze-trainer"},
-    {"kill-agent", 0, false, "kill-agent"},
-    {"slow-rank", 30, false, "slow-rank"},
-    {"partition-node", 5, false, "partition-node"},
-    {"corrupt-checkpoint", 0, true, "kill-trainer"},
-    {"full-disk", 10, false, nullptr},
+    {"kill-trainer", 0, true, "kill-trainer"},       {"freeze-trainer", 0, true, "freeze-trainer"},
+    {"kill-agent", 0, false, "kill-agent"},          {"flip-bit", 0, true, "flip-bit"},
+    {"slow-rank", 30, false, "slow-rank"},           {"partition-node", 5, false, "partition-node"},
+    {"corrupt-checkpoint", 0, true, "kill-trainer"}, {"full-disk", 10, false, nullptr},
 };
 
 // Events by which the service shows that it has seen something.
 const std::set<std::string>& Detections() {
-  static const auto* kinds =
-      new std::set<std::string>{"rank_exited", "attempt_broken",    "node_lost",         "hang",
-                                "straggler",   "checkpoint_failed", "checkpoint_damaged"};
+  static const auto* kinds = new std::set<std::string>{
+      "rank_exited", "attempt_broken",    "node_lost",          "hang",
+      "straggler",   "checkpoint_failed", "checkpoint_damaged", "replicas_differ"};
   return *kinds;
 }
 
@@ -97,6 +94,7 @@ class Drill {
     TERCIO_RETURN_IF_ERROR(coordinator_.MayDrill());
     // Before any harm is done.
     TERCIO_RETURN_IF_ERROR(CheckDrill(before_, *view.placement, fault.rank()));
+    TERCIO_RETURN_IF_ERROR(CheckFlip());
     if (Corrupts() && coordinator_.checkpoints().List(before_.id()).size() < 2) {
       return absl::FailedPreconditionError(
           "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
@@ -143,6 +141,19 @@ class Drill {
   const v1::DrillResponse& response() const { return response_; }
 
  private:
+  // A flipped bit that nobody can find would stay in the job's weights.
+  absl::Status CheckFlip() const {
+    if (request_.fault() != "flip-bit") return absl::OkStatus();
+    TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView now, coordinator_.View(before_.id()));
+    const bool replicas = now.plan != nullptr && now.plan->layout().data() > 1;
+    if (replicas && before_.spec().fault_tolerance().check_replicas_every() > 0) {
+      return absl::OkStatus();
+    }
+    return absl::FailedPreconditionError(
+        "flip-bit needs a job with data-parallel replicas that are compared "
+        "(fault_tolerance.check_replicas_every)");
+  }
+
   bool Corrupts() const { return request_.fault() == "corrupt-checkpoint"; }
 
   // Between two attempts: nothing newer is committed then, and nobody has looked for the newest.

@@ -82,6 +82,9 @@ class CpuOps : public Ops {
   void SumOfSquares(const float* a, int64_t count, double* sum) override {
     *sum = SumOfSquaresCpu(a, count, pool_);
   }
+  void Digest(const float* a, int64_t count, uint64_t* digest) override {
+    *digest = DigestCpu(a, count, pool_);
+  }
 
  private:
   void Multiply(GemmArgs args) {

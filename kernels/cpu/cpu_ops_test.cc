@@ -658,6 +658,47 @@ TEST_F(CpuOpsTest, SumOfSquares) {
   }
 }
 
+uint64_t PlainDigest(const Floats& values) {
+  uint64_t sum = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, &values[i], sizeof(bits));
+    sum += uint64_t{bits} * (static_cast<uint32_t>(2 * i + 1) * 0x9e3779b1u);
+  }
+  return sum;
+}
+
+TEST_F(CpuOpsTest, DigestIsItsFormula) {
+  for (const int64_t count : {0, 1, 2, 7, 16, 17, 65536, 65537, 200003}) {
+    const Floats values = Random(count);
+    uint64_t two = 1;
+    uint64_t one = 2;
+    ops_->Digest(values.data(), count, &two);
+    CreateCpuOps(1)->Digest(values.data(), count, &one);
+    EXPECT_EQ(one, two) << count;
+    EXPECT_EQ(one, PlainDigest(values)) << count;
+  }
+}
+
+TEST_F(CpuOpsTest, DigestSeesEveryBit) {
+  Floats values = Random(67);
+  uint64_t before = 0;
+  ops_->Digest(values.data(), 67, &before);
+  for (size_t i = 0; i < values.size(); ++i) {
+    for (int bit = 0; bit < 32; ++bit) {
+      const float kept = values[i];
+      uint32_t bits = 0;
+      std::memcpy(&bits, &kept, sizeof(bits));
+      bits ^= uint32_t{1} << bit;
+      std::memcpy(&values[i], &bits, sizeof(bits));
+      uint64_t after = 0;
+      ops_->Digest(values.data(), 67, &after);
+      EXPECT_NE(before, after) << i << " " << bit;
+      values[i] = kept;
+    }
+  }
+}
+
 // The answers published with Random123.
 TEST(Philox, KnownAnswers) {
   EXPECT_EQ(Philox({0, 0}, {0, 0, 0, 0}),

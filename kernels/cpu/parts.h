@@ -74,5 +74,6 @@ void AdamWCpu(const AdamWArgs& args, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
 void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool);
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool);
+uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool);
 
 }  // namespace tercio::kernels

@@ -53,7 +53,7 @@ struct Shared {
 absl::Status LoadState(const State& state, TrainingEngine& engine) {
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.NeededSlices()[i];
-    if (slice.tensor() == kGuardTensor && !state.contains(kGuardTensor)) continue;
+    if (IsGuardTensor(slice.tensor()) && !state.contains(slice.tensor())) continue;
     const std::vector<float>& whole = state.at(slice.tensor());
     std::vector<float> values;
     ForRows(slice, [&](int64_t at, int64_t, int64_t width) {
@@ -124,11 +124,14 @@ absl::Status RunRank(int rank, Shared& shared) {
   }
   std::vector<StepResult> steps;
   for (int64_t i = 0; i < shared.options.steps; ++i) {
+    if (rank == shared.options.flip_bit_rank && i + 1 == shared.options.steps) engine->FlipBit();
     TERCIO_ASSIGN_OR_RETURN(const StepResult step,
                             engine->Step(shared.options.first_step + i, rank == 0 ? 5.0 : 0.0));
     TERCIO_CHECK_EQ(step.signal, 5.0);
     steps.push_back(step);
   }
+  TERCIO_ASSIGN_OR_RETURN(const ReplicaVerdict replicas, engine->CheckReplicas());
+  TERCIO_CHECK_EQ(replicas.equal, shared.options.flip_bit_rank < 0);
   double validation_loss = 0;
   if (shared.options.evaluate) {
     TERCIO_ASSIGN_OR_RETURN(validation_loss, engine->Evaluate());
@@ -139,6 +142,8 @@ absl::Status RunRank(int rank, Shared& shared) {
   for (const absl::Span<const float> values : snapshot.needed) {
     shared.result.copies[rank].emplace_back(values.begin(), values.end());
   }
+  TERCIO_CHECK(shared.result.replicas.equal || shared.result.replicas.text == replicas.text);
+  shared.result.replicas = replicas;
   if (rank == 0) {
     shared.result.steps = steps;
     shared.result.validation_loss = validation_loss;

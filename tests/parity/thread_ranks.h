@@ -26,11 +26,14 @@ struct RunOptions {
   // Where the tokens come from; null: SyntheticSource. Ranks share it: ReadTraining must be safe
   // to call from several threads.
   SampleSource* source = nullptr;
+  // A bit of this rank's weights turns over before the last step.
+  int flip_bit_rank = -1;
 };
 
 struct RunResult {
   std::vector<StepResult> steps;
   double validation_loss = 0;
+  ReplicaVerdict replicas;  // after the last step; the same on every rank
   // Every logical tensor and its moments, whole, by the names of checkpoints.
   std::map<std::string, std::vector<float>> state;
   RankCopies copies;  // of jobs that keep copies of snapshots

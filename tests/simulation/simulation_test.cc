@@ -75,7 +75,10 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kSnapshotOfLostAttempt, "SnapshotOfLostAttempt"},
                       Variant{Broken::kSnapshotStepsDropped, "SnapshotStepsDropped"},
                       Variant{Broken::kSnapshotsAreIgnored, "SnapshotsAreIgnored"},
-                      Variant{Broken::kSnapshotsAreKept, "SnapshotsAreKept"}),
+                      Variant{Broken::kSnapshotsAreKept, "SnapshotsAreKept"},
+                      Variant{Broken::kNobodyIsBlamed, "NobodyIsBlamed"},
+                      Variant{Broken::kDataIsReadAgain, "DataIsReadAgain"},
+                      Variant{Broken::kRollsBackForEver, "RollsBackForEver"}),
     [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "plan/data_position.h"
 #include "plan/rank_layout.h"
 
 namespace tercio::simulation {
@@ -122,6 +123,7 @@ v1::JobSpec World::Spec(int number) {
   spec.mutable_checkpoint()->set_keep_last(2);
   spec.mutable_checkpoint()->set_peer_copies(number == 2 ? 0 : number == 1 ? 1 : 2);
   spec.mutable_fault_tolerance()->set_max_restarts(1000);
+  spec.mutable_fault_tolerance()->set_on_spike(number == 3 ? "off" : "rollback");
   if (number == 3) {
     spec.mutable_fault_tolerance()->set_elastic_min_ranks(2);
     spec.mutable_fault_tolerance()->set_elastic_wait_seconds(10);
@@ -168,6 +170,8 @@ void World::FaultOfNode(const std::string& name, Node& node) {
   if (Chance(0.02)) EndTrainer(name, run, rank, 0, 9);
   Trainer& trainer = node.trainers.at({run, rank});
   if (Chance(0.005) && trainer.alive) trainer.frozen = true;
+  const auto training = trainings_.find(run);
+  if (Chance(0.01) && training != trainings_.end()) training->second.corrupt_rank = rank;
 }
 
 void World::FaultOfPeople() {
@@ -204,7 +208,13 @@ void World::CheckEnd() {
     }
     uint64_t weights = 0;
     for (int64_t step = 1; step <= kSteps; ++step) {
-      weights = NextWeights(weights, step);
+      const int64_t batch = plan::BatchOfStep(job.record.spec().training(), step);
+      weights = NextWeights(weights, batch);
+      const bool gone_back =
+          coordinator::PresentSpec(job.record).fault_tolerance().on_spike() == "rollback";
+      if (gone_back && IsPoison(id, batch)) {
+        return Wrong(absl::StrCat(id, " was trained on batch ", batch));
+      }
       if (!counted.contains(step)) {
         std::string text = absl::StrCat(id, " has no step ", step, "; there are");
         for (const auto& [key, value] : history_[id]) {

@@ -6,7 +6,8 @@
 // late; agents die and come back, with or without their trainers, with or without their disk,
 // always without the copies of snapshots in their memory; trainers die or freeze; the coordinator
 // dies before or after a commit and comes back with another clock; disks are full; checkpoints are
-// damaged; people cancel, resume, drain and undrain.
+// damaged; bits turn over in a replica's weights; some batches make a spike; people cancel, resume,
+// drain and undrain.
 //
 // Checked at every event:
 //   - a rank starts only when no node that the coordinator counts as alive runs an older attempt
@@ -18,6 +19,8 @@
 //     a snapshot that its holder has had
 //   - nothing before the last snapshot is lost of which a copy of each rank is on the next nodes
 //   - no part of a job's time is negative, and the parts sum to its age
+//   - a rank with other weights than its replicas is named, and its node is blamed for it alone
+//   - a batch that a run has gone back over is not read again, and no run goes back for ever
 // and in the end, when faults have stopped: every job has ended, and the history of one that has
 // succeeded holds every step once, with the loss of an undisturbed run; and no node keeps copies of
 // jobs that have ended.
@@ -67,6 +70,9 @@ enum class Broken {
   kSnapshotStepsDropped,   // ... from a snapshot that is ahead of the history
   kSnapshotsAreIgnored,    // ... from a checkpoint, whatever is in memory
   kSnapshotsAreKept,       // nodes are not told that a job has ended
+  kNobodyIsBlamed,         // for weights that differ
+  kDataIsReadAgain,        // after a roll back
+  kRollsBackForEver,       // however often it has
 };
 
 class World {
@@ -138,7 +144,10 @@ class World {
     std::map<std::string, std::vector<std::string>> peers;  // of each node, of jobs with copies
     int copies_under_way = 0;
     bool from_memory = false;
-    bool loaded = false;  // from memory
+    bool loaded = false;      // from memory
+    v1::TrainingSpec data;    // which batch a step reads
+    bool rolls_back = false;  // at a spike
+    int corrupt_rank = -1;    // its weights are not those of its replicas
   };
   struct Checkpoint {
     int64_t step = 0;
@@ -171,10 +180,17 @@ class World {
   void Serve();
   void Apply(coordinator::Event event);
   coordinator::Effects StepBroken(coordinator::Event& event);
+  void BreakState(double now);
   void Commit(const coordinator::Effects& effects, bool by_commit);
   void Deliver(const coordinator::Effects& effects);
   void CheckState(const coordinator::Effects& effects, bool resumed);
   void CheckLedger(const v1::JobRecord& record);
+  int OwedBlame(const coordinator::Event& event) const;
+  std::map<std::string, int64_t> BlamesAt(double now) const;
+  void CheckBlame(const coordinator::Event& event, const coordinator::Effects& effects, int rank,
+                  const std::map<std::string, int64_t>& before);
+  std::map<std::string, int> RollBacks() const;
+  void NoteRollBacks(const coordinator::Event& event, const std::map<std::string, int>& before);
   void KillCoordinator();
   void StartCoordinator();
   double CoordinatorNow() const { return now_ + clock_; }
@@ -205,6 +221,7 @@ class World {
   void TryStep(const RunKey& run);
   bool AllWork(const Training& training, const RunKey& run, bool* broken);
   void EndStep(const RunKey& run, Training& training);
+  void EndForAll(const RunKey& run, Training& training, int corrupt_rank, int64_t roll_back_from);
   void Save(const RunKey& run, int64_t step, uint64_t weights, bool then_end, int exit_code);
   void BreakAttempt(const RunKey& run);
   void EndAll(const RunKey& run, int exit_code);
@@ -221,7 +238,8 @@ class World {
   void SpoilCopies(coordinator::Event& event);
   void ReviveLostAttempts();
 
-  static uint64_t NextWeights(uint64_t weights, int64_t step);
+  static uint64_t NextWeights(uint64_t weights, int64_t batch);
+  static bool IsPoison(const std::string& job, int64_t batch);
   static double LossOf(uint64_t weights) { return static_cast<double>(weights >> 12); }
 
   const Broken broken_;
@@ -249,6 +267,8 @@ class World {
   std::map<std::string, std::string> ended_;  // records of jobs that have ended
   std::map<std::string, std::vector<Checkpoint>> checkpoints_;
   std::map<RunKey, int64_t> found_;  // the newest good checkpoint when it was asked for
+  std::map<std::string, std::set<int64_t>> gone_over_;  // batches that must not be read again
+  std::map<std::string, int> rolled_back_;
 
   // Copies that were ever complete: node, attempt that took it, rank, step.
   std::set<std::tuple<std::string, RunKey, int, int64_t>> ever_held_;

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/ledger.h"
+#include "plan/data_position.h"
 #include "tests/simulation/world.h"
 
 namespace tercio::simulation {
@@ -58,16 +60,118 @@ void World::Apply(Event event) {
   const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body) ||
                          (said != nullptr && said->message.has_snapshots_held());
   Hear(event);
+  const int owed = OwedBlame(event);
+  const std::map<std::string, int64_t> blames = BlamesAt(event.now);
+  const std::map<std::string, int> roll_backs = RollBacks();
   const Effects effects = StepBroken(event);
+  if (owed >= 0) CheckBlame(event, effects, owed, blames);
   if (!wrong_.empty()) return;
   if (broken_ == Broken::kEffectsBeforeCommit) Deliver(effects);
   // It may die at any moment: before the commit, or before anything has left.
   const double dies = broken_ == Broken::kEffectsBeforeCommit ? 0.02 : 0.0005;
   if (Faulty() && Chance(dies)) return KillCoordinator();
   Commit(effects, by_commit);
+  NoteRollBacks(event, roll_backs);
   CheckState(effects, resumed);
   if (Faulty() && Chance(0.0005)) return KillCoordinator();
   if (broken_ != Broken::kEffectsBeforeCommit) Deliver(effects);
+}
+
+// The rank that a report shows to be corrupt, where it is the first that the attempt says of it.
+int World::OwedBlame(const Event& event) const {
+  const auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
+  if (said == nullptr || said->message.rank_exited().exit().corrupt_rank_plus_one() <= 0) return -1;
+  const v1::RunId& run = said->message.rank_exited().run();
+  const auto job = state_.jobs.find(run.job_id());
+  const auto node = state_.nodes.find(said->node);
+  const bool heard = node != state_.nodes.end() && !node->second.lost &&
+                     said->message.sequence() > node->second.record.reported();
+  if (!heard || job == state_.jobs.end() || job->second.record.attempt() != run.attempt() ||
+      (job->second.record.phase() != v1::JOB_PHASE_RUNNING &&
+       job->second.record.phase() != v1::JOB_PHASE_STARTING)) {
+    return -1;
+  }
+  return said->message.rank_exited().exit().corrupt_rank_plus_one() - 1;
+}
+
+std::map<std::string, int64_t> World::BlamesAt(double now) const {
+  std::map<std::string, int64_t> blames;
+  for (const auto& [name, node] : state_.nodes) {
+    const auto& faults = node.record.faults();
+    blames[name] = std::count(faults.begin(), faults.end(), now);
+  }
+  return blames;
+}
+
+void World::CheckBlame(const Event& event, const Effects& effects, int rank,
+                       const std::map<std::string, int64_t>& before) {
+  const auto& exited = std::get<coordinator::NodeSaid>(event.body).message.rank_exited();
+  const std::string& id = exited.run().job_id();
+  const std::string& guilty = trainings_.at(ToRunKey(exited.run())).ranks.at(rank);
+  const bool told = std::any_of(effects.events.begin(), effects.events.end(),
+                                [&](const v1::JobEvent& told_event) {
+                                  return told_event.kind() == "replicas_differ" &&
+                                         told_event.node() == guilty && told_event.rank() == rank;
+                                });
+  if (!told) Wrong(absl::StrCat(id, ": nobody names rank ", rank, " of ", guilty));
+  for (const auto& [name, count] : BlamesAt(event.now)) {
+    if ((count > before.at(name)) != (name == guilty)) {
+      Wrong(absl::StrCat(id, ": ", name, " is blamed for ", guilty, ", or is not"));
+    }
+  }
+}
+
+std::map<std::string, int> World::RollBacks() const {
+  std::map<std::string, int> roll_backs;
+  for (const auto& [id, job] : state_.jobs) roll_backs[id] = job.record.roll_backs();
+  return roll_backs;
+}
+
+// Once it is durable, the batch that led there must not come again.
+void World::NoteRollBacks(const Event& event, const std::map<std::string, int>& before) {
+  const auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
+  if (said == nullptr || !said->message.has_rank_exited()) return;
+  const RunKey run = ToRunKey(said->message.rank_exited().run());
+  const auto job = state_.jobs.find(run.first);
+  if (job == state_.jobs.end() || job->second.record.roll_backs() <= before.at(run.first)) return;
+  const Training& training = trainings_.at(run);
+  gone_over_[run.first].insert(plan::BatchOfStep(training.data, training.step));
+  if (++rolled_back_[run.first] > coordinator::kMostRollBacks) {
+    Wrong(absl::StrCat(run.first, " goes back once more, after ", coordinator::kMostRollBacks));
+  }
+}
+
+// What a wrong core would have made of its state.
+void World::BreakState(double now) {
+  switch (broken_) {
+    case Broken::kDataIsReadAgain:
+      for (auto& [id, job] : state_.jobs) {
+        job.record.mutable_spec()->mutable_training()->clear_data_skips();
+      }
+      break;
+    case Broken::kRollsBackForEver:
+      for (auto& [id, job] : state_.jobs) job.record.clear_roll_backs();
+      break;
+    case Broken::kEndedJobsRun:
+      for (auto& [id, job] : state_.jobs) {
+        if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
+          job.record.set_phase(v1::JOB_PHASE_QUEUED);
+        }
+      }
+      break;
+    case Broken::kBackoffNeverEnds:
+      for (auto& [id, job] : state_.jobs) job.record.set_retry_at(now + 10);
+      break;
+    case Broken::kTimeIsCountedTwice:
+      for (auto& [id, job] : state_.jobs) {
+        if (Chance(0.01)) {
+          job.record.mutable_ledger()->set_since_micros(job.record.ledger().since_micros() - 1000);
+        }
+      }
+      break;
+    default:
+      break;
+  }
 }
 
 // The core, or one that is wrong on purpose.
@@ -98,26 +202,13 @@ Effects World::StepBroken(Event& event) {
         found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
       }
       break;
-    case Broken::kEndedJobsRun:
-      for (auto& [id, job] : state_.jobs) {
-        if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
-          job.record.set_phase(v1::JOB_PHASE_QUEUED);
-        }
-      }
-      break;
-    case Broken::kBackoffNeverEnds:
-      for (auto& [id, job] : state_.jobs) job.record.set_retry_at(event.now + 10);
-      break;
-    case Broken::kTimeIsCountedTwice:
-      for (auto& [id, job] : state_.jobs) {
-        if (Chance(0.01)) {
-          job.record.mutable_ledger()->set_since_micros(job.record.ledger().since_micros() - 1000);
-        }
-      }
+    case Broken::kNobodyIsBlamed:
+      if (said == nullptr || !said->message.has_rank_exited()) break;
+      said->message.mutable_rank_exited()->mutable_exit()->clear_corrupt_rank_plus_one();
       break;
     default:
       SpoilCopies(event);
-      break;
+      BreakState(event.now);
   }
   Effects effects = Step(state_, event, settings_);
   if (broken_ == Broken::kStepsAreDropped) {

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "plan/data_position.h"
 #include "tests/simulation/world.h"
 
 namespace tercio::simulation {
@@ -14,10 +15,15 @@ constexpr double kStopTime = 45;
 
 // The weights after a step, in one number: a step that is left out, done twice or done from other
 // weights shows in all that follow.
-uint64_t World::NextWeights(uint64_t weights, int64_t step) {
-  uint64_t next = weights ^ (static_cast<uint64_t>(step) * 0x9e3779b97f4a7c15u);
+uint64_t World::NextWeights(uint64_t weights, int64_t batch) {
+  uint64_t next = weights ^ (static_cast<uint64_t>(batch) * 0x9e3779b97f4a7c15u);
   next ^= next >> 31;
   return next * 0xbf58476d1ce4e5b9u;
+}
+
+// So many that a run may come to more of them than it goes back for.
+bool World::IsPoison(const std::string& job, int64_t batch) {
+  return job != "job-3" && batch % 6 == (job == "job-1" ? 5 : 3);
 }
 
 World::Trainer* World::FindTrainer(const std::string& name, const RunKey& run, int rank) {
@@ -55,6 +61,8 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
     training.step = start.resume_step();
     training.steps = start.spec().training().steps();
     training.last_progress = now_;
+    training.data = start.spec().training();
+    training.rolls_back = start.spec().fault_tolerance().on_spike() == "rollback";
     training.from_memory = start.resume_attempt() > 0;
     if (training.from_memory ? training.step < found_[run] : training.step != found_[run]) {
       return Wrong(absl::StrCat(run.first, " starts after step ", training.step,
@@ -143,7 +151,11 @@ void World::EndStep(const RunKey& run, Training& training) {
     return EndAll(run, 0);
   }
   ++training.step;
-  training.weights = NextWeights(training.weights, training.step);
+  const int64_t batch = plan::BatchOfStep(training.data, training.step);
+  if (gone_over_[run.first].contains(batch)) {
+    return Wrong(absl::StrCat(run.first, " reads batch ", batch, " again"));
+  }
+  training.weights = NextWeights(training.weights, batch);
   training.last_progress = now_;
   const std::string name = training.ranks.at(0);
   v1::TrainerMessage message;
@@ -164,8 +176,14 @@ void World::EndStep(const RunKey& run, Training& training) {
     Keep(nodes_[name], {});
     SendNews(name);
   }
+  if (training.rolls_back && IsPoison(run.first, batch)) {
+    return EndForAll(run, training, -1, training.step);
+  }
   const bool saves = training.step == training.steps || training.save_and_stop ||
                      training.step % training.every == 0;
+  if (saves && training.corrupt_rank >= 0) {
+    return EndForAll(run, training, training.corrupt_rank, 0);
+  }
   if (saves) GiveCopies(run, training);
   if (training.step == training.steps) {
     training.ended = true;
@@ -177,6 +195,22 @@ void World::EndStep(const RunKey& run, Training& training) {
     // (or it is given up: that is when copies matter)
     Save(run, training.step, training.weights, /*then_end=*/false, 0);
   }
+}
+
+// All ranks find the same, say it, and end.
+void World::EndForAll(const RunKey& run, Training& training, int corrupt_rank,
+                      int64_t roll_back_from) {
+  training.ended = true;
+  v1::TrainerMessage message;
+  v1::TrainerFailure* failure = message.mutable_failure();
+  failure->set_message(absl::StrCat("found at step ", training.step));
+  failure->set_corrupt_rank_plus_one(corrupt_rank + 1);
+  failure->set_roll_back_from(roll_back_from);
+  for (const auto& [rank, name] : std::map(training.ranks)) {
+    const Trainer* trainer = FindTrainer(name, run, rank);
+    if (trainer != nullptr && trainer->alive && !trainer->frozen) Say(name, run, rank, message);
+  }
+  EndAll(run, 1);
 }
 
 // The checkpoint service lets the present attempt commit, and nobody else; trainers try again for

@@ -48,6 +48,9 @@ struct AgentMetrics::Families {
   Family<Counter>& skipped_steps =
       NewCounter(registry, "tercio_skipped_steps_total",
                  "Steps of the job whose loss or gradients were not finite, and so not used.");
+  Family<Counter>& spikes =
+      NewCounter(registry, "tercio_spikes_total",
+                 "Steps of the job whose loss or gradient norm was far above those before.");
   Family<Gauge>& tokens_per_second =
       NewGauge(registry, "tercio_tokens_per_second", "Tokens a second of the whole job.");
   Family<Gauge>& step = NewGauge(registry, "tercio_step", "Last completed step.");
@@ -105,6 +108,8 @@ void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, int
   if (!step.has_record()) return;
   families_->skipped_steps.Add({{"job_id", rank.job_id}, {"job_name", rank.job_name}})
       .Increment(step.record().skipped() ? 1 : 0);
+  families_->spikes.Add({{"job_id", rank.job_id}, {"job_name", rank.job_name}})
+      .Increment(step.record().spike().empty() ? 0 : 1);
 }
 
 void AgentMetrics::Memory(const RankLabels& rank, const v1::TrainerMemory& memory) {

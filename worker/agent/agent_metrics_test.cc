@@ -53,6 +53,7 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   (*metrics)->Step(kLabels, step, 0, 0);
   for (int i = 0; i < 2; ++i) {
     step.mutable_record()->set_skipped(true);
+    step.mutable_record()->set_spike(i == 0 ? "loss 9.1" : "");
     (*metrics)->Step(kLabels, step, 0, 0);
   }
   v1::TrainerMemory memory;
@@ -73,6 +74,7 @@ TEST(AgentMetrics, ShowsARanksFigures) {
   EXPECT_THAT(page, HasSubstr("tercio_tokens_per_second" + labels + " 1024"));
   EXPECT_THAT(page, HasSubstr("tercio_skipped_steps_total{job_id=\"j-1\",job_name="
                               "\"shakespeare\"} 2"));
+  EXPECT_THAT(page, HasSubstr("tercio_spikes_total{job_id=\"j-1\",job_name=\"shakespeare\"} 1"));
   EXPECT_THAT(page, HasSubstr("tercio_step_seconds" + labels + " 0.25"));
   EXPECT_THAT(page, HasSubstr("tercio_loss" + labels + " 3.5"));
   EXPECT_THAT(page, HasSubstr("tercio_grad_norm" + labels + " 0.5"));

@@ -243,9 +243,13 @@ void RunManager::Inject(const v1::InjectFault& fault) {
   const RunKey key = ToRunKey(fault.run());
   absl::Status status;
   TrainerProcess* process = nullptr;
+  WriteCommand write;
   if (const auto run = trainers_.find(key); run != trainers_.end()) {
     const auto trainer = run->second.find(fault.rank());
-    if (trainer != run->second.end()) process = trainer->second.process.get();
+    if (trainer != run->second.end()) {
+      process = trainer->second.process.get();
+      write = trainer->second.write;
+    }
   }
   if (process == nullptr) {
     status = absl::NotFoundError(absl::StrCat("rank ", fault.rank(), " does not run here"));
@@ -253,6 +257,12 @@ void RunManager::Inject(const v1::InjectFault& fault) {
     process->Signal(SIGKILL);
   } else if (fault.fault() == "freeze-trainer") {
     process->Signal(SIGSTOP);
+  } else if (fault.fault() == "flip-bit" && write) {
+    v1::TrainerCommand command;
+    command.mutable_flip_bit();
+    write(command);
+  } else if (fault.fault() == "flip-bit") {
+    status = absl::UnavailableError(absl::StrCat("rank ", fault.rank(), " is not attached"));
   } else if (fault.fault() == "slow-rank") {
     slow_.push_back({key, fault.rank(), SteadySeconds() + fault.seconds(), false});
   } else {

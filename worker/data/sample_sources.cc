@@ -2,27 +2,23 @@
 
 #include <utility>
 
+#include "plan/data_position.h"
 #include "worker/data/bert_rules.h"
 
 namespace tercio::data {
 namespace {
 
-// Place of a sequence in the run.
-int64_t PositionOf(int64_t step, int64_t sequence, int64_t global_batch) {
-  return (step - 1) * global_batch + sequence;
-}
-
 class CausalSamples : public CausalSource {
  public:
   CausalSamples(PreparedData data, const v1::JobSpec& spec)
       : data_(std::move(data)),
-        seed_(spec.training().seed()),
-        global_batch_(spec.training().global_batch()),
+        training_(spec.training()),
         context_(spec.model().context()),
         validation_samples_(data_.validation.Samples(context_)) {}
 
   void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
-    data_.train.ReadShuffled(seed_, PositionOf(step, sequence, global_batch_), context_, out);
+    data_.train.ReadShuffled(training_.seed(), plan::FirstSampleOfStep(training_, step) + sequence,
+                             context_, out);
   }
   int64_t validation_samples() const override { return validation_samples_; }
   void ReadValidation(int64_t index, int32_t* out) override {
@@ -31,8 +27,7 @@ class CausalSamples : public CausalSource {
 
  private:
   PreparedData data_;
-  uint64_t seed_;
-  int64_t global_batch_;
+  const v1::TrainingSpec training_;
   int64_t context_;
   int64_t validation_samples_;
 };
@@ -41,12 +36,12 @@ class BertSamples : public SampleSource {
  public:
   BertSamples(PreparedData data, const v1::JobSpec& spec)
       : data_(std::move(data)),
-        seed_(spec.training().seed()),
-        global_batch_(spec.training().global_batch()),
+        training_(spec.training()),
         validation_samples_(data_.validation_samples.samples()) {}
 
   void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
-    data_.train_samples.ReadShuffled(seed_, PositionOf(step, sequence, global_batch_), out);
+    data_.train_samples.ReadShuffled(training_.seed(),
+                                     plan::FirstSampleOfStep(training_, step) + sequence, out);
   }
   int64_t validation_samples() const override { return validation_samples_; }
   void ValidationSample(int64_t index, Sample* out) override {
@@ -55,8 +50,7 @@ class BertSamples : public SampleSource {
 
  private:
   PreparedData data_;
-  uint64_t seed_;
-  int64_t global_batch_;
+  const v1::TrainingSpec training_;
   int64_t validation_samples_;
 };
 

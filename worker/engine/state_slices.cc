@@ -82,21 +82,24 @@ std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
   return found;
 }
 
-void AddGuardSlices(const v1::RankPlan& plan, std::vector<StateSlice>* to_save,
-                    std::vector<StateSlice>* to_load) {
-  StateSlice state;
-  state.kind = StateKind::kGuard;
-  state.elements = plan::kGuardStateElements;
-  state.slice.set_tensor(kGuardTensor);
-  state.slice.add_shape(state.elements);
-  state.slice.set_row_end(state.elements);
-  state.slice.set_column_end(1);
-  state.slice.set_dtype("F32");
-  to_load->push_back(state);
+void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
+                    std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load) {
   const v1::RankPlacement& at = plan.placement();
-  if (at.pipeline_index() == 0 && at.tensor_index() == 0 && at.data_index() == 0) {
-    to_save->push_back(state);
-  }
+  const bool first = at.pipeline_index() == 0 && at.tensor_index() == 0 && at.data_index() == 0;
+  const auto add = [&](StateKind kind, const char* tensor, int64_t elements) {
+    StateSlice state;
+    state.kind = kind;
+    state.elements = elements;
+    state.slice.set_tensor(tensor);
+    state.slice.add_shape(elements);
+    state.slice.set_row_end(elements);
+    state.slice.set_column_end(1);
+    state.slice.set_dtype("F32");
+    to_load->push_back(state);
+    if (first) to_save->push_back(state);
+  };
+  if (plan::MaySkipSteps(job)) add(StateKind::kGuard, kGuardTensor, plan::kGuardStateElements);
+  if (plan::ActsOnSpikes(job)) add(StateKind::kSpikes, kSpikeTensor, plan::kSpikeStateElements);
 }
 
 }  // namespace tercio

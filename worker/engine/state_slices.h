@@ -8,12 +8,13 @@
 
 #include "plan/model_tensors.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
+#include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio {
 
-// kGuard: of the step guard, which is in no buffer.
-enum class StateKind { kParameter, kFirstMoment, kSecondMoment, kGuard };
+// kGuard, kSpikes: of the step guard, which is in no buffer.
+enum class StateKind { kParameter, kFirstMoment, kSecondMoment, kGuard, kSpikes };
 
 struct StateSlice {
   v1::TensorSlice slice;
@@ -34,9 +35,9 @@ std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1
 std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
                               const std::vector<StateSlice>& some);
 
-// The step guard's state (kGuardTensor), for jobs that have one: saved by the first rank, needed by
-// all.
-void AddGuardSlices(const v1::RankPlan& plan, std::vector<StateSlice>* to_save,
-                    std::vector<StateSlice>* to_load);
+// The step guard's state (kGuardTensor, kSpikeTensor), as far as the job has one: saved by the
+// first rank, needed by all.
+void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
+                    std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load);
 
 }  // namespace tercio

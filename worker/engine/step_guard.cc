@@ -3,13 +3,26 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 
 namespace tercio {
 
-absl::StatusOr<bool> StepGuard::Judge(bool loss_is_finite, bool gradients_are_finite,
-                                      const std::string& where) {
+absl::StatusOr<StepVerdict> StepGuard::Judge(double loss, double grad_norm,
+                                             const std::string& where) {
+  StepVerdict verdict;
+  const bool good_loss = std::isfinite(loss);
+  const bool good_gradients = std::isfinite(grad_norm);
+  TERCIO_ASSIGN_OR_RETURN(verdict.taken, JudgeFinite(good_loss, good_gradients, where));
+  if (good_loss && good_gradients) {
+    TERCIO_RETURN_IF_ERROR(JudgeSpike(loss, grad_norm, where, &verdict));
+  }
+  if (verdict.taken) in_a_row_ = 0;
+  return verdict;
+}
+
+absl::StatusOr<bool> StepGuard::JudgeFinite(bool loss_is_finite, bool gradients_are_finite,
+                                            const std::string& where) {
   if (loss_is_finite && gradients_are_finite) {
-    in_a_row_ = 0;
     if (scales_) scaler_.Update(/*overflow=*/false);
     return true;
   }
@@ -24,21 +37,38 @@ absl::StatusOr<bool> StepGuard::Judge(bool loss_is_finite, bool gradients_are_fi
                        "; lower training.optimizer.learning_rate or use training.precision: bf16"));
     }
     if (scaler_.scale() != scale) in_a_row_ = -1;  // a new scale starts with its own steps
-    return Skip(where);
-  }
-  if (!skips_) {
+  } else if (!skips_) {
     return absl::FailedPreconditionError(
         absl::StrCat(where,
                      "; lower training.optimizer.learning_rate or training.clip_grad_norm, or go "
                      "over such steps with fault_tolerance.on_nan: skip"));
   }
-  return Skip(where);
+  TERCIO_RETURN_IF_ERROR(Skip(where));
+  return false;
 }
 
-absl::StatusOr<bool> StepGuard::Skip(const std::string& where) {
+absl::Status StepGuard::JudgeSpike(double loss, double grad_norm, const std::string& where,
+                                   StepVerdict* verdict) {
+  if (on_spike_.empty() || on_spike_ == "off") return absl::OkStatus();
+  verdict->spike = spikes_.Judge(loss, grad_norm);
+  if (verdict->spike.empty()) {
+    reported_in_a_row_ = 0;
+    return absl::OkStatus();
+  }
+  verdict->taken = on_spike_ == "report";
+  verdict->rolls_back = on_spike_ == "rollback";
+  if (on_spike_ == "skip") return Skip(absl::StrCat(where, ": ", verdict->spike));
+  if (verdict->taken && ++reported_in_a_row_ >= kNewLevel) {
+    reported_in_a_row_ = 0;
+    spikes_.Forget();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StepGuard::Skip(const std::string& where) {
   ++skipped_;
   ++in_a_row_;
-  if (in_a_row_ < kMostSkipped) return false;
+  if (in_a_row_ < kMostSkipped) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat(where, ": ", in_a_row_, " steps in a row had to be skipped"));
 }

@@ -1,15 +1,18 @@
-// Decides what becomes of a step, given whether its numbers are finite: the weights are updated,
-// the step is skipped, or the job stops. Every rank decides by the same numbers and so the same.
-// Pure.
+// Decides what becomes of a step, given its loss and gradient norm: the weights are updated, the
+// step is skipped, the run goes back, or the job stops. Every rank decides by the same numbers and
+// so the same. Pure.
 //
 // Counts the skipped steps: learning rate and AdamW's bias correction go by the steps that were
-// taken. All of it is state of the training (plan::MaySkipSteps) and lies in checkpoints.
+// taken. All of it is state of the training and lies in checkpoints: the counts where steps may be
+// skipped (plan::MaySkipSteps), the numbers of the steps before where a spike changes the run
+// (plan::ActsOnSpikes). Where spikes are only reported a resumed run learns anew what is usual.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -17,21 +20,38 @@
 #include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/engine/loss_scaler.h"
+#include "worker/engine/spikes.h"
 
 namespace tercio {
 
-// The logical tensor of a checkpoint that holds the state; others than fp16 and on_nan: skip jobs
-// have none.
+// The logical tensor of a checkpoint that holds the counts; others than fp16, on_nan: skip and
+// on_spike: skip jobs have none.
 inline constexpr char kGuardTensor[] = "training.scaler";
+
+// Whether a tensor that an engine needs may be missing in a checkpoint.
+inline bool IsGuardTensor(std::string_view name) {
+  return name == kGuardTensor || name == kSpikeTensor;
+}
+
+struct StepVerdict {
+  bool taken = true;        // the weights are to be updated
+  bool rolls_back = false;  // the run is to go back; the step is not taken
+  std::string spike;        // what is far above the steps before; empty: nothing
+};
 
 class StepGuard {
  public:
   // So many steps skipped in a row, with the loss scale where it was, are no accident.
   static constexpr int64_t kMostSkipped = 100;
 
+  // After so many spikes in a row that were only reported, what they show is the usual.
+  static constexpr int64_t kNewLevel = 32;
+
   explicit StepGuard(const v1::JobSpec& job)
       : scales_(plan::ScalesLoss(job.training())),
-        skips_(job.fault_tolerance().on_nan() == "skip") {}
+        skips_(job.fault_tolerance().on_nan() == "skip"),
+        on_spike_(job.fault_tolerance().on_spike()),
+        spikes_(job.fault_tolerance().spike_threshold()) {}
 
   // What the gradient of the loss is multiplied by; 1 but for fp16.
   double loss_scale() const { return scales_ ? scaler_.scale() : 1; }
@@ -40,10 +60,9 @@ class StepGuard {
   // The number of this step among those that were taken, if it is taken.
   int64_t TakenStep(int64_t step) const { return std::max<int64_t>(1, step - skipped_); }
 
-  // Whether the weights are to be updated. A step that is not taken is counted.
-  // FAILED_PRECONDITION when the job cannot go on; `where` says where the numbers went bad first.
-  absl::StatusOr<bool> Judge(bool loss_is_finite, bool gradients_are_finite,
-                             const std::string& where);
+  // FAILED_PRECONDITION when the job cannot go on; `where` names the step, and where its numbers
+  // went bad first.
+  absl::StatusOr<StepVerdict> Judge(double loss, double grad_norm, const std::string& where);
 
   // {scale, good steps, chances, skipped steps, skipped in a row}
   using State = std::array<float, plan::kGuardStateElements>;
@@ -51,14 +70,24 @@ class StepGuard {
   // INVALID_ARGUMENT when it is not one that state() could have given.
   absl::Status Restore(absl::Span<const float> state);
 
+  SpikeDetector& spikes() { return spikes_; }
+
  private:
-  absl::StatusOr<bool> Skip(const std::string& where);
+  // Whether the step is taken, as far as its numbers are finite or not.
+  absl::StatusOr<bool> JudgeFinite(bool loss_is_finite, bool gradients_are_finite,
+                                   const std::string& where);
+  absl::Status JudgeSpike(double loss, double grad_norm, const std::string& where,
+                          StepVerdict* verdict);
+  absl::Status Skip(const std::string& where);
 
   bool scales_;
   bool skips_;
+  std::string on_spike_;
+  SpikeDetector spikes_;
   LossScaler scaler_;
   int64_t skipped_ = 0;
   int64_t in_a_row_ = 0;
+  int64_t reported_in_a_row_ = 0;  // spikes
 };
 
 }  // namespace tercio

@@ -103,8 +103,9 @@ TEST(StepGuard, WhatBecomesOfAStep) {
   };
   for (const Case& c : cases) {
     StepGuard guard(Job(c.precision, c.on_nan));
-    const auto taken = guard.Judge(c.good_loss, c.good_gradients, "step 7: bad");
-    const std::string outcome = !taken.ok() ? "stop" : *taken ? "update" : "skip";
+    const auto taken =
+        guard.Judge(c.good_loss ? 1 : kNan, c.good_gradients ? 1 : kNan, "step 7: bad");
+    const std::string outcome = !taken.ok() ? "stop" : taken->taken ? "update" : "skip";
     EXPECT_EQ(outcome, c.outcome) << c.precision << " " << c.on_nan;
     EXPECT_EQ(guard.TakenStep(10), outcome == "skip" ? 9 : 10);
     if (taken.ok()) continue;
@@ -121,21 +122,21 @@ TEST(StepGuard, ScaleIsOneUnlessFp16) {
 
 TEST(StepGuard, ABadLossIsNotTheScalesFault) {
   StepGuard guard(Job("fp16", "skip"));
-  for (int i = 0; i < 5; ++i) ASSERT_FALSE(*guard.Judge(false, false, ""));
+  for (int i = 0; i < 5; ++i) ASSERT_FALSE(guard.Judge(kNan, kNan, "")->taken);
   EXPECT_THAT(guard.state(), ElementsAre(LossScaler::kInitialScale, 0, 2, 5, 5));
 }
 
 TEST(StepGuard, ManySkipsInARowEndTheJobUnlessTheScaleFalls) {
   StepGuard guard(Job("fp32", "skip"));
-  for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(*guard.Judge(true, false, ""));
-  ASSERT_TRUE(*guard.Judge(true, true, ""));
-  for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(*guard.Judge(true, false, ""));
-  EXPECT_FALSE(guard.Judge(true, false, "").ok());
+  for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(guard.Judge(1, kNan, "")->taken);
+  ASSERT_TRUE(guard.Judge(1, 1, "")->taken);
+  for (int i = 1; i < StepGuard::kMostSkipped; ++i) ASSERT_FALSE(guard.Judge(1, kNan, "")->taken);
+  EXPECT_FALSE(guard.Judge(1, kNan, "").ok());
 
   StepGuard scaled(Job("fp16", "stop"));
   int skipped = 0;
   while (true) {
-    const auto taken = scaled.Judge(true, false, "step 40: x");
+    const auto taken = scaled.Judge(1, kNan, "step 40: x");
     if (!taken.ok()) {
       EXPECT_THAT(std::string(taken.status().message()), HasSubstr("least loss scale 1"));
       break;
@@ -147,8 +148,8 @@ TEST(StepGuard, ManySkipsInARowEndTheJobUnlessTheScaleFalls) {
 
 TEST(StepGuard, StateRoundTripAndDamage) {
   StepGuard guard(Job("fp16", "stop"));
-  for (int i = 0; i < 4; ++i) ASSERT_FALSE(*guard.Judge(true, false, ""));
-  for (int i = 0; i < 3; ++i) ASSERT_TRUE(*guard.Judge(true, true, ""));
+  for (int i = 0; i < 4; ++i) ASSERT_FALSE(guard.Judge(1, kNan, "")->taken);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(guard.Judge(1, 1, "")->taken);
   const StepGuard::State state = guard.state();
   EXPECT_THAT(state, ElementsAre(LossScaler::kInitialScale / 8, 3, -2, 4, 0));
   StepGuard other(Job("fp16", "stop"));

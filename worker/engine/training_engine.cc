@@ -1,6 +1,7 @@
 #include "worker/engine/training_engine.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <functional>
 #include <numeric>
@@ -10,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "kernels/random.h"
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -60,10 +62,12 @@ class Engine : public TrainingEngine {
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
         guard_(spec),
+        replicas_(plan_, tensors_, *communicators.world, *communicators.tensor,
+                  *communicators.data),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
-    if (plan::MaySkipSteps(spec)) AddGuardSlices(plan, &to_save_, &to_load_);
+    AddGuardSlices(spec, plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
     if (format_ != kernels::Format::kFloat32) {
       rounded_parameters_ = arena_.Floats("parameters.compute");
@@ -93,6 +97,8 @@ class Engine : public TrainingEngine {
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<double> Evaluate() override;
+  absl::StatusOr<ReplicaVerdict> CheckReplicas() override;
+  void FlipBit() override;
   void SetTracing(bool on) override { trace_.Set(on); }
   std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
   absl::StatusOr<StateSnapshot> Snapshot() override;
@@ -187,6 +193,7 @@ class Engine : public TrainingEngine {
   GradientLanes lanes_;
   PipelineLinks links_;
   StepGuard guard_;
+  ReplicaCheck replicas_;
   std::vector<StateSlice> to_save_;
   std::vector<StateSlice> to_load_;
   const bool keeps_copies_;
@@ -541,10 +548,8 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   const int64_t taken_step = guard_.TakenStep(step);
   if (guard_.scales()) result->loss_scale = scale;
   result->learning_rate = LearningRate(spec_.training(), taken_step);
-  const bool good_loss = std::isfinite(result->loss);
-  const bool good_gradients = std::isfinite(result->grad_norm);
-  std::string where;
-  if (!good_loss || !good_gradients) {
+  std::string where = absl::StrCat("step ", step);
+  if (!std::isfinite(result->loss) || !std::isfinite(result->grad_norm)) {
     // The sign of a NaN means nothing, but would be printed.
     for (double* value : {&result->loss, &result->grad_norm}) {
       if (std::isnan(*value)) *value = std::abs(*value);
@@ -555,16 +560,21 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
       losses[i] += SumsOf(Sum::kSequenceLoss)[i];
     }
     const auto norms = static_cast<size_t>(ExchangeCount() - 1 - SumCount());
-    where = absl::StrCat(
-        "step ", step, ": ",
+    absl::StrAppend(
+        &where, ": ",
         DescribeBadNumbers(losses, absl::MakeConstSpan(exchange_ + SumCount(), norms), plan_),
         guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
   }
-  TERCIO_ASSIGN_OR_RETURN(const bool taken, guard_.Judge(good_loss, good_gradients, where));
-  result->skipped = !taken;
-  result->reason = where;
+  TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
+                          guard_.Judge(result->loss, result->grad_norm, where));
+  result->rolls_back = verdict.rolls_back;
+  result->skipped = !verdict.taken;
+  result->spike = verdict.spike;
+  result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
   where_.BeginAction("optimizer");
-  if (taken) trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
+  if (verdict.taken) {
+    trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
+  }
   return absl::OkStatus();
 }
 
@@ -647,6 +657,41 @@ absl::StatusOr<double> Engine::Evaluate() {
   return MeanLoss(totals);
 }
 
+// The rounded copy that the model reads follows from the weights at every step, and gradients are
+// the same on all replicas once they are added: neither is compared.
+absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
+  if (!replicas_.HasReplicas()) return ReplicaVerdict{};
+  where_.BeginAction("replica check");
+  const float* buffers[] = {parameters_, first_moments_, second_moments_};
+  std::vector<std::array<uint64_t, 3>> parts(tensors_.tensors.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const plan::StageTensor& entry = tensors_.tensors[i];
+    if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;  // the lookup's
+    for (size_t kind = 0; kind < parts[i].size(); ++kind) {
+      compute_->ops().Digest(buffers[kind] + entry.parameter_offset, entry.elements,
+                             &parts[i][kind]);
+    }
+  }
+  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  std::vector<uint64_t> digests(parts.size());
+  for (size_t i = 0; i < parts.size(); ++i) {
+    for (const uint64_t part : parts[i]) digests[i] = kernels::SplitMix64(digests[i] ^ part);
+  }
+  return replicas_.Compare(*compute_, digests);
+}
+
+// In the middle of the largest tensor, an eighth of the weight or so: no number becomes infinite.
+void Engine::FlipBit() {
+  const auto largest =
+      std::max_element(tensors_.tensors.begin(), tensors_.tensors.end(),
+                       [](const auto& a, const auto& b) { return a.elements < b.elements; });
+  float* place = parameters_ + largest->parameter_offset + largest->elements / 2;
+  uint32_t bits = 0;
+  compute_->CopyToHost(&bits, place, sizeof(bits));
+  bits ^= uint32_t{1} << 20;
+  compute_->CopyFromHost(place, &bits, sizeof(bits));
+}
+
 float* Engine::Buffer(StateKind kind) const {
   switch (kind) {
     case StateKind::kFirstMoment:
@@ -662,6 +707,11 @@ void Engine::CopyAside(const StateSlice& state, float* to) {
   if (state.kind == StateKind::kGuard) {
     const StepGuard::State guard = guard_.state();
     std::copy(guard.begin(), guard.end(), to);
+    return;
+  }
+  if (state.kind == StateKind::kSpikes) {
+    const std::vector<float> spikes = guard_.spikes().state();
+    std::copy(spikes.begin(), spikes.end(), to);
     return;
   }
   compute_->CopyToHost(to, Buffer(state.kind) + state.offset,
@@ -698,6 +748,7 @@ absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
                                                    state.elements));
   }
   if (state.kind == StateKind::kGuard) return guard_.Restore(values);
+  if (state.kind == StateKind::kSpikes) return guard_.spikes().Restore(values);
   compute_->CopyFromHost(Buffer(state.kind) + state.offset, values.data(),
                          state.elements * static_cast<int64_t>(sizeof(float)));
   if (state.kind == StateKind::kParameter) RoundParameters(state.offset, state.elements);

@@ -21,6 +21,7 @@
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
+#include "worker/engine/replica_check.h"
 #include "worker/engine/sample_source.h"
 #include "worker/engine/step_guard.h"
 #include "worker/progress/whereabouts.h"
@@ -44,7 +45,9 @@ struct StepResult {
   double communication_seconds = 0;  // this rank, waiting for other ranks
   double signal = 0;                 // what rank 0 gave to Step; the same on every rank
   bool skipped = false;              // the weights are as they were
-  std::string reason;                // of a skipped step
+  bool rolls_back = false;           // so they are, and the run is to go back
+  std::string spike;                 // StepRecord.spike
+  std::string reason;                // of a step that is skipped or a spike
   double loss_scale = 0;             // of this step; 0 but for fp16
 };
 
@@ -88,8 +91,9 @@ class TrainingEngine {
 
   // One optimizer step. Steps are given in ascending order. `signal` is what rank 0 wants all ranks
   // to know after this step (other ranks give 0): it travels with the losses, so it costs nothing.
-  // Where loss or gradients are not finite the weights stay as they are: the step is skipped, or
-  // FAILED_PRECONDITION says where the numbers went bad (worker/engine/step_guard.h).
+  // Where loss or gradients are not finite, or a spike, the weights may stay as they are: the step
+  // is skipped, the run is to go back, or FAILED_PRECONDITION says where the numbers went bad
+  // (worker/engine/step_guard.h).
   virtual absl::StatusOr<StepResult> Step(int64_t step, double signal) = 0;
 
   // Whether the next steps are traced, and what the last one left.
@@ -101,9 +105,15 @@ class TrainingEngine {
   // every rank calls it.
   virtual absl::StatusOr<double> Evaluate() = 0;
 
+  // Whether all replicas of the weights are equal (worker/engine/replica_check.h). Collective:
+  // every rank calls it. Costs nothing where there are none.
+  virtual absl::StatusOr<ReplicaVerdict> CheckReplicas() = 0;
+  // A drill: one bit of this rank's weights turns over.
+  virtual void FlipBit() = 0;
+
   // What this rank contributes to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>",
-  // "adamw.v.<tensor>", and kGuardTensor where the job has it. All ranks together give every
-  // element of every tensor exactly once.
+  // "adamw.v.<tensor>", and the step guard's tensors where the job has them. All ranks together
+  // give every element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
   // Copies those slices, or all that NeededSlices names, to the snapshot buffer. The values stay
@@ -111,8 +121,8 @@ class TrainingEngine {
   virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
   // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice
-  // (values row-major, as many as the slice has elements). kGuardTensor may be left out: a
-  // checkpoint of a job that could not skip steps has none.
+  // (values row-major, as many as the slice has elements). Those of the step guard may be left
+  // out (IsGuardTensor): a checkpoint of a job that had no use for them has none.
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
   virtual absl::Status Load(int64_t slice_index, absl::Span<const float> values) = 0;
 

@@ -146,6 +146,8 @@ void AgentLink::ReadCommands(Connection& connection) {
     if (command.has_save_now()) {
       request_ = std::max(request_,
                           command.save_now().then_stop() ? Request::kSaveAndStop : Request::kSave);
+    } else if (command.has_flip_bit()) {
+      flip_bit_ = true;
     } else if (command.received() > 0) {
       outbox_.Received(command.received());
       changed_.notify_all();
@@ -213,6 +215,11 @@ void AgentLink::WriteLoop() {
 AgentLink::Request AgentLink::TakeRequest() {
   std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(request_, Request::kNone);
+}
+
+bool AgentLink::TakeFlipBit() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(flip_bit_, false);
 }
 
 void AgentLink::Send(v1::TrainerMessage message) {

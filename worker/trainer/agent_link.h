@@ -45,6 +45,8 @@ class AgentLink : public RendezvousStore {
   // What the agent has asked for since the last call.
   enum class Request { kNone = 0, kSave = 1, kSaveAndStop = 2 };
   Request TakeRequest();
+  // A drill: a bit of this rank's weights is to turn over.
+  bool TakeFlipBit();
 
   void Send(v1::TrainerMessage message);
   void SendPhase(v1::TrainerPhase phase);
@@ -91,6 +93,7 @@ class AgentLink : public RendezvousStore {
   bool closing_ = false;
   bool stopping_ = false;
   Request request_ = Request::kNone;
+  bool flip_bit_ = false;
   std::thread reader_;
   std::thread writer_;
 };

@@ -103,6 +103,8 @@ class FakeEngine : public TrainingEngine {
   absl::StatusOr<double> Evaluate() override { return 0.0; }
   void SetTracing(bool) override {}
   std::vector<TraceEvent> TakeTrace() override { return {}; }
+  absl::StatusOr<ReplicaVerdict> CheckReplicas() override { return ReplicaVerdict(); }
+  void FlipBit() override {}
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
   absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
@@ -224,16 +226,18 @@ TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
 }
 
 TEST_F(CheckpointClientTest, OnlyTheGuardsStateMayBeMissing) {
-  FakeEngine engine;
-  engine.slices = {Rows("a", 10, 14), Rows(kGuardTensor, 0, 5)};
-  service_.lacks = kGuardTensor;
-  absl::Status status = Client()->Load(40, engine);
-  EXPECT_TRUE(status.ok()) << status;
-  ASSERT_EQ(engine.loaded.size(), 1u);
-  service_.lacks = "a";
-  status = Client()->Load(40, engine);
-  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(engine.loaded.size(), 1u);
+  for (const char* missing : {kGuardTensor, kSpikeTensor}) {
+    FakeEngine engine;
+    engine.slices = {Rows("a", 10, 14), Rows(missing, 0, 5)};
+    service_.lacks = missing;
+    absl::Status status = Client()->Load(40, engine);
+    EXPECT_TRUE(status.ok()) << status;
+    ASSERT_EQ(engine.loaded.size(), 1u);
+    service_.lacks = "a";
+    status = Client()->Load(40, engine);
+    EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+    EXPECT_EQ(engine.loaded.size(), 1u);
+  }
 }
 
 TEST_F(CheckpointClientTest, ATensorThatIsTooShortIsDataLoss) {

@@ -111,16 +111,15 @@ ExitNote Run(const Arguments& arguments, ProgressPage* page) {
   identity.token = hello.token();
   identity.rank = arguments.rank;
   identity.world_size = (*link)->assignment().world_size();
-  bool permanent = false;
-  const absl::StatusOr<TrainingOutcome> outcome = RunTraining(**link, identity, page, &permanent);
+  v1::TrainerMessage message;
+  v1::TrainerFailure* failure = message.mutable_failure();
+  const absl::StatusOr<TrainingOutcome> outcome = RunTraining(**link, identity, page, failure);
   if (!outcome.ok()) {
     const std::string reason(outcome.status().message());
     LogError(reason);
-    v1::TrainerMessage message;
-    message.mutable_failure()->set_message(reason);
-    message.mutable_failure()->set_permanent(permanent);
+    failure->set_message(reason);
     (*link)->Send(message);
-    return {permanent ? kPermanentFault : kFault, permanent, reason};
+    return {failure->permanent() ? kPermanentFault : kFault, failure->permanent(), reason};
   }
   (*link)->SendPhase(v1::TRAINER_PHASE_FINISHED);
   return {*outcome == TrainingOutcome::kFinished ? kFinished : kStopped, false, ""};

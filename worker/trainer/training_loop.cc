@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "plan/data_position.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/snapshots.h"
@@ -53,15 +54,17 @@ int64_t ResidentBytes() {
 
 class TrainingLoop {
  public:
-  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity, ProgressPage* page)
+  TrainingLoop(AgentLink& link, const CheckpointIdentity& identity, ProgressPage* page,
+               v1::TrainerFailure* failure)
       : link_(link),
         assignment_(link.assignment()),
         identity_(identity),
         page_(page),
+        failure_(*failure),
         whereabouts_(page) {}
 
-  absl::StatusOr<TrainingOutcome> Run(bool* permanent) {
-    const absl::StatusOr<TrainingOutcome> outcome = RunAll(permanent);
+  absl::StatusOr<TrainingOutcome> Run() {
+    const absl::StatusOr<TrainingOutcome> outcome = RunAll();
     // The others must not wait for a rank that has given up.
     if (!outcome.ok()) {
       for (const auto& communicator : owned_) communicator->Abort();
@@ -73,11 +76,14 @@ class TrainingLoop {
   const v1::TrainingSpec& training() const { return assignment_.spec().training(); }
   bool IsRankZero() const { return identity_.rank == 0; }
 
-  absl::StatusOr<TrainingOutcome> RunAll(bool* permanent);
+  absl::StatusOr<TrainingOutcome> RunAll();
   absl::Status Connect();
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status LoadState();
+  // A step, and what is said about it.
+  absl::StatusOr<AgentLink::Request> TrainStep(int64_t step);
+  absl::Status CheckReplicas(int64_t step, bool saves);
   absl::Status Save(int64_t step);
   absl::Status AwaitAllRanks();
   std::function<void()> GiveCopies(int64_t step, const StateSnapshot& snapshot);
@@ -94,6 +100,7 @@ class TrainingLoop {
   const v1::TrainerAssignment& assignment_;
   const CheckpointIdentity& identity_;
   ProgressPage* const page_;  // may be null
+  v1::TrainerFailure& failure_;
   Whereabouts whereabouts_;
   std::string tokenizer_json_;
   std::unique_ptr<SampleSource> source_;
@@ -112,14 +119,14 @@ class TrainingLoop {
   absl::Time last_memory_report_ = absl::InfinitePast();
 };
 
-absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
-  *permanent = true;
+absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
+  failure_.set_permanent(true);
   TERCIO_ASSIGN_OR_RETURN(data::PreparedData prepared,
                           data::PrepareData(assignment_.spec().data(), assignment_.spec().model(),
                                             assignment_.data_cache_dir()));
   tokenizer_json_ = prepared.tokenizer_json;
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
-  *permanent = false;
+  failure_.set_permanent(false);
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);
   TERCIO_RETURN_IF_ERROR(Connect());
   device_ = CreateCpuDevice(std::max(1, assignment_.threads()));
@@ -142,9 +149,10 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll(bool* permanent) {
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
   const absl::Status saved = WaitForUpload();
   // A loss that is not finite comes again at the same step: the job itself is at fault.
-  *permanent = absl::IsFailedPrecondition(outcome.status());
+  failure_.set_permanent(absl::IsFailedPrecondition(outcome.status()));
   if (!outcome.ok() || saved.ok()) return outcome;
-  *permanent = absl::IsResourceExhausted(saved);  // nothing is mended by training again
+  // Nothing is mended by training again.
+  failure_.set_permanent(absl::IsResourceExhausted(saved));
   return absl::Status(saved.code(), absl::StrCat("the last checkpoint could not be saved: ",
                                                  std::string(saved.message())));
 }
@@ -214,30 +222,54 @@ bool TrainingLoop::EvaluatesAfter(int64_t step) const {
   return step == training().steps() || (every > 0 && step % every == 0);
 }
 
+absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
+  engine_->SetTracing(step == training().trace_step());
+  if (link_.TakeFlipBit()) engine_->FlipBit();
+  const absl::Time start = absl::Now();
+  TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
+  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  if (IsRankZero() && (result.skipped || !result.spike.empty())) {
+    LogWarning(absl::StrCat(result.skipped ? "skipped " : "spike at ", result.reason));
+  }
+  double validation_loss = 0;
+  const bool evaluated = EvaluatesAfter(step) && !result.rolls_back;
+  if (evaluated) {
+    TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
+  }
+  Report(step, result, seconds, validation_loss, evaluated);
+  if (step == training().trace_step()) ReportTrace(step);
+  if (!result.rolls_back) {
+    return static_cast<AgentLink::Request>(static_cast<int>(result.signal));
+  }
+  failure_.set_roll_back_from(step);
+  return absl::AbortedError(
+      absl::StrCat(result.reason, "; the run goes back to the checkpoint before"));
+}
+
 absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   const int64_t every = assignment_.spec().checkpoint().every_steps();
   for (int64_t step = assignment_.resume_step() + 1; step <= training().steps(); ++step) {
-    engine_->SetTracing(step == training().trace_step());
-    const absl::Time start = absl::Now();
-    TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
-    const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
-    if (result.skipped && IsRankZero()) LogWarning(absl::StrCat("skipped ", result.reason));
-    double validation_loss = 0;
-    const bool evaluated = EvaluatesAfter(step);
-    if (evaluated) {
-      TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
-    }
-    Report(step, result, seconds, validation_loss, evaluated);
-    if (step == training().trace_step()) ReportTrace(step);
-    const auto request = static_cast<AgentLink::Request>(static_cast<int>(result.signal));
+    TERCIO_ASSIGN_OR_RETURN(const AgentLink::Request request, TrainStep(step));
     const bool finished = step == training().steps();
     const bool stops = request == AgentLink::Request::kSaveAndStop && !finished;
-    if (request != AgentLink::Request::kNone || finished || (every > 0 && step % every == 0)) {
-      TERCIO_RETURN_IF_ERROR(Save(step));
-    }
+    const bool saves =
+        request != AgentLink::Request::kNone || finished || (every > 0 && step % every == 0);
+    TERCIO_RETURN_IF_ERROR(CheckReplicas(step, saves));
+    if (saves) TERCIO_RETURN_IF_ERROR(Save(step));
     if (stops) return TrainingOutcome::kStoppedAfterSave;
   }
   return TrainingOutcome::kFinished;
+}
+
+// No checkpoint is taken from replicas that differ: the attempt that follows starts from a good
+// one.
+absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
+  const int64_t every = assignment_.spec().fault_tolerance().check_replicas_every();
+  if (every <= 0 || (!saves && step % every != 0)) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(const ReplicaVerdict verdict, engine_->CheckReplicas());
+  if (verdict.equal) return absl::OkStatus();
+  failure_.set_corrupt_rank_plus_one(verdict.odd_rank < 0 ? -1 : verdict.odd_rank + 1);
+  return absl::DataLossError(absl::StrCat("after step ", step, ": ", verdict.text));
 }
 
 // Waiting for the coordinator is no hang, however long it takes to store a checkpoint.
@@ -287,7 +319,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
       {"tokens", step * training().global_batch() * assignment_.spec().model().context()},
       {"seed", training().seed()},
       {"lanes", assignment_.plan().lanes()},
-      {"next_sample", step * training().global_batch()}};
+      {"next_sample", plan::FirstSampleOfStep(training(), step + 1)}};
   CheckpointTexts texts{state.dump(),
                         IsRankZero() ? tokenizer_json_ : "",
                         {unsaved_steps_.begin(), unsaved_steps_.end()}};
@@ -338,6 +370,7 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     record->set_tokens(step * tokens_per_step);
     record->set_step_seconds(seconds);
     record->set_skipped(result.skipped);
+    record->set_spike(result.spike);
     if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
     if (evaluated) record->set_validation_loss(validation_loss);
     report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
@@ -386,8 +419,8 @@ void TrainingLoop::ReportMemory() {
 }  // namespace
 
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            ProgressPage* page, bool* permanent) {
-  return TrainingLoop(link, identity, page).Run(permanent);
+                                            ProgressPage* page, v1::TrainerFailure* failure) {
+  return TrainingLoop(link, identity, page, failure).Run();
 }
 
 }  // namespace tercio

@@ -11,9 +11,10 @@ namespace tercio {
 enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 
 // Runs the assignment of `link` to its end. `page`, which may be null, is told where the rank is.
-// On an error `*permanent` says whether a restart cannot help, since the fault is in the job's data
-// or configuration.
+// On an error `*failure` says what else is known of it: whether a restart cannot help, since the
+// fault is in the job's data or configuration; which rank has other weights than its replicas;
+// whether the run is to go back. Its message is left to the caller.
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
-                                            ProgressPage* page, bool* permanent);
+                                            ProgressPage* page, v1::TrainerFailure* failure);
 
 }  // namespace tercio

@@ -85,8 +85,7 @@ class Stepper {
       *report.mutable_trace()->mutable_trace() = event.message.trace();
       Tell(std::move(report));
     } else if (event.message.has_failure()) {
-      rank->failure = event.message.failure().message();
-      rank->permanent = event.message.failure().permanent();
+      rank->failure = event.message.failure();
     }
   }
 
@@ -103,8 +102,11 @@ class Stepper {
     v1::ExitRecord exit;
     exit.set_exit_code(event.exit_code);
     exit.set_signal(event.signal);
-    exit.set_reason(rank->failure.empty() ? event.reason : rank->failure);
-    exit.set_permanent(rank->permanent || event.permanent);
+    const std::string& said = rank->failure.message();
+    exit.set_reason(said.empty() ? event.reason : said);
+    exit.set_permanent(rank->failure.permanent() || event.permanent);
+    exit.set_corrupt_rank_plus_one(rank->failure.corrupt_rank_plus_one());
+    exit.set_roll_back_from(rank->failure.roll_back_from());
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
     RankEnded(event.run, event.rank, std::move(exit));
   }

@@ -31,8 +31,7 @@ struct RankState {
   v1::RankPlan plan;
   Life life = Life::kWaiting;
   v1::TrainerPhase phase = v1::TRAINER_PHASE_UNSPECIFIED;
-  std::string failure;  // the trainer's own word
-  bool permanent = false;
+  v1::TrainerFailure failure;  // the trainer's own word
   int64_t last_step = 0;
   bool has_exited = false;  // false for a rank that ended before it was started
   v1::ExitRecord exit;      // valid when has_exited

@@ -99,11 +99,15 @@ TEST(AgentCore, ExitCarriesTheTrainersWordAndItsLastLines) {
   TrainerSaid failure{{"job", 1}, 0, {}};
   failure.message.mutable_failure()->set_message("loss is nan");
   failure.message.mutable_failure()->set_permanent(true);
+  failure.message.mutable_failure()->set_corrupt_rank_plus_one(3);
+  failure.message.mutable_failure()->set_roll_back_from(57);
   EXPECT_TRUE(Step(state, {0, failure}).empty());
   const std::vector<AgentEffect> effects = Step(state, Ended(1, 0, 3));
   const v1::ExitRecord exit = std::get<TellCoordinator>(effects[1]).message.rank_exited().exit();
   EXPECT_EQ(exit.reason(), "loss is nan");
   EXPECT_TRUE(exit.permanent());
+  EXPECT_EQ(exit.corrupt_rank_plus_one(), 3);
+  EXPECT_EQ(exit.roll_back_from(), 57);
   EXPECT_EQ(exit.exit_code(), 3);
   ASSERT_EQ(exit.last_log_lines_size(), 1);
   EXPECT_EQ(exit.last_log_lines(0), "last words");

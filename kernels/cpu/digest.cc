@@ -1,0 +1,83 @@
+// The digest of a buffer's bits, at the speed of memory.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "kernels/cpu/parts.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/digest.cc"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+#include "hwy/highway.h"
+#include "kernels/cpu/vector-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace tercio::kernels::HWY_NAMESPACE {
+
+constexpr uint32_t kFactor = 0x9e3779b1u;
+
+// Whole vectors from `begin` on, up to *reached; what they add to the digest.
+uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_unused]] int64_t end,
+                       int64_t* reached) {
+  *reached = begin;
+#if HWY_TARGET == HWY_SCALAR
+  return 0;
+#else
+  const hn::RebindToUnsigned<Tag> d32;
+  const hn::RepartitionToWide<decltype(d32)> d64;
+  const auto odd = [&](auto v) HWY_ATTR {
+    return hn::BitCast(d32, hn::ShiftRight<32>(hn::BitCast(d64, v)));
+  };
+  const auto lanes = static_cast<uint32_t>(Lanes());
+  // k(begin), k(begin + 1), ...
+  auto k = hn::Mul(hn::Iota(d32, 0), hn::Set(d32, 2 * kFactor));
+  k = hn::Add(k, hn::Set(d32, (2 * static_cast<uint32_t>(begin) + 1) * kFactor));
+  const auto step = hn::Set(d32, 2 * lanes * kFactor);
+  auto even_sum = hn::Zero(d64);
+  auto odd_sum = hn::Zero(d64);
+  for (; *reached + lanes <= end; *reached += lanes) {
+    const auto bits = hn::BitCast(d32, hn::LoadU(Tag(), a + *reached));
+    even_sum = hn::Add(even_sum, hn::MulEven(bits, k));
+    odd_sum = hn::Add(odd_sum, hn::MulEven(odd(bits), odd(k)));
+    k = hn::Add(k, step);
+  }
+  uint64_t parts[8] = {};
+  hn::StoreU(hn::Add(even_sum, odd_sum), d64, parts);
+  uint64_t sum = 0;
+  for (const uint64_t part : parts) sum += part;
+  return sum;
+#endif
+}
+
+// Of elements [begin, end): what they add to the digest of the whole.
+uint64_t DigestRange(const float* a, int64_t begin, int64_t end) {
+  int64_t i = begin;
+  uint64_t sum = DigestVectors(a, begin, end, &i);
+  for (; i < end; ++i) {
+    uint32_t bits = 0;
+    std::memcpy(&bits, a + i, sizeof(bits));
+    sum += uint64_t{bits} * ((2 * static_cast<uint32_t>(i) + 1) * kFactor);
+  }
+  return sum;
+}
+
+}  // namespace tercio::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tercio::kernels {
+
+HWY_EXPORT(DigestRange);
+
+uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool) {
+  constexpr int64_t kBlock = 65536;
+  std::atomic<uint64_t> sum{0};  // modulo 2^64 no order matters
+  pool.ParallelFor((count + kBlock - 1) / kBlock, [&](int64_t block, int) {
+    const int64_t begin = block * kBlock;
+    sum += HWY_DYNAMIC_DISPATCH(DigestRange)(a, begin, std::min(count, begin + kBlock));
+  });
+  return sum;
+}
+
+}  // namespace tercio::kernels
+#endif

@@ -1,0 +1,149 @@
+#include "worker/engine/replica_check.h"
+
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/status_macros.h"
+#include "kernels/random.h"
+#include "plan/rank_layout.h"
+
+namespace tercio {
+namespace {
+
+// A sum of doubles carries half a digest exactly.
+constexpr uint64_t kHalf = uint64_t{1} << 32;
+
+uint64_t DigestOfAll(absl::Span<const uint64_t> digests) {
+  uint64_t all = 0;
+  for (const uint64_t digest : digests) all = kernels::SplitMix64(all ^ digest);
+  return all;
+}
+
+// "rank 3", "one of ranks 1 and 3", "some of ranks 0, 2, 4"
+std::string NameSuspects(const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return absl::StrCat("rank ", ranks[0]);
+  if (ranks.size() == 2) return absl::StrCat("one of ranks ", ranks[0], " and ", ranks[1]);
+  return absl::StrCat("some of ranks ", absl::StrJoin(ranks, ", "));
+}
+
+}  // namespace
+
+std::vector<int> OddMembers(absl::Span<const uint64_t> digests) {
+  std::map<uint64_t, size_t> holders;
+  for (const uint64_t digest : digests) ++holders[digest];
+  std::vector<int> odd;
+  for (size_t i = 0; i < digests.size(); ++i) {
+    if (2 * holders[digests[i]] <= digests.size()) odd.push_back(static_cast<int>(i));
+  }
+  return odd;
+}
+
+ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string& tensor) {
+  const int most = *std::max_element(suspicions.begin(), suspicions.end());
+  std::vector<int> suspects;
+  for (size_t rank = 0; rank < suspicions.size(); ++rank) {
+    if (suspicions[rank] == most) suspects.push_back(static_cast<int>(rank));
+  }
+  ReplicaVerdict verdict;
+  verdict.equal = false;
+  if (suspects.size() == 1) verdict.odd_rank = suspects.front();
+  verdict.text =
+      absl::StrCat("the weights of ", NameSuspects(suspects), " are not those of its replicas",
+                   tensor.empty() ? "" : absl::StrCat(" (", tensor, ")"));
+  return verdict;
+}
+
+bool ReplicaCheck::HasReplicas() const { return plan_.layout().data() > 1; }
+
+int ReplicaCheck::RankOf(v1::GroupKind kind, int member) const {
+  const v1::RankPlacement& at = plan_.placement();
+  if (kind == v1::GROUP_KIND_DATA) {
+    return plan::RankOfCoordinates(plan_.layout(),
+                                   {at.tensor_index(), member, at.pipeline_index()});
+  }
+  return plan::RankOfCoordinates(plan_.layout(), {member, at.data_index(), at.pipeline_index()});
+}
+
+absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(Communicator& group, Stream& stream,
+                                                          absl::Span<const uint64_t> mine) const {
+  const size_t width = 2 * mine.size();
+  std::vector<double> halves(width * static_cast<size_t>(group.size()));
+  double* own = halves.data() + width * static_cast<size_t>(group.rank());
+  for (const uint64_t digest : mine) {
+    *own++ = static_cast<double>(digest / kHalf);
+    *own++ = static_cast<double>(digest % kHalf);
+  }
+  group.AllReduceSum(stream, halves.data(), static_cast<int64_t>(halves.size()));
+  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  Rows rows(static_cast<size_t>(group.size()));
+  for (size_t i = 0; i < halves.size(); i += 2) {
+    rows[i / width].push_back(static_cast<uint64_t>(halves[i]) * kHalf +
+                              static_cast<uint64_t>(halves[i + 1]));
+  }
+  return rows;
+}
+
+absl::StatusOr<std::vector<int>> ReplicaCheck::CompareGroup(
+    Communicator& group, Stream& stream, absl::Span<const uint64_t> digests) const {
+  const uint64_t mine = DigestOfAll(digests);
+  TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(group, stream, {&mine, 1}));
+  std::vector<uint64_t> all;
+  for (const std::vector<uint64_t>& row : rows) all.push_back(row.front());
+  return OddMembers(all);
+}
+
+absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(Stream& stream,
+                                                     absl::Span<const uint64_t> digests) {
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<int> odd_of_data, CompareGroup(data_, stream, digests));
+  std::vector<int> odd_of_tensor;
+  if (tensor_.size() > 1) {
+    std::vector<uint64_t> whole;
+    for (size_t i = 0; i < digests.size(); ++i) {
+      if (tensors_.tensors[i].tensor.shard == plan::Shard::kWhole) whole.push_back(digests[i]);
+    }
+    TERCIO_ASSIGN_OR_RETURN(odd_of_tensor, CompareGroup(tensor_, stream, whole));
+  }
+  double differing = (odd_of_data.empty() ? 0 : 1) + (odd_of_tensor.empty() ? 0 : 1);
+  world_.AllReduceSum(stream, &differing, 1);
+  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  if (differing == 0) return ReplicaVerdict{};
+  return Locate(stream, digests, odd_of_data, odd_of_tensor);
+}
+
+// One vote of each differing group for each rank that it suspects, and the tensor where it differs:
+// both come from the group's first member.
+absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(Stream& stream,
+                                                    absl::Span<const uint64_t> digests,
+                                                    const std::vector<int>& odd_of_data,
+                                                    const std::vector<int>& odd_of_tensor) {
+  const auto world = static_cast<size_t>(world_.size());
+  std::vector<double> votes(world + 2);
+  double& groups = votes[world];
+  double& tensor = votes[world + 1];
+  if (!odd_of_data.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const Rows rows, Exchange(data_, stream, digests));
+    for (size_t i = 0; i < digests.size() && data_.rank() == 0 && groups == 0; ++i) {
+      const bool same = std::all_of(rows.begin(), rows.end(),
+                                    [&](const auto& row) { return row[i] == rows.front()[i]; });
+      if (same) continue;
+      groups = 1;
+      tensor = tensors_.tensors[i].tensor.index;
+    }
+  }
+  for (const int member : data_.rank() == 0 ? odd_of_data : std::vector<int>()) {
+    votes[static_cast<size_t>(RankOf(v1::GROUP_KIND_DATA, member))] += 1;
+  }
+  for (const int member : tensor_.rank() == 0 ? odd_of_tensor : std::vector<int>()) {
+    votes[static_cast<size_t>(RankOf(v1::GROUP_KIND_TENSOR, member))] += 1;
+  }
+  world_.AllReduceSum(stream, votes.data(), static_cast<int64_t>(votes.size()));
+  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  const std::vector<int> suspicions(votes.begin(), votes.begin() + world_.size());
+  const std::string name =
+      groups == 1 ? plan::ModelTensors(plan_.model())[static_cast<size_t>(tensor)].name : "";
+  return JudgeReplicas(suspicions, name);
+}
+
+}  // namespace tercio
