@@ -8,6 +8,7 @@
 #include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "common/tls_diagnosis.h"
 
 namespace tercio::cli {
 namespace {
@@ -24,12 +25,13 @@ std::string DefaultStateDir() {
   return absl::StrCat(home == nullptr ? "/root" : home, "/.local/state/tercio");
 }
 
-absl::Status CallStatus(const grpc::Status& status, const std::string& address) {
+absl::Status CallStatus(const grpc::Status& status, const Client& client) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot reach the coordinator at ", address, ": ", status.error_message(),
-                     "; is it running? --coordinator HOST:PORT names another"));
+    TERCIO_RETURN_IF_ERROR(DiagnoseTls(client.address(), client.tls()));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot reach the coordinator at ", client.address(), ": ", status.error_message(),
+        "; is it running? --coordinator HOST:PORT names another"));
   }
   return FromGrpc(status);
 }
@@ -52,6 +54,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& add
                                                           const TlsFiles& tls) {
   auto client = std::make_unique<Client>();
   client->address_ = address;
+  client->tls_ = tls;
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(address, tls));
   client->stub_ = v1::JobService::NewStub(channel);
   return client;
@@ -84,7 +87,7 @@ absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job) {
   v1::GetRequest request;
   request.set_job(job);
   v1::JobStatus status;
-  TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), address_));
+  TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), *this));
   return status;
 }
 

@@ -100,7 +100,7 @@ class Cluster {
     for (const v1::RankSlot& slot : job().slots()) nodes.insert(slot.node());
     return nodes;
   }
-  // From preparing to running.
+  // From preparing to running, unless the data is refused.
   void StartAll(int64_t from = 0) {
     const int attempt = job().attempt();
     Do(CheckpointFound{RunWith(attempt), from, "", 0, {}});
@@ -108,8 +108,10 @@ class Cluster {
       Say(node, [&](v1::AgentMessage& m) {
         *m.mutable_data_prepared()->mutable_run() = RunWith(attempt);
         m.mutable_data_prepared()->set_vocab_size(20);
+        m.mutable_data_prepared()->set_digest(data_);
       });
     }
+    if (IsTerminal(job().phase())) return;
     for (int rank = 0; rank < job().slots_size(); ++rank) {
       Say(job().slots(rank).node(), [&](v1::AgentMessage& m) {
         *m.mutable_rank_phase()->mutable_run() = RunWith(attempt);
@@ -194,6 +196,7 @@ class Cluster {
   Settings settings_;
   Effects last_;
   double now_ = 1000;
+  std::string data_ = "digest";  // of what the nodes have
   std::vector<std::string> kinds_;
   std::map<std::string, uint64_t> sequences_;
   std::map<std::string, uint64_t> acknowledged_;
@@ -533,6 +536,70 @@ TEST(Faults, NodesWithOtherDataEndTheJobAndAreNamed) {
   }
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
   EXPECT_THAT(cluster.job().error(), HasSubstr("node b has other data"));
+}
+
+TEST(Faults, OtherDataThanThatOfTheCheckpointEndsTheJobUnlessItIsAccepted) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Stepped(1);
+  cluster.Break();
+  // Nothing was saved: all of it is repeated with the data that is there now.
+  cluster.data_ = "other";
+  cluster.StartAll(0);
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+  cluster.Stepped(1);
+  cluster.Committed(1);
+  cluster.Break();
+  cluster.StartAll(1);
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING) << "the same data";
+  cluster.Break();
+  cluster.data_ = "third";
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("node a now has digest third, before other"));
+  EXPECT_THAT(cluster.job().error(), HasSubstr("tercio resume job-1 --accept-data-change"));
+
+  cluster.Do(ResumeRequested{kJob, cluster.job().spec()});
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED) << "nobody has accepted it";
+  cluster.Do(ResumeRequested{kJob, cluster.job().spec(), true});
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+  // It is the job's data from now on.
+  cluster.Break();
+  cluster.data_ = "other";
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+}
+
+TEST(Faults, NothingDependsOnTheClocksOfNodes) {
+  const auto run = [](double hours) {
+    Cluster cluster;
+    cluster.Do(Submitted{kJob, Spec(4)});
+    cluster.Attach("a");
+    cluster.Attach("b");
+    cluster.StartAll();
+    for (const char* node : {"a", "b"}) {
+      const double off = node[0] == 'a' ? hours : -hours;
+      cluster.Say(node, [&](v1::AgentMessage& m) {
+        *m.mutable_logs()->mutable_run() = Cluster::RunWith(1);
+        v1::LogLine* line = m.mutable_logs()->add_lines();
+        line->set_attempt(1);
+        line->mutable_time()->set_seconds(static_cast<int64_t>(1000 + off * 3600));
+      });
+      cluster.Say(node, [&](v1::AgentMessage& m) {
+        *m.mutable_trace()->mutable_run() = Cluster::RunWith(1);
+        m.mutable_trace()->mutable_trace()->add_events()->set_start_seconds(1000 + off * 3600);
+      });
+    }
+    cluster.Stepped(1);
+    cluster.Wait(20);
+    EXPECT_THAT(cluster.kinds_, Not(Contains("node_lost")));
+    return cluster.job().SerializeAsString();
+  };
+  EXPECT_EQ(run(0), run(7));
 }
 
 TEST(Faults, ALongTimeWithoutFaultsGivesTheBudgetBack) {

@@ -105,6 +105,7 @@ class Stepper {
     exit.set_signal(event.signal);
     exit.set_reason(rank->failure.empty() ? event.reason : rank->failure);
     exit.set_permanent(rank->permanent || event.permanent);
+    exit.set_out_of_memory(event.out_of_memory);
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
     RankEnded(event.run, event.rank, std::move(exit));
   }
