@@ -9,6 +9,7 @@
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/tls_diagnosis.h"
+#include "grpc/support/log.h"
 
 namespace tercio::cli {
 namespace {
@@ -52,6 +53,8 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& address,
                                                           const TlsFiles& tls) {
+  // What it would say of a failed handshake is said by CallStatus, once.
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   auto client = std::make_unique<Client>();
   client->address_ = address;
   client->tls_ = tls;

@@ -6,6 +6,7 @@
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "grpcpp/create_channel.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/security/credentials.h"
 
 namespace tercio {
@@ -76,6 +77,7 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
 
 void ConfigureServer(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMostMessageBytes);
+  builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(kMostBufferedBytes));
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);

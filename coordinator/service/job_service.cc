@@ -11,6 +11,14 @@
 #include "coordinator/service/views.h"
 
 namespace tercio::coordinator {
+namespace {
+
+template <typename Request>
+StreamHub::Kind KindOf(const Request& request) {
+  return request.follow() ? StreamHub::Kind::kFollows : StreamHub::Kind::kEnds;
+}
+
+}  // namespace
 grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
                                     v1::SubmitResponse* response) {
   if (absl::Status status = admit_(request->spec()); !status.ok()) return ToGrpc(status);
@@ -49,7 +57,7 @@ grpc::ServerWriteReactor<v1::JobStatus>* JobServiceImpl::Watch(grpc::CallbackSer
     last = std::move(bytes);
     return page;
   };
-  return streams_.Open<v1::JobStatus>(context, std::move(read));
+  return streams_.Open<v1::JobStatus>(context, StreamHub::Kind::kFollows, std::move(read));
 }
 
 grpc::Status JobServiceImpl::Cancel(grpc::ServerContext*, const v1::CancelRequest* request,
@@ -96,7 +104,7 @@ grpc::ServerWriteReactor<v1::StepRecord>* JobServiceImpl::History(
     page.messages.assign(steps.begin(), steps.end());
     return page;
   };
-  return streams_.Open<v1::StepRecord>(context, std::move(read));
+  return streams_.Open<v1::StepRecord>(context, KindOf(*request), std::move(read));
 }
 
 grpc::ServerWriteReactor<v1::JobEvent>* JobServiceImpl::Events(grpc::CallbackServerContext* context,
@@ -119,7 +127,7 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobServiceImpl::Events(grpc::CallbackSer
     page.messages.assign(events.begin(), events.end());
     return page;
   };
-  return streams_.Open<v1::JobEvent>(context, std::move(read));
+  return streams_.Open<v1::JobEvent>(context, KindOf(*request), std::move(read));
 }
 
 grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServerContext* context,
@@ -146,7 +154,7 @@ grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServer
     page.messages.assign(lines.begin(), lines.end());
     return page;
   };
-  return streams_.Open<v1::LogLine>(context, std::move(read));
+  return streams_.Open<v1::LogLine>(context, KindOf(*request), std::move(read));
 }
 
 grpc::ServerWriteReactor<v1::RankTrace>* JobServiceImpl::Trace(grpc::CallbackServerContext* context,
@@ -159,7 +167,7 @@ grpc::ServerWriteReactor<v1::RankTrace>* JobServiceImpl::Trace(grpc::CallbackSer
     page.ended = true;
     return page;
   };
-  return streams_.Open<v1::RankTrace>(context, std::move(read));
+  return streams_.Open<v1::RankTrace>(context, StreamHub::Kind::kEnds, std::move(read));
 }
 
 grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*,

@@ -54,6 +54,13 @@ class JobServiceImpl : public JobServiceBase {
                        v1::VersionResponse*) override;
 
  private:
+  // The same calls for threads, which nobody makes: streams are the hub's.
+  using JobServiceBase::Events;
+  using JobServiceBase::History;
+  using JobServiceBase::Logs;
+  using JobServiceBase::Trace;
+  using JobServiceBase::Watch;
+
   Coordinator& coordinator_;
   StreamHub& streams_;
   Admit admit_;

@@ -24,9 +24,10 @@ StreamHub::~StreamHub() {
   thread_.join();
 }
 
-absl::Status StreamHub::Reserve() {
+absl::Status StreamHub::Reserve(Kind kind) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (figures_.open++ < limits_.streams) return absl::OkStatus();
+  ++figures_.open;
+  if (open_[kind]++ < limits_.streams) return absl::OkStatus();
   ++figures_.refused;
   return absl::ResourceExhaustedError(absl::StrCat(
       "this coordinator serves ", limits_.streams,
@@ -42,13 +43,14 @@ void StreamHub::Add(std::shared_ptr<HubStream> stream) {
   woken_.notify_all();
 }
 
-void StreamHub::Remove(HubStream* stream) {
+void StreamHub::Remove(HubStream* stream, Kind kind) {
   std::shared_ptr<HubStream> last;  // goes outside the lock
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = streams_.find(stream);
   last = std::move(found->second);
   streams_.erase(found);
   --figures_.open;
+  --open_[kind];
 }
 
 void StreamHub::Wake() {

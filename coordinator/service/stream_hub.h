@@ -31,7 +31,9 @@
 namespace tercio::coordinator {
 
 struct StreamLimits {
-  int streams = 256;  // at a time
+  // At a time, of those that go on until their job ends; and as many of those that end by
+  // themselves, so that idle watchers keep nobody from a question.
+  int streams = 256;
   // A client that has taken nothing for so long is told that it is cut off, and after as long again
   // its call is dropped.
   absl::Duration patience = absl::Seconds(30);
@@ -66,20 +68,22 @@ class StreamHub {
 
   template <typename Message>
   using Read = std::function<absl::StatusOr<Page<Message>>()>;
+  enum class Kind { kFollows, kEnds };
   // A stream of what `read` says, until it has ended or failed. RESOURCE_EXHAUSTED when there are
-  // too many already.
+  // too many of its kind already.
   template <typename Message>
-  grpc::ServerWriteReactor<Message>* Open(grpc::CallbackServerContext* context, Read<Message> read);
+  grpc::ServerWriteReactor<Message>* Open(grpc::CallbackServerContext* context, Kind kind,
+                                          Read<Message> read);
 
   struct Figures {
-    int64_t open = 0;
+    int64_t open = 0;     // of both kinds
     int64_t refused = 0;  // ever
     int64_t cut_off = 0;  // ever
   };
   Figures figures() const;
 
   // ---- for streams ----
-  void Remove(HubStream* stream);
+  void Remove(HubStream* stream, Kind kind);
   void Wake();
   void CountCutOff();
   const StreamLimits& limits() const { return limits_; }
@@ -87,7 +91,7 @@ class StreamHub {
 
  private:
   // A place for one more. A stream that is refused has one as well, until gRPC is done with it.
-  absl::Status Reserve();
+  absl::Status Reserve(Kind kind);
   void Add(std::shared_ptr<HubStream> stream);
   void Run();
 
@@ -97,6 +101,7 @@ class StreamHub {
   std::condition_variable woken_;
   std::map<HubStream*, std::shared_ptr<HubStream>> streams_;
   Figures figures_;
+  std::map<Kind, int64_t> open_;
   bool wake_ = false;
   bool stopping_ = false;
   std::thread thread_;
@@ -106,9 +111,9 @@ template <typename Message>
 class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubStream {
  public:
   // Ends at once with `admitted` where that is an error.
-  PagedStream(StreamHub& hub, grpc::CallbackServerContext* context, StreamHub::Read<Message> read,
-              const absl::Status& admitted)
-      : hub_(hub), context_(context), read_(std::move(read)) {
+  PagedStream(StreamHub& hub, grpc::CallbackServerContext* context, StreamHub::Kind kind,
+              StreamHub::Read<Message> read, const absl::Status& admitted)
+      : hub_(hub), context_(context), kind_(kind), read_(std::move(read)) {
     if (!admitted.ok()) FinishOnce(ToGrpc(admitted));
   }
 
@@ -151,7 +156,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
       std::lock_guard<std::mutex> lock(mutex_);
       done_ = true;
     }
-    hub_.Remove(this);  // the hub's thread may still hold it
+    hub_.Remove(this, kind_);  // the hub's thread may still hold it
   }
 
  private:
@@ -188,6 +193,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
 
   StreamHub& hub_;
   grpc::CallbackServerContext* const context_;
+  const StreamHub::Kind kind_;
   const StreamHub::Read<Message> read_;
   std::mutex mutex_;
   std::deque<Message> pages_;  // the first is being written; kept until the call is done
@@ -202,9 +208,10 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
 };
 
 template <typename Message>
-grpc::ServerWriteReactor<Message>* StreamHub::Open(grpc::CallbackServerContext* context,
+grpc::ServerWriteReactor<Message>* StreamHub::Open(grpc::CallbackServerContext* context, Kind kind,
                                                    Read<Message> read) {
-  auto stream = std::make_shared<PagedStream<Message>>(*this, context, std::move(read), Reserve());
+  auto stream =
+      std::make_shared<PagedStream<Message>>(*this, context, kind, std::move(read), Reserve(kind));
   PagedStream<Message>* const raw = stream.get();
   Add(std::move(stream));
   return raw;

@@ -116,9 +116,9 @@ class Partition(TercioTest):
         return self.json(*self.reach("get", job))
 
     def start_job(self, steps):
-        changes = ["--set", f"training.steps={steps}", "--set", "checkpoint.every_steps=50", *layout(1, 1, 2)]
+        changes = ["--set", f"training.steps={steps}", "--set", "checkpoint.every_steps=100", *layout(1, 1, 2)]
         job = self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
-        wait_for(lambda: self.get(job)["step"] > 60, "steps")
+        wait_for(lambda: self.get(job)["step"] > 120, "steps")
         return job, changes
 
     def events(self, job):
@@ -150,7 +150,7 @@ class Partition(TercioTest):
     def test_a_short_cut_is_nothing(self):
         self.node("one")
         self.node("two")
-        job, changes = self.start_job(1500)
+        job, changes = self.start_job(4000)
         for _ in range(2):
             before = self.get(job)["step"]
             self.between("coordinator", "two", "add")
@@ -165,7 +165,7 @@ class Partition(TercioTest):
     def test_a_node_that_stays_away_is_fenced(self):
         self.node("one")
         two, _ = self.node("two")
-        job, changes = self.start_job(3000)
+        job, changes = self.start_job(4000)
         self.between("coordinator", "two", "add")
         cut = self.get(job)["step"]
         # The way between the ranks is open: training goes on.

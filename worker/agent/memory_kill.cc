@@ -9,6 +9,7 @@
 #include <sstream>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -118,7 +119,7 @@ std::string KillCountFile(const std::string& cgroups, const std::string& mounts)
 bool NamesKill(const std::string& record, pid_t pid) {
   // "Out of memory: Killed process 12 (name) ...", "Memory cgroup out of memory: Killed process
   // ..."
-  return absl::StrContainsIgnoreCase(record, "out of memory") &&
+  return absl::StrContains(absl::AsciiStrToLower(record), "out of memory") &&
          absl::StrContains(record, absl::StrCat("Killed process ", pid, " "));
 }
 
