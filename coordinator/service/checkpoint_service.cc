@@ -186,7 +186,7 @@ absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, con
   // Only fails when the coordinator is stopping; the checkpoint is on disk.
   coordinator_
       .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
-                               absl::ToDoubleSeconds(absl::Now() - save.begun)})
+                               absl::ToDoubleSeconds(SteadyNow() - save.begun)})
       .IgnoreError();
   return absl::OkStatus();
 }
