@@ -17,6 +17,7 @@ _LIBRARIES = {
     "hwy": (["libhwy"], [], []),
     "nlohmann_json": (["nlohmann_json"], [], []),
     "openssl_crypto": (["libcrypto"], [], []),
+    "openssl_ssl": (["libssl", "libcrypto"], [], []),
     "prometheus_cpp": (["prometheus-cpp-pull", "prometheus-cpp-core"], [], []),
     "protobuf": (["protobuf"], [], []),
     "spdlog": (["spdlog"], [], []),

@@ -12,11 +12,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/reader.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 
 namespace tercio::checkpoint {
 namespace {
@@ -112,7 +112,7 @@ std::string Store::PartialPath(const std::string& job, int64_t step, int32_t att
 }
 
 absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
-  if (absl::GetCurrentTimeNanos() < full_until_nanos_) {
+  if (absl::ToUnixNanos(SteadyNow()) < full_until_nanos_) {
     return absl::ResourceExhaustedError(absl::StrCat(root_, ": no space left on device (a drill)"));
   }
   const std::string directory =

@@ -88,7 +88,7 @@ class Store {
   // (0: none). Returns the steps removed.
   absl::StatusOr<std::vector<int64_t>> Prune(const std::string& job, int keep_last,
                                              int64_t keep_every);
-  // For drills: until then every save is refused as on a full disk. Any thread.
+  // For drills: until then (by SteadyNow) every save is refused as on a full disk. Any thread.
   void PretendFull(absl::Time until) { full_until_nanos_ = absl::ToUnixNanos(until); }
   // Removes all .partial directories.
   absl::Status RemovePartials();

@@ -56,7 +56,7 @@ absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
   request.set_job(options.job);
   v1::CheckpointsResponse response;
   TERCIO_RETURN_IF_ERROR(
-      CallStatus(client->stub().Checkpoints(&context, request, &response), client->address()));
+      CallStatus(client->stub().Checkpoints(&context, request, &response), *client));
   std::string path;
   for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
     if (options.step == 0 || checkpoint.step() == options.step) path = checkpoint.path();

@@ -8,6 +8,8 @@
 #include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "common/tls_diagnosis.h"
+#include "grpc/support/log.h"
 
 namespace tercio::cli {
 namespace {
@@ -24,12 +26,13 @@ std::string DefaultStateDir() {
   return absl::StrCat(home == nullptr ? "/root" : home, "/.local/state/tercio");
 }
 
-absl::Status CallStatus(const grpc::Status& status, const std::string& address) {
+absl::Status CallStatus(const grpc::Status& status, const Client& client) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot reach the coordinator at ", address, ": ", status.error_message(),
-                     "; is it running? --coordinator HOST:PORT names another"));
+    TERCIO_RETURN_IF_ERROR(DiagnoseTls(client.address(), client.tls()));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot reach the coordinator at ", client.address(), ": ", status.error_message(),
+        "; is it running? --coordinator HOST:PORT names another"));
   }
   return FromGrpc(status);
 }
@@ -50,8 +53,11 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& address,
                                                           const TlsFiles& tls) {
+  // What it would say of a failed handshake is said by CallStatus, once.
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   auto client = std::make_unique<Client>();
   client->address_ = address;
+  client->tls_ = tls;
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(address, tls));
   client->stub_ = v1::JobService::NewStub(channel);
   return client;
@@ -84,7 +90,7 @@ absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job) {
   v1::GetRequest request;
   request.set_job(job);
   v1::JobStatus status;
-  TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), address_));
+  TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), *this));
   return status;
 }
 

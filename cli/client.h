@@ -22,12 +22,14 @@ class Client {
 
   v1::JobService::Stub& stub() { return *stub_; }
   const std::string& address() const { return address_; }
+  const TlsFiles& tls() const { return tls_; }
 
   absl::StatusOr<v1::JobStatus> Get(const std::string& job);
 
  private:
   std::unique_ptr<Child> reader_;
   std::string address_;
+  TlsFiles tls_;
   std::unique_ptr<v1::JobService::Stub> stub_;
 };
 
@@ -37,8 +39,9 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir);
 // $XDG_STATE_HOME/tercio, else ~/.local/state/tercio.
 std::string DefaultStateDir();
 
-// The outcome of a call, with the coordinator's address where it could not be reached.
-absl::Status CallStatus(const grpc::Status& status, const std::string& address);
+// The outcome of a call; where the coordinator could not be reached with its address and, if it is
+// for a certificate, which.
+absl::Status CallStatus(const grpc::Status& status, const Client& client);
 
 // Prints the error and returns its exit code.
 int Fail(const absl::Status& status);

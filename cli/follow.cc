@@ -72,7 +72,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
       return absl::DeadlineExceededError(absl::StrCat("job ", job, " has not ended in time"));
     }
     const bool broken = finish.ok() || finish.error_code() == grpc::StatusCode::UNAVAILABLE;
-    if (!broken || ++failures > 20) return CallStatus(finish, client.address());
+    if (!broken || ++failures > 20) return CallStatus(finish, client);
     absl::SleepFor(absl::Milliseconds(250));
   }
 }

@@ -48,7 +48,7 @@ absl::StatusOr<int> ReadStream(Client& client, Reader reader, const Each& each) 
     each(message);
     std::cout.flush();
   }
-  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client.address()));
+  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client));
   return kExitOk;
 }
 
@@ -63,8 +63,7 @@ int Submit(const Options& options) {
     *request.mutable_spec() = *spec;
     request.set_request_id(NewRequestId());
     v1::SubmitResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Submit(&context, request, &response), client.address()));
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Submit(&context, request, &response), client));
     if (options.format() == Output::kTable || !options.watch) {
       if (options.format() == Output::kTable) {
         std::cout << response.job_id() << std::endl;
@@ -109,8 +108,7 @@ int List(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::ListResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().List(&context, {}, &response), client.address()));
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client));
     if (options.format() != Output::kTable) {
       Json jobs = Json::array();
       for (const v1::JobStatus& job : response.jobs()) jobs.push_back(JobToJson(job));
@@ -209,8 +207,7 @@ int Cancel(const Options& options) {
     request.set_job(options.job);
     request.set_save_checkpoint(!options.no_save);
     v1::CancelResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Cancel(&context, request, &response), client.address()));
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Cancel(&context, request, &response), client));
     return kExitOk;
   });
 }
@@ -225,8 +222,7 @@ int Drill(const Options& options) {
     request.set_seconds(options.fault_seconds);
     request.set_timeout_seconds(options.timeout_seconds);
     v1::DrillResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Drill(&context, request, &response), client.address()));
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Drill(&context, request, &response), client));
     const bool seen = !response.detected_by().empty();
     if (options.format() != Output::kTable) {
       PrintJson({{"fault", response.fault()},
@@ -252,8 +248,7 @@ int Nodes(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::NodesResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Nodes(&context, {}, &response), client.address()));
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Nodes(&context, {}, &response), client));
     if (options.format() != Output::kTable) {
       Json nodes = Json::array();
       for (const v1::Node& node : response.nodes()) nodes.push_back(NodeToJson(node));
@@ -282,7 +277,7 @@ int ChangeNode(const Options& options, v1::ChangeNodeRequest::Change change) {
     request.set_change(change);
     v1::ChangeNodeResponse response;
     TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().ChangeNode(&context, request, &response), client.address()));
+        CallStatus(client.stub().ChangeNode(&context, request, &response), client));
     return kExitOk;
   });
 }
@@ -308,7 +303,7 @@ int CheckpointList(const Options& options) {
     request.set_job(options.job);
     v1::CheckpointsResponse response;
     TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Checkpoints(&context, request, &response), client.address()));
+        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
     if (options.format() != Output::kTable) {
       Json checkpoints = Json::array();
       for (const auto& checkpoint : response.checkpoints()) {
@@ -335,7 +330,7 @@ int CheckpointVerify(const Options& options) {
     request.set_step(options.step);
     v1::VerifyCheckpointResponse response;
     TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().VerifyCheckpoint(&context, request, &response), client.address()));
+        CallStatus(client.stub().VerifyCheckpoint(&context, request, &response), client));
     Json findings = Json::array();
     bool good = true;
     for (const v1::CheckpointFinding& finding : response.findings()) {

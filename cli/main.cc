@@ -212,6 +212,8 @@ void AddRunVerbs(CommandLine& line) {
   line.Reach(command, true);
   line.Job(command, false);
   line.Set(command);
+  command->add_flag("--accept-data-change", o.accept_data_change,
+                    "go on although the data is not what the checkpoint was made with");
 }
 
 void AddCheckpointVerbs(CommandLine& line) {

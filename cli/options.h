@@ -35,6 +35,7 @@ struct Options {
   int tail = 0;
   int64_t step = 0;
   bool no_save = false;
+  bool accept_data_change = false;
   std::string input;
   std::string tokenizer;
   std::string prefix;

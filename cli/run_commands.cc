@@ -195,8 +195,7 @@ absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   *request.mutable_spec() = spec;
   request.set_request_id(NewRequestId());
   v1::SubmitResponse response;
-  TERCIO_RETURN_IF_ERROR(
-      CallStatus(client->stub().Submit(&context, request, &response), client->address()));
+  TERCIO_RETURN_IF_ERROR(CallStatus(client->stub().Submit(&context, request, &response), *client));
   std::fprintf(stderr, "job %s in %s\n", response.job_id().c_str(), options.state_dir.c_str());
   return FollowPrivately(*client, response.job_id(), options);
 }
@@ -206,7 +205,7 @@ absl::StatusOr<v1::JobStatus> FindJob(Client& client, const std::string& job) {
   if (!job.empty()) return client.Get(job);
   grpc::ClientContext context;
   v1::ListResponse response;
-  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client.address()));
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client));
   for (const v1::JobStatus& status : response.jobs()) {
     if (status.state() == v1::JOB_STATE_FAILED || status.state() == v1::JOB_STATE_CANCELLED ||
         !IsTerminal(status.state())) {
@@ -221,12 +220,12 @@ absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
   grpc::ClientContext context;
   v1::ResumeRequest request;
   request.set_job(job.id());
+  request.set_accept_data_change(options.accept_data_change);
   if (!options.set.empty()) {
     TERCIO_ASSIGN_OR_RETURN(*request.mutable_spec(), config::ChangeJob(job.spec(), options.set));
   }
   v1::JobStatus status;
-  TERCIO_RETURN_IF_ERROR(
-      CallStatus(client.stub().Resume(&context, request, &status), client.address()));
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Resume(&context, request, &status), client));
   return status.id();
 }
 

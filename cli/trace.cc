@@ -88,7 +88,7 @@ absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::str
   std::vector<v1::RankTrace> traces;
   v1::RankTrace trace;
   while (reader->Read(&trace)) traces.push_back(trace);
-  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client.address()));
+  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client));
   if (traces.empty()) {
     return absl::NotFoundError(absl::StrCat("no trace: the job did not complete step ",
                                             job.spec().training().trace_step(),

@@ -6,6 +6,7 @@
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "grpcpp/create_channel.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/security/credentials.h"
 
 namespace tercio {
@@ -15,6 +16,8 @@ namespace {
 // that ends closes its connections. Not over Unix sockets, where a stopped process is alive.
 constexpr int kPingIntervalMs = 20'000;
 constexpr int kPingTimeoutMs = 20'000;
+// Until a new connection has made itself known, with TLS.
+constexpr int kHandshakeTimeoutMs = 20'000;
 
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
@@ -73,9 +76,11 @@ absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(
 }
 
 void ConfigureServer(grpc::ServerBuilder& builder) {
-  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxReceiveMessageSize(kMostMessageBytes);
+  builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(kMostBufferedBytes));
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);

@@ -1,6 +1,7 @@
 // Channels and server credentials, with or without mutual TLS.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -29,8 +30,18 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
                                                            const TlsFiles& tls);
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& tls);
 
-// What every server of ours has: messages of any size (plans grow with the ranks), a port that is
-// not shared with another process, pings that find peers which vanished without closing.
+// What a server of ours takes in one message; a larger one is refused with RESOURCE_EXHAUSTED. The
+// largest that are sent to one are tokenizers, with a checkpoint. What a server sends may be
+// larger: plans grow with the ranks.
+inline constexpr int kMostMessageBytes = 64 << 20;
+
+// What all connections of a server may hold in memory. gRPC looks at the size of a message when it
+// has all of it; beyond this limit it breaks off calls, whose clients try again.
+inline constexpr size_t kMostBufferedBytes = size_t{1} << 30;
+
+// What every server of ours has: bounded messages and buffers, a port that is not shared with
+// another process, pings that find peers which vanished without closing, and little patience with
+// connections that never begin to speak HTTP/2.
 void ConfigureServer(grpc::ServerBuilder& builder);
 
 // 127.0.0.0/8, ::1, localhost, unix sockets.

@@ -35,6 +35,10 @@ void BlockStopSignals();
 // Waits for one of them and returns it.
 int WaitForStopSignal();
 
+// As many open files as the system allows this process: connections are files, too, and those of
+// strangers must not keep the daemon from opening its own.
+void RaiseFileLimit();
+
 // SIGTERM comes when the process that started this one ends.
 void DieWithParent();
 

@@ -23,6 +23,7 @@
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/job_service.h"
 #include "coordinator/service/node_service.h"
+#include "coordinator/service/stream_hub.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/server_builder.h"
@@ -38,6 +39,8 @@ struct Flags {
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
   bool allow_drills = false;
+  int max_streams = 256;
+  double stream_patience = 30;
   bool read_only = false;
   bool parent_death = false;
 };
@@ -60,6 +63,17 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");
+  app.add_option("--max-streams", flags->max_streams, "clients that may follow jobs at a time")
+      ->envname("TERCIO_MAX_STREAMS")
+      ->check(CLI::Range(1, 1'000'000))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--stream-patience", flags->stream_patience,
+                 "seconds after which a client that does not read what it follows is cut off")
+      ->envname("TERCIO_STREAM_PATIENCE")
+      ->check(CLI::Range(0.1, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   app.add_flag("--allow-drills", flags->allow_drills, "`tercio drill` may do harm to running jobs")
       ->envname("TERCIO_ALLOW_DRILLS");
   app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");
@@ -119,9 +133,10 @@ void PrepareForManyStreams() {
 
 class Server {
  public:
-  Server(Coordinator& coordinator, const Flags& flags, std::string metrics_address)
+  Server(Coordinator& coordinator, StreamHub& streams, const Flags& flags,
+         std::string metrics_address)
       : jobs_(
-            coordinator,
+            coordinator, streams,
             [&coordinator, directory = flags.state_dir](const v1::JobSpec& spec) {
               return Admit(spec, coordinator.Nodes(), directory);
             },
@@ -177,12 +192,15 @@ absl::Status RunCoordinator(const Flags& flags) {
   TERCIO_ASSIGN_OR_RETURN(
       const auto coordinator,
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
+  StreamHub streams({flags.max_streams, absl::Seconds(flags.stream_patience)},
+                    [&coordinator] { return coordinator->version(); });
   std::unique_ptr<CoordinatorMetrics> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics, CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator));
+    TERCIO_ASSIGN_OR_RETURN(metrics,
+                            CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator, streams));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
-  Server server(*coordinator, flags, metrics_address);
+  Server server(*coordinator, streams, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   coordinator->SetCheckpointAddress(address);
@@ -204,6 +222,7 @@ absl::Status RunCoordinator(const Flags& flags) {
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
   BlockStopSignals();
+  RaiseFileLimit();
   coordinator::Flags flags;
   bool done = false;
   const int code = coordinator::ParseFlags(argc, argv, &flags, &done);

@@ -50,6 +50,10 @@ python3 tests/e2e/huggingface_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/precision_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/hang_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guard_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/faults_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/bad_clients_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/tls_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/partition_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guide_test.py --results "$results/checks.jsonl"
 
 # Tests of several processes share the cores with nobody: two at a time, and those tagged cpu:2 alone.

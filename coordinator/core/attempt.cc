@@ -51,6 +51,22 @@ bool IsCrash(const v1::ExitRecord& exit) {
   }
 }
 
+// Whether the attempt would go on with the data that its checkpoint was made with.
+bool SameData(const v1::JobRecord& record) {
+  const std::string& now = record.progress().data_digest();
+  return record.resume_step() == 0 || record.data_digest().empty() || record.data_digest() == now;
+}
+
+std::string DescribeOtherData(const v1::JobRecord& record, const std::string& node) {
+  return absl::StrCat(
+      "the data of the job has changed since its last checkpoint, of step ", record.resume_step(),
+      " (node ", node, " now has digest ", record.progress().data_digest().substr(0, 12),
+      ", before ", record.data_digest().substr(0, 12),
+      "): put back what data.train and data.validation named, or go on with the new data: tercio "
+      "resume ",
+      record.id(), " --accept-data-change");
+}
+
 bool IsTraining(const v1::TimeLedger& ledger) {
   return ledger.present() == v1::TIME_KIND_PRODUCTIVE || ledger.present() == v1::TIME_KIND_DEGRADED;
 }
@@ -129,6 +145,11 @@ void Stepper::StartWhenReady(JobState& job) {
       CountRanks(progress.prepared()) != static_cast<int>(job.placement->nodes().size())) {
     return;
   }
+  if (!SameData(record)) {
+    const std::string& node = job.placement->nodes().begin()->first;
+    return RefuseData(job, node, DescribeOtherData(record, node));
+  }
+  record.set_data_digest(progress.data_digest());
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
   std::vector<plan::DeviceSlot> slots;
   for (const v1::RankSlot& slot : job.placement->slots().slots()) {

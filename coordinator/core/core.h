@@ -142,6 +142,7 @@ struct CancelRequested {
 struct ResumeRequested {
   std::string job_id;
   v1::JobSpec spec;
+  bool accept_data_change = false;
 };
 enum class NodeChange { kDrain, kUndrain, kRelease };
 struct NodeChangeRequested {

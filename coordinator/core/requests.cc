@@ -75,9 +75,12 @@ void Stepper::Handle(const ResumeRequested& resume) {
   record.set_waiting_since(0);
   record.clear_error();
   record.clear_finished_at();
+  if (resume.accept_data_change) record.clear_data_digest();
   SwitchTime(job, v1::TIME_KIND_QUEUED);
   SetPhase(job, v1::JOB_PHASE_QUEUED);
-  Note(job, "resumed", "resumed by request");
+  Note(job, "resumed",
+       resume.accept_data_change ? "resumed by request, with other data if need be"
+                                 : "resumed by request");
 }
 
 void Stepper::Handle(const NodeChangeRequested& request) {

@@ -34,8 +34,11 @@ std::vector<StragglerChange> StragglerDetector::Add(const std::vector<v1::RankTi
   for (const v1::RankTiming& timing : timings) {
     const auto found = ranks_.find(timing.rank());
     if (found == ranks_.end() || !(timing.compute_seconds() > 0)) continue;
-    reported_ += found->second.compute > 0 ? 0 : 1;
-    found->second.compute = timing.compute_seconds();
+    Rank& rank = found->second;
+    reported_ += rank.compute > 0 ? 0 : 1;
+    rank.compute = timing.compute_seconds();
+    if (rank.last_step > 0) rank.steps += std::max<int64_t>(0, timing.step() - rank.last_step);
+    rank.last_step = timing.step();
   }
   return reported_ == ranks_.size() ? CloseWindow() : std::vector<StragglerChange>();
 }
@@ -69,6 +72,11 @@ StragglerDetector::Reference StragglerDetector::ReferenceOf(int rank, const Rank
   return {peer, settings_.least_spread * peer, "the other rank of its stage needs"};
 }
 
+bool StragglerDetector::IsCertain(const Rank& entry) const {
+  return entry.windows >= settings_.windows ||
+         (entry.windows >= 2 && entry.steps_of_windows >= settings_.steps);
+}
+
 std::vector<StragglerChange> StragglerDetector::CloseWindow() {
   std::vector<StragglerChange> changes;
   reported_ = 0;
@@ -87,20 +95,23 @@ std::vector<StragglerChange> StragglerDetector::CloseWindow() {
         entry.compute - reference.seconds >
             std::max(settings_.deviations * reference.spread, settings_.least_seconds);
     entry.windows = slow == entry.slow ? 0 : entry.windows + 1;
-    if (entry.windows < settings_.windows) continue;
-    entry.slow = slow;
-    entry.windows = 0;
+    entry.steps_of_windows = slow == entry.slow ? 0 : entry.steps_of_windows + entry.steps;
+    if (!IsCertain(entry)) continue;
     changes.push_back(
         {rank, slow, score,
          absl::StrFormat("rank %d (node %s) computes %.4g s a step, %s %.4g s: score %.2f in %d "
                          "windows%s",
                          rank, entry.node, entry.compute, reference.what, reference.seconds, score,
-                         settings_.windows, slow ? "" : ", no straggler any more")});
+                         entry.windows, slow ? "" : ", no straggler any more")});
+    entry.slow = slow;
+    entry.windows = 0;
+    entry.steps_of_windows = 0;
   }
   for (auto& [rank, entry] : ranks_) {
     entry.recent.push_back(entry.compute);
     if (entry.recent.size() > kRecentWindows) entry.recent.pop_front();
     entry.compute = 0;
+    entry.steps = 0;
     if (entry.recent.size() < static_cast<size_t>(settings_.windows)) continue;
     const double median = Median({entry.recent.begin(), entry.recent.end()});
     entry.best = entry.best > 0 ? std::min(entry.best, median) : median;

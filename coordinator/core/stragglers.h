@@ -8,11 +8,15 @@
 //   - in a stage of one or two also with its own best past, against how the whole job has slowed
 //     down meanwhile.
 // Its score is the reference divided by its own time. It is a straggler when the score is below
-// 0.75 and it is far outside the stage's spread, in three windows in a row; and has recovered when
-// it was neither in three in a row. Windows close as fast as nodes report: with a heartbeat every
-// five steps a straggler is known after 15.
+// 0.75 and it is far outside the stage's spread, in three windows in a row, or in two that hold 12
+// steps or more: the median of so many is no accident. It has recovered when it was neither for as
+// long. Windows close as fast as nodes report, each with the steps since the one before; so a
+// straggler is named within three reports where these hold six steps or more (in the first it may
+// be slow for less than half of them), within 20 steps where they hold up to eight, and after three
+// steps where a step outlasts a report.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <map>
 #include <string>
@@ -29,6 +33,7 @@ struct StragglerSettings {
   double least_spread = 0.03;    // of the median: no deviation counts as smaller
   double least_seconds = 0.005;  // a step: what any machine may do beside its work
   int windows = 3;
+  int64_t steps = 12;  // in two windows, instead of more windows
 };
 
 struct StragglerChange {
@@ -55,12 +60,16 @@ class StragglerDetector {
     std::string node;
     double compute = 0;  // of the open window; 0: not reported yet
     std::deque<double> recent;
-    double best = 0;  // least median of recent windows; 0: none
-    int windows = 0;  // in a row that contradict `slow`
+    double best = 0;        // least median of recent windows; 0: none
+    int64_t last_step = 0;  // of the last report; 0: none
+    int64_t steps = 0;      // of the open window; 0: not known
+    int windows = 0;        // in a row that contradict `slow`
+    int64_t steps_of_windows = 0;
     bool slow = false;
   };
 
   std::vector<StragglerChange> CloseWindow();
+  bool IsCertain(const Rank& entry) const;
   // The time that this rank should have needed, and the spread of such times.
   struct Reference {
     double seconds = 0;

@@ -27,8 +27,8 @@ v1::Plan MakePlan(int per_stage, int stages) {
 class Job {
  public:
   using Compute = std::function<double(int rank, int window)>;
-  Job(int per_stage, int stages)
-      : ranks_(per_stage * stages), detector_(MakePlan(per_stage, stages)) {}
+  Job(int per_stage, int stages, int steps = 5)
+      : ranks_(per_stage * stages), steps_(steps), detector_(MakePlan(per_stage, stages)) {}
 
   // What is said in so many windows. Each node reports on its own.
   std::vector<StragglerChange> Run(int windows, const Compute& compute) {
@@ -39,7 +39,7 @@ class Job {
         for (int r = node * ranks_ / 2; r < (node + 1) * ranks_ / 2; ++r) {
           v1::RankTiming& timing = timings.emplace_back();
           timing.set_rank(r);
-          timing.set_step(5 * window_);
+          timing.set_step(steps_ * (window_ + 1));
           timing.set_compute_seconds(compute(r, window_));
         }
         for (StragglerChange& change : detector_.Add(timings)) all.push_back(std::move(change));
@@ -51,6 +51,7 @@ class Job {
 
  private:
   int ranks_;
+  int steps_;  // of a window
   int window_ = 0;
   StragglerDetector detector_;
 };
@@ -68,6 +69,40 @@ TEST(StragglersTest, NamesOneSlowRankOfEightOnce) {
                                          "stage is 1 s: score 0.67 in 3 windows"));
   EXPECT_NEAR(job.detector().scores().at(5), 0.667, 0.001);
   EXPECT_EQ(job.detector().scores().at(4), 1);
+}
+
+// Slow from window 10 on. How many reports it takes to name it.
+int ReportsUntilNamed(int steps, bool second_half) {
+  Job job(4, 1, steps);
+  const auto compute = [&](int rank, int window) {
+    return rank == 2 && window >= (second_half ? 11 : 10) ? 1.5 : 1.0;
+  };
+  EXPECT_TRUE(job.Run(10, compute).empty());
+  for (int reports = 1; reports < 10; ++reports) {
+    if (!job.Run(1, compute).empty()) return reports;
+  }
+  return 10;
+}
+
+TEST(StragglersTest, IsNamedWithinThreeReportsOfManySteps) {
+  for (const int steps : {6, 12, 100, 10'000}) {
+    EXPECT_EQ(ReportsUntilNamed(steps, false), 2) << steps;
+    EXPECT_EQ(ReportsUntilNamed(steps, true), 3) << steps;  // the median of the first is a good one
+  }
+}
+
+TEST(StragglersTest, IsNamedWithinTwentyStepsOfShortReports) {
+  EXPECT_EQ(ReportsUntilNamed(1, false), 3);
+  for (int steps = 1; steps <= 8; ++steps) {
+    EXPECT_LE(steps * ReportsUntilNamed(steps, false), 20) << steps;
+  }
+}
+
+TEST(StragglersTest, OneWindowOfManyStepsIsNotEnough) {
+  Job job(4, 1, 1000);
+  EXPECT_TRUE(
+      job.Run(20, [](int rank, int window) { return rank == 1 && window % 2 == 0 ? 3.0 : 1.0; })
+          .empty());
 }
 
 TEST(StragglersTest, SaysWhenItHasRecovered) {

@@ -4,12 +4,12 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "google/protobuf/util/json_util.h"
 
 namespace tercio::coordinator {
@@ -125,16 +125,16 @@ absl::Status CheckpointServiceImpl::AwaitOutcome(const grpc::ServerContext& cont
                                                  const v1::UploadBegin& begin, Save& save) {
   std::unique_lock<std::mutex> lock(mutex_);
   size_t parts = save.parts.size();
-  absl::Time last_part = absl::Now();
+  absl::Time last_part = SteadyNow();
   while (!save.ended) {
     changed_.wait_for(lock, kPollInterval);
-    if (save.parts.size() != parts) last_part = absl::Now();
+    if (save.parts.size() != parts) last_part = SteadyNow();
     parts = save.parts.size();
     // A committing save has all its parts and ends by itself.
     if (static_cast<int>(parts) >= begin.world_size()) continue;
     if (context.IsCancelled()) End(save, absl::AbortedError("a rank has gone away"));
     if (!coordinator_.IsPresent(begin.run(), begin.token())) End(save, AttemptIsOver());
-    if (absl::Now() - last_part > kSilence) {
+    if (SteadyNow() - last_part > kSilence) {
       End(save, absl::DeadlineExceededError(absl::StrCat("only ", parts, " of ", begin.world_size(),
                                                          " ranks have sent their part")));
     }
@@ -186,7 +186,7 @@ absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, con
   // Only fails when the coordinator is stopping; the checkpoint is on disk.
   coordinator_
       .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
-                               absl::ToDoubleSeconds(absl::Now() - save.begun)})
+                               absl::ToDoubleSeconds(SteadyNow() - save.begun)})
       .IgnoreError();
   return absl::OkStatus();
 }

@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "checkpoint/reader.h"
+#include "common/steady_time.h"
 #include "coordinator/service/coordinator.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 
@@ -41,7 +41,7 @@ class CheckpointServiceImpl : public v1::CheckpointService::Service {
   struct Save {
     v1::RunId run;
     int64_t step = 0;
-    absl::Time begun = absl::Now();
+    absl::Time begun = SteadyNow();
     std::map<int, checkpoint::Manifest> parts;  // by rank
     std::string training_state;
     std::string tokenizer;

@@ -8,8 +8,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "common/check.h"
 #include "common/log.h"
 #include "common/status_macros.h"
@@ -23,16 +21,6 @@ constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr auto kBatchInterval = std::chrono::milliseconds(5);
 
 constexpr auto kBackUpInterval = std::chrono::hours(1);
-
-// Seconds since 1970 as at the start of the process, and from there on by the monotonic clock: a
-// wall clock that is set while leases run must neither kill nodes nor keep dead ones.
-double Now() {
-  static const double offset =
-      absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) -
-      absl::ToDoubleSeconds(absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()));
-  return offset + absl::ToDoubleSeconds(
-                      absl::FromChrono(std::chrono::steady_clock::now().time_since_epoch()));
-}
 
 // getrandom gives up to 256 bytes at once, always all of them.
 std::string RandomBytes(int count) {
@@ -56,15 +44,15 @@ std::string TokenSource::Next() {
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settings,
                                                                  std::unique_ptr<Store> store,
                                                                  checkpoint::Store* checkpoints,
-                                                                 bool read_only) {
+                                                                 bool read_only, LeaseClock clock) {
   Stored stored;
   TERCIO_ASSIGN_OR_RETURN(stored.jobs, store->LoadJobs());
   TERCIO_ASSIGN_OR_RETURN(stored.plans, store->LoadPlans());
   TERCIO_ASSIGN_OR_RETURN(stored.placements, store->LoadPlacements());
   TERCIO_ASSIGN_OR_RETURN(stored.nodes, store->LoadNodes());
-  std::unique_ptr<Coordinator> made(
-      new Coordinator(std::move(settings), std::move(store), checkpoints, read_only));
-  made->state_ = Restore(std::move(stored), Now());
+  std::unique_ptr<Coordinator> made(new Coordinator(std::move(settings), std::move(store),
+                                                    checkpoints, read_only, std::move(clock)));
+  made->state_ = Restore(std::move(stored), made->clock_.Now());
   if (!read_only) {
     made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
     made->backups_ = std::thread([raw = made.get()] { raw->BackUp(); });
@@ -73,11 +61,12 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settin
 }
 
 Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
-                         checkpoint::Store* checkpoints, bool read_only)
+                         checkpoint::Store* checkpoints, bool read_only, LeaseClock clock)
     : settings_(std::move(settings)),
       store_(std::move(store)),
       checkpoints_(checkpoints),
-      read_only_(read_only) {}
+      read_only_(read_only),
+      clock_(std::move(clock)) {}
 
 Coordinator::~Coordinator() {
   {
@@ -164,7 +153,7 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   Changes changes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const double now = Now();
+    const double now = clock_.Now();
     for (Pending& pending : batch) {
       Event event;
       event.now = now;
@@ -317,7 +306,7 @@ absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
   if (found == state_.nodes.end() || hello.spool_id().empty()) return absl::OkStatus();
   const NodeState& node = found->second;
   const bool other = !node.record.spool_id().empty() && node.record.spool_id() != hello.spool_id();
-  if (!other || !node.connected || Now() - node.last_heard > settings_.node_lease) {
+  if (!other || !node.connected || clock_.Now() - node.last_heard > settings_.node_lease) {
     return absl::OkStatus();
   }
   return absl::AlreadyExistsError(absl::StrCat(
@@ -375,7 +364,7 @@ absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
 }
 
 Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
-  JobView view{job.record, job.plan, job.placement, 0, Now()};
+  JobView view{job.record, job.plan, job.placement, 0, clock_.Now()};
   if (job.record.phase() != v1::JOB_PHASE_QUEUED) return view;
   for (const auto& [id, other] : state_.jobs) {
     view.queue_position += other.record.phase() == v1::JOB_PHASE_QUEUED &&

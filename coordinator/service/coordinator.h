@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/store.h"
 #include "coordinator/core/core.h"
+#include "coordinator/service/lease_clock.h"
 #include "coordinator/store/store.h"
 
 namespace tercio::coordinator {
@@ -42,7 +43,7 @@ class Coordinator {
   static absl::StatusOr<std::unique_ptr<Coordinator>> Create(Settings settings,
                                                              std::unique_ptr<Store> store,
                                                              checkpoint::Store* checkpoints,
-                                                             bool read_only);
+                                                             bool read_only, LeaseClock clock = {});
   ~Coordinator();
 
   // Takes an event; returns at once.
@@ -118,7 +119,7 @@ class Coordinator {
   };
 
   Coordinator(Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
-              bool read_only);
+              bool read_only, LeaseClock clock);
   absl::Status AskEvent(decltype(Event::body) body,
                         std::vector<std::pair<std::string, std::string>> requests);
   void Enqueue(Pending pending);
@@ -141,6 +142,7 @@ class Coordinator {
   std::unique_ptr<Store> store_;
   checkpoint::Store* checkpoints_;
   const bool read_only_;
+  const LeaseClock clock_;
 
   mutable std::mutex mutex_;  // state_, streams_, version_
   mutable std::condition_variable changed_;

@@ -19,7 +19,8 @@ using prometheus::MetricType;
 
 class JobCollector : public prometheus::Collectable {
  public:
-  explicit JobCollector(const Coordinator& coordinator) : coordinator_(coordinator) {}
+  JobCollector(const Coordinator& coordinator, const StreamHub& streams)
+      : coordinator_(coordinator), streams_(streams) {}
 
   std::vector<MetricFamily> Collect() const override {
     families_.clear();
@@ -41,11 +42,22 @@ class JobCollector : public prometheus::Collectable {
     Add("tercio_nodes", "Nodes that are connected.", MetricType::Gauge, {}, ready);
     Add("tercio_devices", "Devices of connected nodes.", MetricType::Gauge, {}, devices);
     Add("tercio_devices_free", "Devices that no job holds.", MetricType::Gauge, {}, free);
+    AddStreams();
     return std::move(families_);
   }
 
  private:
   using Labels = std::vector<ClientMetric::Label>;
+
+  void AddStreams() const {
+    const StreamHub::Figures figures = streams_.figures();
+    Add("tercio_streams", "Clients that follow jobs.", MetricType::Gauge, {},
+        static_cast<double>(figures.open));
+    Add("tercio_streams_refused_total", "Streams beyond the limit.", MetricType::Counter, {},
+        static_cast<double>(figures.refused));
+    Add("tercio_streams_cut_off_total", "Streams whose clients did not read.", MetricType::Counter,
+        {}, static_cast<double>(figures.cut_off));
+  }
 
   void AddJob(const Coordinator::JobView& view) const {
     const v1::JobRecord& job = view.record;
@@ -117,15 +129,17 @@ class JobCollector : public prometheus::Collectable {
   }
 
   const Coordinator& coordinator_;
+  const StreamHub& streams_;
   mutable std::vector<MetricFamily> families_;  // one scrape at a time: the exposer has one thread
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CoordinatorMetrics>> CoordinatorMetrics::Serve(
-    const std::string& address, const Coordinator& coordinator) {
+    const std::string& address, const Coordinator& coordinator, const StreamHub& streams) {
   TERCIO_ASSIGN_OR_RETURN(
-      auto server, MetricsServer::Listen(address, std::make_shared<JobCollector>(coordinator)));
+      auto server,
+      MetricsServer::Listen(address, std::make_shared<JobCollector>(coordinator, streams)));
   return std::unique_ptr<CoordinatorMetrics>(new CoordinatorMetrics(std::move(server)));
 }
 

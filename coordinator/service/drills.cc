@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -102,7 +102,7 @@ class Drill {
     TERCIO_RETURN_IF_ERROR(
         coordinator_.Ask(DrillRequested{before_.id(), fault, kind_.inject != nullptr}));
     if (request_.fault() == "full-disk") {
-      coordinator_.checkpoints().PretendFull(absl::Now() + absl::Seconds(seconds_));
+      coordinator_.checkpoints().PretendFull(SteadyNow() + absl::Seconds(seconds_));
     }
     response_.set_fault(request_.fault());
     response_.set_rank(request_.rank());
@@ -207,12 +207,12 @@ absl::StatusOr<v1::DrillResponse> RunDrill(Coordinator& coordinator,
   Drill drill(coordinator, request);
   TERCIO_RETURN_IF_ERROR(drill.Begin());
   const double timeout = request.timeout_seconds() > 0 ? request.timeout_seconds() : kTimeout;
-  const absl::Time deadline = absl::Now() + absl::Seconds(timeout);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(timeout);
   while (!cancelled()) {
     const uint64_t version = coordinator.version();
     TERCIO_ASSIGN_OR_RETURN(const bool recovered, drill.Look());
     if (recovered) return drill.response();
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       const std::string& seen = drill.response().detected_by();
       return absl::DeadlineExceededError(
           absl::StrCat("the job has not recovered within ", timeout, " s; ",

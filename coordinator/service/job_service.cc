@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
+#include "common/status_macros.h"
 #include "common/version.h"
 #include "coordinator/service/drills.h"
 #include "coordinator/service/views.h"
@@ -12,10 +13,12 @@
 namespace tercio::coordinator {
 namespace {
 
-constexpr double kPollSeconds = 0.5;
+template <typename Request>
+StreamHub::Kind KindOf(const Request& request) {
+  return request.follow() ? StreamHub::Kind::kFollows : StreamHub::Kind::kEnds;
+}
 
 }  // namespace
-
 grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
                                     v1::SubmitResponse* response) {
   if (absl::Status status = admit_(request->spec()); !status.ok()) return ToGrpc(status);
@@ -42,44 +45,28 @@ grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
   return grpc::Status::OK;
 }
 
-template <typename Read>
-grpc::Status JobServiceImpl::Follow(grpc::ServerContext* context, const std::string& job,
-                                    bool follow, const Read& read) {
-  while (!context->IsCancelled()) {
-    // The version is taken before reading: what changes meanwhile is read in the next round.
-    const uint64_t version = coordinator_.version();
-    bool ended = false;
-    if (!job.empty()) {
-      const absl::StatusOr<v1::JobRecord> record = coordinator_.Find(job);
-      if (!record.ok()) return ToGrpc(record.status());
-      ended = IsTerminal(record->phase());
-    }
-    const absl::StatusOr<bool> listening = read();
-    if (!listening.ok()) return ToGrpc(listening.status());
-    if (!*listening || !follow || ended) return grpc::Status::OK;
-    coordinator_.WaitForChange(version, kPollSeconds);
-  }
-  return grpc::Status::CANCELLED;
-}
-
-grpc::Status JobServiceImpl::Watch(grpc::ServerContext* context, const v1::WatchRequest* request,
-                                   grpc::ServerWriter<v1::JobStatus>* writer) {
-  std::string last;
-  std::shared_ptr<const v1::Plan> told;
-  return Follow(context, request->job(), true, [&]() -> absl::StatusOr<bool> {
-    absl::StatusOr<Coordinator::JobView> job = coordinator_.View(request->job());
-    if (!job.ok()) return job.status();
-    std::string bytes = absl::StrCat(job->queue_position, " ", job->record.SerializeAsString());
-    if (bytes == last) return true;
+// Only the newest state: a client that is slow misses those between.
+grpc::ServerWriteReactor<v1::JobStatus>* JobServiceImpl::Watch(grpc::CallbackServerContext* context,
+                                                               const v1::WatchRequest* request) {
+  auto read =
+      [this, id = request->job(), last = std::string(),
+       told = std::shared_ptr<const v1::Plan>()]() mutable -> absl::StatusOr<Page<v1::JobStatus>> {
+    TERCIO_ASSIGN_OR_RETURN(Coordinator::JobView job, coordinator_.View(id));
+    Page<v1::JobStatus> page;
+    page.ended = IsTerminal(job.record.phase());
+    std::string bytes = absl::StrCat(job.queue_position, " ", job.record.SerializeAsString());
+    if (bytes == last) return page;
     last = std::move(bytes);
     // Plans are large: said again only when it is another one, and with the last word.
-    if (job->plan == told && !IsTerminal(job->record.phase())) {
-      job->plan = nullptr;
+    if (job.plan == told && !page.ended) {
+      job.plan = nullptr;
     } else {
-      told = job->plan;
+      told = job.plan;
     }
-    return writer->Write(StatusOf(*job));
-  });
+    page.messages.push_back(StatusOf(job));
+    return page;
+  };
+  return streams_.Open<v1::JobStatus>(context, StreamHub::Kind::kFollows, std::move(read));
 }
 
 grpc::Status JobServiceImpl::Cancel(grpc::ServerContext*, const v1::CancelRequest* request,
@@ -97,90 +84,99 @@ grpc::Status JobServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeReques
   if (!job.ok()) return ToGrpc(job.status());
   const v1::JobSpec& spec = request->has_spec() ? request->spec() : job->spec();
   if (absl::Status status = admit_(spec); !status.ok()) return ToGrpc(status);
-  const absl::Status status = coordinator_.Ask(ResumeRequested{job->id(), spec});
+  const absl::Status status =
+      coordinator_.Ask(ResumeRequested{job->id(), spec, request->accept_data_change()});
   if (!status.ok()) return ToGrpc(status);
   *response = StatusOf(*coordinator_.View(job->id()));
   return grpc::Status::OK;
 }
 
-grpc::Status JobServiceImpl::History(grpc::ServerContext* context,
-                                     const v1::HistoryRequest* request,
-                                     grpc::ServerWriter<v1::StepRecord>* writer) {
-  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
-  if (!job.ok()) return ToGrpc(job.status());
-  int64_t after = request->after_step();
-  return Follow(context, job->id(), request->follow(), [&]() -> absl::StatusOr<bool> {
-    const absl::StatusOr<v1::JobRecord> now = coordinator_.Find(job->id());
-    if (!now.ok()) return now.status();
-    const auto steps =
-        coordinator_.store().Steps(job->id(), after, [&](const v1::StepRecord& step) {
-          return request->all_attempts() || StepCounts(*now, step);
-        });
-    if (!steps.ok()) return steps.status();
-    for (const v1::StepRecord& step : *steps) {
-      if (!writer->Write(step)) return false;
-      after = std::max(after, step.step());
-    }
-    return true;
-  });
+grpc::ServerWriteReactor<v1::StepRecord>* JobServiceImpl::History(
+    grpc::CallbackServerContext* context, const v1::HistoryRequest* request) {
+  Store::StepCursor start;
+  start.step = request->after_step();
+  auto read = [this, asked = *request,
+               after = start]() mutable -> absl::StatusOr<Page<v1::StepRecord>> {
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(asked.job()));
+    TERCIO_ASSIGN_OR_RETURN(auto steps, coordinator_.store().Steps(
+                                            job.id(), after,
+                                            [&](const v1::StepRecord& step) {
+                                              return asked.all_attempts() || StepCounts(job, step);
+                                            },
+                                            kMostPageMessages));
+    Page<v1::StepRecord> page;
+    page.more = steps.size() == kMostPageMessages;
+    page.ended = !page.more && (!asked.follow() || IsTerminal(job.phase()));
+    // A step that was told is not told again when another attempt repeats it.
+    after.attempt = page.more ? steps.back().attempt() : Store::StepCursor().attempt;
+    if (!steps.empty()) after.step = steps.back().step();
+    page.messages.assign(steps.begin(), steps.end());
+    return page;
+  };
+  return streams_.Open<v1::StepRecord>(context, KindOf(*request), std::move(read));
 }
 
-grpc::Status JobServiceImpl::Events(grpc::ServerContext* context, const v1::EventsRequest* request,
-                                    grpc::ServerWriter<v1::JobEvent>* writer) {
-  std::string id;
-  if (!request->job().empty()) {
-    const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
-    if (!job.ok()) return ToGrpc(job.status());
-    id = job->id();
-  }
-  int64_t after = 0;
-  return Follow(context, id, request->follow(), [&]() -> absl::StatusOr<bool> {
-    const auto events = coordinator_.store().Events(id, after);
-    if (!events.ok()) return events.status();
-    for (const v1::JobEvent& event : *events) {
-      if (!writer->Write(event)) return false;
-      after = event.sequence();
+grpc::ServerWriteReactor<v1::JobEvent>* JobServiceImpl::Events(grpc::CallbackServerContext* context,
+                                                               const v1::EventsRequest* request) {
+  auto read = [this, asked = *request,
+               after = int64_t{0}]() mutable -> absl::StatusOr<Page<v1::JobEvent>> {
+    std::string id;
+    bool ended = !asked.follow();
+    if (!asked.job().empty()) {
+      TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(asked.job()));
+      id = job.id();
+      ended = ended || IsTerminal(job.phase());
     }
-    return true;
-  });
+    TERCIO_ASSIGN_OR_RETURN(const auto events,
+                            coordinator_.store().Events(id, after, kMostPageMessages));
+    Page<v1::JobEvent> page;
+    page.more = events.size() == kMostPageMessages;
+    page.ended = !page.more && ended;
+    if (!events.empty()) after = events.back().sequence();
+    page.messages.assign(events.begin(), events.end());
+    return page;
+  };
+  return streams_.Open<v1::JobEvent>(context, KindOf(*request), std::move(read));
 }
 
-grpc::Status JobServiceImpl::Logs(grpc::ServerContext* context, const v1::LogsRequest* request,
-                                  grpc::ServerWriter<v1::LogLine>* writer) {
-  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
-  if (!job.ok()) return ToGrpc(job.status());
-  int64_t after = 0;
-  bool first = true;
-  return Follow(context, job->id(), request->follow(), [&]() -> absl::StatusOr<bool> {
-    const auto stored = coordinator_.store().Logs(job->id(), after);
-    if (!stored.ok()) return stored.status();
-    std::vector<v1::LogLine> lines;
-    for (const Store::StoredLine& line : *stored) {
-      after = line.sequence;
-      if (request->has_rank() && line.line.rank() != request->rank()) continue;
-      if (request->has_attempt() && line.line.attempt() != request->attempt()) continue;
-      lines.push_back(line.line);
+grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServerContext* context,
+                                                            const v1::LogsRequest* request) {
+  auto read = [this, asked = *request,
+               after = int64_t{-1}]() mutable -> absl::StatusOr<Page<v1::LogLine>> {
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(asked.job()));
+    const auto wanted = [&](const v1::LogLine& line) {
+      return (!asked.has_rank() || line.rank() == asked.rank()) &&
+             (!asked.has_attempt() || line.attempt() == asked.attempt());
+    };
+    if (after < 0) {
+      after = 0;
+      if (asked.tail() > 0) {
+        TERCIO_ASSIGN_OR_RETURN(after, coordinator_.store().LogTail(
+                                           job.id(), wanted, static_cast<size_t>(asked.tail())));
+      }
     }
-    const size_t tail = static_cast<size_t>(std::max(0, request->tail()));
-    const size_t skip = first && tail > 0 && lines.size() > tail ? lines.size() - tail : 0;
-    first = false;
-    for (size_t i = skip; i < lines.size(); ++i) {
-      if (!writer->Write(lines[i])) return false;
-    }
-    return true;
-  });
+    TERCIO_ASSIGN_OR_RETURN(const auto lines,
+                            coordinator_.store().Logs(job.id(), &after, wanted, kMostPageMessages));
+    Page<v1::LogLine> page;
+    page.more = lines.size() == kMostPageMessages;
+    page.ended = !page.more && (!asked.follow() || IsTerminal(job.phase()));
+    page.messages.assign(lines.begin(), lines.end());
+    return page;
+  };
+  return streams_.Open<v1::LogLine>(context, KindOf(*request), std::move(read));
 }
 
-grpc::Status JobServiceImpl::Trace(grpc::ServerContext*, const v1::TraceRequest* request,
-                                   grpc::ServerWriter<v1::RankTrace>* writer) {
-  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
-  if (!job.ok()) return ToGrpc(job.status());
-  const auto traces = coordinator_.store().Traces(job->id());
-  if (!traces.ok()) return ToGrpc(traces.status());
-  for (const v1::RankTrace& trace : *traces) {
-    if (!writer->Write(trace)) break;
-  }
-  return grpc::Status::OK;
+grpc::ServerWriteReactor<v1::RankTrace>* JobServiceImpl::Trace(grpc::CallbackServerContext* context,
+                                                               const v1::TraceRequest* request) {
+  auto read = [this, id = request->job()]() -> absl::StatusOr<Page<v1::RankTrace>> {
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(id));
+    TERCIO_ASSIGN_OR_RETURN(const auto traces, coordinator_.store().Traces(job.id()));
+    Page<v1::RankTrace> page;
+    page.messages.assign(traces.begin(), traces.end());
+    page.ended = true;
+    return page;
+  };
+  return streams_.Open<v1::RankTrace>(context, StreamHub::Kind::kEnds, std::move(read));
 }
 
 grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*,

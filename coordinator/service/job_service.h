@@ -1,21 +1,28 @@
 // The service for people (job_service.proto). Errors carry the codes that the client turns into
-// exit codes.
+// exit codes. What follows a job is a stream of the hub; the rest are short calls.
 #pragma once
 
 #include <string>
 
 #include "coordinator/service/coordinator.h"
+#include "coordinator/service/stream_hub.h"
 #include "proto/tercio/v1/job_service.grpc.pb.h"
 
 namespace tercio::coordinator {
 
-class JobServiceImpl : public v1::JobService::Service {
+using JobServiceBase =
+    v1::JobService::WithCallbackMethod_Watch<v1::JobService::WithCallbackMethod_History<
+        v1::JobService::WithCallbackMethod_Events<v1::JobService::WithCallbackMethod_Logs<
+            v1::JobService::WithCallbackMethod_Trace<v1::JobService::Service>>>>>;
+
+class JobServiceImpl : public JobServiceBase {
  public:
   // `admit` refuses a job that can never run: INVALID_ARGUMENT | RESOURCE_EXHAUSTED.
   using Admit = std::function<absl::Status(const v1::JobSpec&)>;
-  JobServiceImpl(Coordinator& coordinator, Admit admit, std::string state_dir,
+  JobServiceImpl(Coordinator& coordinator, StreamHub& streams, Admit admit, std::string state_dir,
                  std::string metrics_address)
       : coordinator_(coordinator),
+        streams_(streams),
         admit_(std::move(admit)),
         state_dir_(std::move(state_dir)),
         metrics_address_(std::move(metrics_address)) {}
@@ -23,18 +30,18 @@ class JobServiceImpl : public v1::JobService::Service {
   grpc::Status Submit(grpc::ServerContext*, const v1::SubmitRequest*, v1::SubmitResponse*) override;
   grpc::Status Get(grpc::ServerContext*, const v1::GetRequest*, v1::JobStatus*) override;
   grpc::Status List(grpc::ServerContext*, const v1::ListRequest*, v1::ListResponse*) override;
-  grpc::Status Watch(grpc::ServerContext*, const v1::WatchRequest*,
-                     grpc::ServerWriter<v1::JobStatus>*) override;
+  grpc::ServerWriteReactor<v1::JobStatus>* Watch(grpc::CallbackServerContext*,
+                                                 const v1::WatchRequest*) override;
   grpc::Status Cancel(grpc::ServerContext*, const v1::CancelRequest*, v1::CancelResponse*) override;
   grpc::Status Resume(grpc::ServerContext*, const v1::ResumeRequest*, v1::JobStatus*) override;
-  grpc::Status History(grpc::ServerContext*, const v1::HistoryRequest*,
-                       grpc::ServerWriter<v1::StepRecord>*) override;
-  grpc::Status Events(grpc::ServerContext*, const v1::EventsRequest*,
-                      grpc::ServerWriter<v1::JobEvent>*) override;
-  grpc::Status Logs(grpc::ServerContext*, const v1::LogsRequest*,
-                    grpc::ServerWriter<v1::LogLine>*) override;
-  grpc::Status Trace(grpc::ServerContext*, const v1::TraceRequest*,
-                     grpc::ServerWriter<v1::RankTrace>*) override;
+  grpc::ServerWriteReactor<v1::StepRecord>* History(grpc::CallbackServerContext*,
+                                                    const v1::HistoryRequest*) override;
+  grpc::ServerWriteReactor<v1::JobEvent>* Events(grpc::CallbackServerContext*,
+                                                 const v1::EventsRequest*) override;
+  grpc::ServerWriteReactor<v1::LogLine>* Logs(grpc::CallbackServerContext*,
+                                              const v1::LogsRequest*) override;
+  grpc::ServerWriteReactor<v1::RankTrace>* Trace(grpc::CallbackServerContext*,
+                                                 const v1::TraceRequest*) override;
   grpc::Status Nodes(grpc::ServerContext*, const v1::NodesRequest*, v1::NodesResponse*) override;
   grpc::Status ChangeNode(grpc::ServerContext*, const v1::ChangeNodeRequest*,
                           v1::ChangeNodeResponse*) override;
@@ -47,13 +54,15 @@ class JobServiceImpl : public v1::JobService::Service {
                        v1::VersionResponse*) override;
 
  private:
-  // Calls `read` (which returns whether the client still listens) now and after each change, until
-  // the job has ended or, without `follow`, once.
-  template <typename Read>
-  grpc::Status Follow(grpc::ServerContext* context, const std::string& job, bool follow,
-                      const Read& read);
+  // The same calls for threads, which nobody makes: streams are the hub's.
+  using JobServiceBase::Events;
+  using JobServiceBase::History;
+  using JobServiceBase::Logs;
+  using JobServiceBase::Trace;
+  using JobServiceBase::Watch;
 
   Coordinator& coordinator_;
+  StreamHub& streams_;
   Admit admit_;
   std::string state_dir_;
   std::string metrics_address_;

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "common/version.h"
 
 namespace tercio::coordinator {
@@ -151,7 +152,7 @@ NodeServiceImpl::NodeServiceImpl(Coordinator& coordinator, double heartbeat_inte
     : coordinator_(coordinator), heartbeat_interval_(heartbeat_interval), sweeper_([this] {
         std::unique_lock<std::mutex> lock(mutex_);
         while (!stopped_.wait_for(lock, kSweepInterval, [this] { return stopping_; })) {
-          rendezvous_.Expire(absl::Now(), [this](const v1::RunId& run) {
+          rendezvous_.Expire(SteadyNow(), [this](const v1::RunId& run) {
             return coordinator_.IsPresentAttempt(run);
           });
         }
@@ -216,7 +217,8 @@ grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousGet(grpc::CallbackServerCon
     return reactor;
   }
   // An answer that names what is missing must be on its way before the client gives up.
-  const absl::Time deadline = absl::FromChrono(context->deadline()) - kAnswerMargin;
+  const absl::Duration left = absl::FromChrono(context->deadline()) - absl::Now();
+  const absl::Time deadline = SteadyNow() + left - kAnswerMargin;
   return new PendingGet(rendezvous_, *request, *response, deadline);
 }
 

@@ -301,23 +301,27 @@ absl::StatusOr<std::string> Store::JobOfRequest(const std::string& request_id) {
 }
 
 absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(
-    const std::string& job, int64_t after_step,
-    const std::function<bool(const v1::StepRecord&)>& counts) {
+    const std::string& job, const StepCursor& after,
+    const std::function<bool(const v1::StepRecord&)>& counts, size_t most) {
   std::lock_guard<std::mutex> lock(mutex_);
   SqliteStatement query(database_,
-                        "SELECT record FROM steps WHERE job=? AND step>? ORDER BY step, attempt");
+                        "SELECT record FROM steps WHERE job=?1 AND step>=?2 AND (step>?2 OR "
+                        "attempt>?3) ORDER BY step, attempt");
   query.Bind(1, job);
-  query.Bind(2, after_step);
+  query.Bind(2, after.step);
+  query.Bind(3, int64_t{after.attempt});
   std::vector<v1::StepRecord> steps;
-  while (true) {
+  while (steps.size() < most) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (!row) return steps;
+    if (!row) break;
     TERCIO_ASSIGN_OR_RETURN(v1::StepRecord record, Parse<v1::StepRecord>(query.Bytes(0)));
     if (counts(record)) steps.push_back(std::move(record));
   }
+  return steps;
 }
 
-absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, int64_t after) {
+absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, int64_t after,
+                                                        size_t most) {
   std::lock_guard<std::mutex> lock(mutex_);
   SqliteStatement query(
       database_,
@@ -326,28 +330,50 @@ absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, 
   query.Bind(1, job);
   query.Bind(2, after);
   std::vector<v1::JobEvent> events;
-  while (true) {
+  while (events.size() < most) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (!row) return events;
+    if (!row) break;
     TERCIO_ASSIGN_OR_RETURN(v1::JobEvent record, Parse<v1::JobEvent>(query.Bytes(1)));
     record.set_sequence(query.Integer(0));
     events.push_back(std::move(record));
   }
+  return events;
 }
 
-absl::StatusOr<std::vector<Store::StoredLine>> Store::Logs(const std::string& job, int64_t after) {
+absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int64_t* after,
+                                                     const LineFilter& wanted, size_t most) {
   std::lock_guard<std::mutex> lock(mutex_);
   SqliteStatement query(
       database_, "SELECT sequence, record FROM logs WHERE job=? AND sequence>? ORDER BY sequence");
   query.Bind(1, job);
-  query.Bind(2, after);
-  std::vector<StoredLine> lines;
-  while (true) {
+  query.Bind(2, *after);
+  std::vector<v1::LogLine> lines;
+  while (lines.size() < most) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (!row) return lines;
+    if (!row) break;
     TERCIO_ASSIGN_OR_RETURN(v1::LogLine line, Parse<v1::LogLine>(query.Bytes(1)));
-    lines.push_back({query.Integer(0), std::move(line)});
+    *after = query.Integer(0);
+    if (wanted(line)) lines.push_back(std::move(line));
   }
+  return lines;
+}
+
+absl::StatusOr<int64_t> Store::LogTail(const std::string& job, const LineFilter& wanted,
+                                       size_t tail) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT sequence, record FROM logs WHERE job=? ORDER BY sequence DESC");
+  query.Bind(1, job);
+  int64_t first = 0;
+  for (size_t found = 0; found < tail;) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return 0;
+    TERCIO_ASSIGN_OR_RETURN(const v1::LogLine line, Parse<v1::LogLine>(query.Bytes(1)));
+    if (!wanted(line)) continue;
+    first = query.Integer(0);
+    ++found;
+  }
+  return first - 1;
 }
 
 absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -67,17 +68,25 @@ class Store {
   // The job that a request id has made, empty when none.
   absl::StatusOr<std::string> JobOfRequest(const std::string& request_id);
 
-  // Steps after `after_step` for which `counts`, by step and attempt.
-  absl::StatusOr<std::vector<v1::StepRecord>> Steps(
-      const std::string& job, int64_t after_step,
-      const std::function<bool(const v1::StepRecord&)>& counts);
-  // Events with a sequence above `after`; of all jobs when `job` is empty.
-  absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& job, int64_t after);
-  struct StoredLine {
-    int64_t sequence = 0;
-    v1::LogLine line;
+  // A place in the history: after all attempts of a step, or after one of them.
+  struct StepCursor {
+    int64_t step = 0;
+    int32_t attempt = std::numeric_limits<int32_t>::max();
   };
-  absl::StatusOr<std::vector<StoredLine>> Logs(const std::string& job, int64_t after);
+  static constexpr size_t kAll = std::numeric_limits<size_t>::max();
+  // Steps behind the cursor for which `counts`, by step and attempt; the first `most` of them.
+  absl::StatusOr<std::vector<v1::StepRecord>> Steps(
+      const std::string& job, const StepCursor& after,
+      const std::function<bool(const v1::StepRecord&)>& counts, size_t most = kAll);
+  // Events with a sequence above `after`; of all jobs when `job` is empty.
+  absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& job, int64_t after,
+                                                   size_t most = kAll);
+  using LineFilter = std::function<bool(const v1::LogLine&)>;
+  // Wanted lines with a sequence above *after, which becomes that of the last line looked at.
+  absl::StatusOr<std::vector<v1::LogLine>> Logs(const std::string& job, int64_t* after,
+                                                const LineFilter& wanted, size_t most = kAll);
+  // The sequence after which the last `tail` wanted lines come.
+  absl::StatusOr<int64_t> LogTail(const std::string& job, const LineFilter& wanted, size_t tail);
   // Of the newest attempt that has any, by rank.
   absl::StatusOr<std::vector<v1::RankTrace>> Traces(const std::string& job);
 

@@ -114,6 +114,20 @@ class OnNan(TercioTest):
         self.assertEqual(resumed["state"], "succeeded")
         self.assertEqual([step["step"] for step in self.history(job["id"], self.state) if step.get("skipped")], [bad])
 
+    def test_all_ranks_decide_alike(self):
+        """Stages, shards and replicas: one rank of eight sees the number, all skip its step and none other."""
+        skip = ("--set", "fault_tolerance.on_nan=skip")
+        job = self.run_job(self.state, *skip, *layout(2, 2, 2))
+        self.assertEqual((job["state"], job["step"], job["attempt"], job["restarts"]), ("succeeded", STEPS, 1, 0))
+        other = self.path("other")
+        alone = self.run_job(other, *skip, *layout(2, 1, 1))
+        curves = [[(line, step.get("skipped")) for line, step in zip(self.curve(i, at), self.history(i, at))]
+                  for i, at in ((job["id"], self.state), (alone["id"], other))]
+        self.assertEqual(curves[0], curves[1])
+        self.assertEqual(sum(bool(skipped) for _, skipped in curves[0]), 1)
+        out, _ = self.tercio("logs", job["id"], "--state-dir", self.state)
+        self.assertEqual(out.count("skipped step"), 1, "rank 0 says it for all")
+
     def test_skip_goes_on(self):
         job = self.run_job(self.state, "--set", "training.precision=bf16", "--set",
                            "fault_tolerance.on_nan=skip", *layout(1, 2, 1))

@@ -71,6 +71,20 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 PRIVATE_PATH = re.compile(r"(?<![\w.$])/(home|root|Users)/\w")
 
 
+WALL_CLOCK = re.compile(r"absl::Now\(\)|system_clock|\bgettimeofday\b|CLOCK_REALTIME")
+WALL_CLOCK_FILES = {
+    "coordinator/service/lease_clock.cc": "where the coordinator's time begins",
+    "coordinator/service/node_service.cc": "gRPC's deadline of a call, made a duration",
+    "coordinator/main.cc": "gRPC's deadline of its shutdown",
+    "worker/agent/run_manager.cc": "the time that people read on a log line",
+    "worker/agent/snapshot_server.cc": "gRPC's deadline of its shutdown",
+    "worker/agent/trainer_server.cc": "gRPC's deadlines of a call and of its shutdown",
+    "worker/trainer/agent_link.cc": "gRPC's deadline of a call",
+    "worker/trainer/snapshot_client.cc": "gRPC's deadline of a call",
+    "worker/trainer/training_loop.cc": "the time that people read in a trace",
+}
+
+
 def tracked_files(root):
     """Files of the project: as git sees them, else (no git, or not a clone) by walking the tree."""
     try:
@@ -221,6 +235,19 @@ def check_words(sources):
     return faults
 
 
+def check_clocks(sources):
+    """Nothing waits, expires or is ordered by the wall clock, which operators and NTP set."""
+    faults = []
+    for path, lines in sources.items():
+        if not is_cpp(path) or is_test(path) or not path.startswith(("coordinator/", "worker/")):
+            continue
+        for number, line in enumerate(lines, 1):
+            if WALL_CLOCK.search(line) and path not in WALL_CLOCK_FILES:
+                faults.append(f"{path}:{number}: the wall clock; use SteadyNow() (common/steady_time.h), or name "
+                              f"the file and its reason in WALL_CLOCK_FILES: {line.strip()}")
+    return faults
+
+
 def check_build_files(sources):
     """BUILD files parse (as Python, whose subset they are), and nothing is visible to everyone by default."""
     faults = []
@@ -281,6 +308,7 @@ def main():
         "BUILD files": check_build_files(sources),
         "headers": check_headers(sources),
         "words": check_words(sources),
+        "clocks": check_clocks(sources),
         "documents": check_documents(root, sources),
     }
     for name, faults in checks.items():

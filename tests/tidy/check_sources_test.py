@@ -48,6 +48,13 @@ class CheckSourcesTest(unittest.TestCase):
         for path, target in bad.items():
             self.assertTrue(check_sources.check_includes({path: [f'#include "{target}"']}), path)
 
+    def test_the_wall_clock_is_for_people(self):
+        for line in ("  const absl::Time end = absl::Now() + wait;", "std::chrono::system_clock::now()"):
+            self.assertEqual(len(check_sources.check_clocks({"worker/agent/spool.cc": [line]})), 1, line)
+            self.assertEqual(check_sources.check_clocks({"worker/agent/spool_test.cc": [line]}), [])
+            self.assertEqual(check_sources.check_clocks({"worker/agent/run_manager.cc": [line]}), [])
+        self.assertEqual(check_sources.check_clocks({"worker/agent/spool.cc": ["end = SteadyNow() + wait;"]}), [])
+
     def test_a_new_folder_needs_a_rule(self):
         self.assertEqual(len(check_sources.check_includes({"elsewhere/a.cc": []})), 1)
 

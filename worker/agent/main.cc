@@ -22,6 +22,7 @@
 #include "common/log.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
+#include "common/tls_diagnosis.h"
 #include "common/version.h"
 #include "worker/agent/agent_metrics.h"
 #include "worker/agent/agent_store.h"
@@ -196,10 +197,19 @@ v1::AgentMessage MakeLeaving(double at) {
   return message;
 }
 
-void StartLink(NodeLink& link, const AgentOptions& options, const Addresses& addresses,
+// gRPC does not say which certificate is refused, nor why.
+std::string Explain(const Flags& flags, const grpc::Status& status) {
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return status.error_message();
+  const absl::Status refused = DiagnoseTls(flags.coordinator, flags.tls);
+  return refused.ok() ? status.error_message() : std::string(refused.message());
+}
+
+void StartLink(NodeLink& link, const Flags& flags, const Addresses& addresses,
                const AgentStore& store, SnapshotStore& snapshots, RunManager& runs,
                const LeavingAt& leaving_at) {
+  const AgentOptions& options = flags.agent;
   NodeLink::Callbacks callbacks;
+  callbacks.explain = [&flags](const grpc::Status& status) { return Explain(flags, status); };
   callbacks.hello = [&options, addresses, &store, &runs] {
     return MakeHello(options, addresses, store.spool_id(), runs);
   };
@@ -391,7 +401,7 @@ absl::Status RunAgent(Flags flags) {
   }
   const Addresses addresses = {metrics->address(),
                                *snapshot_server == nullptr ? "" : (*snapshot_server)->address()};
-  StartLink(link, flags.agent, addresses, *store, snapshots, runs, leaving_at);
+  StartLink(link, flags, addresses, *store, snapshots, runs, leaving_at);
   std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
               flags.coordinator.c_str(), metrics->address().c_str());
   std::fflush(stdout);
@@ -412,6 +422,7 @@ absl::Status RunAgent(Flags flags) {
 
 int main(int argc, char** argv) {
   tercio::BlockStopSignals();
+  tercio::RaiseFileLimit();
   sigset_t leave;
   sigemptyset(&leave);
   sigaddset(&leave, tercio::kLeaveTrainers);

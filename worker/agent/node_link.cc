@@ -101,11 +101,12 @@ void NodeLink::Run() {
       Serve(*stream, context);
       if (Stops()) context.TryCancel();  // else the other side has ended it, and says why
       const grpc::Status status = stream->Finish();
+      const std::string why = Stops() ? "" : callbacks_.explain(status);
       std::lock_guard<std::mutex> lock(mutex_);
       greeting_ = nullptr;
       present_ = nullptr;
       if (stopping_) return;
-      LogWarning(absl::StrCat("connection to the coordinator lost: ", status.error_message()));
+      LogWarning(absl::StrCat("connection to the coordinator lost: ", why));
     }
     if (std::chrono::steady_clock::now() - start > Seconds(kLongestBackoffSeconds)) {
       backoff = kFirstBackoffSeconds;

@@ -32,6 +32,8 @@ class NodeLink {
     // True of the moment, said first on every new connection.
     std::function<std::vector<v1::AgentMessage>()> said_first;
     std::function<void(const v1::CoordinatorMessage&)> on_message;
+    // What to tell people of a connection that broke, or did not come about.
+    std::function<std::string(const grpc::Status&)> explain;
   };
 
   // The store must outlive the link.

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -93,11 +94,11 @@ std::string StackOf(const InspectedRank& rank, absl::Duration patience) {
   if (before < 0 || !Handles(rank.pid, SIGUSR2)) return "";
   const std::vector<pid_t> threads = ThreadsOf(rank.pid);
   for (const pid_t thread : threads) syscall(SYS_tgkill, rank.pid, thread, SIGUSR2);
-  const absl::Time end = absl::Now() + patience;
+  const absl::Time end = SteadyNow() + patience;
   std::string text;
   while (true) {
     text = ReadFrom(dump, before);
-    if (CountOf(text, "\nend ") >= threads.size() || absl::Now() >= end) break;
+    if (CountOf(text, "\nend ") >= threads.size() || SteadyNow() >= end) break;
     absl::SleepFor(kPoll);
   }
   return WithNames(rank.pid, text);

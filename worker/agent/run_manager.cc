@@ -22,6 +22,7 @@ namespace tercio {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
+constexpr auto kSlowSlice = std::chrono::milliseconds(5);
 constexpr absl::Duration kStackPatience = absl::Seconds(1);
 constexpr int64_t kMostUntoldBytes = 256 << 20;
 constexpr int kUnknownExit = 1;  // a fault
@@ -55,7 +56,7 @@ std::string Printable(const std::string& line) {
 // it left on its page.
 TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
                        const std::string& page_path) {
-  TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false};
+  TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
   for (const std::string& line : exit.last_lines) event.last_lines.push_back(Printable(line));
   std::optional<ExitNote> note;
   if (const auto page = ProgressPage::Open(page_path); page.ok()) note = (*page)->Exit();
@@ -66,6 +67,9 @@ TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
       event.exit_code = note->exit_code;
       event.signal = 0;
     }
+  } else if (exit.out_of_memory) {
+    event.signal = SIGKILL;
+    event.out_of_memory = true;
   } else if (exit.adopted && exit.signal == 0) {
     event.exit_code = kUnknownExit;
     event.reason = exit.away ? "ended without a word while its agent was away (killed?)"
@@ -277,7 +281,7 @@ void RunManager::Inject(const v1::InjectFault& fault) {
   store_.Commit(std::move(changes));
 }
 
-// A slow rank stands still every second tick.
+// A slow rank stands still every second slice: slices are short, so that every step has its share.
 void RunManager::SlowDown() {
   const double now = SteadySeconds();
   for (auto slow = slow_.begin(); slow != slow_.end();) {
@@ -538,10 +542,14 @@ void RunManager::MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase ph
 // Lets time pass for the core, and joins the threads of what has ended.
 void RunManager::Housekeeping() {
   std::unique_lock<std::mutex> lock(mutex_);
+  auto tick = std::chrono::steady_clock::now();
   while (!stopping_) {
-    changed_.wait_for(lock, kTickInterval, [this] { return stopping_ || !ended_.empty(); });
-    Apply({0, TimePassed{}});
+    changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
+                      [this] { return stopping_ || !ended_.empty(); });
     SlowDown();
+    if (!slow_.empty() && ended_.empty() && std::chrono::steady_clock::now() < tick) continue;
+    tick = std::chrono::steady_clock::now() + kTickInterval;
+    Apply({0, TimePassed{}});
     int running = 0;
     for (const auto& [key, run] : state_.runs) {
       for (const auto& [index, rank] : run.ranks) {

@@ -3,8 +3,8 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -83,7 +83,7 @@ absl::Status SharedRendezvous::WaitFor(std::unique_lock<std::mutex>& lock, const
                                        const Caller& caller) {
   while (!question.answered) {
     if (caller.gave_up()) return absl::CancelledError("the trainer waits no more");
-    if (absl::Now() >= caller.deadline) {
+    if (SteadyNow() >= caller.deadline) {
       return absl::DeadlineExceededError("rendezvous: nothing came in time");
     }
     answered_.wait_for(lock, kLookInterval);

@@ -35,7 +35,7 @@ class SharedRendezvous {
 
   // Who waits, and for how long.
   struct Caller {
-    absl::Time deadline;
+    absl::Time deadline;  // by SteadyNow
     std::function<bool()> gave_up;
   };
   // Asks the coordinator on behalf of a caller; called without a lock.

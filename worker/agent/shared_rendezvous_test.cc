@@ -3,7 +3,7 @@
 #include <atomic>
 #include <thread>
 
-#include "absl/time/clock.h"
+#include "common/steady_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -97,7 +97,7 @@ TEST(SharedRendezvous, ACallerThatGivesUpLeavesTheQuestionToTheNext) {
     EXPECT_EQ(status.status().code(), absl::StatusCode::kCancelled);
   });
   while (!asked) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  const SharedRendezvous::Caller hasty{absl::Now() + absl::Milliseconds(50), [] { return false; }};
+  const SharedRendezvous::Caller hasty{SteadyNow() + absl::Milliseconds(50), [] { return false; }};
   Coordinator coordinator;
   coordinator.open = true;
   EXPECT_EQ(shared.Get(kRun, {"a"}, hasty, coordinator.Ask()).status().code(),

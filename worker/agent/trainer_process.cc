@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "worker/agent/memory_kill.h"
 
 extern char** environ;
 
@@ -135,6 +136,7 @@ bool TrainerProcess::HasEnded(int wait_milliseconds) const {
 void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
                            const OnExit& on_exit) {
   LogTail log(log_path, log_start_);
+  MemoryKillWatch memory(id_.pid);
   std::deque<std::string> last;
   if (!child_) {
     for (std::string& line : log.Preceding(kLastLines)) last.push_back(std::move(line));
@@ -142,6 +144,7 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
   for (bool ended = false; !ended;) {
     ended = HasEnded(kPollMilliseconds);
     if (released_) return;
+    if (!ended) memory.Sample();
     for (auto lines = log.Read(ended); !lines.empty(); lines = log.Read(ended)) {
       for (const std::string& line : lines) last.push_back(line);
       while (last.size() > kLastLines) last.pop_front();
@@ -151,6 +154,11 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
     }
   }
   ProcessExit result = Reap();
+  const bool unknown = result.adopted && result.signal == 0;
+  // That of somebody who was away when it ended cannot be told from other kills.
+  if (!result.away && (unknown || (result.signal == SIGKILL && signalled_ != SIGKILL))) {
+    result.out_of_memory = memory.Killed();
+  }
   result.last_lines.assign(last.begin(), last.end());
   on_exit(result);
 }

@@ -2,12 +2,18 @@
 
 #include <algorithm>
 #include <chrono>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/channel.h"
 #include "common/grpc_status.h"
+#include "common/steady_time.h"
 #include "grpcpp/server_builder.h"
+#include "worker/agent/command_stream.h"
 #include "worker/agent/shared_rendezvous.h"
 
 namespace tercio {
@@ -30,29 +36,22 @@ class TrainerServer::Service : public v1::TrainerService::Service {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello");
     }
     const v1::TrainerHello hello = message.hello();
-    auto write_mutex = std::make_shared<std::mutex>();
-    const auto attached =
-        runs_.Attach(hello, [stream, write_mutex](const v1::TrainerCommand& command) {
-          std::lock_guard<std::mutex> lock(*write_mutex);
-          stream->Write(command);
-        });
+    const auto commands = std::make_shared<CommandStream>(
+        [stream](const v1::TrainerCommand& command) { stream->Write(command); });
+    const auto attached = runs_.Attach(
+        hello, [commands](const v1::TrainerCommand& command) { commands->Send(command); });
     if (!attached.ok()) return ToGrpc(attached.status());
-    {
-      std::lock_guard<std::mutex> lock(*write_mutex);
-      v1::TrainerCommand command;
-      *command.mutable_assignment() = attached->assignment;
-      stream->Write(command);
-      command.set_received(attached->received);
-      stream->Write(command);
-      for (const v1::TrainerCommand& waiting : attached->waiting) stream->Write(waiting);
-    }
+    std::vector<v1::TrainerCommand> first(2);
+    *first[0].mutable_assignment() = attached->assignment;
+    first[1].set_received(attached->received);
+    first.insert(first.end(), attached->waiting.begin(), attached->waiting.end());
+    commands->Open(first);
     while (stream->Read(&message)) {
       runs_.Receive(hello, message);
       if (message.sequence() == 0) continue;
-      std::lock_guard<std::mutex> lock(*write_mutex);
-      v1::TrainerCommand command;
-      command.set_received(message.sequence());
-      stream->Write(command);
+      v1::TrainerCommand received;
+      received.set_received(message.sequence());
+      commands->Send(received);
     }
     runs_.Detach(hello, attached->id);
     return grpc::Status::OK;
@@ -71,7 +70,8 @@ class TrainerServer::Service : public v1::TrainerService::Service {
 
   grpc::Status Get(grpc::ServerContext* context, const v1::RendezvousGetRequest* request,
                    v1::RendezvousGetResponse* response) override {
-    const SharedRendezvous::Caller caller{absl::FromChrono(context->deadline()),
+    const absl::Duration left = absl::FromChrono(context->deadline()) - absl::Now();
+    const SharedRendezvous::Caller caller{SteadyNow() + left,
                                           [context] { return context->IsCancelled(); }};
     const auto ask =
         [&](const SharedRendezvous::Keys& keys) -> absl::StatusOr<SharedRendezvous::Values> {
@@ -109,7 +109,7 @@ absl::StatusOr<std::unique_ptr<TrainerServer>> TrainerServer::Listen(
   std::unique_ptr<TrainerServer> server(new TrainerServer);
   server->service_ = std::make_unique<Service>(runs, coordinator);
   grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(-1);
+  builder.SetMaxReceiveMessageSize(kMostMessageBytes);
   builder.AddListeningPort("unix:" + socket, grpc::InsecureServerCredentials());
   builder.RegisterService(server->service_.get());
   builder.RegisterService(&snapshots);

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "plan/reduction_scratch.h"
 #include "worker/collective/call_identity.h"
 
@@ -242,9 +242,9 @@ class RealCommunicator : public Communicator {
   }
   absl::Status Await(Transfer& transfer, const CollectivePosition& position) {
     if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(position);
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     const absl::Status status = transfer.Wait(options_.timeout);
-    const absl::Duration waited = absl::Now() - start;
+    const absl::Duration waited = SteadyNow() - start;
     waited_nanoseconds_ += absl::ToInt64Nanoseconds(waited);
     if (options_.whereabouts != nullptr) {
       options_.whereabouts->EndWait(absl::ToDoubleSeconds(waited));

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -107,14 +108,14 @@ class GlooTransfer : public Transfer {
 
  private:
   absl::Status WaitRegistered(absl::Duration timeout) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     try {
       int rank = 0;
       const bool done = is_send_ ? buffer_->waitSend(&rank, Milliseconds(timeout))
                                  : buffer_->waitRecv(&rank, Milliseconds(timeout));
       return done ? absl::OkStatus() : absl::AbortedError(story_ + ": aborted");
     } catch (const std::exception& error) {
-      if (absl::Now() - start >= timeout) {
+      if (SteadyNow() - start >= timeout) {
         return absl::DeadlineExceededError(story_ + ": no answer in time");
       }
       return absl::UnavailableError(

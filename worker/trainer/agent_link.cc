@@ -10,6 +10,7 @@
 #include "common/grpc_status.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -23,14 +24,15 @@ constexpr absl::Duration kRetryInterval = absl::Milliseconds(100);
 // Calls until it is done, or `timeout` is over, or the fault is not one of a peer that is away.
 template <typename Call>
 absl::Status CallUntil(absl::Duration timeout, const Call& call) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   while (true) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(deadline));
+    context.set_deadline(std::chrono::system_clock::now() +
+                         absl::ToChronoNanoseconds(deadline - SteadyNow()));
     context.set_wait_for_ready(true);
     const absl::Status status = FromGrpc(call(context));
     const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
-    if (!away || absl::Now() + kRetryInterval >= deadline) return status;
+    if (!away || SteadyNow() + kRetryInterval >= deadline) return status;
     absl::SleepFor(kRetryInterval);
   }
 }
@@ -70,7 +72,7 @@ AgentLink::~AgentLink() {
 }
 
 bool AgentLink::IsLost() const {
-  return !attached_ && absl::Now() - lost_ > absl::Seconds(assignment_.agent_grace_seconds());
+  return !attached_ && SteadyNow() - lost_ > absl::Seconds(assignment_.agent_grace_seconds());
 }
 
 // One attempt to connect. PERMISSION_DENIED when the agent does not know this rank.
@@ -115,7 +117,7 @@ void AgentLink::ReadLoop() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       attached_ = false;
-      lost_ = absl::Now();
+      lost_ = SteadyNow();
       BeginUntold();
     }
     connection->context.TryCancel();

@@ -5,11 +5,11 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "checkpoint/rank_file.h"
 #include "common/grpc_status.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -106,12 +106,12 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   uploader_ = std::thread(
       [this, begin, values, patience, done = std::move(done), before = std::move(before)] {
         if (before) before();
-        const absl::Time start = absl::Now();
+        const absl::Time start = SteadyNow();
         outcome_ = Upload(begin, values);
-        while (absl::IsUnavailable(outcome_) && absl::Now() - start < patience && !StopsWithin()) {
+        while (absl::IsUnavailable(outcome_) && SteadyNow() - start < patience && !StopsWithin()) {
           outcome_ = Upload(begin, values);
         }
-        done(outcome_, BytesOf(values), absl::ToDoubleSeconds(absl::Now() - start));
+        done(outcome_, BytesOf(values), absl::ToDoubleSeconds(SteadyNow() - start));
         std::lock_guard<std::mutex> lock(mutex_);
         uploading_ = false;
         stopped_.notify_all();

@@ -14,6 +14,7 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "nlohmann/json.hpp"
 #include "plan/data_position.h"
 #include "plan/precision.h"
@@ -111,7 +112,7 @@ class TrainingLoop {
   std::unique_ptr<SnapshotClient> copies_;  // used by the thread of `checkpoints_`
   std::unique_ptr<CheckpointClient> checkpoints_;
   absl::Time last_report_ = absl::InfinitePast();
-  absl::Time last_save_ = absl::Now();
+  absl::Time last_save_ = SteadyNow();
   double save_seconds_ = 0;  // not yet reported
   // Of rank 0: those that no committed checkpoint has brought to the coordinator.
   std::deque<v1::StepRecord> unsaved_steps_;
@@ -210,7 +211,7 @@ double TrainingLoop::Signal() {
   AgentLink::Request request = link_.TakeRequest();
   const double interval = assignment_.spec().checkpoint().every_seconds();
   if (request == AgentLink::Request::kNone && interval > 0 &&
-      absl::Now() - last_save_ >= absl::Seconds(interval)) {
+      SteadyNow() - last_save_ >= absl::Seconds(interval)) {
     request = AgentLink::Request::kSave;
   }
   return static_cast<double>(request);
@@ -225,9 +226,9 @@ bool TrainingLoop::EvaluatesAfter(int64_t step) const {
 absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   engine_->SetTracing(step == training().trace_step());
   if (link_.TakeFlipBit()) engine_->FlipBit();
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   TERCIO_ASSIGN_OR_RETURN(const StepResult result, engine_->Step(step, Signal()));
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   if (IsRankZero() && (result.skipped || !result.spike.empty())) {
     LogWarning(absl::StrCat(result.skipped ? "skipped " : "spike at ", result.reason));
   }
@@ -304,7 +305,7 @@ std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot
 // Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
   checkpoints_->StopRetrying();
   if (WaitForUpload().ok()) {  // a failure was reported when it ended
@@ -340,14 +341,14 @@ absl::Status TrainingLoop::Save(int64_t step) {
         link_.Send(message);
       },
       GiveCopies(step, snapshot));
-  last_save_ = absl::Now();
+  last_save_ = SteadyNow();
   save_seconds_ += absl::ToDoubleSeconds(last_save_ - begin);
   return absl::OkStatus();
 }
 
 void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds,
                           double validation_loss, bool evaluated) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (!IsRankZero() && now - last_report_ < kReportInterval && step != training().steps()) return;
   last_report_ = now;
   const int64_t tokens_per_step = training().global_batch() * assignment_.spec().model().context();
@@ -404,7 +405,7 @@ void TrainingLoop::ReportTrace(int64_t step) {
 }
 
 void TrainingLoop::ReportMemory() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (now - last_memory_report_ < kReportInterval) return;
   last_memory_report_ = now;
   v1::TrainerMessage message;

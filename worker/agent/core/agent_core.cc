@@ -107,6 +107,7 @@ class Stepper {
     exit.set_permanent(rank->failure.permanent() || event.permanent);
     exit.set_corrupt_rank_plus_one(rank->failure.corrupt_rank_plus_one());
     exit.set_roll_back_from(rank->failure.roll_back_from());
+    exit.set_out_of_memory(event.out_of_memory);
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
     RankEnded(event.run, event.rank, std::move(exit));
   }

@@ -89,6 +89,7 @@ struct TrainerEnded {
   // What the trainer left behind; used when it could tell its agent nothing.
   std::string reason;
   bool permanent = false;
+  bool out_of_memory = false;  // killed by the kernel, for want of memory
 };
 // The agent will end: no run starts any more.
 struct Leaving {};

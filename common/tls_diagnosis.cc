@@ -1,0 +1,220 @@
+#include "common/tls_diagnosis.h"
+
+#include <netdb.h>
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <memory>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+
+namespace tercio {
+namespace {
+
+constexpr int kTimeoutSeconds = 3;
+
+template <auto kFree>
+struct Freer {
+  template <typename T>
+  void operator()(T* object) const {
+    kFree(object);
+  }
+};
+using Context = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
+using Connection = std::unique_ptr<SSL, Freer<SSL_free>>;
+using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
+
+struct Endpoint {
+  std::string host;
+  std::string port;
+};
+
+Endpoint Split(const std::string& address) {
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos) return {address, ""};
+  std::string host = address.substr(0, colon);
+  if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
+  return {host, address.substr(colon + 1)};
+}
+
+class Socket {
+ public:
+  explicit Socket(const Endpoint& endpoint) {
+    addrinfo hints = {};
+    hints.ai_socktype = SOCK_STREAM;
+    addrinfo* found = nullptr;
+    if (getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found) != 0) return;
+    for (const addrinfo* one = found; one != nullptr && handle_ < 0; one = one->ai_next) {
+      handle_ = socket(one->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      const timeval timeout = {kTimeoutSeconds, 0};
+      setsockopt(handle_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
+      setsockopt(handle_, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+      if (connect(handle_, one->ai_addr, one->ai_addrlen) == 0) continue;
+      close(handle_);
+      handle_ = -1;
+    }
+    freeaddrinfo(found);
+  }
+  ~Socket() {
+    if (handle_ >= 0) close(handle_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  int handle() const { return handle_; }
+
+ private:
+  int handle_ = -1;
+};
+
+std::string OpenSslError() {
+  const unsigned long error = ERR_peek_last_error();  // NOLINT: OpenSSL's type
+  const char* reason = ERR_reason_error_string(error);
+  return reason == nullptr ? "connection closed" : reason;
+}
+
+absl::Status Refused(const std::string& what) { return absl::UnauthenticatedError(what); }
+
+// This side's own files. OpenSSL names neither file nor reason well.
+absl::Status LoadFiles(SSL_CTX* context, const TlsFiles& tls) {
+  if (SSL_CTX_load_verify_locations(context, tls.authority.c_str(), nullptr) != 1) {
+    return Refused(absl::StrCat("the file of --tls-ca, ", tls.authority,
+                                ", holds no certificate of an authority: ", OpenSslError()));
+  }
+  if (SSL_CTX_use_certificate_chain_file(context, tls.certificate.c_str()) != 1) {
+    return Refused(absl::StrCat("the file of --tls-cert, ", tls.certificate,
+                                ", holds no certificate: ", OpenSslError()));
+  }
+  if (SSL_CTX_use_PrivateKey_file(context, tls.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
+      SSL_CTX_check_private_key(context) != 1) {
+    return Refused(absl::StrCat("the key of --tls-key, ", tls.key,
+                                ", does not belong to the certificate of --tls-cert, ",
+                                tls.certificate, ": ", OpenSslError()));
+  }
+  return absl::OkStatus();
+}
+
+// The names and addresses that a certificate is for.
+std::string NamesOf(X509* certificate) {
+  std::string text;
+  auto* names = static_cast<GENERAL_NAMES*>(
+      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
+  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
+    if (name->type == GEN_DNS) {
+      absl::StrAppend(&text, text.empty() ? "" : ", ",
+                      reinterpret_cast<const char*>(ASN1_STRING_get0_data(name->d.dNSName)));
+    } else if (name->type == GEN_IPADD && ASN1_STRING_length(name->d.iPAddress) == 4) {
+      const unsigned char* ip = ASN1_STRING_get0_data(name->d.iPAddress);
+      absl::StrAppend(&text, text.empty() ? "" : ", ", ip[0], ".", ip[1], ".", ip[2], ".", ip[3]);
+    }
+  }
+  GENERAL_NAMES_free(names);
+  return text.empty() ? "none" : text;
+}
+
+// Why this side does not trust the other's certificate.
+absl::Status OursRefuses(SSL* connection, const std::string& host, long result) {  // NOLINT: type
+  const std::string what = "the certificate of the coordinator is refused here: ";
+  switch (result) {
+    case X509_V_ERR_CERT_HAS_EXPIRED:
+      return Refused(what + "it has expired; give the coordinator a new one");
+    case X509_V_ERR_CERT_NOT_YET_VALID:
+      return Refused(what + "it is not valid yet; compare the clocks of the machines");
+    case X509_V_ERR_HOSTNAME_MISMATCH:
+    case X509_V_ERR_IP_ADDRESS_MISMATCH: {
+      const Certificate certificate(SSL_get1_peer_certificate(connection));
+      return Refused(absl::StrCat(what, "it is for other names than ", host, " (it names ",
+                                  certificate ? NamesOf(certificate.get()) : "none",
+                                  "); reach the coordinator by one of these"));
+    }
+    default:
+      return Refused(absl::StrCat(what, "the authority of --tls-ca has not signed it (",
+                                  X509_verify_cert_error_string(result), ")"));
+  }
+}
+
+// Why the other side does not trust this side's certificate, by its alert.
+absl::Status TheirsRefuses(const TlsFiles& tls) {
+  const int reason = ERR_GET_REASON(ERR_peek_last_error());
+  const std::string what = absl::StrCat("the coordinator refuses the certificate of --tls-cert, ",
+                                        tls.certificate, ": ");
+  switch (reason) {
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
+      return Refused(what + "it has expired, or is not valid yet");
+    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
+      return Refused(what + "an authority that the coordinator does not know has signed it");
+    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
+      return Refused(
+          "the coordinator asks for a certificate: give --tls-cert, --tls-key, --tls-ca");
+    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
+    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
+    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
+    case SSL_R_TLSV1_ALERT_ACCESS_DENIED:
+      return Refused(what + OpenSslError());
+    default:
+      return absl::OkStatus();  // closed for another reason
+  }
+}
+
+void ExpectName(SSL* connection, const std::string& host) {
+  X509_VERIFY_PARAM* expected = SSL_get0_param(connection);
+  if (X509_VERIFY_PARAM_set1_ip_asc(expected, host.c_str()) == 1) return;
+  X509_VERIFY_PARAM_set1_host(expected, host.c_str(), 0);
+  SSL_set_tlsext_host_name(connection, host.c_str());
+}
+
+// The handshake, and the first bytes after it: with TLS 1.3 a certificate is refused only then.
+absl::Status ShakeHands(SSL* connection, const std::string& host, const TlsFiles& tls) {
+  ERR_clear_error();
+  if (SSL_connect(connection) != 1) {
+    const long result = SSL_get_verify_result(connection);  // NOLINT: OpenSSL's type
+    if (result != X509_V_OK) return OursRefuses(connection, host, result);
+    if (ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_WRONG_VERSION_NUMBER) {
+      return Refused(
+          "the coordinator does not speak TLS; leave out --tls-cert, --tls-key, --tls-ca");
+    }
+    return TheirsRefuses(tls);
+  }
+  constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0";  // HTTP/2
+  SSL_write(connection, kPreface, sizeof(kPreface) - 1);
+  char byte = 0;
+  if (SSL_read(connection, &byte, 1) == 1) return absl::OkStatus();
+  return TheirsRefuses(tls);
+}
+
+}  // namespace
+
+absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
+  if (absl::StartsWith(address, "unix:")) return absl::OkStatus();
+  const Context context(SSL_CTX_new(TLS_client_method()));
+  if (context == nullptr) return absl::OkStatus();
+  if (tls.given()) {
+    if (absl::Status files = LoadFiles(context.get(), tls); !files.ok()) return files;
+    SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER, nullptr);
+  }
+  const unsigned char protocols[] = {2, 'h', '2'};
+  SSL_CTX_set_alpn_protos(context.get(), protocols, sizeof(protocols));
+  const Endpoint endpoint = Split(address);
+  const Socket socket(endpoint);
+  if (socket.handle() < 0) return absl::OkStatus();
+  const Connection connection(SSL_new(context.get()));
+  if (connection == nullptr || SSL_set_fd(connection.get(), socket.handle()) != 1) {
+    return absl::OkStatus();
+  }
+  if (tls.given()) {
+    ExpectName(connection.get(), endpoint.host);
+    return ShakeHands(connection.get(), endpoint.host, tls);
+  }
+  // Without files: it is enough to know that the other side would begin.
+  SSL_connect(connection.get());
+  if (SSL_get_peer_cert_chain(connection.get()) == nullptr) return absl::OkStatus();
+  return Refused("the coordinator speaks TLS: give --tls-cert, --tls-key and --tls-ca");
+}
+
+}  // namespace tercio

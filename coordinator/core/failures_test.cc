@@ -1,0 +1,329 @@
+// What becomes of a job whose ranks, nodes or data fail it.
+#include "coordinator/core/test_cluster.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TEST(Quarantine, ANodeThatKeepsFailingWhileAnotherCouldWork) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  for (int i = 1; i <= 3; ++i) {
+    ASSERT_THAT(cluster.NodesOfJob(), ::testing::ElementsAre("a"));
+    cluster.StartAll();
+    cluster.Stepped(i);
+    cluster.Break();
+  }
+  EXPECT_EQ(NodeStateName(cluster.state_, "a"), "quarantined");
+  EXPECT_THAT(cluster.state_.nodes.at("a").record.reason(), HasSubstr("3 faults"));
+  EXPECT_THAT(cluster.NodesOfJob(), ::testing::ElementsAre("b"));
+  cluster.RestartCoordinator();
+  cluster.Attach("a");
+  cluster.Attach("b");
+  EXPECT_EQ(NodeStateName(cluster.state_, "a"), "quarantined");
+  cluster.ChangeNode("a", NodeChange::kRelease);
+  EXPECT_EQ(NodeStateName(cluster.state_, "a"), "ready");
+}
+
+TEST(Quarantine, TheOnlyNodeIsKept) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  for (int i = 1; i <= 5; ++i) {
+    cluster.StartAll();
+    cluster.Stepped(i);
+    cluster.Break();
+  }
+  EXPECT_EQ(NodeStateName(cluster.state_, "a"), "ready");
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+}
+
+TEST(Faults, ACrashAtTheSameStepThreeTimesIsNotTriedAgain) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  for (int i = 1; i <= 3; ++i) {
+    cluster.StartAll();
+    cluster.Stepped(5);
+    cluster.Exited(1, 0, 11);
+    cluster.StopAll();
+    cluster.Wait(100);
+  }
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("3 times in a row after step 5"));
+  EXPECT_THAT(cluster.kinds_, Not(Contains("node_quarantined")));
+}
+
+TEST(Faults, KillsFromOutsideAreNotACrashLoop) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  for (int i = 1; i <= 5; ++i) {
+    cluster.StartAll();
+    cluster.Stepped(5);
+    cluster.Break();
+  }
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+}
+
+TEST(Faults, OutOfMemoryStopsAtOnce) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Say("a", [&](v1::AgentMessage& m) {
+    *m.mutable_rank_exited()->mutable_run() = Cluster::RunWith(1);
+    m.mutable_rank_exited()->mutable_exit()->set_signal(9);
+    m.mutable_rank_exited()->mutable_exit()->set_out_of_memory(true);
+  });
+  cluster.StopAll();
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("for want of memory"));
+}
+
+TEST(Faults, RanksThatEndTooEarlyHaveNotSucceeded) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Stepped(99);
+  cluster.Exited(0, 0);
+  cluster.Exited(1, 0);
+  cluster.StopAll();
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_BACKING_OFF);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("before the last step"));
+}
+
+TEST(Faults, NodesWithOtherDataEndTheJobAndAreNamed) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  for (const char* node : {"a", "b"}) {
+    cluster.Say(node, [&](v1::AgentMessage& m) {
+      *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+      m.mutable_data_prepared()->set_vocab_size(20);
+      m.mutable_data_prepared()->set_digest(node);
+    });
+  }
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("node b has other data"));
+}
+
+TEST(Faults, OtherDataThanThatOfTheCheckpointEndsTheJobUnlessItIsAccepted) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Stepped(1);
+  cluster.Break();
+  // Nothing was saved: all of it is repeated with the data that is there now.
+  cluster.data_ = "other";
+  cluster.StartAll(0);
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+  cluster.Stepped(1);
+  cluster.Committed(1);
+  cluster.Break();
+  cluster.StartAll(1);
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING) << "the same data";
+  cluster.Break();
+  cluster.data_ = "third";
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("node a now has digest third, before other"));
+  EXPECT_THAT(cluster.job().error(), HasSubstr("tercio resume job-1 --accept-data-change"));
+
+  cluster.Do(ResumeRequested{kJob, cluster.job().spec()});
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED) << "nobody has accepted it";
+  cluster.Do(ResumeRequested{kJob, cluster.job().spec(), true});
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+  // It is the job's data from now on.
+  cluster.Break();
+  cluster.data_ = "other";
+  cluster.StartAll(1);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
+}
+
+TEST(Faults, NothingDependsOnTheClocksOfNodes) {
+  const auto run = [](double hours) {
+    Cluster cluster;
+    cluster.Do(Submitted{kJob, Spec(4)});
+    cluster.Attach("a");
+    cluster.Attach("b");
+    cluster.StartAll();
+    for (const char* node : {"a", "b"}) {
+      const double off = node[0] == 'a' ? hours : -hours;
+      cluster.Say(node, [&](v1::AgentMessage& m) {
+        *m.mutable_logs()->mutable_run() = Cluster::RunWith(1);
+        v1::LogLine* line = m.mutable_logs()->add_lines();
+        line->set_attempt(1);
+        line->mutable_time()->set_seconds(static_cast<int64_t>(1000 + off * 3600));
+      });
+      cluster.Say(node, [&](v1::AgentMessage& m) {
+        *m.mutable_trace()->mutable_run() = Cluster::RunWith(1);
+        m.mutable_trace()->mutable_trace()->add_events()->set_start_seconds(1000 + off * 3600);
+      });
+    }
+    cluster.Stepped(1);
+    cluster.Wait(20);
+    EXPECT_THAT(cluster.kinds_, Not(Contains("node_lost")));
+    return cluster.job().SerializeAsString();
+  };
+  EXPECT_EQ(run(0), run(7));
+}
+
+TEST(Faults, ALongTimeWithoutFaultsGivesTheBudgetBack) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Stepped(1);
+  cluster.Break();
+  cluster.StartAll();
+  cluster.Stepped(2);
+  cluster.Committed(2);
+  EXPECT_EQ(cluster.job().restarts_used(), 1);
+  cluster.Wait(3600);
+  cluster.Stepped(3);
+  cluster.Committed(3);
+  EXPECT_EQ(cluster.job().restarts_used(), 0);
+  EXPECT_EQ(cluster.job().restarts(), 1);
+}
+
+// What a node says of a run on it.
+v1::AgentMessage Health(double stalled, const std::vector<std::pair<int, double>>& computes = {},
+                        int64_t step = 0) {
+  v1::AgentMessage message;
+  v1::RunHealth* health = message.mutable_heartbeat()->add_health();
+  *health->mutable_run() = Cluster::RunWith(1);
+  health->set_stalled_seconds(stalled);
+  for (const auto& [rank, seconds] : computes) {
+    v1::RankTiming* timing = health->add_timings();
+    timing->set_rank(rank);
+    timing->set_step(step);
+    timing->set_step_seconds(2);
+    timing->set_compute_seconds(seconds);
+  }
+  return message;
+}
+
+TEST(Hang, IsNamedAndTheNextAttemptStarts) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
+  for (int i = 0; i <= 32; ++i) {
+    for (const char* node : {"a", "b"}) cluster.Do(NodeSaid{node, Health(i)});
+    cluster.now_ += 1;
+    cluster.last_ = cluster.Do(Tick{});
+    if (!cluster.last_.messages.empty()) break;
+  }
+  for (const char* node : {"a", "b"}) {
+    EXPECT_EQ(cluster.Sent(node, [](const auto& m) { return m.has_inspect_run(); }), 1) << node;
+  }
+  EXPECT_THAT(cluster.kinds_, Contains("no_progress"));
+  for (const char* node : {"a", "b"}) {
+    v1::AgentMessage answer;
+    *answer.mutable_inspected()->mutable_run() = Cluster::RunWith(1);
+    for (int rank = 0; rank < 4; ++rank) {
+      if (cluster.placement().NodeOf(rank) != node) continue;
+      v1::RankPosition* position = answer.mutable_inspected()->add_ranks();
+      position->set_rank(rank);
+      position->set_process_state(rank == 3 ? "T" : "S");
+      position->set_step(6);
+      position->set_phase(v1::TRAINER_PHASE_RUNNING);
+      position->set_stack(rank == 3 ? "" : "frame 0\nframe 1");
+      if (rank == 3) continue;
+      v1::CollectiveIdentity* waiting = position->mutable_waiting();
+      waiting->set_group("data");
+      waiting->set_operation("all-reduce");
+      waiting->set_sequence(44);
+      waiting->set_peer(3);
+    }
+    cluster.Do(NodeSaid{node, answer});
+  }
+  cluster.last_ = cluster.Do(Tick{});
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+  EXPECT_THAT(cluster.job().error(), HasSubstr("hang: rank 3 (node b)"));
+  EXPECT_THAT(cluster.job().error(), HasSubstr("state T"));
+  EXPECT_EQ(cluster.last_.logs.size(), 6u);  // the stacks of those that answered
+  cluster.StopAll();
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_BACKING_OFF);
+}
+
+TEST(Hang, ANodeThatDoesNotAnswerEndsTheWaitForIt) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
+  for (int i = 0; i <= 40 && cluster.job().phase() == v1::JOB_PHASE_RUNNING; ++i) {
+    for (const char* node : {"a", "b"}) cluster.Do(NodeSaid{node, Health(i)});
+    cluster.now_ += 1;
+    cluster.Do(Tick{});
+  }
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+}
+
+TEST(Hang, ProgressEndsTheSuspicion) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
+  for (int i = 0; i <= 31; ++i) {
+    cluster.Do(NodeSaid{"a", Health(i)});
+    cluster.now_ += 1;
+    cluster.Do(Tick{});
+  }
+  ASSERT_THAT(cluster.kinds_, Contains("no_progress"));
+  cluster.Do(NodeSaid{"a", Health(0)});
+  cluster.Do(Tick{});
+  EXPECT_THAT(cluster.kinds_, Contains("progress"));
+  cluster.Wait(10);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+}
+
+TEST(Straggler, IsNamedAndReplacedWhereThePolicySaysSo) {
+  for (const char* policy : {"report", "exclude"}) {
+    Cluster cluster;
+    v1::JobSpec spec = Spec(4);
+    spec.mutable_fault_tolerance()->set_stragglers(policy);
+    cluster.Do(Submitted{kJob, spec});
+    cluster.Attach("a");
+    cluster.Attach("b");
+    cluster.StartAll();
+    cluster.Attach("c");
+    cluster.Stepped(1, 1);
+    for (int64_t i = 1; i <= 6; ++i) {
+      cluster.Do(NodeSaid{"a", Health(0, {{0, 1.0}, {1, 1.01}}, i)});
+      cluster.Do(NodeSaid{"b", Health(0, {{2, 2.0}, {3, 1.02}}, i)});
+    }
+    EXPECT_THAT(cluster.kinds_, Contains("straggler"));
+    if (std::string(policy) == "report") {
+      EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+      continue;
+    }
+    ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+    cluster.Committed(1);
+    cluster.StopAll();
+    EXPECT_THAT(cluster.NodesOfJob(), ::testing::ElementsAre("a", "c"));
+    EXPECT_EQ(cluster.job().restarts(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace tercio::coordinator

@@ -1,0 +1,96 @@
+#include "coordinator/service/stream_hub.h"
+
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+
+namespace tercio::coordinator {
+namespace {
+
+// Changes come faster than anybody reads: streams look for them so often.
+constexpr auto kRound = std::chrono::milliseconds(50);
+
+}  // namespace
+
+StreamHub::StreamHub(StreamLimits limits, std::function<uint64_t()> version)
+    : limits_(limits), version_(std::move(version)), thread_([this] { Run(); }) {}
+
+StreamHub::~StreamHub() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    woken_.notify_all();
+  }
+  thread_.join();
+}
+
+absl::Status StreamHub::Reserve(Kind kind) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++figures_.open;
+  if (open_[kind]++ < limits_.streams) return absl::OkStatus();
+  ++figures_.refused;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "this coordinator serves ", limits_.streams,
+      " clients that follow jobs at a time (--max-streams), and as many are there; end "
+      "some of them, or ask again later"));
+}
+
+void StreamHub::Add(std::shared_ptr<HubStream> stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  HubStream* const raw = stream.get();
+  streams_[raw] = std::move(stream);
+  wake_ = true;
+  woken_.notify_all();
+}
+
+void StreamHub::Remove(HubStream* stream, Kind kind) {
+  std::shared_ptr<HubStream> last;  // goes outside the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = streams_.find(stream);
+  last = std::move(found->second);
+  streams_.erase(found);
+  --figures_.open;
+  --open_[kind];
+}
+
+void StreamHub::Wake() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  wake_ = true;
+  woken_.notify_all();
+}
+
+void StreamHub::CountCutOff() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++figures_.cut_off;
+}
+
+absl::Status StreamHub::CutOffStatus() const {
+  return absl::ResourceExhaustedError(absl::StrCat("this client has read nothing for ",
+                                                   absl::FormatDuration(limits_.patience),
+                                                   " and is cut off; the job goes on: ask again"));
+}
+
+StreamHub::Figures StreamHub::figures() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return figures_;
+}
+
+void StreamHub::Run() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    woken_.wait_for(lock, kRound, [this] { return stopping_ || wake_; });
+    if (streams_.empty()) woken_.wait(lock, [this] { return stopping_ || wake_; });
+    if (stopping_) return;
+    wake_ = false;
+    std::vector<std::shared_ptr<HubStream>> streams;
+    for (const auto& [raw, stream] : streams_) streams.push_back(stream);
+    lock.unlock();
+    // The version is taken before reading: what changes meanwhile is read in the next round.
+    const uint64_t version = version_();
+    for (const auto& stream : streams) stream->Advance(std::chrono::steady_clock::now(), version);
+    streams.clear();
+    lock.lock();
+  }
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,195 @@
+"""A node that cannot reach the coordinator, in network namespaces of the test's own: real packets, TLS.
+
+The coordinator, two nodes and a spare each have a namespace with one interface on a bridge in a fourth. The
+network between the nodes always works: only the way to the coordinator is cut."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import python_cases  # noqa: E402
+from certificates import Authority  # noqa: E402
+from harness import BIN, TercioTest, layout, processes, wait_for  # noqa: E402
+
+HEARTBEAT = 1.0
+LEASE = 3 * HEARTBEAT
+
+
+def ip(*arguments):
+    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+
+
+def why_not():
+    """Empty where this machine lets the test make namespaces."""
+    name = f"tercio-try-{os.getpid()}"
+    try:
+        tried = ip("netns", "add", name)
+        if tried.returncode != 0:
+            return f"no network namespaces here: {tried.stderr.strip()}"
+        tried = ip("-n", name, "link", "add", "br0", "type", "bridge")
+        return f"no bridges here: {tried.stderr.strip()}" if tried.returncode != 0 else ""
+    except OSError as error:
+        return f"no network namespaces here: {error}"
+    finally:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+class Partition(TercioTest):
+
+    def setUp(self):
+        super().setUp()
+        reason = why_not()
+        if reason:
+            self.skipTest(reason)
+        self.spaces = {}
+        self.addresses = {}
+        self.switch = self.add_space("switch")
+        self.checked(ip("-n", self.switch, "link", "add", "br0", "type", "bridge"))
+        self.checked(ip("-n", self.switch, "link", "set", "br0", "up"))
+        # Stops them before their namespaces go: clean-ups run in reverse.
+        self.addCleanup(self.stop_daemons)
+        for number, name in enumerate(["coordinator", "one", "two", "spare"], start=1):
+            self.plug_in(name, f"10.231.7.{number}")
+        authority = Authority(self.directory, "ca")
+        self.tls = {name: authority.issue(name, f"IP:{address}") for name, address in self.addresses.items()}
+        _, ready = self.daemon_in("coordinator", "tercio-coordinator", "--state-dir", self.state, "--listen",
+                                  self.addresses["coordinator"] + ":0", "--metrics-listen", "127.0.0.1:0",
+                                  "--first-backoff", "0.2", "--heartbeat-interval", str(HEARTBEAT))
+        self.address = ready["coordinator"]
+
+    def checked(self, done):
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def add_space(self, name):
+        space = f"tercio-{os.getpid()}-{name}"
+        self.checked(ip("netns", "add", space))
+        self.addCleanup(ip, "netns", "del", space)
+        self.checked(ip("-n", space, "link", "set", "lo", "up"))
+        return space
+
+    def plug_in(self, name, address):
+        space = self.spaces[name] = self.add_space(name)
+        self.addresses[name] = address
+        self.checked(ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", name[:8], "netns",
+                        self.switch))
+        self.checked(ip("-n", space, "addr", "add", address + "/24", "dev", "eth0"))
+        self.checked(ip("-n", space, "link", "set", "eth0", "up"))
+        self.checked(ip("-n", self.switch, "link", "set", name[:8], "master", "br0"))
+        self.checked(ip("-n", self.switch, "link", "set", name[:8], "up"))
+
+    def between(self, a, b, change):
+        """Packets between the two vanish ("add") or pass again ("del")."""
+        for here, there in ((a, b), (b, a)):
+            self.checked(ip("-n", self.spaces[here], "route", change, "blackhole", self.addresses[there] + "/32"))
+
+    def daemon_in(self, name, program, *arguments):
+        log = open(self.path(f"{name}.{len(self.daemons)}.log"), "w", encoding="utf-8")
+        child = subprocess.Popen(["ip", "netns", "exec", self.spaces[name], os.path.join(BIN, program), *arguments,
+                                  *self.tls[name]], stdout=subprocess.PIPE, stderr=log, text=True,
+                                 env=self.environment())
+        log.close()
+        self.daemons.append(child)
+        ready = child.stdout.readline()
+        self.assertTrue(ready.startswith("ready "), f"{program}: {ready!r}")
+        return child, dict(part.split("=", 1) for part in ready.split()[1:])
+
+    def node(self, name):
+        return self.daemon_in(name, "tercio-agent", "--coordinator", self.address, "--state-dir",
+                              self.path("agent-" + name), "--name", name, "--slots", "1", "--metrics-listen",
+                              "127.0.0.1:0", "--stop-grace", "5", "--data-address", self.addresses[name])
+
+    def start(self, *arguments, **options):
+        """Verbs run beside the coordinator, except those that need none."""
+        if "--coordinator" not in arguments:
+            return super().start(*arguments, **options)
+        return subprocess.Popen(["ip", "netns", "exec", self.spaces["coordinator"], os.path.join(BIN, "tercio"),
+                                 *arguments, *self.tls["coordinator"]], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, env=self.environment(), **options)
+
+    def reach(self, *arguments):
+        return [*arguments, "--coordinator", self.address]
+
+    def get(self, job):
+        return self.json(*self.reach("get", job))
+
+    def start_job(self, steps):
+        changes = ["--set", f"training.steps={steps}", "--set", "checkpoint.every_steps=100", *layout(1, 1, 2)]
+        job = self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
+        wait_for(lambda: self.get(job)["step"] > 120, "steps")
+        return job, changes
+
+    def events(self, job):
+        out, _ = self.tercio(*self.reach("events", job, "-o", "jsonl"))
+        return [json.loads(line) for line in out.splitlines()]
+
+    def check_curve(self, job, changes):
+        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
+        keys = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
+        ours = [tuple(json.loads(line)[key] for key in keys) for line in out.splitlines()]
+        alone = self.run_job(self.path("alone"), *changes)
+        self.assertEqual(ours, self.curve(alone["id"], self.path("alone")))
+
+    def attempts_on(self, job, agent):
+        """Attempts of which a trainer lives below this agent."""
+        found = set()
+        for pid in processes(f"tercio-trainer {job}"):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    words = file.read().decode().split("\0")
+                with open(f"/proc/{pid}/stat", "rb") as file:
+                    parent = int(file.read().rsplit(b")", 1)[1].split()[1])
+            except OSError:
+                continue
+            if parent == agent.pid:
+                found.add(int(words[words.index("--attempt") + 1]))
+        return found
+
+    def test_a_short_cut_is_nothing(self):
+        self.node("one")
+        self.node("two")
+        job, changes = self.start_job(4000)
+        for _ in range(2):
+            before = self.get(job)["step"]
+            self.between("coordinator", "two", "add")
+            time.sleep(HEARTBEAT)
+            self.between("coordinator", "two", "del")
+            wait_for(lambda: self.get(job)["step"] > before + 20, "steps after it")
+        status = self.json(*self.reach("wait", job))
+        self.assertEqual((status["state"], status["attempt"], status["restarts"]), ("succeeded", 1, 0),
+                         self.events(job))
+        self.check_curve(job, changes)
+
+    def test_a_node_that_stays_away_is_fenced(self):
+        self.node("one")
+        two, _ = self.node("two")
+        job, changes = self.start_job(4000)
+        self.between("coordinator", "two", "add")
+        cut = self.get(job)["step"]
+        # The way between the ranks is open: training goes on.
+        wait_for(lambda: self.get(job)["step"] > cut + 20, "steps without the coordinator's sight of a node")
+        wait_for(lambda: "node_lost" in [event["kind"] for event in self.events(job)] or
+                 self.get(job)["attempt"] > 1 or self.get(job)["state"] == "restarting", "the end of the lease")
+        self.node("spare")
+        status = wait_for(lambda: (s := self.get(job))["attempt"] == 2 and s["state"] == "running" and s,
+                          "the next attempt, elsewhere")
+        self.assertEqual({rank["node"] for rank in status["plan"]["ranks"]}, {"one", "spare"})
+        # What the node that was cut off still runs is of the old attempt only.
+        self.assertLessEqual(self.attempts_on(job, two), {1})
+        self.between("coordinator", "two", "del")
+        wait_for(lambda: not self.attempts_on(job, two), "the end of the old attempt's rank")
+        nodes = lambda: {n["name"]: n["state"] for n in self.json(*self.reach("nodes"))}  # noqa: E731
+        wait_for(lambda: nodes().get("two") == "ready", "the node to be back")
+        status = self.json(*self.reach("wait", job))
+        self.assertEqual((status["state"], status["attempt"], status["restarts"]), ("succeeded", 2, 1))
+        # Nothing of the first attempt came after the second had begun.
+        out, _ = self.tercio(*self.reach("history", job, "--all-attempts", "-o", "jsonl"))
+        lines = [json.loads(line) for line in out.splitlines()]
+        self.assertEqual({line["attempt"] for line in lines}, {1, 2})
+        self.check_curve(job, changes)
+
+
+if __name__ == "__main__":
+    python_cases.main()

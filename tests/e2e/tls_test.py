@@ -1,0 +1,95 @@
+"""Mutual TLS: who is let in, who is not, and that everybody is told why."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import python_cases  # noqa: E402
+from certificates import Authority  # noqa: E402
+from harness import BIN, TercioTest, layout, wait_for  # noqa: E402
+
+
+@unittest.skipUnless(shutil.which("openssl"), "openssl is not installed")
+class Tls(TercioTest):
+
+    def setUp(self):
+        super().setUp()
+        self.ours = Authority(self.directory, "ours")
+        self.theirs = Authority(self.directory, "theirs")
+
+    def start_coordinator(self, flags):
+        _, ready = self.coordinator(*flags)
+        self.address = ready["coordinator"]
+
+    def refused(self, flags, *words):
+        """A verb ends with 4 and says why; nobody hears of the job."""
+        _, err = self.tercio("list", "--coordinator", self.address, *flags, code=4)
+        for word in words:
+            self.assertIn(word, err)
+        self.assertEqual(len(err.strip().splitlines()), 1, err)
+
+    def test_with_good_certificates_a_job_trains(self):
+        flags = self.ours.issue("coordinator")
+        self.start_coordinator(flags)
+        self.agent(self.address, "one", 2, *self.ours.issue("one"))
+        client = ["--coordinator", self.address, *self.ours.issue("ann")]
+        job = self.tercio("submit", self.path("job.yaml"), *layout(1, 1, 2), *client)[0].strip()
+        status = self.json("wait", job, *client)
+        self.assertEqual(status["state"], "succeeded")
+        self.assertEqual(status["checkpoint"]["step"], 60)  # which ranks send by TLS, too
+
+    def test_clients_that_are_refused_are_told_which_certificate_and_why(self):
+        self.start_coordinator(self.ours.issue("coordinator"))
+        self.refused([], "speaks TLS", "--tls-cert")
+        self.refused(self.ours.issue("late", days=-1), "refuses the certificate of --tls-cert", "late.pem", "expired")
+        strange = self.theirs.issue("stranger").with_authority(self.ours)
+        self.refused(strange, "refuses the certificate of --tls-cert", "stranger.pem", "does not know")
+        mixed = self.ours.issue("ann")
+        mixed.key = self.ours.issue("bob").key
+        self.refused(mixed, "does not belong to the certificate")
+        # The others are served all the while.
+        self.tercio("list", "--coordinator", self.address, *self.ours.issue("carl"))
+
+    def test_a_coordinator_that_is_not_the_one_is_refused(self):
+        client = self.ours.issue("ann")
+        self.start_coordinator(self.theirs.issue("coordinator").with_authority(self.ours))
+        self.refused(client, "refused here", "--tls-ca has not signed it")
+        self.start_again(self.ours.issue("old", days=-1))
+        self.refused(client, "refused here", "it has expired")
+        self.start_again(self.ours.issue("other", names="DNS:other.example,IP:10.9.8.7"))
+        self.refused(client, "other names than 127.0.0.1", "other.example, 10.9.8.7")
+
+    def start_again(self, flags):
+        self.daemons[-1].send_signal(signal.SIGTERM)
+        self.daemons[-1].wait(20)
+        self.start_coordinator(flags)
+
+    def test_no_tls_on_either_side(self):
+        self.start_coordinator([])
+        self.refused(self.ours.issue("ann"), "does not speak TLS")
+        self.daemons[-1].send_signal(signal.SIGTERM)
+        self.daemons[-1].wait(20)
+        _, err = self.tercio("list", "--coordinator", self.address, *self.ours.issue("bob"), code=5)
+        self.assertIn("cannot reach", err)
+
+    def test_an_agent_says_why_it_is_not_let_in(self):
+        self.start_coordinator(self.ours.issue("coordinator"))
+        flags = self.theirs.issue("agent").with_authority(self.ours)
+        agent = subprocess.Popen(
+            [os.path.join(BIN, "tercio-agent"), "--coordinator", self.address, "--state-dir", self.path("agent"),
+             "--metrics-listen", "127.0.0.1:0", *flags],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(agent.stderr.close)
+        self.addCleanup(agent.wait)
+        self.addCleanup(agent.kill)
+        line = wait_for(agent.stderr.readline, "a warning")
+        self.assertIn("refuses the certificate of --tls-cert", line)
+        self.assertEqual(self.json("nodes", "--coordinator", self.address, *self.ours.issue("ann")), [])
+
+
+if __name__ == "__main__":
+    python_cases.main()

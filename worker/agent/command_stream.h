@@ -1,0 +1,46 @@
+// What the agent tells one trainer that has just come: its assignment before anything else.
+// Commands that come while the assignment is still being written (a save, a stop) wait for it.
+//
+// Threads: Send from any; Open once.
+#pragma once
+
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "proto/tercio/v1/trainer.pb.h"
+
+namespace tercio {
+
+class CommandStream {
+ public:
+  using Write = std::function<void(const v1::TrainerCommand&)>;
+  // `write` is called by one thread at a time.
+  explicit CommandStream(Write write) : write_(std::move(write)) {}
+
+  // Writes `first`, then what was sent meanwhile.
+  void Open(const std::vector<v1::TrainerCommand>& first) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const v1::TrainerCommand& command : first) write_(command);
+    for (const v1::TrainerCommand& command : std::exchange(early_, {})) write_(command);
+    open_ = true;
+  }
+
+  void Send(const v1::TrainerCommand& command) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (open_) {
+      write_(command);
+    } else {
+      early_.push_back(command);
+    }
+  }
+
+ private:
+  const Write write_;
+  std::mutex mutex_;
+  bool open_ = false;
+  std::vector<v1::TrainerCommand> early_;
+};
+
+}  // namespace tercio
