@@ -8,7 +8,7 @@ namespace tercio::coordinator {
 namespace {
 
 // Of the placements that hold any.
-std::vector<const Placement*> Held(const State& state) {
+std::vector<const Placement*> HeldPlacements(const State& state) {
   std::vector<const Placement*> held;
   for (const auto& [id, job] : state.jobs) {
     if (job.placement->ranks() > 0) held.push_back(job.placement.get());
@@ -33,11 +33,11 @@ bool TakesRanks(const NodeState& node) {
 int FreeSlots(const State& state, const std::string& node) {
   const auto found = state.nodes.find(node);
   if (found == state.nodes.end() || !TakesRanks(found->second)) return 0;
-  return FreeOf(node, found->second, Held(state));
+  return FreeOf(node, found->second, HeldPlacements(state));
 }
 
 std::map<std::string, int> FreeSlots(const State& state) {
-  const std::vector<const Placement*> held = Held(state);
+  const std::vector<const Placement*> held = HeldPlacements(state);
   std::map<std::string, int> free;
   for (const auto& [name, node] : state.nodes) {
     free[name] = TakesRanks(node) ? FreeOf(name, node, held) : 0;
@@ -46,7 +46,7 @@ std::map<std::string, int> FreeSlots(const State& state) {
 }
 
 Stepper::Room Stepper::RoomBeside(const std::set<std::string>& avoided) const {
-  const std::vector<const Placement*> held = Held(state_);
+  const std::vector<const Placement*> held = HeldPlacements(state_);
   Room room;
   for (const auto& [name, node] : state_.nodes) {
     if (!TakesRanks(node) || avoided.contains(name)) continue;
@@ -57,7 +57,7 @@ Stepper::Room Stepper::RoomBeside(const std::set<std::string>& avoided) const {
 }
 
 PlacementPtr Stepper::TakeDevices(int ranks, const std::set<std::string>& avoided) const {
-  const std::vector<const Placement*> held = Held(state_);
+  const std::vector<const Placement*> held = HeldPlacements(state_);
   v1::RankSlots slots;
   for (const auto& [name, node] : state_.nodes) {
     if (!TakesRanks(node) || avoided.contains(name)) continue;

@@ -165,9 +165,9 @@ void World::CheckStart(const std::string& name, const v1::StartRun& start) {
   const std::string layout = start.ranks(0).layout().SerializeAsString();
   if (before == last_started_.end() || before->second.first.second < run.second) {
     if (before != last_started_.end() && before->second.second == layout) {
-      const Placement& placement = *state_.jobs.at(run.first).placement;
+      const coordinator::Placement& placement = *state_.jobs.at(run.first).placement;
       std::set<std::string> nodes;
-      for (const auto& [name, node] : placement.nodes()) nodes.insert(name);
+      for (const auto& [member, node] : placement.nodes()) nodes.insert(member);
       const int64_t last = LastComplete(before->second.first, placement.ranks(), nodes);
       if (start.resume_step() < last) {
         Wrong(absl::StrCat(run.first, " starts after step ", start.resume_step(),

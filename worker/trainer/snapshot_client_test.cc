@@ -31,6 +31,8 @@ class FakeEngine : public TrainingEngine {
  public:
   absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
   absl::StatusOr<double> Evaluate() override { return 0.0; }
+  absl::StatusOr<ReplicaVerdict> CheckReplicas() override { return ReplicaVerdict(); }
+  void FlipBit() override {}
   void SetTracing(bool) override {}
   std::vector<TraceEvent> TakeTrace() override { return {}; }
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }

@@ -13,6 +13,7 @@
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/job_service.h"
 #include "coordinator/service/node_service.h"
+#include "coordinator/service/stream_hub.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/server_builder.h"
@@ -64,8 +65,11 @@ class Server {
     coordinator_ = *std::move(made);
     nodes_ =
         std::make_unique<coordinator::NodeServiceImpl>(*coordinator_, /*heartbeat_interval=*/5);
+    streams_ = std::make_unique<coordinator::StreamHub>(coordinator::StreamLimits(),
+                                                        [this] { return coordinator_->version(); });
     jobs_ = std::make_unique<coordinator::JobServiceImpl>(
-        *coordinator_, [](const v1::JobSpec&) { return absl::OkStatus(); }, directory_.path(), "");
+        *coordinator_, *streams_, [](const v1::JobSpec&) { return absl::OkStatus(); },
+        directory_.path(), "");
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
     int port = 0;
@@ -94,6 +98,7 @@ class Server {
   checkpoint::Store checkpoints_;
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   std::unique_ptr<coordinator::NodeServiceImpl> nodes_;
+  std::unique_ptr<coordinator::StreamHub> streams_;
   std::unique_ptr<coordinator::JobServiceImpl> jobs_;
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
