@@ -54,14 +54,16 @@ bool IsCrash(const v1::ExitRecord& exit) {
 // Whether the attempt would go on with the data that its checkpoint was made with.
 bool SameData(const v1::JobRecord& record) {
   const std::string& now = record.progress().data_digest();
-  return record.resume_step() == 0 || record.data_digest().empty() || record.data_digest() == now;
+  return record.checkpoint_step() == 0 || record.data_digest().empty() ||
+         record.data_digest() == now;
 }
 
 std::string DescribeOtherData(const v1::JobRecord& record, const std::string& node) {
   return absl::StrCat(
-      "the data of the job has changed since its last checkpoint, of step ", record.resume_step(),
-      " (node ", node, " now has digest ", record.progress().data_digest().substr(0, 12),
-      ", before ", record.data_digest().substr(0, 12),
+      "the data of the job has changed since its last checkpoint, of step ",
+      record.checkpoint_step(), " (node ", node, " now has digest ",
+      record.progress().data_digest().substr(0, 12), ", before ",
+      record.data_digest().substr(0, 12),
       "): put back what data.train and data.validation named, or go on with the new data: tercio "
       "resume ",
       record.id(), " --accept-data-change");
