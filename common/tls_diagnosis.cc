@@ -8,6 +8,9 @@
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <csignal>
+#include <ctime>
 #include <memory>
 
 #include "absl/strings/match.h"
@@ -27,6 +30,8 @@ struct Freer {
 };
 using Context = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
 using Connection = std::unique_ptr<SSL, Freer<SSL_free>>;
+using Address = std::unique_ptr<ASN1_OCTET_STRING, Freer<ASN1_OCTET_STRING_free>>;
+using StoreContext = std::unique_ptr<X509_STORE_CTX, Freer<X509_STORE_CTX_free>>;
 using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
 
 struct Endpoint {
@@ -71,11 +76,35 @@ class Socket {
   int handle_ = -1;
 };
 
+// Writing to a connection that the other side has closed is an answer here, not the end of the
+// process.
+class NoPipeSignal {
+ public:
+  NoPipeSignal() {
+    sigemptyset(&pipe_);
+    sigaddset(&pipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
+  }
+  ~NoPipeSignal() {
+    const timespec now = {};
+    if (sigismember(&before_, SIGPIPE) == 0) sigtimedwait(&pipe_, nullptr, &now);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  NoPipeSignal(const NoPipeSignal&) = delete;
+  NoPipeSignal& operator=(const NoPipeSignal&) = delete;
+
+ private:
+  sigset_t pipe_;
+  sigset_t before_;
+};
+
 std::string OpenSslError() {
   const unsigned long error = ERR_peek_last_error();  // NOLINT: OpenSSL's type
   const char* reason = ERR_reason_error_string(error);
   return reason == nullptr ? "connection closed" : reason;
 }
+
+constexpr char kOurs[] = "the certificate of the coordinator is refused here: ";
 
 absl::Status Refused(const std::string& what) { return absl::UnauthenticatedError(what); }
 
@@ -118,74 +147,93 @@ std::string NamesOf(X509* certificate) {
 }
 
 // Why this side does not trust the other's certificate.
-absl::Status OursRefuses(SSL* connection, const std::string& host, long result) {  // NOLINT: type
-  const std::string what = "the certificate of the coordinator is refused here: ";
+absl::Status OursRefuses(long result) {  // NOLINT: OpenSSL's type
   switch (result) {
     case X509_V_ERR_CERT_HAS_EXPIRED:
-      return Refused(what + "it has expired; give the coordinator a new one");
+      return Refused(absl::StrCat(kOurs, "it has expired; give the coordinator a new one"));
     case X509_V_ERR_CERT_NOT_YET_VALID:
-      return Refused(what + "it is not valid yet; compare the clocks of the machines");
-    case X509_V_ERR_HOSTNAME_MISMATCH:
-    case X509_V_ERR_IP_ADDRESS_MISMATCH: {
-      const Certificate certificate(SSL_get1_peer_certificate(connection));
-      return Refused(absl::StrCat(what, "it is for other names than ", host, " (it names ",
-                                  certificate ? NamesOf(certificate.get()) : "none",
-                                  "); reach the coordinator by one of these"));
-    }
+      return Refused(absl::StrCat(kOurs, "it is not valid yet; compare the machines' clocks"));
     default:
-      return Refused(absl::StrCat(what, "the authority of --tls-ca has not signed it (",
+      return Refused(absl::StrCat(kOurs, "the authority of --tls-ca has not signed it (",
                                   X509_verify_cert_error_string(result), ")"));
   }
 }
 
-// Why the other side does not trust this side's certificate, by its alert.
-absl::Status TheirsRefuses(const TlsFiles& tls) {
-  const int reason = ERR_GET_REASON(ERR_peek_last_error());
-  const std::string what = absl::StrCat("the coordinator refuses the certificate of --tls-cert, ",
-                                        tls.certificate, ": ");
-  switch (reason) {
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
-      return Refused(what + "it has expired, or is not valid yet");
-    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
-      return Refused(what + "an authority that the coordinator does not know has signed it");
-    case SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED:
-      return Refused(
-          "the coordinator asks for a certificate: give --tls-cert, --tls-key, --tls-ca");
-    case SSL_R_SSLV3_ALERT_BAD_CERTIFICATE:
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_UNKNOWN:
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_REVOKED:
-    case SSL_R_SSLV3_ALERT_UNSUPPORTED_CERTIFICATE:
-    case SSL_R_TLSV1_ALERT_ACCESS_DENIED:
-      return Refused(what + OpenSslError());
-    default:
-      return absl::OkStatus();  // closed for another reason
-  }
+std::string NameOf(const X509_NAME* name) {
+  char text[256] = "";
+  X509_NAME_oneline(name, text, sizeof(text));
+  return text;
 }
 
-void ExpectName(SSL* connection, const std::string& host) {
-  X509_VERIFY_PARAM* expected = SSL_get0_param(connection);
-  if (X509_VERIFY_PARAM_set1_ip_asc(expected, host.c_str()) == 1) return;
-  X509_VERIFY_PARAM_set1_host(expected, host.c_str(), 0);
-  SSL_set_tlsext_host_name(connection, host.c_str());
+// What this side finds wrong with its own certificate.
+int VerifyOwn(SSL* connection) {
+  const StoreContext check(X509_STORE_CTX_new());
+  X509* own = SSL_get_certificate(connection);
+  X509_STORE* store = SSL_CTX_get_cert_store(SSL_get_SSL_CTX(connection));
+  if (check == nullptr || X509_STORE_CTX_init(check.get(), store, own, nullptr) != 1) {
+    return X509_V_OK;
+  }
+  X509_verify_cert(check.get());
+  return X509_STORE_CTX_get_error(check.get());
+}
+
+// Why the other side does not trust this side's certificate: by its alert, or, as gRPC closes the
+// connection without one, by what can be seen from here.
+absl::Status TheirsRefuses(SSL* connection, const TlsFiles& tls) {
+  const int alert = ERR_GET_REASON(ERR_peek_last_error());
+  if (alert == SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED) {
+    return Refused("the coordinator asks for a certificate: give --tls-cert, --tls-key, --tls-ca");
+  }
+  const std::string what = absl::StrCat("the coordinator refuses the certificate of --tls-cert, ",
+                                        tls.certificate, ": ");
+  const int own = VerifyOwn(connection);
+  if (alert == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED || own == X509_V_ERR_CERT_HAS_EXPIRED ||
+      own == X509_V_ERR_CERT_NOT_YET_VALID) {
+    return Refused(what + "it has expired, or is not valid yet");
+  }
+  return Refused(
+      absl::StrCat(what, "an authority that the coordinator does not know has signed it, ",
+                   NameOf(X509_get_issuer_name(SSL_get_certificate(connection))),
+                   own == X509_V_OK ? " (is it the one of the coordinator's --tls-ca?)"
+                                    : " (which is not the one of --tls-ca here, either)"));
+}
+
+// Checked here and not by OpenSSL, which forgets the certificate that it refuses.
+absl::Status CheckName(SSL* connection, const std::string& host) {
+  const Certificate certificate(SSL_get1_peer_certificate(connection));
+  if (certificate == nullptr || X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1 ||
+      X509_check_host(certificate.get(), host.data(), host.size(), 0, nullptr) == 1) {
+    return absl::OkStatus();
+  }
+  return Refused(absl::StrCat(kOurs, "it is for other names than ", host, " (it names ",
+                              NamesOf(certificate.get()),
+                              "); reach the coordinator by one of these"));
+}
+
+// By the other side, and not for want of an answer in time.
+bool IsClosed(SSL* connection, int result) {
+  const int error = SSL_get_error(connection, result);
+  if (result > 0 || error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) return false;
+  return error != SSL_ERROR_SYSCALL || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
 // The handshake, and the first bytes after it: with TLS 1.3 a certificate is refused only then.
 absl::Status ShakeHands(SSL* connection, const std::string& host, const TlsFiles& tls) {
   ERR_clear_error();
-  if (SSL_connect(connection) != 1) {
+  if (const int done = SSL_connect(connection); done != 1) {
     const long result = SSL_get_verify_result(connection);  // NOLINT: OpenSSL's type
-    if (result != X509_V_OK) return OursRefuses(connection, host, result);
+    if (result != X509_V_OK) return OursRefuses(result);
     if (ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_WRONG_VERSION_NUMBER) {
       return Refused(
           "the coordinator does not speak TLS; leave out --tls-cert, --tls-key, --tls-ca");
     }
-    return TheirsRefuses(tls);
+    return IsClosed(connection, done) ? TheirsRefuses(connection, tls) : absl::OkStatus();
   }
-  constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0";  // HTTP/2
-  SSL_write(connection, kPreface, sizeof(kPreface) - 1);
+  if (absl::Status name = CheckName(connection, host); !name.ok()) return name;
+  // The other side begins. To write now could lose its alert, were it to close the connection.
   char byte = 0;
-  if (SSL_read(connection, &byte, 1) == 1) return absl::OkStatus();
-  return TheirsRefuses(tls);
+  const int read = SSL_read(connection, &byte, 1);
+  return IsClosed(connection, read) ? TheirsRefuses(connection, tls) : absl::OkStatus();
 }
 
 }  // namespace
@@ -200,6 +248,7 @@ absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
   }
   const unsigned char protocols[] = {2, 'h', '2'};
   SSL_CTX_set_alpn_protos(context.get(), protocols, sizeof(protocols));
+  const NoPipeSignal no_signal;
   const Endpoint endpoint = Split(address);
   const Socket socket(endpoint);
   if (socket.handle() < 0) return absl::OkStatus();
@@ -208,7 +257,8 @@ absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
     return absl::OkStatus();
   }
   if (tls.given()) {
-    ExpectName(connection.get(), endpoint.host);
+    const Address ip(a2i_IPADDRESS(endpoint.host.c_str()));
+    if (ip == nullptr) SSL_set_tlsext_host_name(connection.get(), endpoint.host.c_str());
     return ShakeHands(connection.get(), endpoint.host, tls);
   }
   // Without files: it is enough to know that the other side would begin.

@@ -1,6 +1,6 @@
 // Why a TLS connection does not come about. gRPC says "handshake failed" at best, and nothing where
-// the other side refuses this one's certificate; this shakes hands once more, by itself, and reads
-// the certificates and the alert.
+// the other side refuses this one's certificate; this shakes hands once more, by itself, and looks
+// at the certificates of both sides.
 //
 // Threads: any. Blocks for at most some seconds.
 #pragma once

@@ -51,15 +51,15 @@ bool IsCrash(const v1::ExitRecord& exit) {
   }
 }
 
-// Whether the attempt would go on with the data that its checkpoint was made with.
-bool SameData(const v1::JobRecord& record) {
-  const std::string& now = record.progress().data_digest();
-  return record.resume_step() == 0 || record.data_digest().empty() || record.data_digest() == now;
+// Whether an attempt that starts after this step would go on with the data that led there.
+bool SameData(const v1::JobRecord& record, int64_t start) {
+  return start == 0 || record.data_digest().empty() ||
+         record.data_digest() == record.progress().data_digest();
 }
 
-std::string DescribeOtherData(const v1::JobRecord& record, const std::string& node) {
+std::string DescribeOtherData(const v1::JobRecord& record, int64_t start, const std::string& node) {
   return absl::StrCat(
-      "the data of the job has changed since its last checkpoint, of step ", record.resume_step(),
+      "the data of the job has changed since what it would go on from, after step ", start,
       " (node ", node, " now has digest ", record.progress().data_digest().substr(0, 12),
       ", before ", record.data_digest().substr(0, 12),
       "): put back what data.train and data.validation named, or go on with the new data: tercio "
@@ -138,6 +138,13 @@ void Stepper::Handle(const CheckpointFound& answer) {
   });
 }
 
+bool Stepper::RefusesOtherData(JobState& job, int64_t start) {
+  if (SameData(job.record, start)) return false;
+  const std::string& node = job.placement->nodes().begin()->first;
+  RefuseData(job, node, DescribeOtherData(job.record, start, node));
+  return true;
+}
+
 void Stepper::StartWhenReady(JobState& job) {
   v1::JobRecord& record = job.record;
   const v1::AttemptProgress& progress = record.progress();
@@ -145,11 +152,7 @@ void Stepper::StartWhenReady(JobState& job) {
       CountRanks(progress.prepared()) != static_cast<int>(job.placement->nodes().size())) {
     return;
   }
-  if (!SameData(record)) {
-    const std::string& node = job.placement->nodes().begin()->first;
-    return RefuseData(job, node, DescribeOtherData(record, node));
-  }
-  record.set_data_digest(progress.data_digest());
+  if (RefusesOtherData(job, record.checkpoint_step())) return;
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
   std::vector<plan::DeviceSlot> slots;
   for (const v1::RankSlot& slot : job.placement->slots().slots()) {
@@ -163,6 +166,8 @@ void Stepper::StartWhenReady(JobState& job) {
     return;
   }
   ChooseStart(job, *plan);
+  if (RefusesOtherData(job, record.resume_step())) return;
+  record.set_data_digest(progress.data_digest());
   SettleRollBack(job);
   job.plan = std::make_shared<const v1::Plan>(*std::move(plan));
   effects_.changed_plans.insert(record.id());

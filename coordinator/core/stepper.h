@@ -88,6 +88,8 @@ class Stepper {
   void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
   void RefuseData(JobState& job, const std::string& node, const std::string& error);
   void Handle(const CheckpointFound& answer);
+  // Ends the job where it would go on from this step with other data than before.
+  bool RefusesOtherData(JobState& job, int64_t start);
   void StartWhenReady(JobState& job);
   RankShare ShareOfRanks(const JobState& job) const;
   void RankPhased(JobState& job, const v1::RankPhase& phase);
