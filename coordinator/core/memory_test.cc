@@ -120,6 +120,10 @@ class MemoryTest : public ::testing::Test {
   }
   // The attempt, from preparing to where ranks are started; a checkpoint of `committed` is there.
   void Start(int64_t committed) {
+    Prepare(committed);
+    ASSERT_EQ(job().phase(), v1::JOB_PHASE_STARTING);
+  }
+  void Prepare(int64_t committed) {
     starts_.clear();
     ASSERT_EQ(job().phase(), v1::JOB_PHASE_PREPARING);
     Do(CheckpointFound{RunWith(job().attempt()), committed, "path", 1, {}});
@@ -127,9 +131,9 @@ class MemoryTest : public ::testing::Test {
       Says(node, [&](v1::AgentMessage& m) {
         *m.mutable_data_prepared()->mutable_run() = RunWith(job().attempt());
         m.mutable_data_prepared()->set_vocab_size(20);
+        m.mutable_data_prepared()->set_digest(data_);
       });
     }
-    ASSERT_EQ(job().phase(), v1::JOB_PHASE_STARTING);
   }
   void Stepped(int64_t step) {
     now_ += 1;
@@ -190,6 +194,7 @@ class MemoryTest : public ::testing::Test {
   State state_;
   Settings settings_;
   double now_ = 1000;
+  std::string data_ = "data";
   std::vector<std::string> kinds_;
   std::vector<std::string> messages_;
   std::map<std::string, v1::StartRun> starts_;  // the last order of each node
@@ -311,6 +316,17 @@ TEST_F(MemoryTest, AnotherLayoutLoadsTheCheckpoint) {
   spec.mutable_parallelism()->set_data(1);
   Start(4);
   EXPECT_EQ(job().resume_step(), 4);
+}
+
+TEST_F(MemoryTest, OtherDataEndsTheJob) {
+  Stepped(8);
+  AllHold(1, 6);
+  Break();
+  data_ = "other";
+  Prepare(0);
+  EXPECT_EQ(job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(job().error(), HasSubstr("after step 6"));
+  EXPECT_THAT(starts_, IsEmpty());
 }
 
 // The node that reported the steps may be gone with what it had to report.
