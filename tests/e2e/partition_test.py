@@ -156,7 +156,7 @@ class Partition(TercioTest):
                     parent = int(file.read().rsplit(b")", 1)[1].split()[1])
             except OSError:
                 continue
-            if parent == agent.pid:
+            if parent == agent.pid and "--attempt" in words:  # it may have ended just now
                 found.add(int(words[words.index("--attempt") + 1]))
         return found
 
