@@ -164,7 +164,7 @@ void StartJob(int agents, Shares* shares) {
     ASSERT_NE(record->phase(), v1::JOB_PHASE_FAILED) << record->error();
   }
   ASSERT_TRUE(watcher.runs);
-  EXPECT_GT(watcher.messages, 2);
+  EXPECT_GE(watcher.messages, 2);  // those between may be left out
   EXPECT_EQ(watcher.plans, 1) << "the plan is said again with every change";
   const Traffic& traffic = cluster.traffic();
   EXPECT_EQ(traffic.faults, 0);
