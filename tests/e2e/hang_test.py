@@ -43,7 +43,8 @@ class Hangs(TercioTest):
         self.assertEqual(len(hang), 1)
         self.assertEqual(hang[0]["rank"], rank)
         self.assertIn(f"the trainer of rank {rank} is stopped (state T)", hang[0]["message"])
-        self.assertIn("waits in all-reduce", hang[0]["message"])
+        # One other rank or several: that depends on where it was stopped.
+        self.assertRegex(hang[0]["message"], "waits? in all-reduce")
         out, _ = self.tercio("logs", job["id"], "--state-dir", self.state)
         self.assertIn("stack: ", out)
         self.assertFalse(os.path.exists(f"/proc/{frozen}"), "the frozen trainer is left")
