@@ -15,12 +15,12 @@ using ::testing::Not;
 
 TEST(Spool, AReportThatIsInTheStoreChangesNothingASecondTime) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   v1::AgentMessage log;
   log.set_sequence(50);
-  *log.mutable_logs()->mutable_run() = Cluster::RunWith(1);
+  *log.mutable_logs()->mutable_run() = RunWith(1);
   log.mutable_logs()->add_lines()->set_line("once");
   EXPECT_EQ(cluster.Do(NodeSaid{"a", log}).logs.size(), 1u);
   EXPECT_EQ(cluster.acknowledged_["a"], 50u);
@@ -41,13 +41,13 @@ TEST(Spool, AReportThatIsInTheStoreChangesNothingASecondTime) {
 // What a node is sent grows with its own ranks only, and what they share is said once.
 TEST(Start, ANodeIsToldOfItsOwnRanks) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(8)});
+  cluster.Do(Submitted{kJob, SmallSpec(8)});
   for (const char* node : {"a", "b", "c", "d"}) cluster.Attach(node);
   ASSERT_EQ(cluster.placement().ranks(), 8);
-  cluster.Do(CheckpointFound{Cluster::RunWith(1), 0, "", 0, {}});
+  cluster.Do(CheckpointFound{RunWith(1), 0, "", 0, {}});
   Effects effects;
   const auto prepared = [](v1::AgentMessage& m) {
-    *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+    *m.mutable_data_prepared()->mutable_run() = RunWith(1);
     m.mutable_data_prepared()->set_vocab_size(20);
   };
   // A node that has nothing to do with the job is not counted.
@@ -75,7 +75,7 @@ TEST(Start, ANodeIsToldOfItsOwnRanks) {
 
 TEST(Restart, ACoordinatorThatComesBackGoesOnWithTheAttempt) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
   cluster.Attach("a");
   cluster.Attach("b");
   cluster.StartAll();
@@ -93,16 +93,16 @@ TEST(Restart, ACoordinatorThatComesBackGoesOnWithTheAttempt) {
 // What a node has said in the phase of starting is acknowledged and not said again.
 TEST(Restart, AStartGoesOnWhereItWas) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
-  cluster.Do(CheckpointFound{Cluster::RunWith(1), 0, "", 0, {}});
+  cluster.Do(CheckpointFound{RunWith(1), 0, "", 0, {}});
   cluster.Say("a", [&](v1::AgentMessage& m) {
-    *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+    *m.mutable_data_prepared()->mutable_run() = RunWith(1);
     m.mutable_data_prepared()->set_vocab_size(20);
   });
   const auto runs = [&](int rank) {
     cluster.Say("a", [&](v1::AgentMessage& m) {
-      *m.mutable_rank_phase()->mutable_run() = Cluster::RunWith(1);
+      *m.mutable_rank_phase()->mutable_run() = RunWith(1);
       m.mutable_rank_phase()->set_rank(rank);
       m.mutable_rank_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
     });
@@ -116,11 +116,11 @@ TEST(Restart, AStartGoesOnWhereItWas) {
 
 TEST(Restart, AnOrderThatNeverArrivedIsGivenAgain) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
-  cluster.Do(CheckpointFound{Cluster::RunWith(1), 0, "", 0, {}});
+  cluster.Do(CheckpointFound{RunWith(1), 0, "", 0, {}});
   cluster.Say("a", [&](v1::AgentMessage& m) {
-    *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+    *m.mutable_data_prepared()->mutable_run() = RunWith(1);
     m.mutable_data_prepared()->set_vocab_size(20);
   });
   ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_STARTING);
@@ -136,7 +136,7 @@ TEST(Restart, AnOrderThatNeverArrivedIsGivenAgain) {
 
 TEST(Drain, JobsSaveAndGoElsewhereAtNoCost) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   cluster.Stepped(7);
@@ -176,13 +176,13 @@ TEST(Drain, AnUnknownNodeIsSaid) {
 
 TEST(Drain, ARankThatDiesWhileItSavesEndsTheSaving) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   cluster.Stepped(7);
   cluster.ChangeNode("a", NodeChange::kDrain);
   const Effects effects = cluster.Say("a", [&](v1::AgentMessage& m) {
-    *m.mutable_rank_exited()->mutable_run() = Cluster::RunWith(1);
+    *m.mutable_rank_exited()->mutable_run() = RunWith(1);
     m.mutable_rank_exited()->mutable_exit()->set_signal(9);
   });
   ASSERT_EQ(effects.messages.size(), 1u);
@@ -194,7 +194,7 @@ TEST(Drain, ARankThatDiesWhileItSavesEndsTheSaving) {
 
 TEST(Drain, AnAgentThatEndsIsLeft) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   v1::AgentMessage leaving;
@@ -212,7 +212,7 @@ TEST(Drain, AnAgentThatEndsIsLeft) {
 
 TEST(Elastic, FewerRanksWhenNoMoreComeBackAndAllWhenTheyDo) {
   Cluster cluster;
-  v1::JobSpec spec = Spec(4);
+  v1::JobSpec spec = SmallSpec(4);
   spec.mutable_fault_tolerance()->set_elastic_min_ranks(2);
   spec.mutable_fault_tolerance()->set_elastic_wait_seconds(60);
   cluster.Do(Submitted{kJob, spec});
@@ -224,9 +224,8 @@ TEST(Elastic, FewerRanksWhenNoMoreComeBackAndAllWhenTheyDo) {
   cluster.state_.nodes.at("b").connected = false;
   cluster.Wait(16);  // the lease of b
   ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING) << "a has still to stop";
-  cluster.Say("a", [&](v1::AgentMessage& m) {
-    *m.mutable_run_stopped()->mutable_run() = Cluster::RunWith(1);
-  });
+  cluster.Say("a",
+              [&](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
   cluster.Wait(30);
   ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
   EXPECT_THAT(cluster.job().error(), HasSubstr("needs 4 devices"));
@@ -263,22 +262,21 @@ TEST(Elastic, FewerRanksWhenNoMoreComeBackAndAllWhenTheyDo) {
 
 TEST(Elastic, WithoutTheKeyAJobWaits) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
   cluster.Attach("a");
   cluster.Attach("b");
   cluster.StartAll();
   cluster.state_.nodes.at("b").connected = false;
   cluster.Wait(16);
-  cluster.Say("a", [&](v1::AgentMessage& m) {
-    *m.mutable_run_stopped()->mutable_run() = Cluster::RunWith(1);
-  });
+  cluster.Say("a",
+              [&](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
   cluster.Wait(1000);
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
 }
 
 TEST(Goodput, EverySecondHasItsKind) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   const double start = cluster.now_;
   cluster.Wait(10);
   cluster.Attach("a");

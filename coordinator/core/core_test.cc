@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 
+#include "coordinator/core/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/rank_layout.h"
@@ -15,36 +16,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr char kJob[] = "job-1";
 constexpr char kNode[] = "node";
 
-Settings TestSettings() {
-  Settings settings;
-  settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                          const RankShare& share) -> absl::StatusOr<v1::Plan> {
-    const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
-    if (!layout.ok()) return layout.status();
-    return plan::BuildPlan(spec, *layout, slots, share.threads);
-  };
-  return settings;
-}
-
+// Two ranks that share each layer.
 v1::JobSpec Spec() {
-  v1::JobSpec spec;
-  spec.set_name("test");
-  v1::ModelSpec* model = spec.mutable_model();
-  model->set_layers(2);
-  model->set_hidden(16);
-  model->set_heads(2);
-  model->set_ffn_hidden(64);
-  model->set_context(8);
+  v1::JobSpec spec = SmallSpec(1);
   spec.mutable_training()->set_steps(10);
   spec.mutable_training()->set_global_batch(4);
   spec.mutable_parallelism()->set_tensor(2);
-  spec.mutable_parallelism()->set_pipeline(1);
-  spec.mutable_parallelism()->set_data(1);
   spec.mutable_resources()->set_ranks(2);
-  spec.mutable_checkpoint()->set_keep_last(2);
   spec.mutable_fault_tolerance()->set_max_restarts(2);
   return spec;
 }
@@ -59,13 +39,6 @@ v1::AgentHello Hello(bool running) {
     hello.mutable_running(0)->set_attempt(1);
   }
   return hello;
-}
-
-v1::RunId RunWith(int attempt) {
-  v1::RunId run;
-  run.set_job_id(kJob);
-  run.set_attempt(attempt);
-  return run;
 }
 
 class Machine {
@@ -148,7 +121,7 @@ class Machine {
 
  private:
   State state_;
-  Settings settings_ = TestSettings();
+  Settings settings_ = PlanningSettings();
   double now_ = 1000;
 };
 

@@ -12,7 +12,7 @@ using ::testing::Not;
 
 TEST(Quarantine, ANodeThatKeepsFailingWhileAnotherCouldWork) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.Attach("b");
   for (int i = 1; i <= 3; ++i) {
@@ -34,7 +34,7 @@ TEST(Quarantine, ANodeThatKeepsFailingWhileAnotherCouldWork) {
 
 TEST(Quarantine, TheOnlyNodeIsKept) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   for (int i = 1; i <= 5; ++i) {
     cluster.StartAll();
@@ -47,7 +47,7 @@ TEST(Quarantine, TheOnlyNodeIsKept) {
 
 TEST(Faults, ACrashAtTheSameStepThreeTimesIsNotTriedAgain) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.Attach("b");
   for (int i = 1; i <= 3; ++i) {
@@ -64,7 +64,7 @@ TEST(Faults, ACrashAtTheSameStepThreeTimesIsNotTriedAgain) {
 
 TEST(Faults, KillsFromOutsideAreNotACrashLoop) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   for (int i = 1; i <= 5; ++i) {
     cluster.StartAll();
@@ -76,11 +76,11 @@ TEST(Faults, KillsFromOutsideAreNotACrashLoop) {
 
 TEST(Faults, OutOfMemoryStopsAtOnce) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   cluster.Say("a", [&](v1::AgentMessage& m) {
-    *m.mutable_rank_exited()->mutable_run() = Cluster::RunWith(1);
+    *m.mutable_rank_exited()->mutable_run() = RunWith(1);
     m.mutable_rank_exited()->mutable_exit()->set_signal(9);
     m.mutable_rank_exited()->mutable_exit()->set_out_of_memory(true);
   });
@@ -91,7 +91,7 @@ TEST(Faults, OutOfMemoryStopsAtOnce) {
 
 TEST(Faults, RanksThatEndTooEarlyHaveNotSucceeded) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   cluster.Stepped(99);
@@ -104,12 +104,12 @@ TEST(Faults, RanksThatEndTooEarlyHaveNotSucceeded) {
 
 TEST(Faults, NodesWithOtherDataEndTheJobAndAreNamed) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
   cluster.Attach("a");
   cluster.Attach("b");
   for (const char* node : {"a", "b"}) {
     cluster.Say(node, [&](v1::AgentMessage& m) {
-      *m.mutable_data_prepared()->mutable_run() = Cluster::RunWith(1);
+      *m.mutable_data_prepared()->mutable_run() = RunWith(1);
       m.mutable_data_prepared()->set_vocab_size(20);
       m.mutable_data_prepared()->set_digest(node);
     });
@@ -120,7 +120,7 @@ TEST(Faults, NodesWithOtherDataEndTheJobAndAreNamed) {
 
 TEST(Faults, OtherDataThanThatOfTheCheckpointEndsTheJobUnlessItIsAccepted) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   cluster.Stepped(1);
@@ -157,20 +157,20 @@ TEST(Faults, OtherDataThanThatOfTheCheckpointEndsTheJobUnlessItIsAccepted) {
 TEST(Faults, NothingDependsOnTheClocksOfNodes) {
   const auto run = [](double hours) {
     Cluster cluster;
-    cluster.Do(Submitted{kJob, Spec(4)});
+    cluster.Do(Submitted{kJob, SmallSpec(4)});
     cluster.Attach("a");
     cluster.Attach("b");
     cluster.StartAll();
     for (const char* node : {"a", "b"}) {
       const double off = node[0] == 'a' ? hours : -hours;
       cluster.Say(node, [&](v1::AgentMessage& m) {
-        *m.mutable_logs()->mutable_run() = Cluster::RunWith(1);
+        *m.mutable_logs()->mutable_run() = RunWith(1);
         v1::LogLine* line = m.mutable_logs()->add_lines();
         line->set_attempt(1);
         line->mutable_time()->set_seconds(static_cast<int64_t>(1000 + off * 3600));
       });
       cluster.Say(node, [&](v1::AgentMessage& m) {
-        *m.mutable_trace()->mutable_run() = Cluster::RunWith(1);
+        *m.mutable_trace()->mutable_run() = RunWith(1);
         m.mutable_trace()->mutable_trace()->add_events()->set_start_seconds(1000 + off * 3600);
       });
     }
@@ -184,7 +184,7 @@ TEST(Faults, NothingDependsOnTheClocksOfNodes) {
 
 TEST(Faults, ALongTimeWithoutFaultsGivesTheBudgetBack) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   cluster.Stepped(1);
@@ -205,7 +205,7 @@ v1::AgentMessage Health(double stalled, const std::vector<std::pair<int, double>
                         int64_t step = 0) {
   v1::AgentMessage message;
   v1::RunHealth* health = message.mutable_heartbeat()->add_health();
-  *health->mutable_run() = Cluster::RunWith(1);
+  *health->mutable_run() = RunWith(1);
   health->set_stalled_seconds(stalled);
   for (const auto& [rank, seconds] : computes) {
     v1::RankTiming* timing = health->add_timings();
@@ -219,7 +219,7 @@ v1::AgentMessage Health(double stalled, const std::vector<std::pair<int, double>
 
 TEST(Hang, IsNamedAndTheNextAttemptStarts) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
   cluster.Attach("a");
   cluster.Attach("b");
   cluster.StartAll();
@@ -236,7 +236,7 @@ TEST(Hang, IsNamedAndTheNextAttemptStarts) {
   EXPECT_THAT(cluster.kinds_, Contains("no_progress"));
   for (const char* node : {"a", "b"}) {
     v1::AgentMessage answer;
-    *answer.mutable_inspected()->mutable_run() = Cluster::RunWith(1);
+    *answer.mutable_inspected()->mutable_run() = RunWith(1);
     for (int rank = 0; rank < 4; ++rank) {
       if (cluster.placement().NodeOf(rank) != node) continue;
       v1::RankPosition* position = answer.mutable_inspected()->add_ranks();
@@ -265,7 +265,7 @@ TEST(Hang, IsNamedAndTheNextAttemptStarts) {
 
 TEST(Hang, ANodeThatDoesNotAnswerEndsTheWaitForIt) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(4)});
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
   cluster.Attach("a");
   cluster.Attach("b");
   cluster.StartAll();
@@ -280,7 +280,7 @@ TEST(Hang, ANodeThatDoesNotAnswerEndsTheWaitForIt) {
 
 TEST(Hang, ProgressEndsTheSuspicion) {
   Cluster cluster;
-  cluster.Do(Submitted{kJob, Spec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
   cluster.Attach("a");
   cluster.StartAll();
   for (int step = 1; step <= 5; ++step) cluster.Stepped(step, 1);
@@ -300,7 +300,7 @@ TEST(Hang, ProgressEndsTheSuspicion) {
 TEST(Straggler, IsNamedAndReplacedWhereThePolicySaysSo) {
   for (const char* policy : {"report", "exclude"}) {
     Cluster cluster;
-    v1::JobSpec spec = Spec(4);
+    v1::JobSpec spec = SmallSpec(4);
     spec.mutable_fault_tolerance()->set_stragglers(policy);
     cluster.Do(Submitted{kJob, spec});
     cluster.Attach("a");

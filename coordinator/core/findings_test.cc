@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "coordinator/core/core.h"
+#include "coordinator/core/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/data_position.h"
@@ -16,25 +17,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr char kJob[] = "job-1";
-
 v1::JobSpec Spec() {
-  v1::JobSpec spec;
-  spec.set_name("test");
-  v1::ModelSpec* model = spec.mutable_model();
-  model->set_layers(2);
-  model->set_hidden(16);
-  model->set_heads(2);
-  model->set_ffn_hidden(64);
-  model->set_context(8);
-  spec.mutable_training()->set_steps(100);
-  spec.mutable_training()->set_global_batch(8);
-  spec.mutable_parallelism()->set_tensor(1);
-  spec.mutable_parallelism()->set_pipeline(1);
-  spec.mutable_parallelism()->set_data(4);
-  spec.mutable_resources()->set_ranks(4);
-  spec.mutable_checkpoint()->set_keep_last(2);
-  spec.mutable_fault_tolerance()->set_max_restarts(10);
+  v1::JobSpec spec = SmallSpec(4);
   spec.mutable_fault_tolerance()->set_on_spike("rollback");
   return spec;
 }
@@ -43,12 +27,6 @@ v1::JobSpec Spec() {
 class JobRun {
  public:
   JobRun() {
-    settings_.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                             const RankShare& share) -> absl::StatusOr<v1::Plan> {
-      const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
-      if (!layout.ok()) return layout.status();
-      return plan::BuildPlan(spec, *layout, slots, share.threads);
-    };
     Do(Submitted{kJob, Spec()});
     for (const char* name : {"a", "b", "c"}) {
       v1::AgentHello hello;
@@ -73,12 +51,7 @@ class JobRun {
     fill(message);
     return Do(NodeSaid{node, message});
   }
-  v1::RunId Present() {
-    v1::RunId run;
-    run.set_job_id(kJob);
-    run.set_attempt(job().attempt());
-    return run;
-  }
+  v1::RunId Present() { return RunWith(job().attempt()); }
   // From preparing to running; what the ranks were told to read.
   v1::JobSpec Start(int64_t from) {
     v1::JobSpec told;
@@ -148,7 +121,7 @@ class JobRun {
   }
 
   State state_;
-  Settings settings_;
+  Settings settings_ = PlanningSettings();
   double now_ = 1000;
   std::vector<v1::JobEvent> events_;
 };

@@ -6,6 +6,7 @@
 
 #include "coordinator/core/core.h"
 #include "coordinator/core/ledger.h"
+#include "coordinator/core/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/rank_layout.h"
@@ -19,47 +20,17 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-constexpr char kJob[] = "job-1";
-
-v1::JobSpec Spec(int data) {
-  v1::JobSpec spec;
-  spec.set_name("test");
-  v1::ModelSpec* model = spec.mutable_model();
-  model->set_layers(2);
-  model->set_hidden(16);
-  model->set_heads(2);
-  model->set_ffn_hidden(64);
-  model->set_context(8);
-  spec.mutable_training()->set_steps(100);
-  spec.mutable_training()->set_global_batch(8);
-  spec.mutable_parallelism()->set_tensor(1);
-  spec.mutable_parallelism()->set_pipeline(1);
-  spec.mutable_parallelism()->set_data(data);
-  spec.mutable_resources()->set_ranks(data);
-  spec.mutable_checkpoint()->set_keep_last(2);
+v1::JobSpec Spec() {
+  v1::JobSpec spec = SmallSpec(2);
   spec.mutable_checkpoint()->set_peer_copies(1);
-  spec.mutable_fault_tolerance()->set_max_restarts(10);
   return spec;
-}
-
-v1::RunId RunWith(int attempt) {
-  v1::RunId run;
-  run.set_job_id(kJob);
-  run.set_attempt(attempt);
-  return run;
 }
 
 // Nodes a and b with one device each run a job of two ranks; others are spares.
 class MemoryTest : public ::testing::Test {
  protected:
   MemoryTest() {
-    settings_.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                             const RankShare& share) -> absl::StatusOr<v1::Plan> {
-      const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
-      if (!layout.ok()) return layout.status();
-      return plan::BuildPlan(spec, *layout, slots, share.threads);
-    };
-    Do(Submitted{kJob, Spec(2)});
+    Do(Submitted{kJob, Spec()});
     Attach("a");
     Attach("b");
     Start(0);
@@ -192,7 +163,7 @@ class MemoryTest : public ::testing::Test {
   const v1::JobRecord& job() { return state_.jobs.at(kJob).record; }
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
-  Settings settings_;
+  Settings settings_ = PlanningSettings();
   double now_ = 1000;
   std::string data_ = "data";
   std::vector<std::string> kinds_;

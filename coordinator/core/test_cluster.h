@@ -8,44 +8,16 @@
 
 #include "coordinator/core/core.h"
 #include "coordinator/core/ledger.h"
+#include "coordinator/core/test_job.h"
 #include "gtest/gtest.h"
-#include "plan/plan_builder.h"
 
 namespace tercio::coordinator {
-
-inline constexpr char kJob[] = "job-1";
-
-inline v1::JobSpec Spec(int data) {
-  v1::JobSpec spec;
-  spec.set_name("test");
-  v1::ModelSpec* model = spec.mutable_model();
-  model->set_layers(2);
-  model->set_hidden(16);
-  model->set_heads(2);
-  model->set_ffn_hidden(64);
-  model->set_context(8);
-  spec.mutable_training()->set_steps(100);
-  spec.mutable_training()->set_global_batch(8);
-  spec.mutable_parallelism()->set_tensor(1);
-  spec.mutable_parallelism()->set_pipeline(1);
-  spec.mutable_parallelism()->set_data(data);
-  spec.mutable_resources()->set_ranks(data);
-  spec.mutable_checkpoint()->set_keep_last(2);
-  spec.mutable_fault_tolerance()->set_max_restarts(10);
-  return spec;
-}
 
 // Nodes of two devices each, which do what they are told at once.
 class Cluster {
  public:
   Cluster() {
     settings_.node_lease = 15;
-    settings_.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
-                             const RankShare& share) -> absl::StatusOr<v1::Plan> {
-      const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(spec);
-      if (!layout.ok()) return layout.status();
-      return plan::BuildPlan(spec, *layout, slots, share.threads);
-    };
     settings_.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare&,
                                   int* ranks) -> absl::StatusOr<v1::ParallelismSpec> {
       for (*ranks = most; *ranks >= least; --*ranks) {
@@ -84,13 +56,6 @@ class Cluster {
     fill(message);
     return Do(NodeSaid{node, message});
   }
-  static v1::RunId RunWith(int attempt) {
-    v1::RunId run;
-    run.set_job_id(kJob);
-    run.set_attempt(attempt);
-    return run;
-  }
-
   std::set<std::string> NodesOfJob() {
     std::set<std::string> nodes;
     for (const auto& [name, node] : placement().nodes()) nodes.insert(name);
@@ -191,7 +156,7 @@ class Cluster {
   const v1::JobRecord& job() { return state_.jobs.at(kJob).record; }
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
-  Settings settings_;
+  Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;
   std::string data_ = "digest";  // of what the nodes have

@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
+#include "worker/trainer/fake_engine.h"
 
 namespace tercio {
 namespace {
@@ -83,40 +84,6 @@ class FakeService : public v1::CheckpointService::Service {
  private:
   std::unique_ptr<grpc::Server> server_;
   std::string address_;
-};
-
-v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t end) {
-  v1::TensorSlice slice;
-  slice.set_tensor(tensor);
-  slice.add_shape(end);
-  slice.set_row_begin(begin);
-  slice.set_row_end(end);
-  slice.set_column_end(1);
-  slice.set_dtype("F32");
-  return slice;
-}
-
-// Only what Load of the client uses does anything.
-class FakeEngine : public TrainingEngine {
- public:
-  absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
-  absl::StatusOr<double> Evaluate() override { return 0.0; }
-  void SetTracing(bool) override {}
-  std::vector<TraceEvent> TakeTrace() override { return {}; }
-  absl::StatusOr<ReplicaVerdict> CheckReplicas() override { return ReplicaVerdict(); }
-  void FlipBit() override {}
-  const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
-  absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
-  const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
-  absl::Status Load(int64_t index, absl::Span<const float> values) override {
-    loaded.emplace_back(index, std::vector<float>(values.begin(), values.end()));
-    return absl::OkStatus();
-  }
-  int64_t planned_bytes() const override { return 0; }
-  int64_t peak_bytes() const override { return 0; }
-
-  std::vector<v1::TensorSlice> slices;
-  std::vector<std::pair<int64_t, std::vector<float>>> loaded;
 };
 
 class CheckpointClientTest : public ::testing::Test {

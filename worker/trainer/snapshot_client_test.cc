@@ -6,6 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/agent/snapshot_server.h"
+#include "worker/trainer/fake_engine.h"
 
 namespace tercio {
 namespace {
@@ -13,42 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 using ::testing::SizeIs;
-
-v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t end) {
-  v1::TensorSlice slice;
-  slice.set_tensor(tensor);
-  slice.add_shape(end);
-  slice.set_row_begin(begin);
-  slice.set_row_end(end);
-  slice.set_column_end(1);
-  slice.set_dtype("F32");
-  return slice;
-}
-
-// Only what Load of the client uses does anything.
-class FakeEngine : public TrainingEngine {
- public:
-  absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
-  absl::StatusOr<double> Evaluate() override { return 0.0; }
-  absl::StatusOr<ReplicaVerdict> CheckReplicas() override { return ReplicaVerdict(); }
-  void FlipBit() override {}
-  void SetTracing(bool) override {}
-  std::vector<TraceEvent> TakeTrace() override { return {}; }
-  const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
-  absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
-  const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
-  absl::Status Load(int64_t index, absl::Span<const float> values) override {
-    EXPECT_EQ(index, static_cast<int64_t>(loaded.size()));
-    loaded.emplace_back(values.begin(), values.end());
-    return absl::OkStatus();
-  }
-  int64_t planned_bytes() const override { return 0; }
-  int64_t peak_bytes() const override { return 0; }
-
-  std::vector<v1::TensorSlice> slices;
-  std::vector<std::vector<float>> loaded;
-};
 
 struct Agent {
   Agent()
@@ -103,7 +70,7 @@ TEST_F(SnapshotClientTest, WhatIsPutToAllIsLoadedFromAny) {
     FakeEngine engine;
     engine.slices = slices_;
     ASSERT_TRUE(Client(2, {}).Load(agent->server->address(), 1, 10, engine).ok());
-    EXPECT_THAT(engine.loaded, ElementsAre(large_, small_));
+    EXPECT_THAT(engine.loaded, ElementsAre(Pair(0, large_), Pair(1, small_)));
   }
 }
 

@@ -1,0 +1,48 @@
+// An engine without a model, for tests of the clients that fill one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "worker/engine/training_engine.h"
+
+namespace tercio {
+
+// Rows of a vector.
+inline v1::TensorSlice Rows(const std::string& tensor, int64_t begin, int64_t end) {
+  v1::TensorSlice slice;
+  slice.set_tensor(tensor);
+  slice.add_shape(end);
+  slice.set_row_begin(begin);
+  slice.set_row_end(end);
+  slice.set_column_end(1);
+  slice.set_dtype("F32");
+  return slice;
+}
+
+// Only what Load of the client uses does anything.
+class FakeEngine : public TrainingEngine {
+ public:
+  absl::StatusOr<StepResult> Step(int64_t, double) override { return StepResult(); }
+  absl::StatusOr<double> Evaluate() override { return 0.0; }
+  void SetTracing(bool) override {}
+  std::vector<TraceEvent> TakeTrace() override { return {}; }
+  absl::StatusOr<ReplicaVerdict> CheckReplicas() override { return ReplicaVerdict(); }
+  void FlipBit() override {}
+  const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
+  absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
+  const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
+  absl::Status Load(int64_t index, absl::Span<const float> values) override {
+    loaded.emplace_back(index, std::vector<float>(values.begin(), values.end()));
+    return absl::OkStatus();
+  }
+  int64_t planned_bytes() const override { return 0; }
+  int64_t peak_bytes() const override { return 0; }
+
+  std::vector<v1::TensorSlice> slices;
+  std::vector<std::pair<int64_t, std::vector<float>>> loaded;
+};
+
+}  // namespace tercio
