@@ -6,7 +6,6 @@
 """
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -15,7 +14,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
-from harness import TercioTest  # noqa: E402
+from harness import ClusterTest  # noqa: E402
 
 GPT2 = """
 name: gpt2
@@ -27,7 +26,7 @@ resources: {ranks: 1}
 """
 
 
-class Cluster(TercioTest):
+class Cluster(ClusterTest):
     """A coordinator and agents with the defaults of people."""
 
     def runTest(self):
@@ -42,19 +41,6 @@ class Cluster(TercioTest):
 
     def close(self):
         self.doCleanups()
-
-    def reach(self, *arguments):
-        return [*arguments, "--coordinator", self.address]
-
-    def submit(self, *changes):
-        return self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
-
-    def get(self, job):
-        return self.json(*self.reach("get", job))
-
-    def events(self, job):
-        out, _ = self.tercio(*self.reach("events", job, "-o", "jsonl"))
-        return [json.loads(line) for line in out.splitlines()]
 
 
 def gpt2(cluster, *changes):

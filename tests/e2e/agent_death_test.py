@@ -8,14 +8,14 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ROOT, TercioTest, layout, processes, wait_for  # noqa: E402
+from harness import ROOT, ClusterTest, layout, processes, wait_for  # noqa: E402
 
 assert ROOT
 STEPS = 1000
 CHANGES = ("--set", f"training.steps={STEPS}", *layout(1, 1, 2))
 
 
-class AgentDeath(TercioTest):
+class AgentDeath(ClusterTest):
 
     reference_curve = None  # of the same job, undisturbed
 
@@ -24,17 +24,11 @@ class AgentDeath(TercioTest):
         _, ready = self.coordinator()
         self.address = ready["coordinator"]
 
-    def reach(self, verb, *arguments):
-        return [verb, *arguments, "--coordinator", self.address]
-
-    def status(self, job):
-        return self.json(*self.reach("get", job))
-
     def started(self, *agent_flags):
         """An agent, a job that trains there, and its processes."""
         agent, _ = self.agent(self.address, "one", 4, *agent_flags)
-        job = self.tercio(*self.reach("submit", self.path("job.yaml"), *CHANGES))[0].strip()
-        wait_for(lambda: self.status(job)["step"] > 50, "steps")
+        job = self.submit(*CHANGES)
+        wait_for(lambda: self.get(job)["step"] > 50, "steps")
         trainers = self.trainers(job)
         self.assertEqual(len(trainers), 2)
         return agent, job, trainers
@@ -67,8 +61,8 @@ class AgentDeath(TercioTest):
         time.sleep(0.5)
         self.assertEqual(self.trainers(job), trainers)
         self.agent(self.address, "one", 4)
-        now = self.status(job)["step"]
-        wait_for(lambda: self.status(job)["step"] > now, "a step that the new agent tells")
+        now = self.get(job)["step"]
+        wait_for(lambda: self.get(job)["step"] > now, "a step that the new agent tells")
         self.assertEqual(self.trainers(job), trainers, "others than before")
         self.finished(job, restarts=0)
         lines = self.tercio(*self.reach("logs", job))[0].splitlines()

@@ -9,7 +9,7 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import TercioTest, layout, wait_for  # noqa: E402
+from harness import ClusterTest, layout, wait_for  # noqa: E402
 
 PYTHON = "/usr/bin/python3"  # which sees Debian's python3-grpcio
 LIMIT = 64 << 20  # of a message
@@ -23,7 +23,7 @@ request = bytes([10, len(job)]) + job.encode()
 """
 
 
-class BadClients(TercioTest):
+class BadClients(ClusterTest):
 
     def setUp(self):
         super().setUp()
@@ -36,15 +36,11 @@ class BadClients(TercioTest):
         self.address, self.metrics_address = ready["coordinator"], ready["metrics"]
         self.agent(self.address, "one", 2)
         self.job = self.tercio("submit", self.path("job.yaml"), *layout(1, 1, 2), "--set", "training.steps=1000000",
-                               *self.reach)[0].strip()
+                               *self.reach())[0].strip()
         wait_for(lambda: self.status()["step"] > 5, "steps")
 
-    @property
-    def reach(self):
-        return ["--coordinator", self.address]
-
     def status(self):
-        return self.json("get", self.job, *self.reach)
+        return self.json("get", self.job, *self.reach())
 
     def metric(self, name):
         with urllib.request.urlopen(f"http://{self.metrics_address}/metrics", timeout=20) as page:
@@ -70,7 +66,7 @@ class BadClients(TercioTest):
         wait_for(lambda: self.status()["step"] > step + 20, "more steps")
         status = self.status()
         self.assertEqual((status["attempt"], status["restarts"]), (1, 0))
-        out, _ = self.tercio("events", *self.reach, "-o", "jsonl")
+        out, _ = self.tercio("events", *self.reach(), "-o", "jsonl")
         self.assertNotIn("node_lost", [json.loads(line)["kind"] for line in out.splitlines()])
 
     def test_a_client_that_does_not_read_is_cut_off(self):
@@ -95,13 +91,13 @@ except grpc.RpcError as error:
 
     def test_more_watchers_than_are_served(self):
         self.start_job("--max-streams", "3")
-        watchers = [self.start("watch", self.job, *self.reach) for _ in range(3)]
+        watchers = [self.start("watch", self.job, *self.reach()) for _ in range(3)]
         for watcher in watchers:
             self.addCleanup(watcher.communicate)
             self.addCleanup(watcher.kill)
         wait_for(lambda: self.metric("tercio_streams") == 3, "three watchers")
         for words in (["watch"], ["history", "-f"], ["logs", "-f"]):
-            _, err = self.tercio(*words, self.job, *self.reach, code=7)
+            _, err = self.tercio(*words, self.job, *self.reach(), code=7)
             self.assertIn("--max-streams", err)
         self.assertEqual(self.metric("tercio_streams_refused_total"), 3)
         watchers[0].kill()
@@ -184,8 +180,8 @@ for _ in range(6):
         for connection in held:
             connection.close()
         self.goes_on()
-        self.tercio("cancel", self.job, *self.reach)
-        self.json("wait", self.job, *self.reach, code=8)
+        self.tercio("cancel", self.job, *self.reach())
+        self.json("wait", self.job, *self.reach(), code=8)
         self.assertGreater(self.status()["checkpoint"]["step"], 0)
 
 

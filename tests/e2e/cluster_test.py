@@ -8,31 +8,15 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import BIN, TercioTest, layout, wait_for  # noqa: E402
+from harness import BIN, ClusterTest, TercioTest, layout, wait_for  # noqa: E402
 
 
-class Cluster(TercioTest):
+class Cluster(ClusterTest):
 
     def setUp(self):
         super().setUp()
         _, ready = self.coordinator("--heartbeat-interval", "0.5", "--allow-drills")
         self.address = ready["coordinator"]
-
-    def reach(self, *arguments):
-        return [*arguments, "--coordinator", self.address]
-
-    def submit(self, *changes):
-        return self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
-
-    def get(self, job):
-        return self.json(*self.reach("get", job))
-
-    def after_step(self, job, step):
-        return wait_for(lambda: (s := self.get(job))["step"] > step and s, f"step {step} of {job}")
-
-    def kinds(self, job):
-        out, _ = self.tercio(*self.reach("events", job, "-o", "jsonl"))
-        return [json.loads(line)["kind"] for line in out.splitlines()]
 
     def nodes(self):
         return {node["name"]: node for node in self.json(*self.reach("nodes"))}
@@ -40,11 +24,6 @@ class Cluster(TercioTest):
     def nodes_of(self, job):
         plan = self.get(job)["plan"]
         return {rank["node"] for rank in plan["ranks"]} if plan else set()
-
-    def curve_of(self, job):
-        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
-        keys = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
-        return [tuple(json.loads(line)[key] for key in keys) for line in out.splitlines()]
 
     def undisturbed(self, *changes):
         job = self.run_job(self.path("alone"), *changes)

@@ -12,7 +12,7 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ROOT, TercioTest, layout, processes, wait_for  # noqa: E402
+from harness import ROOT, ClusterTest, TercioTest, layout, processes, wait_for  # noqa: E402
 
 assert ROOT
 
@@ -132,7 +132,7 @@ class Recovery(TercioTest):
                          self.curve(reference["id"], self.path("reference")))
 
 
-class Daemons(TercioTest):
+class Daemons(ClusterTest):
 
     def setUp(self):
         super().setUp()
@@ -140,12 +140,6 @@ class Daemons(TercioTest):
         self.address = ready["coordinator"]
         self.coordinator_metrics = ready["metrics"]
         _, self.agent_ready = self.agent(self.address)
-
-    def reach(self, *arguments):
-        return [*arguments, "--coordinator", self.address]
-
-    def submit(self, *changes):
-        return self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
 
     def test_every_verb_on_a_real_job(self):
         job = self.submit(*layout(2, 1, 2))

@@ -1,13 +1,12 @@
 """Faults of one job on a real machine: memory that runs out, data that is changed, a rank that is slow."""
 
-import json
 import os
 import random
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import TercioTest, layout, wait_for  # noqa: E402
+from harness import ClusterTest, layout, wait_for  # noqa: E402
 
 MEMORY_LIMIT = 96 << 20
 
@@ -41,27 +40,13 @@ class MemoryGroup:
         os.rmdir(self.path)
 
 
-class Cluster(TercioTest):
+class Cluster(ClusterTest):
 
     def setUp(self):
         super().setUp()
         _, ready = self.coordinator("--heartbeat-interval", "0.5", "--allow-drills")
-        self.reach = ["--coordinator", ready["coordinator"]]
-        self.agent_, _ = self.agent(ready["coordinator"], "one", 4)
-
-    def submit(self, *changes):
-        return self.tercio("submit", self.path("job.yaml"), *changes, *self.reach)[0].strip()
-
-    def get(self, job):
-        return self.json("get", job, *self.reach)
-
-    def after_step(self, job, step):
-        wait_for(lambda: self.get(job)["step"] > step, f"step {step}")
-
-    def events(self, job):
-        out, _ = self.tercio("events", job, *self.reach, "-o", "jsonl")
-        return [json.loads(line) for line in out.splitlines()]
-
+        self.address = ready["coordinator"]
+        self.agent_, _ = self.agent(self.address, "one", 4)
 
 class OutOfMemory(Cluster):
 
@@ -75,7 +60,7 @@ class OutOfMemory(Cluster):
         group.write("cgroup.procs", self.agent_.pid)  # what it starts is in the group as well
         job = self.submit("--set", "training.steps=1000000", "--set",
                           "model={layers: 8, hidden: 512, heads: 8, context: 32}", *layout(1, 1, 1))
-        status = self.json("wait", job, *self.reach, code=1)
+        status = self.json("wait", job, *self.reach(), code=1)
         self.assertEqual((status["state"], status["restarts"]), ("failed", 0), self.events(job))
         self.assertIn("killed by signal 9 for want of memory", status["error"])
 
@@ -104,16 +89,16 @@ class OtherData(Cluster):
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
         self.change_data()
         os.kill(self.trainers(job)[0], 9)
-        status = self.json("wait", job, *self.reach, code=1)
+        status = self.json("wait", job, *self.reach(), code=1)
         self.assertEqual((status["state"], status["restarts"]), ("failed", 1))
         for words in ("the data of the job has changed", "node one", "--accept-data-change"):
             self.assertIn(words, status["error"])
         self.assertIn("data_refused", [event["kind"] for event in self.events(job)])
         # Asked again, the answer is the same; accepted, the job goes on from its checkpoint.
         more = ["--set", f"training.steps={status['checkpoint']['step'] + 20}"]
-        refused = self.json("resume", job, *more, *self.reach, code=1)
+        refused = self.json("resume", job, *more, *self.reach(), code=1)
         self.assertIn("the data of the job has changed", refused["error"])
-        done = self.json("resume", job, *more, "--accept-data-change", *self.reach)
+        done = self.json("resume", job, *more, "--accept-data-change", *self.reach())
         self.assertEqual((done["state"], done["step"]), ("succeeded", status["checkpoint"]["step"] + 20))
 
 
@@ -124,7 +109,7 @@ class SlowRank(Cluster):
                           "model={layers: 4, hidden: 256, heads: 4, context: 64}", *layout(1, 1, 2))
         self.after_step(job, 60)
         start = len(self.events(job))
-        done = self.json("drill", job, "--fault", "slow-rank", "--rank", "1", "--seconds", "10", *self.reach)
+        done = self.json("drill", job, "--fault", "slow-rank", "--rank", "1", "--seconds", "10", *self.reach())
         named = [event for event in self.events(job)[start:] if event["kind"] == "straggler"]
         self.assertEqual({event["rank"] for event in named}, {1}, named)
         # Three reports, and what the machine's other work adds.

@@ -6,10 +6,10 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import TercioTest, layout, wait_for  # noqa: E402
+from harness import ClusterTest, TercioTest, layout, wait_for  # noqa: E402
 
 
-class Replicas(TercioTest):
+class Replicas(ClusterTest):
 
     def setUp(self):
         super().setUp()
@@ -18,28 +18,13 @@ class Replicas(TercioTest):
         self.agent(self.address, "one", 2)
         self.agent(self.address, "two", 2)
 
-    def reach(self, *arguments):
-        return [*arguments, "--coordinator", self.address]
-
-    def submit(self, *changes):
-        return self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
-
-    def step_of(self, job):
-        return self.json(*self.reach("get", job))["step"]
-
-    def events(self, job, kind):
-        out, _ = self.tercio(*self.reach("events", job, "-o", "jsonl"))
-        return [event for event in map(json.loads, out.splitlines()) if event["kind"] == kind]
-
-    def curve_of(self, job):
-        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
-        keys = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
-        return [tuple(json.loads(line)[key] for key in keys) for line in out.splitlines()]
+    def events_of(self, job, kind):
+        return [event for event in self.events(job) if event["kind"] == kind]
 
     def flip(self, rank, *changes):
         """A drill in the middle of a job that then ends well; what the drill says, and the job."""
         job = self.submit(*changes)
-        wait_for(lambda: self.step_of(job) > 25, "a checkpoint")
+        wait_for(lambda: self.get(job)["step"] > 25, "a checkpoint")
         done = self.json(*self.reach("drill", job, "--fault", "flip-bit", "--rank", str(rank)))
         status = self.json(*self.reach("wait", job))
         self.assertEqual((status["state"], status["restarts"], status["attempt"]), ("succeeded", 1, 2))
@@ -54,7 +39,7 @@ class Replicas(TercioTest):
         self.assertIn("the weights of rank 2 are not those of its replicas (", done["detected_by"])
         self.assertGreater(done["recovered_seconds"], done["detected_seconds"])
         self.assertLessEqual(done["steps_lost"], 15)
-        events = self.events(job, "replicas_differ")
+        events = self.events_of(job, "replicas_differ")
         self.assertEqual([(event["rank"], event["node"]) for event in events], [(2, done["node"])])
         self.assertNotEqual(done["node"], "")
 
@@ -63,12 +48,12 @@ class Replicas(TercioTest):
         done, job = self.flip(1, *layout(1, 2, 2), "--set", "training.steps=200", "--set",
                               "fault_tolerance.check_replicas_every=1000")
         self.assertIn("one of ranks", done["detected_by"])
-        self.assertEqual(len(self.events(job, "replicas_differ")), 1)
+        self.assertEqual(len(self.events_of(job, "replicas_differ")), 1)
 
     def test_a_flip_that_nobody_would_find_is_refused(self):
         for changes in (layout(1, 2, 1), [*layout(1, 1, 2), "--set", "fault_tolerance.check_replicas_every=0"]):
             job = self.submit(*changes, "--set", "training.steps=100000")
-            wait_for(lambda: self.step_of(job) > 0, "a step")
+            wait_for(lambda: self.get(job)["step"] > 0, "a step")
             _, err = self.tercio(*self.reach("drill", job, "--fault", "flip-bit"), code=7)
             self.assertIn("fault_tolerance.check_replicas_every", err)
             self.tercio(*self.reach("cancel", job, "--no-save"))

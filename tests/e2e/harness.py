@@ -27,6 +27,9 @@ checkpoint: {every_steps: 10}
 fault_tolerance: {max_restarts: 5}
 """
 
+# Of a step: what must be equal to the bit.
+CURVE = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
+
 
 def layout(tensor, pipeline, data, schedule="1f1b"):
     return ["--set", f"parallelism={{tensor: {tensor}, pipeline: {pipeline}, data: {data}, "
@@ -111,8 +114,7 @@ class TercioTest(unittest.TestCase):
 
     def curve(self, job, state):
         """What must be equal to the bit."""
-        keys = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
-        return [tuple(step[key] for key in keys) for step in self.history(job, state)]
+        return [tuple(step[key] for key in CURVE) for step in self.history(job, state)]
 
     def trainers(self, job):
         return processes(f"tercio-trainer {job}")
@@ -148,3 +150,34 @@ class TercioTest(unittest.TestCase):
                     child.kill()
                     child.wait()
             child.stdout.close()
+
+
+class ClusterTest(TercioTest):
+    """Verbs against a coordinator; `address` is set once it is there."""
+
+    address = None
+
+    def reach(self, *arguments):
+        return [*arguments, "--coordinator", self.address]
+
+    def submit(self, *changes):
+        return self.tercio(*self.reach("submit", self.path("job.yaml"), *changes))[0].strip()
+
+    def get(self, job):
+        return self.json(*self.reach("get", job))
+
+    def after_step(self, job, step):
+        return wait_for(lambda: (s := self.get(job))["step"] > step and s, f"step {step} of {job}")
+
+    def events(self, *job):
+        """Of a job, or of all and of the nodes."""
+        out, _ = self.tercio(*self.reach("events", *job, "-o", "jsonl"))
+        return [json.loads(line) for line in out.splitlines()]
+
+    def kinds(self, job):
+        return [event["kind"] for event in self.events(job)]
+
+    def curve_of(self, job):
+        """What must be equal to the bit."""
+        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
+        return [tuple(json.loads(line)[key] for key in CURVE) for line in out.splitlines()]

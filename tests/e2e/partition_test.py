@@ -12,7 +12,7 @@ import time
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 from certificates import Authority  # noqa: E402
-from harness import BIN, TercioTest, layout, processes, wait_for  # noqa: E402
+from harness import BIN, ClusterTest, layout, processes, wait_for  # noqa: E402
 
 HEARTBEAT = 2.0
 LEASE = 3 * HEARTBEAT
@@ -37,7 +37,7 @@ def why_not():
         subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
-class Partition(TercioTest):
+class Partition(ClusterTest):
 
     def setUp(self):
         super().setUp()
@@ -109,16 +109,9 @@ class Partition(TercioTest):
                                  *arguments, *self.tls["coordinator"]], stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env=self.environment(), **options)
 
-    def reach(self, *arguments):
-        return [*arguments, "--coordinator", self.address]
-
-    def get(self, job):
-        return self.json(*self.reach("get", job))
-
     def start_job(self):
         self.changes = ["--set", "checkpoint.every_steps=50", *layout(1, 1, 2)]
-        job = self.tercio(*self.reach("submit", self.path("job.yaml"), "--set", "training.steps=1000000",
-                                      *self.changes))[0].strip()
+        job = self.submit("--set", "training.steps=1000000", *self.changes)
         wait_for(lambda: self.get(job)["step"] > 60, "steps")
         return job
 
@@ -128,11 +121,6 @@ class Partition(TercioTest):
         wait_for(lambda: (s := self.get(job))["step"] > now["step"] + steps or s["attempt"] != now["attempt"],
                  f"{steps} steps after {now['step']}")
         self.assertEqual(self.get(job)["attempt"], now["attempt"], self.events(job))
-
-    def events(self, *job):
-        """Of a job, or of all and of the nodes."""
-        out, _ = self.tercio(*self.reach("events", *job, "-o", "jsonl"))
-        return [json.loads(line) for line in out.splitlines()]
 
     def finish(self, job):
         """Ends the job; what it has done has the bits of an undisturbed one."""

@@ -9,35 +9,19 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import TercioTest, layout, processes, wait_for  # noqa: E402
+from harness import ClusterTest, layout, processes, wait_for  # noqa: E402
 
 EVERY = 50  # steps between two snapshots
 STEPS = ["--set", "training.steps=1000000", *layout(2, 1, 2), "--set",
          f"checkpoint={{every_steps: {EVERY}, peer_copies: 1}}"]
 
 
-class Snapshots(TercioTest):
+class Snapshots(ClusterTest):
 
     def setUp(self):
         super().setUp()
         _, ready = self.coordinator("--heartbeat-interval", "0.5", "--allow-drills")
         self.address = ready["coordinator"]
-
-    def reach(self, *arguments):
-        return [*arguments, "--coordinator", self.address]
-
-    def get(self, job):
-        return self.json(*self.reach("get", job))
-
-    def after_step(self, job, step):
-        return wait_for(lambda: (s := self.get(job))["step"] > step and s, f"step {step} of {job}")
-
-    def events(self, job):
-        out, _ = self.tercio(*self.reach("events", job, "-o", "jsonl"))
-        return [json.loads(line) for line in out.splitlines()]
-
-    def kinds(self, job):
-        return [event["kind"] for event in self.events(job)]
 
     def nodes_of(self, job):
         return {rank["node"] for rank in self.get(job)["plan"]["ranks"]}
@@ -55,7 +39,7 @@ class Snapshots(TercioTest):
 
     def unsaved_run(self):
         """A job that goes on while no checkpoint can be committed, and the step of the last one."""
-        job = self.tercio(*self.reach("submit", self.path("job.yaml"), *STEPS))[0].strip()
+        job = self.submit(*STEPS)
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
         drill = self.start(*self.reach("drill", job, "--fault", "full-disk", "--seconds", "3600"))
         self.addCleanup(lambda: (drill.kill(), drill.communicate()))
