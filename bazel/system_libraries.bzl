@@ -22,6 +22,7 @@ _LIBRARIES = {
     "protobuf": (["protobuf"], [], []),
     "spdlog": (["spdlog"], [], []),
     "sqlite3": (["sqlite3"], [], []),
+    "xxhash": (["libxxhash"], [], []),
     "yaml_cpp": (["yaml-cpp"], [], []),
 }
 

@@ -4,6 +4,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/store.h"
+#include "common/checksum.h"
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
@@ -57,12 +58,15 @@ class CheckpointTest : public ::testing::Test {
     for (size_t at = 0; at < bytes.size(); at += 7) {
       if (auto status = (*upload)->Write(bytes.substr(at, 7)); !status.ok()) return status;
     }
-    if (auto status = (*upload)->Finish(Sha256Hex(RankFileOf(begin.slices())->header + bytes),
-                                        static_cast<int64_t>(bytes.size()));
-        !status.ok()) {
-      return status;
-    }
+    if (auto status = (*upload)->Finish(EndOf(begin, bytes)); !status.ok()) return status;
     return (*upload)->part();
+  }
+
+  static v1::UploadEnd EndOf(const v1::UploadBegin& begin, const std::string& bytes) {
+    v1::UploadEnd end;
+    end.set_bytes(static_cast<int64_t>(bytes.size()));
+    end.set_checksum(ChecksumHex(RankFileOf(begin.slices())->header + bytes));
+    return end;
   }
 
   absl::StatusOr<Committed> Save(int64_t step, const std::vector<v1::TensorSlice>& slices) {
@@ -196,14 +200,24 @@ TEST_F(CheckpointTest, AManifestMayNotLeaveItsDirectory) {
   }
 }
 
-TEST_F(CheckpointTest, AStreamWithAnotherDigestIsRefused) {
+TEST_F(CheckpointTest, AStreamThatDidNotArriveAsItWasSentIsRefused) {
   v1::UploadBegin begin;
   begin.mutable_run()->set_job_id("job");
   begin.set_step(1);
   *begin.add_slices() = Slice(0, 12, 0, 10);
-  auto upload = store_.Begin(begin);
-  ASSERT_TRUE(upload.ok());
-  const std::string bytes = BytesOf(begin.slices(0), 1);
+  const std::string bytes = BytesOf(begin.slices(0));
+  std::string flipped = bytes;
+  flipped[bytes.size() / 2] ^= 1;
+  const auto finish = [&](const std::string& arrived, const v1::UploadEnd& end) {
+    const auto upload = store_.Begin(begin);
+    EXPECT_TRUE(upload.ok()) << upload.status();
+    EXPECT_TRUE((*upload)->Write(arrived).ok());
+    return (*upload)->Finish(end).code();
+  };
+  EXPECT_EQ(finish(bytes, EndOf(begin, bytes)), absl::StatusCode::kOk);
+  EXPECT_EQ(finish(flipped, EndOf(begin, bytes)), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(finish(bytes.substr(4), EndOf(begin, bytes)), absl::StatusCode::kDataLoss);
+  const auto upload = store_.Begin(begin);
   ASSERT_TRUE((*upload)->Write(bytes).ok());
   EXPECT_EQ((*upload)->Write("x").code(), absl::StatusCode::kInvalidArgument);
 }

@@ -132,7 +132,7 @@ TEST_F(PartsTest, DamageLeavesNoExport) {
   Put(path, file);
   const auto exported = ExportHuggingFace(checkpoint_, out_, {});
   EXPECT_EQ(exported.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(std::string(exported.status().message()), HasSubstr(path + ": its SHA-256 differs"));
+  EXPECT_THAT(std::string(exported.status().message()), HasSubstr(path + ": its checksum differs"));
   EXPECT_THAT(ListDirectory(dir_.path()), ElementsAre("checkpoint", "source"));
 }
 

@@ -17,8 +17,8 @@
 #include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/weight_source.h"
+#include "common/checksum.h"
 #include "common/file.h"
-#include "common/sha256.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -327,7 +327,7 @@ class FreshExport : public ::testing::Test {
     }
     if (!tokenizer.empty()) {
       EXPECT_TRUE(WriteFileDurably(imported + "/tokenizer.json", tokenizer).ok());
-      files["tokenizer.json"] = {{"bytes", tokenizer.size()}, {"sha256", Sha256Hex(tokenizer)}};
+      files["tokenizer.json"] = {{"bytes", tokenizer.size()}, {"xxh128", ChecksumHex(tokenizer)}};
     }
     manifest["files"] = files;
     manifest["model"].update(model_changes);

@@ -13,7 +13,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kFormat[] = "tercio-checkpoint";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 
 // Rows and columns of the matrix view: a vector is one column.
 int64_t Rows(const ManifestTensor& tensor) { return tensor.shape[0]; }
@@ -71,7 +71,7 @@ Manifest Parse(const Json& json) {
     manifest.tensors[name] = TensorFromJson(tensor);
   }
   for (const auto& [name, file] : json.at("files").items()) {
-    manifest.files[name] = {file.at("bytes"), file.at("sha256")};
+    manifest.files[name] = {file.at("bytes"), file.at("xxh128")};
   }
   return manifest;
 }
@@ -92,7 +92,7 @@ std::string ManifestToJson(const Manifest& manifest) {
   }
   Json files = Json::object();
   for (const auto& [name, file] : manifest.files) {
-    files[name] = {{"bytes", file.bytes}, {"sha256", file.sha256}};
+    files[name] = {{"bytes", file.bytes}, {"xxh128", file.checksum}};
   }
   const Json json = {{"format", kFormat},
                      {"version", kVersion},

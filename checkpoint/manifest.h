@@ -31,7 +31,7 @@ struct ManifestTensor {
 
 struct ManifestFile {
   int64_t bytes = 0;
-  std::string sha256;
+  std::string checksum;  // common/checksum.h
 };
 
 struct Manifest {

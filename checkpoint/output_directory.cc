@@ -1,21 +1,17 @@
 #include "checkpoint/output_directory.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "common/checksum.h"
 #include "common/file.h"
 #include "common/machine.h"
-#include "common/sha256.h"
 #include "common/status_macros.h"
 
 namespace tercio::checkpoint {
 namespace {
-
-constexpr int64_t kHintBytes = int64_t{8} << 20;
 
 // Whatever keeps a result from being written is a conflict, but for a full disk.
 absl::Status AsConflict(const absl::Status& status) {
@@ -50,65 +46,44 @@ absl::StatusOr<std::unique_ptr<OutputDirectory>> OutputDirectory::Create(const s
 }
 
 OutputDirectory::~OutputDirectory() {
-  if (descriptor_ >= 0) close(descriptor_);
   if (!committed_ && !partial_.empty()) RemoveTree(partial_).IgnoreError();  // nothing else to do
 }
 
-absl::Status OutputDirectory::Begin(const std::string& name) {
+absl::StatusOr<std::unique_ptr<AppendFile>> OutputDirectory::Begin(const std::string& name) {
   const std::string path = absl::StrCat(partial_, "/", name);
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(ParentOf(path))));
-  descriptor_ = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) return AsConflict(FileError(errno, "cannot create", path));
-  name_ = name;
-  written_ = hinted_ = 0;
-  return absl::OkStatus();
-}
-
-absl::Status OutputDirectory::Append(std::string_view bytes) {
-  written_ += static_cast<int64_t>(bytes.size());
-  while (!bytes.empty()) {
-    const ssize_t written = write(descriptor_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return AsConflict(FileError(errno, "cannot write", partial_ + "/" + name_));
-    bytes.remove_prefix(static_cast<size_t>(written));
-  }
-  // The disk begins while the next parts are made. Only a hint: End waits, and sees errors.
-  if (written_ - hinted_ >= kHintBytes) {
-    (void)sync_file_range(descriptor_, hinted_, written_ - hinted_, SYNC_FILE_RANGE_WRITE);
-    hinted_ = written_;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status OutputDirectory::End(const std::string& sha256) {
-  const int synced = fsync(descriptor_);
-  const int error = errno;
-  close(descriptor_);
-  descriptor_ = -1;
-  if (synced != 0) return AsConflict(FileError(error, "cannot sync", partial_ + "/" + name_));
-  files_[name_] = {written_, sha256};
-  return absl::OkStatus();
+  auto file = AppendFile::Create(path, AppendFile::Existing::kRefuse, AppendFile::PageCache::kKeep);
+  if (!file.ok()) return AsConflict(file.status());
+  return file;
 }
 
 absl::Status OutputDirectory::Write(const std::string& name, std::string_view content) {
-  TERCIO_RETURN_IF_ERROR(Begin(name));
-  TERCIO_RETURN_IF_ERROR(Append(content));
-  return End(digests_ ? Sha256Hex(content) : "");
+  TERCIO_ASSIGN_OR_RETURN(const auto file, Begin(name));
+  TERCIO_RETURN_IF_ERROR(AsConflict(file->Append(content)));
+  TERCIO_RETURN_IF_ERROR(AsConflict(file->Close()));
+  files_[name] = {static_cast<int64_t>(content.size()), digests_ ? ChecksumHex(content) : ""};
+  return absl::OkStatus();
 }
 
 absl::Status OutputDirectory::WriteParts(const std::string& name, int64_t count,
                                          const MakePart& make) {
-  TERCIO_RETURN_IF_ERROR(Begin(name));
-  Sha256 digest;
-  std::vector<TakePart> takers = {[this](std::string_view bytes) { return Append(bytes); }};
+  TERCIO_ASSIGN_OR_RETURN(const auto file, Begin(name));
+  Checksum checksum;
+  int64_t size = 0;
+  std::vector<TakePart> takers = {[&](std::string_view bytes) {
+    size += static_cast<int64_t>(bytes.size());
+    return AsConflict(file->Append(bytes));
+  }};
   if (digests_) {
-    takers.push_back([&digest](std::string_view bytes) {
-      digest.Update(bytes);
+    takers.push_back([&checksum](std::string_view bytes) {
+      checksum.Update(bytes);
       return absl::OkStatus();
     });
   }
   TERCIO_RETURN_IF_ERROR(StreamParts(count, MachineCores(), make, takers));
-  return End(digests_ ? digest.HexDigest() : "");
+  TERCIO_RETURN_IF_ERROR(AsConflict(file->Close()));
+  files_[name] = {size, digests_ ? checksum.Hex() : ""};
+  return absl::OkStatus();
 }
 
 int64_t OutputDirectory::bytes() const {

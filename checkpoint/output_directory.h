@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
+#include "common/append_file.h"
 #include "common/ordered_parts.h"
 
 namespace tercio::checkpoint {
@@ -40,18 +41,12 @@ class OutputDirectory {
 
  private:
   OutputDirectory() = default;
-  absl::Status Begin(const std::string& name);
-  absl::Status Append(std::string_view bytes);
-  absl::Status End(const std::string& sha256);
+  absl::StatusOr<std::unique_ptr<AppendFile>> Begin(const std::string& name);
 
   std::string path_;
   std::string partial_;
   bool committed_ = false;
-  std::string name_;
-  int descriptor_ = -1;
   bool digests_ = true;
-  int64_t written_ = 0;
-  int64_t hinted_ = 0;  // bytes that the disk was told to write
   std::map<std::string, ManifestFile> files_;
 };
 

@@ -4,9 +4,9 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/checksum.h"
 #include "common/machine.h"
 #include "common/ordered_parts.h"
-#include "common/sha256.h"
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 
@@ -26,16 +26,16 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& directory) {
   return manifest;
 }
 
-// The disk reads ahead of the digest, which is slower than most.
-std::string DigestOf(const MappedFile& file) {
-  Sha256 digest;
+// The disk reads ahead.
+std::string ChecksumOf(const MappedFile& file) {
+  Checksum checksum;
   const std::string_view content = file.content();
   file.Prefetch(0, kReadAhead);
   for (size_t at = 0; at < content.size(); at += kReadAhead) {
     file.Prefetch(at + kReadAhead, kReadAhead);
-    digest.Update(content.substr(at, kReadAhead));
+    checksum.Update(content.substr(at, kReadAhead));
   }
-  return digest.HexDigest();
+  return checksum.Hex();
 }
 
 std::string SizeProblemOf(std::string_view content, const ManifestFile& expected) {
@@ -44,7 +44,7 @@ std::string SizeProblemOf(std::string_view content, const ManifestFile& expected
 }
 
 std::string DigestProblemOf(const MappedFile& file, const ManifestFile& expected) {
-  return DigestOf(file) == expected.sha256 ? "" : "its SHA-256 differs from the manifest's";
+  return ChecksumOf(file) == expected.checksum ? "" : "its checksum differs from the manifest's";
 }
 
 // Copies the part of `piece` that lies in `slice`.

@@ -1,10 +1,6 @@
 #include "checkpoint/store.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -22,8 +18,6 @@ namespace tercio::checkpoint {
 namespace {
 
 constexpr char kPrefix[] = "step-";
-// So much is left to the kernel before it is asked to write.
-constexpr int64_t kFlushBytes = int64_t{8} << 20;
 
 // -1 when the name is not that of a committed checkpoint.
 int64_t StepOfName(const std::string& name) {
@@ -58,48 +52,28 @@ absl::Status Join(const Manifest& part, Manifest* whole) {
 
 }  // namespace
 
-RankUpload::~RankUpload() {
-  if (descriptor_ >= 0) close(descriptor_);
-}
-
-absl::Status RankUpload::Append(std::string_view bytes) {
-  digest_.Update(bytes);
-  while (!bytes.empty()) {
-    const ssize_t written = write(descriptor_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return FileError(errno, "cannot write", path_);
-    bytes.remove_prefix(static_cast<size_t>(written));
-    written_ += written;
-  }
-  // The disk works while the rest arrives. Its errors are those of the fsync at the end.
-  if (written_ - flushed_ >= kFlushBytes) {
-    sync_file_range(descriptor_, flushed_, written_ - flushed_, SYNC_FILE_RANGE_WRITE);
-    flushed_ = written_;
-  }
-  return absl::OkStatus();
-}
-
 absl::Status RankUpload::Write(std::string_view bytes) {
   received_bytes_ += static_cast<int64_t>(bytes.size());
   if (received_bytes_ > expected_bytes_) {
     return absl::InvalidArgumentError(absl::StrCat(name_, ": more bytes than its slices have"));
   }
-  return Append(bytes);
+  checksum_.Update(bytes);
+  return file_->Append(bytes);
 }
 
-absl::Status RankUpload::Finish(const std::string& sha256, int64_t bytes) {
-  if (bytes != received_bytes_ || received_bytes_ != expected_bytes_) {
+absl::Status RankUpload::Finish(const v1::UploadEnd& end) {
+  if (end.bytes() != received_bytes_ || received_bytes_ != expected_bytes_) {
     return absl::DataLossError(absl::StrCat(name_, ": got ", received_bytes_,
-                                            " bytes, the sender says ", bytes, ", its slices need ",
-                                            expected_bytes_));
+                                            " bytes, the sender says ", end.bytes(),
+                                            ", its slices need ", expected_bytes_));
   }
-  const std::string digest = digest_.HexDigest();
-  if (digest != sha256) {
+  const std::string checksum = checksum_.Hex();
+  if (checksum != end.checksum()) {
     return absl::DataLossError(
-        absl::StrCat(name_, ": the SHA-256 of the stream differs from the sender's"));
+        absl::StrCat(name_, ": the checksum of the stream differs from the sender's"));
   }
-  if (fsync(descriptor_) != 0) return FileError(errno, "cannot sync", path_);
-  part_.files[name_] = {header_bytes_ + received_bytes_, digest};
+  TERCIO_RETURN_IF_ERROR(file_->Close());
+  part_.files[name_] = {header_bytes_ + received_bytes_, checksum};
   return absl::OkStatus();
 }
 
@@ -120,7 +94,6 @@ absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& 
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
   std::unique_ptr<RankUpload> upload(new RankUpload);
   upload->name_ = absl::StrFormat("rank-%05d.safetensors", begin.rank());
-  upload->path_ = absl::StrCat(directory, "/", upload->name_);
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(begin.slices()));
   upload->header_bytes_ = static_cast<int64_t>(file.header.size());
   upload->expected_bytes_ = file.data_bytes();
@@ -132,9 +105,13 @@ absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& 
         {upload->name_, upload->header_bytes_ + file.entries[static_cast<size_t>(i)].begin,
          slice.row_begin(), slice.row_end(), slice.column_begin(), slice.column_end()});
   }
-  upload->descriptor_ = open(upload->path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (upload->descriptor_ < 0) return FileError(errno, "cannot create", upload->path_);
-  TERCIO_RETURN_IF_ERROR(upload->Append(file.header));
+  TERCIO_ASSIGN_OR_RETURN(
+      upload->file_,
+      AppendFile::Create(absl::StrCat(directory, "/", upload->name_),
+                         AppendFile::Existing::kReplace, AppendFile::PageCache::kBypass,
+                         upload->header_bytes_ + upload->expected_bytes_));
+  upload->checksum_.Update(file.header);
+  TERCIO_RETURN_IF_ERROR(upload->file_->Append(file.header));
   return upload;
 }
 
@@ -154,7 +131,7 @@ absl::StatusOr<Committed> Store::Commit(const std::string& job, int64_t step, in
   if (!tokenizer_json.empty()) {
     TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/tokenizer.json", tokenizer_json));
     manifest.files["tokenizer.json"] = {static_cast<int64_t>(tokenizer_json.size()),
-                                        Sha256Hex(tokenizer_json)};
+                                        ChecksumHex(tokenizer_json)};
   }
   TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/manifest.json", ManifestToJson(manifest)));

@@ -5,8 +5,8 @@
 // nobody reads and the next start removes.
 //
 // Threads: uploads of different ranks run in parallel; the other calls from any thread.
-// Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (digest differs),
-// INVALID_ARGUMENT.
+// Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (checksum or digest
+// differs), INVALID_ARGUMENT.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/manifest.h"
-#include "common/sha256.h"
+#include "common/append_file.h"
+#include "common/checksum.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 
 namespace tercio::checkpoint {
@@ -27,29 +28,25 @@ namespace tercio::checkpoint {
 // One rank's stream on its way to disk.
 class RankUpload {
  public:
-  ~RankUpload();
   RankUpload(const RankUpload&) = delete;
   RankUpload& operator=(const RankUpload&) = delete;
 
   absl::Status Write(std::string_view bytes);
-  // Compares digest and size, syncs the file. The rank's part of the manifest is then at `part()`.
-  absl::Status Finish(const std::string& sha256, int64_t bytes);
+  // Compares checksum and size, syncs the file. The rank's part of the manifest is then at
+  // `part()`.
+  absl::Status Finish(const v1::UploadEnd& end);
   const Manifest& part() const { return part_; }
 
  private:
   friend class Store;
   RankUpload() = default;
-  absl::Status Append(std::string_view bytes);
 
-  std::string path_;
   std::string name_;
-  int descriptor_ = -1;
+  std::unique_ptr<AppendFile> file_;
   int64_t expected_bytes_ = 0;  // of the stream
   int64_t received_bytes_ = 0;
   int64_t header_bytes_ = 0;
-  int64_t written_ = 0;  // header and stream
-  int64_t flushed_ = 0;  // of these, on their way to the disk
-  Sha256 digest_;        // of the file
+  Checksum checksum_;  // of the file
   Manifest part_;
 };
 

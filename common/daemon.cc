@@ -1,5 +1,6 @@
 #include "common/daemon.h"
 
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -94,6 +95,13 @@ int WaitForStopSignal() {
   while (sigwait(&set, &signal) != 0) {
   }
   return signal;
+}
+
+void KeepFreedMemory() {
+  constexpr int kMiB = 1 << 20;
+  // Larger ones are tensors and copies of snapshots: few, and better returned at once.
+  mallopt(M_MMAP_THRESHOLD, 16 * kMiB);
+  mallopt(M_TRIM_THRESHOLD, 64 * kMiB);
 }
 
 void RaiseFileLimit() {

@@ -39,6 +39,10 @@ int WaitForStopSignal();
 // strangers must not keep the daemon from opening its own.
 void RaiseFileLimit();
 
+// Memory of a message that was freed is used for the next. By default glibc gives blocks of a
+// megabyte back to the kernel, which clears every page anew for the next message. Called first.
+void KeepFreedMemory();
+
 // SIGTERM comes when the process that started this one ends.
 void DieWithParent();
 

@@ -106,7 +106,8 @@ absl::StatusOr<std::unique_ptr<FileLock>> TakeStateDirectory(const Flags& flags)
 Settings MakeSettings(const Flags& flags) {
   Settings settings;
   settings.heartbeat_interval = flags.heartbeat_interval;
-  settings.node_lease = 3 * flags.heartbeat_interval;
+  // Two heartbeats missed and the third late: lost before three intervals are over.
+  settings.node_lease = 2.75 * flags.heartbeat_interval;
   settings.first_backoff = flags.first_backoff;
   settings.allow_drills = flags.allow_drills;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
@@ -222,6 +223,7 @@ absl::Status RunCoordinator(const Flags& flags) {
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
   BlockStopSignals();
+  KeepFreedMemory();
   RaiseFileLimit();
   coordinator::Flags flags;
   bool done = false;

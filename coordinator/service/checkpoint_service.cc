@@ -1,194 +1,186 @@
 #include "coordinator/service/checkpoint_service.h"
 
-#include <algorithm>
-#include <chrono>
+#include <deque>
+#include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
+#include "checkpoint/store.h"
+#include "checkpoint/upload_message.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
-#include "common/log.h"
 #include "common/status_macros.h"
-#include "common/steady_time.h"
-#include "google/protobuf/util/json_util.h"
 
 namespace tercio::coordinator {
 namespace {
 
 constexpr int64_t kChunkElements = 1 << 18;  // 1 MiB
-constexpr std::chrono::milliseconds kPollInterval{200};
-// So long after the last part the others are not expected any more.
-constexpr absl::Duration kSilence = absl::Minutes(5);
-
-absl::Status AttemptIsOver() { return absl::AbortedError("this attempt is over"); }
 
 }  // namespace
 
-grpc::Status CheckpointServiceImpl::Upload(grpc::ServerContext* context,
-                                           grpc::ServerReader<v1::UploadMessage>* reader,
-                                           v1::UploadResponse*) {
-  v1::UploadMessage message;
-  if (!reader->Read(&message) || !message.has_begin()) {
-    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be begin");
-  }
-  const v1::UploadBegin begin = message.begin();
-  if (!coordinator_.IsPresent(begin.run(), begin.token())) return ToGrpc(AttemptIsOver());
-  const absl::StatusOr<SavePtr> save = Join(begin);
-  if (!save.ok()) return ToGrpc(save.status());
-  if (*save == nullptr) return grpc::Status::OK;  // its answer was lost on the way
-  absl::Status status = Receive(reader, begin, **save);
-  if (status.ok()) {
-    status = AwaitOutcome(*context, begin, **save);
-  } else {
+// One rank's upload. gRPC's threads must not wait, and nearly all here may: for the disk, for the
+// coordinator. So messages are handled by the pool's threads, in order, while the next ones are
+// read. Deletes itself when the call is over.
+class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  UploadCall(Coordinator& coordinator, Saves& saves, ThreadPool& pool)
+      : coordinator_(coordinator), saves_(saves), pool_(pool) {
     std::lock_guard<std::mutex> lock(mutex_);
-    End(**save, status);
+    ReadAhead();
   }
-  Leave(**save);
-  return ToGrpc(status);
-}
 
-absl::StatusOr<CheckpointServiceImpl::SavePtr> CheckpointServiceImpl::Join(
-    const v1::UploadBegin& begin) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  SavePtr& save = saves_[begin.run().job_id()];
-  if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
-  const bool same = save != nullptr && save->run.attempt() == begin.run().attempt();
-  if (same && save->step > begin.step()) {
-    return absl::AbortedError(absl::StrCat("the save of step ", save->step, " has begun"));
+  void OnReadDone(bool ok) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    reading_ = false;
+    if (over_) return;
+    if (ok) {
+      arrived_.push_back(std::exchange(incoming_, grpc::ByteBuffer()));
+    } else {
+      stream_ended_ = true;
+    }
+    ReadAhead();
+    if (!std::exchange(handling_, true)) pool_.Run([this] { HandleArrived(); });
   }
-  if (same && save->step == begin.step() && save->ended) {
-    if (save->outcome.ok()) return nullptr;
-    return save->outcome;
+  void OnCancel() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = true;
+    if (waiting_) saves_.GiveUp(*save_, RankIsGone());
   }
-  if (!same || save->step < begin.step()) {
-    if (coordinator_.checkpoints().AttemptOf(begin.run().job_id(), begin.step()) ==
-        begin.run().attempt()) {
-      // Committed before this coordinator started, which may not have heard of it.
-      CheckpointCommitted committed{begin.run(), begin.step(), "", 0};
-      for (const checkpoint::Committed& there :
-           coordinator_.checkpoints().List(begin.run().job_id())) {
-        if (there.step != begin.step()) continue;
-        committed.path = there.path;
-        committed.bytes = there.bytes;
+  void OnDone() override { delete this; }
+
+ private:
+  static constexpr size_t kReadAhead = 3;  // messages
+
+  static absl::Status RankIsGone() { return absl::AbortedError("a rank has gone away"); }
+
+  // With mutex_ held.
+  void ReadAhead() {
+    if (reading_ || stream_ended_ || over_ || arrived_.size() == kReadAhead) return;
+    reading_ = true;
+    StartRead(&incoming_);
+  }
+
+  enum class Next { kMessage, kNothingYet, kEnd };
+
+  // The last thing it does may delete this.
+  void HandleArrived() {
+    absl::Status status;
+    while (status.ok() && !committed_ && !complete_) {
+      grpc::ByteBuffer message;
+      switch (TakeNext(&message)) {
+        case Next::kMessage:
+          status = Handle(std::move(message));
+          break;
+        case Next::kNothingYet:
+          return;
+        case Next::kEnd:
+          status = absl::DataLossError(
+              absl::StrCat("the stream of rank ", begin_.rank(), " ended early"));
       }
-      coordinator_.Post(std::move(committed));
-      return nullptr;
     }
-    if (save != nullptr) {
-      End(*save,
-          same ? absl::AbortedError(absl::StrCat("given up for the save of step ", begin.step()))
-               : AttemptIsOver());
+    WantNoMore();
+    if (status.ok() && complete_) {
+      AwaitOutcome();
+      return;
     }
-    save = std::make_shared<Save>();
-    save->run = begin.run();
-    save->step = begin.step();
+    if (save_ != nullptr) saves_.GiveUp(*save_, status);
+    End(status);
   }
-  ++save->uploads;
-  return save;
-}
 
-absl::Status CheckpointServiceImpl::Receive(grpc::ServerReader<v1::UploadMessage>* reader,
-                                            const v1::UploadBegin& begin, Save& save) {
-  TERCIO_ASSIGN_OR_RETURN(const auto upload, coordinator_.checkpoints().Begin(begin));
-  v1::UploadMessage message;
-  while (reader->Read(&message)) {
-    if (message.has_chunk()) {
-      TERCIO_RETURN_IF_ERROR(upload->Write(message.chunk().data()));
-    } else if (message.has_end()) {
-      TERCIO_RETURN_IF_ERROR(upload->Finish(message.end().sha256(), message.end().bytes()));
-      AddPart(begin, upload->part(), save);
-      return absl::OkStatus();
-    }
-  }
-  return absl::DataLossError(absl::StrCat("the stream of rank ", begin.rank(), " ended early"));
-}
-
-// The upload that completes the save commits it.
-void CheckpointServiceImpl::AddPart(const v1::UploadBegin& begin, const checkpoint::Manifest& part,
-                                    Save& save) {
-  {
+  // After kNothingYet the next message that arrives is handled by another task.
+  Next TakeNext(grpc::ByteBuffer* message) {
     std::lock_guard<std::mutex> lock(mutex_);
-    save.parts[begin.rank()] = part;
-    if (!begin.training_state().empty()) save.training_state = begin.training_state();
-    if (!begin.tokenizer().empty()) save.tokenizer = begin.tokenizer();
-    if (begin.steps_size() > 0) save.steps.assign(begin.steps().begin(), begin.steps().end());
-    changed_.notify_all();
-    if (save.ended || static_cast<int>(save.parts.size()) < begin.world_size()) return;
-  }
-  // Complete: nobody changes it any more.
-  const absl::Status status = CommitSave(begin, save);
-  std::lock_guard<std::mutex> lock(mutex_);
-  End(save, status);
-}
-
-absl::Status CheckpointServiceImpl::AwaitOutcome(const grpc::ServerContext& context,
-                                                 const v1::UploadBegin& begin, Save& save) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  size_t parts = save.parts.size();
-  absl::Time last_part = SteadyNow();
-  while (!save.ended) {
-    changed_.wait_for(lock, kPollInterval);
-    if (save.parts.size() != parts) last_part = SteadyNow();
-    parts = save.parts.size();
-    // A committing save has all its parts and ends by itself.
-    if (static_cast<int>(parts) >= begin.world_size()) continue;
-    if (context.IsCancelled()) End(save, absl::AbortedError("a rank has gone away"));
-    if (!coordinator_.IsPresent(begin.run(), begin.token())) End(save, AttemptIsOver());
-    if (SteadyNow() - last_part > kSilence) {
-      End(save, absl::DeadlineExceededError(absl::StrCat("only ", parts, " of ", begin.world_size(),
-                                                         " ranks have sent their part")));
+    if (!arrived_.empty()) {
+      *message = std::move(arrived_.front());
+      arrived_.pop_front();
+      ReadAhead();
+      return Next::kMessage;
     }
+    handling_ = stream_ended_;
+    return stream_ended_ ? Next::kEnd : Next::kNothingYet;
   }
-  return save.outcome;
-}
 
-void CheckpointServiceImpl::End(Save& save, const absl::Status& outcome) {
-  if (save.ended) return;
-  save.ended = true;
-  save.outcome = outcome;
-  changed_.notify_all();
-  if (outcome.ok()) return;
-  LogWarning(absl::StrCat("checkpoint of ", save.run.job_id(), " step ", save.step, ": ",
-                          std::string(outcome.message())));
-  coordinator_.Post(CheckpointFailed{save.run, save.step, std::string(outcome.message())});
-}
-
-// The last upload to leave a save that was given up removes it: nobody writes there any more.
-void CheckpointServiceImpl::Leave(Save& save) {
-  {
+  void WantNoMore() {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (--save.uploads > 0 || !save.ended || save.outcome.ok()) return;
+    over_ = true;
+    arrived_.clear();
   }
-  const absl::Status removed =
-      coordinator_.checkpoints().Abandon(save.run.job_id(), save.step, save.run.attempt());
-  if (!removed.ok()) LogWarning(std::string(removed.message()));
-}
 
-absl::Status CheckpointServiceImpl::CommitSave(const v1::UploadBegin& begin, const Save& save) {
-  // Between the last byte and the rename the attempt may have been replaced: an old one commits
-  // nothing.
-  if (!coordinator_.IsPresent(begin.run(), begin.token())) return AttemptIsOver();
-  TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(begin.run().job_id()));
-  std::string model;
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  if (!google::protobuf::util::MessageToJsonString(job.spec().model(), &model, options).ok()) {
-    return absl::InternalError("cannot write the model as JSON");
+  absl::Status Handle(grpc::ByteBuffer message) {
+    TERCIO_ASSIGN_OR_RETURN(const checkpoint::ReceivedUpload received,
+                            checkpoint::ParseUpload(std::move(message)));
+    if (save_ == nullptr) return Begin(received.message);
+    if (const auto outcome = saves_.OutcomeOf(*save_)) return *outcome;
+    for (const std::string_view bytes : received.chunk) {
+      TERCIO_RETURN_IF_ERROR(file_->Write(bytes));
+    }
+    if (!received.message.has_end()) return absl::OkStatus();
+    TERCIO_RETURN_IF_ERROR(file_->Finish(received.message.end()));
+    saves_.AddPart(begin_, file_->part(), *save_);
+    file_ = nullptr;
+    complete_ = true;
+    return absl::OkStatus();
   }
-  std::vector<checkpoint::Manifest> parts;
-  for (const auto& [rank, part] : save.parts) parts.push_back(part);
-  TERCIO_RETURN_IF_ERROR(coordinator_.Ask(StepsDone{begin.run(), save.steps}));
-  TERCIO_ASSIGN_OR_RETURN(
-      const checkpoint::Committed committed,
-      coordinator_.checkpoints().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(),
-                                        model, save.training_state, save.tokenizer, parts));
-  // Only fails when the coordinator is stopping; the checkpoint is on disk.
-  coordinator_
-      .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
-                               absl::ToDoubleSeconds(SteadyNow() - save.begun)})
-      .IgnoreError();
-  return absl::OkStatus();
+
+  absl::Status Begin(const v1::UploadMessage& message) {
+    if (!message.has_begin()) {
+      return absl::InvalidArgumentError("the first message must be begin");
+    }
+    begin_ = message.begin();
+    if (!coordinator_.IsPresent(begin_.run(), begin_.token())) {
+      return absl::AbortedError("this attempt is over");
+    }
+    TERCIO_ASSIGN_OR_RETURN(save_, saves_.Join(begin_));
+    committed_ = save_ == nullptr;  // its answer was lost on the way
+    if (committed_) return absl::OkStatus();
+    TERCIO_ASSIGN_OR_RETURN(file_, coordinator_.checkpoints().Begin(begin_));
+    return absl::OkStatus();
+  }
+
+  void AwaitOutcome() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      waiting_ = true;
+      if (cancelled_) saves_.GiveUp(*save_, RankIsGone());
+    }
+    saves_.Await(*save_, [this](const absl::Status& outcome) {
+      pool_.Run([this, outcome] { End(outcome); });
+    });
+  }
+
+  void End(const absl::Status& status) {
+    file_ = nullptr;
+    if (save_ != nullptr) saves_.Leave(*save_);
+    Finish(ToGrpc(status));
+  }
+
+  Coordinator& coordinator_;
+  Saves& saves_;
+  ThreadPool& pool_;
+
+  // Of the thread that handles messages.
+  v1::UploadBegin begin_;
+  Saves::SavePtr save_;  // set by the first message
+  std::unique_ptr<checkpoint::RankUpload> file_;
+  bool committed_ = false;  // before this upload began
+  bool complete_ = false;
+
+  std::mutex mutex_;
+  grpc::ByteBuffer incoming_;
+  std::deque<grpc::ByteBuffer> arrived_;
+  bool reading_ = false;
+  bool stream_ended_ = false;
+  bool handling_ = false;
+  bool over_ = false;  // no more messages are wanted
+  bool waiting_ = false;
+  bool cancelled_ = false;
+};
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* CheckpointServiceImpl::Upload(
+    grpc::CallbackServerContext*, grpc::ByteBuffer* response) {
+  const grpc::Slice empty(v1::UploadResponse().SerializeAsString());
+  *response = grpc::ByteBuffer(&empty, 1);
+  return new UploadCall(coordinator_, saves_, pool_);
 }
 
 absl::StatusOr<std::shared_ptr<checkpoint::Reader>> CheckpointServiceImpl::OpenReader(
@@ -215,7 +207,8 @@ grpc::Status CheckpointServiceImpl::GetManifest(grpc::ServerContext*,
 grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
                                                const v1::ReadTensorRequest* request,
                                                grpc::ServerWriter<v1::TensorChunk>* writer) {
-  if (!coordinator_.IsPresent(request->run(), request->token())) return ToGrpc(AttemptIsOver());
+  if (!coordinator_.IsPresent(request->run(), request->token()))
+    return ToGrpc(absl::AbortedError("this attempt is over"));
   const auto reader = OpenReader(request->job_id(), request->step());
   if (!reader.ok()) return ToGrpc(reader.status());
   const v1::TensorSlice& slice = request->slice();

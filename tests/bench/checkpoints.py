@@ -1,20 +1,25 @@
-"""A checkpoint of GPT-2's blocks (weights and moments) through the whole service beside dd with fsync, alternating.
+"""What checkpoints (weights and moments, one rank) cost.
 
-    tests/bench/checkpoints.py [--rounds N]
+    tests/bench/checkpoints.py [--rounds N] [--only store,stall]
 
-./deploy/build.sh comes first.
+`./deploy/build.sh` and `bazel build //tests/bench:store_bench` come first.
+
+  store  the coordinator's store alone (from memory to the commit), and the whole way from a trainer on the same machine
+         to the commit, beside dd with fsync of as much, alternating
+  stall  GPT-2 124M with a snapshot every 20 s: what the steps wait for it by the job's own ledger, and how long a step
+         takes beside the same job without snapshots, alternating
 """
 
 import argparse
 import os
 import re
+import shutil
 import statistics
 import subprocess
-import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e"))
-from harness import ClusterTest  # noqa: E402
+from cluster import Cluster
+from harness import ROOT
 
 GPT2 = """
 name: gpt2
@@ -24,23 +29,8 @@ training: {steps: 1000000, global_batch: 4, micro_batch: 4, optimizer: {learning
 parallelism: {tensor: 1, pipeline: 1, data: 1}
 resources: {ranks: 1}
 """
-
-
-class Cluster(ClusterTest):
-    """A coordinator and agents with the defaults of people."""
-
-    def runTest(self):
-        pass
-
-    def open(self, nodes, slots):
-        self.setUp()
-        _, ready = self.daemon("tercio-coordinator", "--state-dir", self.state, "--listen", "127.0.0.1:0",
-                               "--metrics-listen", "127.0.0.1:0", "--allow-drills")
-        self.address = ready["coordinator"]
-        return [self.agent(self.address, f"node{i}", slots)[0] for i in range(nodes)]
-
-    def close(self):
-        self.doCleanups()
+STALL_SECONDS = 130
+STORE_BENCH = os.path.join(ROOT, "bazel-bin/tests/bench/store_bench")
 
 
 def gpt2(cluster, *changes):
@@ -49,34 +39,82 @@ def gpt2(cluster, *changes):
     return cluster.submit(*changes)
 
 
-def store(options):
-    ours, theirs, size = [], [], 0
-    for _ in range(options.rounds):
-        cluster = Cluster()
-        cluster.open(1, 1)
-        try:
-            job = gpt2(cluster, "--set", "training.steps=1", "--set", "training.global_batch=1",
-                       "--set", "training.micro_batch=1")
-            cluster.tercio(*cluster.reach("wait", job))
-            size = sum(file.stat().st_size for file in os.scandir(cluster.get(job)["checkpoint"]["path"]))
-            saved = [e["message"] for e in cluster.events(job) if e["kind"] == "checkpoint_committed"]
-            ours.append(float(re.search(r" in ([0-9.]+) s,", saved[0]).group(1)))
-            begin = time.monotonic()
-            subprocess.run(["dd", "if=/dev/zero", f"of={cluster.path('dd')}", "bs=1M", f"count={size >> 20}",
-                            "conv=fsync"], check=True, capture_output=True)
-            theirs.append(time.monotonic() - begin)
-        finally:
-            cluster.close()
-    a, b = statistics.median(ours), statistics.median(theirs)
-    print(f"\n| a checkpoint of {size / 1e9:.2f} GB | seconds | MB/s | of dd |\n|---|---|---|---|")
-    print(f"| dd with fsync | {b:.2f} | {size / b / 1e6:,.0f} | 1 |")
-    print(f"| the service: streams, digests, files, fsync, commit | {a:.2f} | {size / a / 1e6:,.0f} | {b / a:.2f} |")
+def seconds_of_dd(directory, size):
+    begin = time.monotonic()
+    subprocess.run(["dd", "if=/dev/zero", f"of={directory}/dd", "bs=1M", f"count={size >> 20}", "conv=fsync"],
+                   check=True, capture_output=True)
+    taken = time.monotonic() - begin
+    os.remove(f"{directory}/dd")
+    return taken
+
+
+def store_once(model):
+    """Bytes; seconds of dd, of the store alone, of the whole way."""
+    with Cluster(1, 1) as cluster:
+        job = gpt2(cluster, "--set", f"model.preset={model}", "--set", "training.steps=1",
+                   "--set", "training.global_batch=1", "--set", "training.micro_batch=1")
+        cluster.tercio(*cluster.reach("wait", job))
+        path = cluster.get(job)["checkpoint"]["path"]
+        size = sum(file.stat().st_size for file in os.scandir(path))
+        saved = [e["message"] for e in cluster.events(job) if e["kind"] == "checkpoint_committed"]
+        shutil.rmtree(path)
+        dd = seconds_of_dd(cluster.directory, size)
+        alone = subprocess.run([STORE_BENCH, cluster.path("store"), str(size // 1_000_000)], check=True,
+                               capture_output=True, text=True).stdout
+        return size, dd, float(alone), float(re.search(r" in ([0-9.]+) s,", saved[0]).group(1))
+
+
+def store(rounds):
+    print("\n| GB | | seconds, median | MB/s | of dd, each round |\n|---|---|---|---|---|")
+    for model in ("gpt2-124m", "gpt2-355m"):
+        sizes, dd, alone, whole = zip(*(store_once(model) for _ in range(rounds)))
+        for name, seconds in (("dd with fsync", dd), ("the store", alone), ("trainer to commit", whole)):
+            ratios = ", ".join(f"{y / x:.2f}" for x, y in zip(seconds, dd))
+            print(f"| {sizes[0] / 1e9:.2f} | {name} | {statistics.median(seconds):.2f} | "
+                  f"{sizes[0] / statistics.median(seconds) / 1e6:,.0f} | {ratios} |")
+
+
+def stall_once(*changes):
+    """Seconds of each step, and the job's ledger."""
+    with Cluster(1, 1) as cluster:
+        job = gpt2(cluster, *changes)
+        cluster.after_step(job, 2)
+        time.sleep(STALL_SECONDS)
+        steps = [step["step_seconds"] for step in cluster.steps(job)[2:]]
+        ledger = cluster.get(job)["goodput"]
+        cluster.tercio(*cluster.reach("cancel", job, "--no-save"))
+        return steps, ledger
+
+
+def stall(rounds):
+    without, with_snapshots, ledgers = [], [], []
+    for _ in range(rounds):
+        without += stall_once()[0]
+        steps, ledger = stall_once("--set", "checkpoint={every_seconds: 20}")
+        with_snapshots += steps
+        ledgers.append(ledger)
+    stalled = sum(ledger["checkpoint_stall"] for ledger in ledgers)
+    productive = sum(ledger["productive"] for ledger in ledgers)
+    print("\n| a snapshot every 20 s | |\n|---|---|")
+    print(f"| the steps wait for it, of the time | {stalled / (stalled + productive):.2%} |")
+    print(f"| a step beside one without snapshots (it shares the cores with the upload), means | "
+          f"{statistics.mean(with_snapshots) / statistics.mean(without):.3f} |")
+
+
+PARTS = {"store": store, "stall": stall}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
-    store(parser.parse_args())
+    parser.add_argument("--only", default=",".join(PARTS))
+    options = parser.parse_args()
+    names = options.only.split(",")
+    for name in names:
+        if name not in PARTS:
+            parser.error(f"no part {name}; there are {', '.join(PARTS)}")
+    for name in names:
+        PARTS[name](options.rounds)
 
 
 if __name__ == "__main__":

@@ -177,7 +177,10 @@ class ClusterTest(TercioTest):
     def kinds(self, job):
         return [event["kind"] for event in self.events(job)]
 
+    def steps(self, job):
+        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
+        return [json.loads(line) for line in out.splitlines()]
+
     def curve_of(self, job):
         """What must be equal to the bit."""
-        out, _ = self.tercio(*self.reach("history", job, "-o", "jsonl"))
-        return [tuple(json.loads(line)[key] for key in CURVE) for line in out.splitlines()]
+        return [tuple(step[key] for key in CURVE) for step in self.steps(job)]

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/sha256.h"
+#include "common/checksum.h"
 #include "tests/simulation/world.h"
 
 namespace tercio::simulation {
@@ -83,7 +83,7 @@ void World::GiveCopy(const RunKey& run, int rank, const std::string& holder,
     const std::string bytes = BytesOf(weights);
     v1::UploadEnd end;
     end.set_bytes(static_cast<int64_t>(bytes.size()));
-    end.set_sha256(Sha256Hex(bytes));
+    end.set_checksum(ChecksumHex(bytes));
     if (incoming->Append(bytes).ok()) incoming->Finish(end).IgnoreError();
   });
 }

@@ -422,6 +422,7 @@ absl::Status RunAgent(Flags flags) {
 
 int main(int argc, char** argv) {
   tercio::BlockStopSignals();
+  tercio::KeepFreedMemory();
   tercio::RaiseFileLimit();
   sigset_t leave;
   sigemptyset(&leave);

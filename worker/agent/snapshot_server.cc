@@ -62,7 +62,7 @@ grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext*, const v1::GetSnapsho
     open = writer->Write(message);
   }
   if (open) {
-    message.mutable_end()->set_sha256(copy->sha256);
+    message.mutable_end()->set_checksum(copy->checksum);
     message.mutable_end()->set_bytes(static_cast<int64_t>(copy->size));
     writer->Write(message);
   }

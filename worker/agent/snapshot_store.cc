@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/sha256.h"
+#include "common/checksum.h"
 #include "common/status_macros.h"
 
 namespace tercio {
@@ -50,7 +50,7 @@ struct SnapshotStore::Incoming::State {
   uint64_t id = 0;
   std::shared_ptr<SnapshotCopy> copy;
   size_t filled = 0;
-  Sha256 digest;
+  Checksum checksum;
 };
 
 SnapshotStore::Incoming::Incoming(SnapshotStore& store, std::unique_ptr<State> state)
@@ -64,7 +64,7 @@ absl::Status SnapshotStore::Incoming::Append(std::string_view bytes) {
   }
   std::memcpy(state_->copy->data.get() + state_->filled, bytes.data(), bytes.size());
   state_->filled += bytes.size();
-  state_->digest.Update(bytes);
+  state_->checksum.Update(bytes);
   std::lock_guard<std::mutex> lock(store_.mutex_);
   store_.unfilled_bytes_ -= static_cast<int64_t>(bytes.size());
   const v1::SnapshotBegin& begin = state_->copy->begin;
@@ -79,10 +79,10 @@ absl::Status SnapshotStore::Incoming::Finish(const v1::UploadEnd& end) {
     return absl::DataLossError(
         absl::StrCat("the copy has ", state_->filled, " bytes of ", copy.size));
   }
-  if (state_->digest.HexDigest() != end.sha256()) {
-    return absl::DataLossError("the digest of the copy does not match");
+  if (state_->checksum.Hex() != end.checksum()) {
+    return absl::DataLossError("the checksum of the copy does not match");
   }
-  state_->copy->sha256 = end.sha256();
+  state_->copy->checksum = end.checksum();
   return store_.Complete(*state_);
 }
 

@@ -6,7 +6,7 @@
 // last. Copies of an older attempt go when a rank begins to send the second snapshot of a later
 // one.
 //
-// A copy counts when its digest has been verified. Room for it is taken when it begins; it is
+// A copy counts when its checksum has been verified. Room for it is taken when it begins; it is
 // refused when the machine would have less than a reserve left.
 //
 // Threads: all methods from any thread; an Incoming from one at a time, not beyond the store's
@@ -37,7 +37,7 @@ struct SnapshotCopy {
   v1::SnapshotBegin begin;  // without token
   std::unique_ptr<char[]> data;
   size_t size = 0;
-  std::string sha256;
+  std::string checksum;
   std::string_view bytes() const { return {data.get(), size}; }
 };
 
@@ -60,7 +60,7 @@ class SnapshotStore {
 
     // INVALID_ARGUMENT beyond the announced size, ABORTED when a later copy of this rank has begun.
     absl::Status Append(std::string_view bytes);
-    // Makes it visible. DATA_LOSS when size or digest differ, ABORTED as above.
+    // Makes it visible. DATA_LOSS when size or checksum differ, ABORTED as above.
     absl::Status Finish(const v1::UploadEnd& end);
 
    private:

@@ -1,6 +1,6 @@
 #include "worker/agent/snapshot_store.h"
 
-#include "common/sha256.h"
+#include "common/checksum.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -46,7 +46,7 @@ class SnapshotStoreTest : public ::testing::Test {
   static v1::UploadEnd End(const std::string& content) {
     v1::UploadEnd end;
     end.set_bytes(static_cast<int64_t>(content.size()));
-    end.set_sha256(Sha256Hex(content));
+    end.set_checksum(ChecksumHex(content));
     return end;
   }
   absl::Status Put(int attempt, int rank, int64_t step, const char* job = kJob) {
@@ -76,7 +76,7 @@ TEST_F(SnapshotStoreTest, KeepsAndTellsACompleteCopy) {
   const auto copy = store_.Find(kJob, 1, 3, 10);
   ASSERT_NE(copy, nullptr);
   EXPECT_EQ(copy->bytes(), Content(10));
-  EXPECT_EQ(copy->sha256, Sha256Hex(Content(10)));
+  EXPECT_EQ(copy->checksum, ChecksumHex(Content(10)));
   EXPECT_EQ(copy->begin.token(), "") << "is not kept";
   ASSERT_EQ(said_.size(), 1u);
   ASSERT_EQ(said_[0].snapshots_size(), 1);

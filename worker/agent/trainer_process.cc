@@ -191,6 +191,8 @@ void TrainerProcess::Signal(int signal) {
   if (ended_ || (!child_ && HasEnded(0))) return;
   signalled_ = signal;
   kill(-id_.pid, signal);
+  // Who is stopped takes it when it goes on.
+  if (signal == SIGTERM) kill(-id_.pid, SIGCONT);
 }
 
 void TrainerProcess::Release() { released_ = true; }

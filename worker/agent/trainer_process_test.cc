@@ -112,6 +112,14 @@ TEST_F(TrainerProcessTest, ReportsTheSignal) {
   process_->Signal(SIGKILL);  // too late, and harmless
 }
 
+TEST_F(TrainerProcessTest, EndsOneThatIsStopped) {
+  Start("echo up; sleep 100");
+  WaitForLine("up");
+  process_->Signal(SIGSTOP);
+  process_->Signal(SIGTERM);
+  EXPECT_EQ(WaitForExit().signal, SIGTERM);
+}
+
 TEST_F(TrainerProcessTest, KillsWhatIgnoresTheFirstSignal) {
   Start("trap '' TERM; echo up; while :; do sleep 1; done");
   WaitForLine("up");

@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/rank_file.h"
+#include "checkpoint/upload_message.h"
+#include "common/checksum.h"
 #include "common/grpc_status.h"
-#include "common/sha256.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
+#include "worker/trainer/upload_stream.h"
 
 namespace tercio {
 namespace {
@@ -64,26 +67,23 @@ absl::Status CheckpointClient::Load(int64_t step, TrainingEngine& engine) {
 
 absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueParts& values) {
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::RankFile file, checkpoint::RankFileOf(begin.slices()));
-  grpc::ClientContext context;
-  v1::UploadResponse response;
-  const auto writer = stub_->Upload(&context, &response);
+  Checksum checksum;
+  checksum.Update(file.header);
+  UploadStream stream(channel_);
   v1::UploadMessage message;
   *message.mutable_begin() = begin;
-  bool open = writer->Write(message);
-  Sha256 digest;
-  digest.Update(file.header);
-  ChunkReader chunks(values);
-  while (open && chunks.Next(message.mutable_chunk()->mutable_data())) {
-    digest.Update(message.chunk().data());
-    open = writer->Write(message);
+  bool open = stream.Write(checkpoint::ToBuffer(message));
+  for (const std::string_view chunk : ChunksOf(values)) {
+    if (!open) break;
+    checksum.Update(chunk);
+    open = stream.Write(checkpoint::ChunkMessage(chunk));
   }
   if (open) {
-    message.mutable_end()->set_sha256(digest.HexDigest());
+    message.mutable_end()->set_checksum(checksum.Hex());
     message.mutable_end()->set_bytes(BytesOf(values));
-    writer->Write(message);
+    stream.Write(checkpoint::ToBuffer(message));
   }
-  writer->WritesDone();
-  return FromGrpc(writer->Finish());
+  return stream.Finish();
 }
 
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,

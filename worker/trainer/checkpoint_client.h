@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "grpcpp/channel.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 #include "worker/engine/training_engine.h"
 #include "worker/trainer/chunks.h"
@@ -34,8 +35,10 @@ struct CheckpointTexts {
 
 class CheckpointClient {
  public:
-  CheckpointClient(std::unique_ptr<v1::CheckpointService::Stub> stub, CheckpointIdentity identity)
-      : stub_(std::move(stub)), identity_(std::move(identity)) {}
+  CheckpointClient(std::shared_ptr<grpc::Channel> channel, CheckpointIdentity identity)
+      : channel_(std::move(channel)),
+        stub_(v1::CheckpointService::NewStub(channel_)),
+        identity_(std::move(identity)) {}
   ~CheckpointClient();
 
   // Reads every slice the engine needs from the checkpoint of `step`.
@@ -63,6 +66,7 @@ class CheckpointClient {
   // Waits for the next try; true when there is to be none.
   bool StopsWithin();
 
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::CheckpointService::Stub> stub_;
   CheckpointIdentity identity_;
   std::thread uploader_;

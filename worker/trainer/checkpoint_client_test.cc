@@ -7,7 +7,7 @@
 
 #include "checkpoint/rank_file.h"
 #include "common/channel.h"
-#include "common/sha256.h"
+#include "common/checksum.h"
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
@@ -95,13 +95,12 @@ class CheckpointClientTest : public ::testing::Test {
     identity.token = "token";
     identity.rank = 1;
     identity.world_size = 4;
-    return std::make_unique<CheckpointClient>(
-        v1::CheckpointService::NewStub(*OpenChannel(service_.address(), {})), identity);
+    return std::make_unique<CheckpointClient>(*OpenChannel(service_.address(), {}), identity);
   }
   FakeService service_;
 };
 
-TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
+TEST_F(CheckpointClientTest, UploadsInChunksWithAChecksum) {
   std::vector<float> values(700'000);  // 2.8 MB: three chunks
   std::iota(values.begin(), values.end(), 0.5f);
   absl::Status status = absl::UnknownError("not done");
@@ -128,10 +127,8 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithADigest) {
   ASSERT_EQ(service_.bytes.size(), values.size() * sizeof(float));
   EXPECT_EQ(std::memcmp(service_.bytes.data(), values.data(), service_.bytes.size()), 0);
   EXPECT_LE(service_.largest_chunk, size_t{1} << 20);
-  Sha256 digest;
-  digest.Update(checkpoint::RankFileOf(service_.begin.slices())->header);
-  digest.Update(service_.bytes);
-  EXPECT_EQ(service_.end.sha256(), digest.HexDigest());
+  EXPECT_EQ(service_.end.checksum(),
+            ChecksumHex(checkpoint::RankFileOf(service_.begin.slices())->header + service_.bytes));
   EXPECT_EQ(service_.end.bytes(), 2'800'000);
 }
 

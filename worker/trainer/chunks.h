@@ -1,12 +1,11 @@
-// Values as the messages that carry them: chunks of bytes, which may span slices. For streams to
-// the coordinator's checkpoints and to the agents' snapshots.
+// Values as the chunks of bytes that carry them: for streams to the coordinator's checkpoints and
+// to the agents' snapshots. Pure.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
-#include <utility>
+#include <string_view>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -23,32 +22,17 @@ inline int64_t BytesOf(const ValueParts& parts) {
   return bytes;
 }
 
-// The bytes of the parts, one after the other. The values must outlive it. Not thread-safe.
-class ChunkReader {
- public:
-  static constexpr size_t kMostBytes = 1 << 20;
-
-  explicit ChunkReader(ValueParts parts) : parts_(std::move(parts)) {}
-
-  // Puts the next bytes into *chunk; false when there are none.
-  bool Next(std::string* chunk) {
-    chunk->clear();
-    while (part_ < parts_.size() && chunk->size() < kMostBytes) {
-      const size_t there = parts_[part_].size() * sizeof(float) - at_;
-      const size_t taken = std::min(there, kMostBytes - chunk->size());
-      chunk->append(reinterpret_cast<const char*>(parts_[part_].data()) + at_, taken);
-      at_ += taken;
-      if (taken < there) break;
-      ++part_;
-      at_ = 0;
+// Views of the bytes of the parts, one after the other, of at most 1 MiB each.
+inline std::vector<std::string_view> ChunksOf(const ValueParts& parts) {
+  constexpr size_t kMostBytes = size_t{1} << 20;
+  std::vector<std::string_view> chunks;
+  for (const absl::Span<const float> part : parts) {
+    std::string_view bytes(reinterpret_cast<const char*>(part.data()), part.size() * sizeof(float));
+    for (; !bytes.empty(); bytes.remove_prefix(std::min(kMostBytes, bytes.size()))) {
+      chunks.push_back(bytes.substr(0, kMostBytes));
     }
-    return !chunk->empty();
   }
-
- private:
-  const ValueParts parts_;
-  size_t part_ = 0;
-  size_t at_ = 0;  // bytes, in the part
-};
+  return chunks;
+}
 
 }  // namespace tercio

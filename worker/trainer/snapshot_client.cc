@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
+#include "common/checksum.h"
 #include "common/grpc_status.h"
-#include "common/sha256.h"
 #include "common/status_macros.h"
 
 namespace tercio {
@@ -94,9 +94,9 @@ absl::StatusOr<v1::SnapshotService::Stub*> SnapshotClient::StubOf(const std::str
   return stub.get();
 }
 
-// The digest is made while the first holder is served.
+// The checksum is made while the first holder is served.
 absl::Status SnapshotClient::PutTo(const std::string& holder, const v1::SnapshotBegin& begin,
-                                   const ValueParts& values, std::string* digest) {
+                                   const ValueParts& values, std::string* checksum) {
   TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));
   grpc::ClientContext context;
   context.set_deadline(DeadlineFor(begin.bytes()));
@@ -105,15 +105,16 @@ absl::Status SnapshotClient::PutTo(const std::string& holder, const v1::Snapshot
   v1::PutSnapshotMessage message;
   *message.mutable_begin() = begin;
   bool open = writer->Write(message);
-  Sha256 sum;
-  ChunkReader chunks(values);
-  while (open && chunks.Next(message.mutable_chunk()->mutable_data())) {
-    if (digest->empty()) sum.Update(message.chunk().data());
+  Checksum sum;
+  for (const std::string_view chunk : ChunksOf(values)) {
+    if (!open) break;
+    if (checksum->empty()) sum.Update(chunk);
+    message.mutable_chunk()->set_data(chunk.data(), chunk.size());
     open = writer->Write(message);
   }
   if (open) {
-    if (digest->empty()) *digest = sum.HexDigest();
-    message.mutable_end()->set_sha256(*digest);
+    if (checksum->empty()) *checksum = sum.Hex();
+    message.mutable_end()->set_checksum(*checksum);
     message.mutable_end()->set_bytes(begin.bytes());
     writer->Write(message);
   }
@@ -134,9 +135,9 @@ std::vector<absl::Status> SnapshotClient::Put(int64_t step,
   begin.mutable_slices()->Add(slices.begin(), slices.end());
   begin.mutable_steps()->Add(steps.begin(), steps.end());
   std::vector<absl::Status> errors;
-  std::string digest;
+  std::string checksum;
   for (const std::string& holder : holders_) {
-    const absl::Status status = PutTo(holder, begin, values, &digest);
+    const absl::Status status = PutTo(holder, begin, values, &checksum);
     if (!status.ok()) errors.push_back(About(holder, status));
   }
   return errors;
@@ -160,7 +161,7 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
   const auto reader = stub->Get(&context, request);
   v1::GetSnapshotMessage message;
   EngineFiller filler(engine);
-  Sha256 sum;
+  Checksum sum;
   absl::Status status;
   bool verified = false;
   while (status.ok() && !verified && reader->Read(&message)) {
@@ -170,8 +171,8 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
       sum.Update(message.chunk().data());
       status = filler.Add(message.chunk().data());
     } else if (message.has_end()) {
-      verified = filler.complete() && sum.HexDigest() == message.end().sha256();
-      if (!verified) status = absl::DataLossError("the digest of the copy does not match");
+      verified = filler.complete() && sum.Hex() == message.end().checksum();
+      if (!verified) status = absl::DataLossError("the checksum of the copy does not match");
     }
   }
   if (!status.ok()) context.TryCancel();

@@ -30,14 +30,14 @@ class SnapshotClient {
                                 const ValueParts& values, const std::vector<v1::StepRecord>& steps);
 
   // Fills the engine from the copy that `holder` has of this rank's snapshot. On an error the
-  // engine holds no state that could be trained on: DATA_LOSS (digest, or other slices than the
+  // engine holds no state that could be trained on: DATA_LOSS (checksum, or other slices than the
   // engine needs), NOT_FOUND (it is gone), or what the call ended with.
   absl::Status Load(const std::string& holder, int attempt, int64_t step, TrainingEngine& engine);
 
  private:
   absl::StatusOr<v1::SnapshotService::Stub*> StubOf(const std::string& holder);
   absl::Status PutTo(const std::string& holder, const v1::SnapshotBegin& begin,
-                     const ValueParts& values, std::string* digest);
+                     const ValueParts& values, std::string* checksum);
 
   const CheckpointIdentity identity_;
   const std::vector<std::string> holders_;

@@ -139,8 +139,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
                                                           *device_, communicators_, *source_));
   TERCIO_ASSIGN_OR_RETURN(const auto channel,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
-  checkpoints_ =
-      std::make_unique<CheckpointClient>(v1::CheckpointService::NewStub(channel), identity_);
+  checkpoints_ = std::make_unique<CheckpointClient>(channel, identity_);
   copies_ = std::make_unique<SnapshotClient>(
       identity_, std::vector<std::string>(assignment_.snapshot_holders().begin(),
                                           assignment_.snapshot_holders().end()));

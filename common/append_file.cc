@@ -1,0 +1,158 @@
+#include "common/append_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "common/check.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+constexpr size_t kBlockBytes = size_t{2} << 20;
+// A disk that is given the next block before it is done with the last never stands still.
+constexpr size_t kWriters = 2;
+// What O_DIRECT wants addresses, offsets and sizes to be multiples of, on every disk there is.
+constexpr size_t kAlignment = 4096;
+
+char* NewBlock() {
+  void* block = std::aligned_alloc(kAlignment, kBlockBytes);
+  TERCIO_CHECK(block != nullptr);
+  return static_cast<char*>(block);
+}
+
+size_t RoundUp(size_t size) { return (size + kAlignment - 1) / kAlignment * kAlignment; }
+
+}  // namespace
+
+void AppendFile::Free::operator()(char* block) const { std::free(block); }
+
+absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::Create(std::string path, Existing existing,
+                                                               PageCache cache,
+                                                               int64_t expected_bytes) {
+  const int flags =
+      O_WRONLY | O_CREAT | O_CLOEXEC | (existing == Existing::kReplace ? O_TRUNC : O_EXCL);
+  const int descriptor = open(path.c_str(), flags, 0644);
+  if (descriptor < 0) return FileError(errno, "cannot create", path);
+  // A file system that cannot do it says so here or at the first write.
+  const bool direct = cache == PageCache::kBypass && fcntl(descriptor, F_SETFL, O_DIRECT) == 0;
+  std::unique_ptr<AppendFile> file(new AppendFile(path, descriptor, direct));
+  if (expected_bytes > 0 && fallocate(descriptor, 0, 0, expected_bytes) != 0 && errno == ENOSPC) {
+    return FileError(errno, "cannot reserve", path);
+  }
+  return file;
+}
+
+AppendFile::~AppendFile() {
+  StopWriters();
+  if (descriptor_ >= 0) close(descriptor_);
+}
+
+absl::Status AppendFile::Append(std::string_view bytes) {
+  while (!bytes.empty()) {
+    if (filling_ == nullptr) filling_.reset(NewBlock());
+    const size_t taken = std::min(bytes.size(), kBlockBytes - filled_);
+    std::memcpy(filling_.get() + filled_, bytes.data(), taken);
+    filled_ += taken;
+    bytes.remove_prefix(taken);
+    if (filled_ == kBlockBytes) TERCIO_RETURN_IF_ERROR(HandOver());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendFile::HandOver() {
+  if (writers_.size() < kWriters) writers_.emplace_back([this] { WriteBlocks(); });
+  std::unique_lock<std::mutex> lock(mutex_);
+  full_.push_back({std::move(filling_), offset_});
+  offset_ += static_cast<int64_t>(kBlockBytes);
+  filled_ = 0;
+  ++busy_;
+  changed_.notify_all();
+  changed_.wait(lock, [this] { return busy_ <= static_cast<int>(kWriters); });
+  if (!empty_.empty()) {
+    filling_ = std::move(empty_.back());
+    empty_.pop_back();
+  }
+  return status_;
+}
+
+absl::Status AppendFile::AwaitWriters() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return busy_ == 0; });
+  return status_;
+}
+
+void AppendFile::WriteBlocks() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return !full_.empty() || stop_; });
+    if (full_.empty()) return;
+    FullBlock full = std::move(full_.front());
+    full_.pop_front();
+    lock.unlock();
+    const absl::Status status = Write(full.block.get(), kBlockBytes, full.offset);
+    lock.lock();
+    status_.Update(status);
+    empty_.push_back(std::move(full.block));
+    --busy_;
+    changed_.notify_all();
+  }
+}
+
+absl::Status AppendFile::Write(const char* bytes, size_t size, int64_t offset) {
+  while (size > 0) {
+    const ssize_t written = pwrite(descriptor_, bytes, size, offset);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0 && errno == EINVAL && direct_.exchange(false)) {
+      if (fcntl(descriptor_, F_SETFL, 0) == 0) continue;
+      return FileError(EINVAL, "cannot write", path_);
+    }
+    if (written < 0) return FileError(errno, "cannot write", path_);
+    // The disk begins at once. Only a hint: errors are those of fsync.
+    if (!direct_) (void)sync_file_range(descriptor_, offset, written, SYNC_FILE_RANGE_WRITE);
+    bytes += written;
+    size -= static_cast<size_t>(written);
+    offset += written;
+  }
+  return absl::OkStatus();
+}
+
+// What goes past the page cache is whole multiples of the alignment, and cut to size afterwards, as
+// is what was reserved for more.
+absl::Status AppendFile::WriteRest() {
+  if (filled_ > 0) {
+    const size_t padded = direct_ ? RoundUp(filled_) : filled_;
+    std::memset(filling_.get() + filled_, 0, padded - filled_);
+    TERCIO_RETURN_IF_ERROR(Write(filling_.get(), padded, offset_));
+  }
+  if (ftruncate(descriptor_, offset_ + static_cast<int64_t>(filled_)) != 0) {
+    return FileError(errno, "cannot cut", path_);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendFile::Close() {
+  TERCIO_RETURN_IF_ERROR(AwaitWriters());
+  TERCIO_RETURN_IF_ERROR(WriteRest());
+  if (fsync(descriptor_) != 0) return FileError(errno, "cannot sync", path_);
+  if (close(std::exchange(descriptor_, -1)) != 0) return FileError(errno, "cannot close", path_);
+  return absl::OkStatus();
+}
+
+void AppendFile::StopWriters() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    changed_.notify_all();
+  }
+  for (std::thread& writer : writers_) writer.join();
+}
+
+}  // namespace tercio

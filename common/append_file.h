@@ -1,0 +1,90 @@
+// A new file that is written from its beginning to its end, for files of gigabytes: what is
+// appended is gathered in blocks, and threads of the file's own give them to the disk while the
+// next block is filled. A file that fits into one block needs no thread. Holds at most 6 MiB.
+//
+// Threads: one at a time.
+// Errors: as of common/file.h (RESOURCE_EXHAUSTED: the disk is full). They come late, at the latest
+// from Close.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace tercio {
+
+class AppendFile {
+ public:
+  enum class Existing { kReplace, kRefuse };
+  enum class PageCache {
+    // The kernel keeps what was written: for files that are read soon.
+    kKeep,
+    // Blocks go to the disk past the kernel's cache where the file system can do that: less work
+    // for the processor, and what others have cached stays.
+    kBypass,
+  };
+
+  // `expected_bytes` are reserved at once where the file system can do that; it may become another
+  // size.
+  static absl::StatusOr<std::unique_ptr<AppendFile>> Create(std::string path, Existing existing,
+                                                            PageCache cache,
+                                                            int64_t expected_bytes = 0);
+  // What Close has not ended stays as far as it was written.
+  ~AppendFile();
+  AppendFile(const AppendFile&) = delete;
+  AppendFile& operator=(const AppendFile&) = delete;
+
+  absl::Status Append(std::string_view bytes);
+  // Writes the rest, and waits until the disk has all of it. Called once, last.
+  absl::Status Close();
+
+ private:
+  struct Free {
+    void operator()(char* block) const;
+  };
+  using Block = std::unique_ptr<char, Free>;
+
+  struct FullBlock {
+    Block block;
+    int64_t offset = 0;
+  };
+
+  AppendFile(std::string path, int descriptor, bool direct)
+      : path_(std::move(path)), descriptor_(descriptor), direct_(direct) {}
+  absl::Status HandOver();
+  absl::Status AwaitWriters();
+  void WriteBlocks();
+  absl::Status Write(const char* bytes, size_t size, int64_t offset);
+  absl::Status WriteRest();
+  void StopWriters();
+
+  const std::string path_;
+  int descriptor_;
+  std::atomic<bool> direct_;  // past the page cache
+  Block filling_;
+  size_t filled_ = 0;
+  int64_t offset_ = 0;  // of what is being filled
+
+  std::vector<std::thread> writers_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<FullBlock> full_;
+  std::vector<Block> empty_;
+  int busy_ = 0;  // blocks that are full, or being written
+  bool stop_ = false;
+  absl::Status status_;  // of the writers
+};
+
+}  // namespace tercio

@@ -1,0 +1,97 @@
+#include "common/append_file.h"
+
+#include <string>
+#include <tuple>
+
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+std::string Content(size_t bytes) {
+  std::string content(bytes, '\0');
+  for (size_t i = 0; i < bytes; ++i) content[i] = static_cast<char>(i * 2654435761u >> 13);
+  return content;
+}
+
+// In a directory of the disk, and in one of /dev/shm, which has no disk to go to.
+class AppendFileTest
+    : public ::testing::TestWithParam<std::tuple<AppendFile::PageCache, const char*>> {
+ protected:
+  std::unique_ptr<AppendFile> Create(int64_t expected_bytes = 0) {
+    auto file = AppendFile::Create(path_, AppendFile::Existing::kReplace, std::get<0>(GetParam()),
+                                   expected_bytes);
+    EXPECT_TRUE(file.ok()) << file.status();
+    return *std::move(file);
+  }
+  TempDir directory_{std::get<1>(GetParam())};
+  const std::string path_ = directory_.path() + "/file";
+};
+
+TEST_P(AppendFileTest, HoldsWhatWasAppended) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{4096}, 2 * kMiB - 1, 2 * kMiB,
+                             2 * kMiB + 1, 7 * kMiB + 12345, 8 * kMiB}) {
+    for (const size_t piece : {size_t{777}, kMiB, 5 * kMiB}) {
+      const std::string content = Content(bytes);
+      const auto file = Create();
+      for (size_t at = 0; at < bytes; at += piece) {
+        ASSERT_TRUE(file->Append(std::string_view(content).substr(at, piece)).ok());
+      }
+      ASSERT_TRUE(file->Close().ok());
+      EXPECT_TRUE(*ReadFile(path_) == content) << bytes << " bytes in pieces of " << piece;
+    }
+  }
+}
+
+TEST_P(AppendFileTest, MayBeOfAnotherSizeThanExpected) {
+  const std::string content = Content(5 * kMiB + 3);
+  for (const int64_t expected : {int64_t{1}, int64_t{5 << 20}, int64_t{16 << 20}}) {
+    const auto file = Create(expected);
+    ASSERT_TRUE(file->Append(content).ok());
+    ASSERT_TRUE(file->Close().ok());
+    EXPECT_TRUE(*ReadFile(path_) == content) << expected;
+  }
+}
+
+TEST_P(AppendFileTest, MayBeGivenUp) {
+  const auto file = Create();
+  ASSERT_TRUE(file->Append(Content(9 * kMiB)).ok());
+}
+
+TEST_P(AppendFileTest, AFileThatIsThereIsReplacedOrRefused) {
+  ASSERT_TRUE(WriteFileDurably(path_, Content(3 * kMiB)).ok());
+  const auto refused =
+      AppendFile::Create(path_, AppendFile::Existing::kRefuse, std::get<0>(GetParam()));
+  EXPECT_FALSE(refused.ok());
+  const auto file = Create();
+  ASSERT_TRUE(file->Append("short").ok());
+  ASSERT_TRUE(file->Close().ok());
+  EXPECT_EQ(*ReadFile(path_), "short");
+}
+
+INSTANTIATE_TEST_SUITE_P(All, AppendFileTest,
+                         ::testing::Combine(::testing::Values(AppendFile::PageCache::kKeep,
+                                                              AppendFile::PageCache::kBypass),
+                                            ::testing::Values("", "/dev/shm")));
+
+TEST(AppendFile, AFullDiskIsToldAtTheLatestByClose) {
+  const auto file =
+      AppendFile::Create("/dev/full", AppendFile::Existing::kReplace, AppendFile::PageCache::kKeep);
+  ASSERT_TRUE(file.ok()) << file.status();
+  absl::Status status = (*file)->Append(Content(11 * kMiB));
+  if (status.ok()) status = (*file)->Close();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+TEST(AppendFile, ADirectoryThatIsNotThereIsNamed) {
+  const auto file = AppendFile::Create("/nowhere/file", AppendFile::Existing::kReplace,
+                                       AppendFile::PageCache::kKeep);
+  EXPECT_EQ(file.status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tercio

@@ -1,0 +1,37 @@
+#include "common/checksum.h"
+
+#include <xxhash.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+
+namespace tercio {
+
+struct Checksum::State {
+  XXH3_state_t* xxh3 = XXH3_createState();
+  ~State() { XXH3_freeState(xxh3); }
+};
+
+Checksum::Checksum() : state_(std::make_unique<State>()) {
+  TERCIO_CHECK_EQ(XXH3_128bits_reset(state_->xxh3), XXH_OK);
+}
+
+Checksum::~Checksum() = default;
+
+void Checksum::Update(std::string_view bytes) {
+  TERCIO_CHECK_EQ(XXH3_128bits_update(state_->xxh3, bytes.data(), bytes.size()), XXH_OK);
+}
+
+std::string Checksum::Hex() const {
+  const XXH128_hash_t hash = XXH3_128bits_digest(state_->xxh3);
+  return absl::StrCat(absl::Hex(hash.high64, absl::kZeroPad16),
+                      absl::Hex(hash.low64, absl::kZeroPad16));
+}
+
+std::string ChecksumHex(std::string_view bytes) {
+  Checksum checksum;
+  checksum.Update(bytes);
+  return checksum.Hex();
+}
+
+}  // namespace tercio

@@ -1,0 +1,30 @@
+// XXH3 with 128 bits (xxHash, https://xxhash.com): whether bytes arrived, or were kept, as they
+// were sent. Many times as fast as SHA-256, and no protection against people, which is what SHA-256
+// (common/sha256.h) is for.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tercio {
+
+class Checksum {
+ public:
+  Checksum();
+  ~Checksum();
+  Checksum(const Checksum&) = delete;
+  Checksum& operator=(const Checksum&) = delete;
+
+  void Update(std::string_view bytes);
+  // Of all bytes so far: 32 lower-case hexadecimal digits, the same on every machine.
+  std::string Hex() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+std::string ChecksumHex(std::string_view bytes);
+
+}  // namespace tercio

@@ -1,0 +1,197 @@
+#include "coordinator/service/saves.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+#include "google/protobuf/util/json_util.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr std::chrono::milliseconds kLookInterval{200};
+// So long after the last part the others are not expected any more.
+constexpr absl::Duration kSilence = absl::Minutes(5);
+
+absl::Status AttemptIsOver() { return absl::AbortedError("this attempt is over"); }
+
+}  // namespace
+
+struct Saves::Save {
+  v1::RunId run;
+  std::string token;
+  int64_t step = 0;
+  int world_size = 0;
+  absl::Time begun = SteadyNow();
+  absl::Time last_part = begun;
+  std::map<int, checkpoint::Manifest> parts;  // by rank
+  std::string training_state;
+  std::string tokenizer;
+  std::vector<v1::StepRecord> steps;
+  int uploads = 0;  // that have joined
+  std::vector<std::function<void(absl::Status)>> waiting;
+  bool ended = false;
+  absl::Status outcome;  // when ended
+
+  // Nobody changes it any more: it ends by its commit.
+  bool complete() const { return static_cast<int>(parts.size()) >= world_size; }
+};
+
+Saves::Saves(Coordinator& coordinator)
+    : coordinator_(coordinator), watcher_([this] { LookForLostRanks(); }) {}
+
+Saves::~Saves() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    stopped_.notify_all();
+  }
+  watcher_.join();
+}
+
+absl::StatusOr<Saves::SavePtr> Saves::Join(const v1::UploadBegin& begin) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SavePtr& save = saves_[begin.run().job_id()];
+  if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
+  const bool same = save != nullptr && save->run.attempt() == begin.run().attempt();
+  if (same && save->step > begin.step()) {
+    return absl::AbortedError(absl::StrCat("the save of step ", save->step, " has begun"));
+  }
+  if (same && save->step == begin.step() && save->ended) {
+    if (save->outcome.ok()) return nullptr;
+    return save->outcome;
+  }
+  if (!same || save->step < begin.step()) {
+    if (coordinator_.checkpoints().AttemptOf(begin.run().job_id(), begin.step()) ==
+        begin.run().attempt()) {
+      // Committed before this coordinator started, which may not have heard of it.
+      CheckpointCommitted committed{begin.run(), begin.step(), "", 0};
+      for (const checkpoint::Committed& there :
+           coordinator_.checkpoints().List(begin.run().job_id())) {
+        if (there.step != begin.step()) continue;
+        committed.path = there.path;
+        committed.bytes = there.bytes;
+      }
+      coordinator_.Post(std::move(committed));
+      return nullptr;
+    }
+    if (save != nullptr) {
+      End(*save,
+          same ? absl::AbortedError(absl::StrCat("given up for the save of step ", begin.step()))
+               : AttemptIsOver());
+    }
+    save = std::make_shared<Save>();
+    save->run = begin.run();
+    save->token = begin.token();
+    save->step = begin.step();
+    save->world_size = begin.world_size();
+  }
+  ++save->uploads;
+  return save;
+}
+
+void Saves::AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part, Save& save) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    // Sent again while the commit is under way.
+    if (save.ended || save.complete()) return;
+    save.parts[begin.rank()] = std::move(part);
+    save.last_part = SteadyNow();
+    if (!begin.training_state().empty()) save.training_state = begin.training_state();
+    if (!begin.tokenizer().empty()) save.tokenizer = begin.tokenizer();
+    if (begin.steps_size() > 0) save.steps.assign(begin.steps().begin(), begin.steps().end());
+    if (!save.complete()) return;
+  }
+  const absl::Status status = Commit(begin, save);
+  std::lock_guard<std::mutex> lock(mutex_);
+  End(save, status);
+}
+
+void Saves::GiveUp(Save& save, const absl::Status& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!save.complete()) End(save, why);
+}
+
+std::optional<absl::Status> Saves::OutcomeOf(const Save& save) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return save.ended ? std::make_optional(save.outcome) : std::nullopt;
+}
+
+void Saves::Await(Save& save, std::function<void(absl::Status)> ended) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (save.ended) {
+    ended(save.outcome);
+  } else {
+    save.waiting.push_back(std::move(ended));
+  }
+}
+
+void Saves::LookForLostRanks() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
+    for (const auto& [job, save] : saves_) {
+      if (save == nullptr || save->ended || save->complete()) continue;
+      if (!coordinator_.IsPresent(save->run, save->token)) {
+        End(*save, AttemptIsOver());
+      } else if (!save->waiting.empty() && SteadyNow() - save->last_part > kSilence) {
+        End(*save, absl::DeadlineExceededError(absl::StrCat("only ", save->parts.size(), " of ",
+                                                            save->world_size,
+                                                            " ranks have sent their part")));
+      }
+    }
+  }
+}
+
+void Saves::End(Save& save, const absl::Status& outcome) {
+  if (save.ended) return;
+  save.ended = true;
+  save.outcome = outcome;
+  for (const auto& ended : std::exchange(save.waiting, {})) ended(outcome);
+  if (outcome.ok()) return;
+  LogWarning(absl::StrCat("checkpoint of ", save.run.job_id(), " step ", save.step, ": ",
+                          std::string(outcome.message())));
+  coordinator_.Post(CheckpointFailed{save.run, save.step, std::string(outcome.message())});
+}
+
+// The last upload to leave a save that was given up removes it: nobody writes there any more.
+void Saves::Leave(Save& save) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (--save.uploads > 0 || !save.ended || save.outcome.ok()) return;
+  }
+  const absl::Status removed =
+      coordinator_.checkpoints().Abandon(save.run.job_id(), save.step, save.run.attempt());
+  if (!removed.ok()) LogWarning(std::string(removed.message()));
+}
+
+absl::Status Saves::Commit(const v1::UploadBegin& begin, const Save& save) {
+  // Between the last byte and the rename the attempt may have been replaced: an old one commits
+  // nothing.
+  if (!coordinator_.IsPresent(begin.run(), begin.token())) return AttemptIsOver();
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(begin.run().job_id()));
+  std::string model;
+  google::protobuf::util::JsonPrintOptions options;
+  options.preserve_proto_field_names = true;
+  options.always_print_primitive_fields = true;
+  if (!google::protobuf::util::MessageToJsonString(job.spec().model(), &model, options).ok()) {
+    return absl::InternalError("cannot write the model as JSON");
+  }
+  std::vector<checkpoint::Manifest> parts;
+  for (const auto& [rank, part] : save.parts) parts.push_back(part);
+  TERCIO_RETURN_IF_ERROR(coordinator_.Ask(StepsDone{begin.run(), save.steps}));
+  TERCIO_ASSIGN_OR_RETURN(
+      const checkpoint::Committed committed,
+      coordinator_.checkpoints().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(),
+                                        model, save.training_state, save.tokenizer, parts));
+  // Only fails when the coordinator is stopping; the checkpoint is on disk.
+  coordinator_
+      .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
+                               absl::ToDoubleSeconds(SteadyNow() - save.begun)})
+      .IgnoreError();
+  return absl::OkStatus();
+}
+
+}  // namespace tercio::coordinator

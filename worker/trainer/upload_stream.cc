@@ -1,0 +1,60 @@
+#include "worker/trainer/upload_stream.h"
+
+#include <utility>
+
+#include "common/grpc_status.h"
+
+namespace tercio {
+namespace {
+
+constexpr char kMethod[] = "/tercio.v1.CheckpointService/Upload";
+
+}  // namespace
+
+UploadStream::UploadStream(const std::shared_ptr<grpc::Channel>& channel)
+    : stub_(channel), call_(stub_.PrepareCall(&context_, kMethod, &queue_)) {
+  call_->StartCall(this);
+  open_ = Await();
+}
+
+UploadStream::~UploadStream() {
+  queue_.Shutdown();
+  while (Await()) {
+  }
+}
+
+bool UploadStream::Await() {
+  void* tag = nullptr;
+  bool ok = false;
+  return queue_.Next(&tag, &ok) && ok;
+}
+
+bool UploadStream::Write(const grpc::ByteBuffer& message) {
+  AwaitWrite();
+  if (!open_) return false;
+  call_->Write(message, this);
+  writing_ = true;
+  return true;
+}
+
+void UploadStream::AwaitWrite() {
+  if (std::exchange(writing_, false)) open_ = Await();
+}
+
+absl::Status UploadStream::Finish() {
+  AwaitWrite();
+  if (open_) {
+    call_->WritesDone(this);
+    open_ = Await();
+  }
+  // The answer is an empty message; what counts is the status.
+  grpc::ByteBuffer answer;
+  call_->Read(&answer, this);
+  Await();
+  grpc::Status status;
+  call_->Finish(&status, this);
+  Await();
+  return FromGrpc(status);
+}
+
+}  // namespace tercio

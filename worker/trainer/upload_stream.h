@@ -1,0 +1,43 @@
+// The client's side of CheckpointService.Upload, with messages as bytes (checkpoint/
+// upload_message.h).
+//
+// Threads: one at a time.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "grpcpp/channel.h"
+#include "grpcpp/client_context.h"
+#include "grpcpp/completion_queue.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/support/byte_buffer.h"
+
+namespace tercio {
+
+class UploadStream {
+ public:
+  explicit UploadStream(const std::shared_ptr<grpc::Channel>& channel);
+  ~UploadStream();
+  UploadStream(const UploadStream&) = delete;
+  UploadStream& operator=(const UploadStream&) = delete;
+
+  // The message goes out while the next is made. False: the call is over, Finish says why.
+  bool Write(const grpc::ByteBuffer& message);
+  // Ends the stream and waits for the answer. Called once, last.
+  absl::Status Finish();
+
+ private:
+  void AwaitWrite();
+  // Whether the operation that was begun has succeeded.
+  bool Await();
+
+  grpc::GenericStub stub_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> call_;
+  bool open_ = true;
+  bool writing_ = false;
+};
+
+}  // namespace tercio
