@@ -143,7 +143,8 @@ class Server {
             },
             flags.state_dir, std::move(metrics_address)),
         nodes_(coordinator, flags.heartbeat_interval),
-        checkpoints_(coordinator) {}
+        checkpoint_host_(HostOf(coordinator)),
+        checkpoints_(*checkpoint_host_) {}
 
   absl::Status Listen(const Flags& flags, std::string* address) {
     TERCIO_ASSIGN_OR_RETURN(const auto credentials, MakeServerCredentials(flags.tls));
@@ -175,6 +176,7 @@ class Server {
  private:
   JobServiceImpl jobs_;
   NodeServiceImpl nodes_;
+  std::unique_ptr<CheckpointHost> checkpoint_host_;
   CheckpointServiceImpl checkpoints_;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -23,8 +23,8 @@ constexpr int64_t kChunkElements = 1 << 18;  // 1 MiB
 // read. Deletes itself when the call is over.
 class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  UploadCall(Coordinator& coordinator, Saves& saves, ThreadPool& pool)
-      : coordinator_(coordinator), saves_(saves), pool_(pool) {
+  UploadCall(CheckpointHost& host, Saves& saves, ThreadPool& pool)
+      : host_(host), saves_(saves), pool_(pool) {
     std::lock_guard<std::mutex> lock(mutex_);
     ReadAhead();
   }
@@ -127,13 +127,13 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       return absl::InvalidArgumentError("the first message must be begin");
     }
     begin_ = message.begin();
-    if (!coordinator_.IsPresent(begin_.run(), begin_.token())) {
+    if (!host_.IsPresent(begin_.run(), begin_.token())) {
       return absl::AbortedError("this attempt is over");
     }
     TERCIO_ASSIGN_OR_RETURN(save_, saves_.Join(begin_));
     committed_ = save_ == nullptr;  // its answer was lost on the way
     if (committed_) return absl::OkStatus();
-    TERCIO_ASSIGN_OR_RETURN(file_, coordinator_.checkpoints().Begin(begin_));
+    TERCIO_ASSIGN_OR_RETURN(file_, host_.store().Begin(begin_));
     return absl::OkStatus();
   }
 
@@ -154,7 +154,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     Finish(ToGrpc(status));
   }
 
-  Coordinator& coordinator_;
+  CheckpointHost& host_;
   Saves& saves_;
   ThreadPool& pool_;
 
@@ -180,12 +180,12 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* CheckpointServiceImpl::Upload(
     grpc::CallbackServerContext*, grpc::ByteBuffer* response) {
   const grpc::Slice empty(v1::UploadResponse().SerializeAsString());
   *response = grpc::ByteBuffer(&empty, 1);
-  return new UploadCall(coordinator_, saves_, pool_);
+  return new UploadCall(host_, saves_, pool_);
 }
 
 absl::StatusOr<std::shared_ptr<checkpoint::Reader>> CheckpointServiceImpl::OpenReader(
     const std::string& job, int64_t step) {
-  const std::string path = coordinator_.checkpoints().PathOf(job, step);
+  const std::string path = host_.store().PathOf(job, step);
   std::lock_guard<std::mutex> lock(mutex_);
   if (reader_ != nullptr && reader_path_ == path) return reader_;
   // Its digests were checked when it was chosen.
@@ -197,8 +197,8 @@ absl::StatusOr<std::shared_ptr<checkpoint::Reader>> CheckpointServiceImpl::OpenR
 grpc::Status CheckpointServiceImpl::GetManifest(grpc::ServerContext*,
                                                 const v1::GetManifestRequest* request,
                                                 v1::GetManifestResponse* response) {
-  const absl::StatusOr<std::string> text = ReadFile(
-      coordinator_.checkpoints().PathOf(request->job_id(), request->step()) + "/manifest.json");
+  const absl::StatusOr<std::string> text =
+      ReadFile(host_.store().PathOf(request->job_id(), request->step()) + "/manifest.json");
   if (!text.ok()) return ToGrpc(text.status());
   response->set_manifest(*text);
   return grpc::Status::OK;
@@ -207,7 +207,7 @@ grpc::Status CheckpointServiceImpl::GetManifest(grpc::ServerContext*,
 grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
                                                const v1::ReadTensorRequest* request,
                                                grpc::ServerWriter<v1::TensorChunk>* writer) {
-  if (!coordinator_.IsPresent(request->run(), request->token()))
+  if (!host_.IsPresent(request->run(), request->token()))
     return ToGrpc(absl::AbortedError("this attempt is over"));
   const auto reader = OpenReader(request->job_id(), request->step());
   if (!reader.ok()) return ToGrpc(reader.status());

@@ -10,7 +10,7 @@
 
 #include "checkpoint/reader.h"
 #include "common/thread_pool.h"
-#include "coordinator/service/coordinator.h"
+#include "coordinator/service/checkpoint_host.h"
 #include "coordinator/service/saves.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 
@@ -19,8 +19,8 @@ namespace tercio::coordinator {
 class CheckpointServiceImpl
     : public v1::CheckpointService::WithRawCallbackMethod_Upload<v1::CheckpointService::Service> {
  public:
-  explicit CheckpointServiceImpl(Coordinator& coordinator)
-      : coordinator_(coordinator), saves_(coordinator) {}
+  // The host must outlive it.
+  explicit CheckpointServiceImpl(CheckpointHost& host) : host_(host), saves_(host) {}
 
   using WithRawCallbackMethod_Upload::Upload;
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*,
@@ -38,7 +38,7 @@ class CheckpointServiceImpl
   absl::StatusOr<std::shared_ptr<checkpoint::Reader>> OpenReader(const std::string& job,
                                                                  int64_t step);
 
-  Coordinator& coordinator_;
+  CheckpointHost& host_;
   Saves saves_;
   std::mutex mutex_;
   // The checkpoint that ranks load from now: opened once for all of them.

@@ -7,7 +7,6 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
-#include "google/protobuf/util/json_util.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -40,8 +39,7 @@ struct Saves::Save {
   bool complete() const { return static_cast<int>(parts.size()) >= world_size; }
 };
 
-Saves::Saves(Coordinator& coordinator)
-    : coordinator_(coordinator), watcher_([this] { LookForLostRanks(); }) {}
+Saves::Saves(CheckpointHost& host) : host_(host), watcher_([this] { LookForLostRanks(); }) {}
 
 Saves::~Saves() {
   {
@@ -65,17 +63,15 @@ absl::StatusOr<Saves::SavePtr> Saves::Join(const v1::UploadBegin& begin) {
     return save->outcome;
   }
   if (!same || save->step < begin.step()) {
-    if (coordinator_.checkpoints().AttemptOf(begin.run().job_id(), begin.step()) ==
-        begin.run().attempt()) {
+    if (host_.store().AttemptOf(begin.run().job_id(), begin.step()) == begin.run().attempt()) {
       // Committed before this coordinator started, which may not have heard of it.
       CheckpointCommitted committed{begin.run(), begin.step(), "", 0};
-      for (const checkpoint::Committed& there :
-           coordinator_.checkpoints().List(begin.run().job_id())) {
+      for (const checkpoint::Committed& there : host_.store().List(begin.run().job_id())) {
         if (there.step != begin.step()) continue;
         committed.path = there.path;
         committed.bytes = there.bytes;
       }
-      coordinator_.Post(std::move(committed));
+      host_.Tell(std::move(committed));
       return nullptr;
     }
     if (save != nullptr) {
@@ -134,7 +130,7 @@ void Saves::LookForLostRanks() {
   while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
     for (const auto& [job, save] : saves_) {
       if (save == nullptr || save->ended || save->complete()) continue;
-      if (!coordinator_.IsPresent(save->run, save->token)) {
+      if (!host_.IsPresent(save->run, save->token)) {
         End(*save, AttemptIsOver());
       } else if (!save->waiting.empty() && SteadyNow() - save->last_part > kSilence) {
         End(*save, absl::DeadlineExceededError(absl::StrCat("only ", save->parts.size(), " of ",
@@ -153,7 +149,7 @@ void Saves::End(Save& save, const absl::Status& outcome) {
   if (outcome.ok()) return;
   LogWarning(absl::StrCat("checkpoint of ", save.run.job_id(), " step ", save.step, ": ",
                           std::string(outcome.message())));
-  coordinator_.Post(CheckpointFailed{save.run, save.step, std::string(outcome.message())});
+  host_.Tell(CheckpointFailed{save.run, save.step, std::string(outcome.message())});
 }
 
 // The last upload to leave a save that was given up removes it: nobody writes there any more.
@@ -163,34 +159,24 @@ void Saves::Leave(Save& save) {
     if (--save.uploads > 0 || !save.ended || save.outcome.ok()) return;
   }
   const absl::Status removed =
-      coordinator_.checkpoints().Abandon(save.run.job_id(), save.step, save.run.attempt());
+      host_.store().Abandon(save.run.job_id(), save.step, save.run.attempt());
   if (!removed.ok()) LogWarning(std::string(removed.message()));
 }
 
 absl::Status Saves::Commit(const v1::UploadBegin& begin, const Save& save) {
   // Between the last byte and the rename the attempt may have been replaced: an old one commits
   // nothing.
-  if (!coordinator_.IsPresent(begin.run(), begin.token())) return AttemptIsOver();
-  TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(begin.run().job_id()));
-  std::string model;
-  google::protobuf::util::JsonPrintOptions options;
-  options.preserve_proto_field_names = true;
-  options.always_print_primitive_fields = true;
-  if (!google::protobuf::util::MessageToJsonString(job.spec().model(), &model, options).ok()) {
-    return absl::InternalError("cannot write the model as JSON");
-  }
+  if (!host_.IsPresent(begin.run(), begin.token())) return AttemptIsOver();
+  TERCIO_ASSIGN_OR_RETURN(const std::string model, host_.ModelOf(begin.run().job_id()));
   std::vector<checkpoint::Manifest> parts;
   for (const auto& [rank, part] : save.parts) parts.push_back(part);
-  TERCIO_RETURN_IF_ERROR(coordinator_.Ask(StepsDone{begin.run(), save.steps}));
+  TERCIO_RETURN_IF_ERROR(host_.Record(StepsDone{begin.run(), save.steps}));
   TERCIO_ASSIGN_OR_RETURN(
       const checkpoint::Committed committed,
-      coordinator_.checkpoints().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(),
-                                        model, save.training_state, save.tokenizer, parts));
-  // Only fails when the coordinator is stopping; the checkpoint is on disk.
-  coordinator_
-      .Ask(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
-                               absl::ToDoubleSeconds(SteadyNow() - save.begun)})
-      .IgnoreError();
+      host_.store().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(), model,
+                           save.training_state, save.tokenizer, parts));
+  host_.Record(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
+                                   absl::ToDoubleSeconds(SteadyNow() - save.begun)});
   return absl::OkStatus();
 }
 

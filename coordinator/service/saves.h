@@ -24,7 +24,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/manifest.h"
-#include "coordinator/service/coordinator.h"
+#include "coordinator/service/checkpoint_host.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 
 namespace tercio::coordinator {
@@ -34,7 +34,8 @@ class Saves {
   struct Save;
   using SavePtr = std::shared_ptr<Save>;
 
-  explicit Saves(Coordinator& coordinator);
+  // The host must outlive it.
+  explicit Saves(CheckpointHost& host);
   ~Saves();
   Saves(const Saves&) = delete;
   Saves& operator=(const Saves&) = delete;
@@ -58,7 +59,7 @@ class Saves {
   // With mutex_ held.
   void End(Save& save, const absl::Status& outcome);
 
-  Coordinator& coordinator_;
+  CheckpointHost& host_;
   std::mutex mutex_;
   std::map<std::string, SavePtr> saves_;  // by job; under way, or the last that has ended
   bool stopping_ = false;

@@ -1,0 +1,264 @@
+// Uploads over gRPC, as protobuf sends them, into a store on disk.
+#include "coordinator/service/checkpoint_service.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <future>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/rank_file.h"
+#include "checkpoint/reader.h"
+#include "common/checksum.h"
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "grpcpp/server_builder.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kRows = 64;
+constexpr int64_t kColumns = 40'000;  // a rank's half: 5 MB
+
+class FakeHost : public CheckpointHost {
+ public:
+  explicit FakeHost(const std::string& root) : store_(root) {}
+
+  checkpoint::Store& store() override { return store_; }
+  bool IsPresent(const v1::RunId& run, const std::string& token) const override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return run.attempt() == attempt_ && token == "token";
+  }
+  absl::StatusOr<std::string> ModelOf(const std::string&) const override { return "{}"; }
+  absl::Status Record(StepsDone steps) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    said_.push_back(absl::StrCat(steps.steps.size(), " steps"));
+    return absl::OkStatus();
+  }
+  void Record(CheckpointCommitted committed) override {
+    Say(absl::StrCat("committed ", committed.step));
+  }
+  void Tell(CheckpointCommitted committed) override { Say(absl::StrCat("knows ", committed.step)); }
+  void Tell(CheckpointFailed failed) override {
+    Say(absl::StrCat("failed ", failed.step, ": ", failed.error));
+  }
+
+  void Say(std::string what) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    said_.push_back(std::move(what));
+    changed_.notify_all();
+  }
+  void BeginAttempt(int attempt) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    attempt_ = attempt;
+  }
+  // What it was told, once it is told something with `word` in it.
+  std::vector<std::string> WaitFor(const std::string& word) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(30), [&] {
+      return !said_.empty() && said_.back().find(word) != std::string::npos;
+    })) << word;
+    return said_;
+  }
+
+ private:
+  checkpoint::Store store_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int attempt_ = 1;
+  std::vector<std::string> said_;
+};
+
+class CheckpointServiceTest : public ::testing::Test {
+ protected:
+  CheckpointServiceTest() {
+    int port = 0;
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(&service_);
+    server_ = builder.BuildAndStart();
+    stub_ = v1::CheckpointService::NewStub(
+        grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+  }
+  ~CheckpointServiceTest() override { server_->Shutdown(); }
+
+  // One of two ranks on its way; each has half of the rows.
+  struct Sender {
+    grpc::ClientContext context;
+    v1::UploadResponse response;
+    std::unique_ptr<grpc::ClientWriter<v1::UploadMessage>> writer;
+    v1::UploadMessage begin;
+    std::string bytes;
+
+    bool SendChunks() {
+      v1::UploadMessage message;
+      for (size_t at = 0; at < bytes.size(); at += 1 << 20) {
+        message.mutable_chunk()->set_data(bytes.substr(at, 1 << 20));
+        if (!writer->Write(message)) return false;
+      }
+      return true;
+    }
+    void SendEnd(const std::string& checksum) {
+      v1::UploadMessage message;
+      message.mutable_end()->set_bytes(static_cast<int64_t>(bytes.size()));
+      message.mutable_end()->set_checksum(checksum);
+      writer->Write(message);
+    }
+    std::string Checksum() const {
+      return ChecksumHex(checkpoint::RankFileOf(begin.begin().slices())->header + bytes);
+    }
+    grpc::Status Finish() {
+      writer->WritesDone();
+      return writer->Finish();
+    }
+    grpc::Status SendAll() {
+      if (SendChunks()) SendEnd(Checksum());
+      return Finish();
+    }
+  };
+
+  std::unique_ptr<Sender> Start(int rank, int64_t step, int attempt = 1,
+                                const std::string& job = "job") {
+    auto sender = std::make_unique<Sender>();
+    v1::UploadBegin* begin = sender->begin.mutable_begin();
+    begin->mutable_run()->set_job_id(job);
+    begin->mutable_run()->set_attempt(attempt);
+    begin->set_token("token");
+    begin->set_rank(rank);
+    begin->set_world_size(2);
+    begin->set_step(step);
+    begin->set_training_state("{}");
+    if (rank == 0) begin->add_steps()->set_step(step);
+    v1::TensorSlice* slice = begin->add_slices();
+    slice->set_tensor("w");
+    slice->set_dtype("F32");
+    slice->add_shape(kRows);
+    slice->add_shape(kColumns);
+    slice->set_row_begin(rank * kRows / 2);
+    slice->set_row_end((rank + 1) * kRows / 2);
+    slice->set_column_end(kColumns);
+    sender->bytes.resize(kRows / 2 * kColumns * sizeof(float));
+    for (size_t i = 0; i < sender->bytes.size(); ++i) {
+      sender->bytes[i] = static_cast<char>(i * 31 + static_cast<size_t>(rank));
+    }
+    sender->writer = stub_->Upload(&sender->context, &sender->response);
+    sender->writer->Write(sender->begin);
+    return sender;
+  }
+
+  std::vector<std::string> Directories() const { return ListDirectory(dir_.path() + "/job"); }
+
+  TempDir dir_;
+  FakeHost host_{dir_.path()};
+  CheckpointServiceImpl service_{host_};
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::CheckpointService::Stub> stub_;
+};
+
+TEST_F(CheckpointServiceTest, AllRanksAreAnsweredWhenAllIsVisible) {
+  const auto zero = Start(0, 10);
+  const auto one = Start(1, 10);
+  auto answer = std::async(std::launch::async, [&] { return zero->SendAll(); });
+  EXPECT_EQ(answer.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  EXPECT_TRUE(one->SendAll().ok());
+  EXPECT_TRUE(answer.get().ok());
+  EXPECT_EQ(Directories(), std::vector<std::string>{"step-00000010"});
+  EXPECT_EQ(host_.store().LatestGood("job", nullptr).step, 10);
+  EXPECT_EQ(host_.WaitFor("committed"), (std::vector<std::string>{"1 steps", "committed 10"}));
+
+  // Who has not heard of it sends again, and learns it at once.
+  EXPECT_TRUE(Start(0, 10)->Finish().ok());
+}
+
+TEST_F(CheckpointServiceTest, OneFailureEndsTheSaveOfAllAndLeavesNothing) {
+  const auto zero = Start(0, 10);
+  const auto one = Start(1, 10);
+  auto answer = std::async(std::launch::async, [&] { return zero->SendAll(); });
+  ASSERT_TRUE(one->SendChunks());
+  one->SendEnd("0123");
+  EXPECT_EQ(one->Finish().error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_EQ(answer.get().error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_THAT(host_.WaitFor("failed").back(), HasSubstr("checksum"));
+  EXPECT_TRUE(Directories().empty());
+}
+
+TEST_F(CheckpointServiceTest, AStreamThatEndsEarlyGivesTheSaveUp) {
+  const auto zero = Start(0, 10);
+  ASSERT_TRUE(zero->SendChunks());
+  EXPECT_EQ(zero->Finish().error_code(), grpc::StatusCode::DATA_LOSS);
+  EXPECT_THAT(host_.WaitFor("failed").back(), HasSubstr("ended early"));
+  EXPECT_TRUE(Directories().empty());
+}
+
+TEST_F(CheckpointServiceTest, ARankThatGoesAwayWhileItWaitsGivesTheSaveUp) {
+  auto zero = Start(0, 10);
+  ASSERT_TRUE(zero->SendChunks());
+  zero->SendEnd(zero->Checksum());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  zero->context.TryCancel();
+  EXPECT_FALSE(zero->Finish().ok());
+  host_.WaitFor("failed 10");
+  const auto one = Start(1, 10);
+  EXPECT_EQ(one->SendAll().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_TRUE(Directories().empty());
+}
+
+TEST_F(CheckpointServiceTest, ALaterSaveAndALaterAttemptTakeItsPlace) {
+  const auto old = Start(0, 10);
+  auto answer = std::async(std::launch::async, [&] { return old->SendAll(); });
+  EXPECT_EQ(answer.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  const auto next = Start(0, 20);
+  EXPECT_EQ(answer.get().error_code(), grpc::StatusCode::ABORTED);
+  auto second = std::async(std::launch::async, [&] { return next->SendAll(); });
+  EXPECT_EQ(second.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
+  host_.BeginAttempt(2);
+  EXPECT_EQ(second.get().error_code(), grpc::StatusCode::ABORTED);
+  EXPECT_EQ(Start(0, 20)->Finish().error_code(), grpc::StatusCode::ABORTED);
+  const auto zero = Start(0, 20, 2);
+  const auto one = Start(1, 20, 2);
+  auto third = std::async(std::launch::async, [&] { return zero->SendAll(); });
+  EXPECT_TRUE(one->SendAll().ok());
+  EXPECT_TRUE(third.get().ok());
+  EXPECT_EQ(Directories(), std::vector<std::string>{"step-00000020"});
+}
+
+TEST_F(CheckpointServiceTest, WhatIsNoUploadIsRefused) {
+  grpc::ClientContext context;
+  v1::UploadResponse response;
+  const auto writer = stub_->Upload(&context, &response);
+  v1::UploadMessage message;
+  message.mutable_chunk()->set_data("x");
+  writer->Write(message);
+  EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+
+  const auto longer = Start(0, 10);
+  longer->bytes += "more";
+  EXPECT_EQ(longer->SendAll().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CheckpointServiceTest, ManyUploadsWaitWithoutAThreadEach) {
+  // More than the pool has threads, each with its own job, whose rank 1 never comes.
+  std::vector<std::unique_ptr<Sender>> senders;
+  for (int i = 0; i < 24; ++i) {
+    auto sender = Start(0, 10, 1, absl::StrCat("job", i));
+    ASSERT_TRUE(sender->SendChunks());
+    sender->SendEnd(sender->Checksum());
+    senders.push_back(std::move(sender));
+  }
+  host_.BeginAttempt(2);
+  for (const auto& sender : senders) {
+    EXPECT_EQ(sender->Finish().error_code(), grpc::StatusCode::ABORTED);
+  }
+}
+
+}  // namespace
+}  // namespace tercio::coordinator
