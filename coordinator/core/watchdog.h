@@ -9,7 +9,7 @@
 namespace tercio::coordinator {
 
 struct WatchdogSettings {
-  double least_seconds = 30;   // however fast the steps are
+  double least_seconds = 28;   // however fast the steps are: found within 30
   double steps = 5;            // as many medians
   double most_seconds = 1200;  // however slow; below the ranks' own longest wait
   double start_seconds = 300;  // before the first step: connecting, loading

@@ -9,7 +9,7 @@ TEST(WatchdogTest, LearnsItsDeadline) {
   RunWatchdog watchdog;
   EXPECT_EQ(watchdog.Deadline(), 300);
   watchdog.StepEnded(0.5);
-  EXPECT_EQ(watchdog.Deadline(), 30);
+  EXPECT_EQ(watchdog.Deadline(), 28);
   for (int i = 0; i < 64; ++i) watchdog.StepEnded(20);  // the first is forgotten
   EXPECT_EQ(watchdog.Deadline(), 100);
   for (int i = 0; i < 20; ++i) watchdog.StepEnded(500);  // an evaluation now and then
@@ -40,8 +40,8 @@ TEST(WatchdogTest, AnyProgressCounts) {
   EXPECT_EQ(watchdog.StalledSeconds(1002), 4);
   watchdog.Heard("a", 1020, 45);
   watchdog.Heard("b", 1020, 22);
-  EXPECT_FALSE(watchdog.ShouldInspect(1027));
-  EXPECT_TRUE(watchdog.ShouldInspect(1029));
+  EXPECT_FALSE(watchdog.ShouldInspect(1025));
+  EXPECT_TRUE(watchdog.ShouldInspect(1027));
   // A late heartbeat takes nothing back; news do.
   watchdog.Heard("b", 1029, 100);
   EXPECT_EQ(watchdog.StalledSeconds(1029), 31);

@@ -21,6 +21,7 @@
 #include "worker/engine/bad_numbers.h"
 #include "worker/engine/gradient_lanes.h"
 #include "worker/engine/initialization.h"
+#include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
@@ -89,6 +90,7 @@ class Engine : public TrainingEngine {
     labels_ = arena_.Get<int32_t>("tokens.labels");
     predicted_counts_.resize(static_cast<size_t>(shape_.sequences_per_rank));
     snapshot_ = arena_.Floats("snapshot");
+    snapshot_pages_ = std::make_unique<PagesAhead>(snapshot_, arena_.Bytes("snapshot"));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
@@ -220,6 +222,7 @@ class Engine : public TrainingEngine {
   std::vector<int32_t> predicted_counts_;  // of this rank's sequences
   int64_t step_predictions_ = 0;           // of the global batch
   float* snapshot_;
+  std::unique_ptr<PagesAhead> snapshot_pages_;
 };
 
 void Engine::Initialize() {
