@@ -5,8 +5,8 @@
 // nobody reads and the next start removes.
 //
 // Threads: uploads of different ranks run in parallel; the other calls from any thread.
-// Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (checksum or digest
-// differs), INVALID_ARGUMENT.
+// Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (checksum differs),
+// INVALID_ARGUMENT.
 #pragma once
 
 #include <atomic>

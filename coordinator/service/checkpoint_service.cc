@@ -110,7 +110,10 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     TERCIO_ASSIGN_OR_RETURN(const checkpoint::ReceivedUpload received,
                             checkpoint::ParseUpload(std::move(message)));
     if (save_ == nullptr) return Begin(received.message);
-    if (const auto outcome = saves_.OutcomeOf(*save_)) return *outcome;
+    if (const auto outcome = saves_.OutcomeOf(*save_)) {
+      committed_ = outcome->ok();
+      return *outcome;
+    }
     for (const std::string_view bytes : received.chunk) {
       TERCIO_RETURN_IF_ERROR(file_->Write(bytes));
     }
@@ -127,6 +130,10 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       return absl::InvalidArgumentError("the first message must be begin");
     }
     begin_ = message.begin();
+    if (begin_.rank() < 0 || begin_.rank() >= begin_.world_size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("there is no rank ", begin_.rank(), " of ", begin_.world_size()));
+    }
     if (!host_.IsPresent(begin_.run(), begin_.token())) {
       return absl::AbortedError("this attempt is over");
     }
@@ -162,7 +169,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   v1::UploadBegin begin_;
   Saves::SavePtr save_;  // set by the first message
   std::unique_ptr<checkpoint::RankUpload> file_;
-  bool committed_ = false;  // before this upload began
+  bool committed_ = false;  // with this rank's part as it was sent before
   bool complete_ = false;
 
   std::mutex mutex_;

@@ -179,6 +179,19 @@ TEST_F(CheckpointServiceTest, AllRanksAreAnsweredWhenAllIsVisible) {
   EXPECT_TRUE(Start(0, 10)->Finish().ok());
 }
 
+TEST_F(CheckpointServiceTest, APartSentTwiceIsAnsweredTwice) {
+  const auto again = Start(0, 10);
+  const auto zero = Start(0, 10);
+  const auto one = Start(1, 10);
+  // Of both it is known that they have begun.
+  auto answer = std::async(std::launch::async, [&] { return zero->SendAll(); });
+  EXPECT_EQ(answer.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
+  EXPECT_TRUE(one->SendAll().ok());
+  EXPECT_TRUE(answer.get().ok());
+  EXPECT_TRUE(again->SendAll().ok());
+  EXPECT_EQ(host_.store().LatestGood("job", nullptr).step, 10);
+}
+
 TEST_F(CheckpointServiceTest, OneFailureEndsTheSaveOfAllAndLeavesNothing) {
   const auto zero = Start(0, 10);
   const auto one = Start(1, 10);
@@ -239,6 +252,8 @@ TEST_F(CheckpointServiceTest, WhatIsNoUploadIsRefused) {
   message.mutable_chunk()->set_data("x");
   writer->Write(message);
   EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+
+  EXPECT_EQ(Start(2, 10)->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 
   const auto longer = Start(0, 10);
   longer->bytes += "more";

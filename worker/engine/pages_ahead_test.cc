@@ -28,14 +28,17 @@ class PagesAheadTest : public ::testing::Test {
 };
 
 TEST_F(PagesAheadTest, FindsThePagesAndLeavesTheContent) {
-  if (madvise(memory_, static_cast<size_t>(sysconf(_SC_PAGESIZE)), MADV_POPULATE_WRITE) != 0) {
-    GTEST_SKIP() << "the kernel has no MADV_POPULATE_WRITE";
-  }
-  static_cast<char*>(memory_)[12345] = 'x';
-  const PagesAhead ahead(memory_, static_cast<int64_t>(kBytes));
   const size_t all = kBytes / static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  for (int i = 0; i < 3000 && ResidentPages(memory_) < all; ++i) usleep(10'000);
-  EXPECT_EQ(ResidentPages(memory_), all);
+  static_cast<char*>(memory_)[12345] = 'x';
+  // A kernel before 5.14 finds pages only for who writes.
+  const bool can = madvise(memory_, 1, MADV_POPULATE_WRITE) == 0;
+  const size_t before = ResidentPages(memory_);
+  ASSERT_LT(before, all);
+  {
+    const PagesAhead ahead(memory_, static_cast<int64_t>(kBytes));
+    for (int i = 0; can && i < 3000 && ResidentPages(memory_) < all; ++i) usleep(10'000);
+  }
+  EXPECT_EQ(ResidentPages(memory_), can ? all : before);
   EXPECT_EQ(static_cast<char*>(memory_)[12345], 'x');
   EXPECT_EQ(static_cast<char*>(memory_)[54321], '\0');
 }
