@@ -58,6 +58,11 @@ class NodeServiceImpl::AgentStream
         FinishOnce(ToGrpc(status));
         return;
       }
+    } else if (incoming_.has_news()) {
+      for (v1::AgentMessage& message : *incoming_.mutable_news()->mutable_messages()) {
+        coordinator_.Post(NodeSaid{node_, std::move(message)});
+      }
+      incoming_.Clear();
     } else {
       coordinator_.Post(NodeSaid{node_, std::exchange(incoming_, {})});
     }
@@ -115,6 +120,7 @@ class NodeServiceImpl::AgentStream
     TERCIO_RETURN_IF_ERROR(coordinator_.CheckName(hello));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
+    answer.mutable_hello_accepted()->set_takes_news(true);
     Send(outbox_, std::move(answer));
     TERCIO_ASSIGN_OR_RETURN(
         token_, coordinator_.Attach(hello, {[outbox = outbox_](v1::CoordinatorMessage message) {

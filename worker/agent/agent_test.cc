@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
@@ -61,6 +62,7 @@ class FakeCoordinator : public v1::NodeService::Service {
     if (!stream->Read(&message)) return grpc::Status::OK;
     v1::CoordinatorMessage accepted;
     accepted.mutable_hello_accepted()->set_heartbeat_interval_seconds(0.2);
+    accepted.mutable_hello_accepted()->set_takes_news(takes_news_);
     stream->Write(accepted);
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -69,13 +71,12 @@ class FakeCoordinator : public v1::NodeService::Service {
       changed_.notify_all();
     }
     while (stream->Read(&message)) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      said_.push_back(message);
-      changed_.notify_all();
-      if (message.sequence() == 0 || !acknowledges_) continue;
-      v1::CoordinatorMessage answer;
-      answer.mutable_acknowledge()->set_sequence(message.sequence());
-      stream->Write(answer);
+      if (!message.has_news()) {
+        Hear(message, *stream);
+        continue;
+      }
+      ++batches_;
+      for (const v1::AgentMessage& each : message.news().messages()) Hear(each, *stream);
     }
     std::lock_guard<std::mutex> lock(mutex_);
     stream_ = nullptr;
@@ -126,6 +127,10 @@ class FakeCoordinator : public v1::NodeService::Service {
     return greeted ? ::testing::AssertionSuccess() : ::testing::AssertionFailure() << "no hello";
   }
 
+  // Before an agent comes: as a coordinator of an older version, which takes each by itself.
+  void TakeNoNews() { takes_news_ = false; }
+  int batches() const { return batches_; }
+
   void Acknowledge(bool wanted) {
     std::lock_guard<std::mutex> lock(mutex_);
     acknowledges_ = wanted;
@@ -145,6 +150,17 @@ class FakeCoordinator : public v1::NodeService::Service {
   }
 
  private:
+  void Hear(const v1::AgentMessage& message,
+            grpc::ServerReaderWriter<v1::CoordinatorMessage, v1::AgentMessage>& stream) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    said_.push_back(message);
+    changed_.notify_all();
+    if (message.sequence() == 0 || !acknowledges_) return;
+    v1::CoordinatorMessage answer;
+    answer.mutable_acknowledge()->set_sequence(message.sequence());
+    stream.Write(answer);
+  }
+
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
   std::mutex mutex_;
@@ -153,6 +169,8 @@ class FakeCoordinator : public v1::NodeService::Service {
   std::vector<v1::AgentHello> hellos_;
   std::vector<v1::AgentMessage> said_;
   bool acknowledges_ = true;
+  std::atomic<bool> takes_news_{true};
+  std::atomic<int> batches_{0};
   std::map<std::pair<int, std::string>, std::string> values_;  // by attempt and key
 };
 
@@ -645,6 +663,7 @@ TEST_F(AgentTest, NewsIsKeptUntilItIsAcknowledged) {
     if (m.sequence() > 0) again.push_back(m.SerializeAsString());
   }
   EXPECT_EQ(sent, again) << "all of it, in order";
+  EXPECT_GE(coordinator_.batches(), 1) << "what is there goes together";
   EXPECT_EQ(StepsSaid().size(), 30u);
   // A third agent has nothing to tell.
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -653,6 +672,15 @@ TEST_F(AgentTest, NewsIsKeptUntilItIsAcknowledged) {
   StartAgent(3);
   ASSERT_TRUE(coordinator_.Hears([](const v1::AgentMessage& m) { return m.has_heartbeat(); }));
   for (const v1::AgentMessage& m : coordinator_.said()) EXPECT_EQ(m.sequence(), 0u);
+}
+
+TEST_F(AgentTest, AnOlderCoordinatorIsToldEachNewsByItself) {
+  coordinator_.TakeNoNews();
+  StartAgent();
+  StartRun(1, 30);
+  ASSERT_TRUE(coordinator_.Hears(Stopped));
+  EXPECT_EQ(coordinator_.batches(), 0);
+  EXPECT_EQ(StepsSaid().size(), 30u);
 }
 
 TEST_F(AgentTest, AStateDirectoryHasOneAgent) {

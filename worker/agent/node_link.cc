@@ -128,6 +128,7 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
     std::lock_guard<std::mutex> lock(mutex_);
     heartbeat_seconds_ =
         std::max(kShortestHeartbeat, answer.hello_accepted().heartbeat_interval_seconds());
+    takes_news_ = answer.hello_accepted().takes_news();
     broken_ = false;
     greeting_ = nullptr;
     if (stopping_) return;
@@ -204,14 +205,26 @@ bool NodeLink::WriteNews(Stream& stream) {
       if (stopping_) return true;
       sent = sent_;
     }
-    const std::vector<v1::AgentMessage> batch = store_.After(sent, kBatchBytes);
+    std::vector<v1::AgentMessage> batch = store_.After(sent, kBatchBytes);
     if (batch.empty()) return true;
-    for (const v1::AgentMessage& message : batch) {
-      if (!stream.Write(message)) return false;
-      std::lock_guard<std::mutex> lock(mutex_);
-      sent_ = message.sequence();
-    }
+    sent = batch.back().sequence();
+    if (!WriteBatch(stream, std::move(batch))) return false;
+    std::lock_guard<std::mutex> lock(mutex_);
+    sent_ = sent;
   }
+}
+
+// What has come together goes together: a message costs more than what is in it.
+bool NodeLink::WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch) {
+  if (!takes_news_ || batch.size() == 1) {
+    return std::all_of(batch.begin(), batch.end(),
+                       [&](const v1::AgentMessage& message) { return stream.Write(message); });
+  }
+  v1::AgentMessage news;
+  for (v1::AgentMessage& message : batch) {
+    *news.mutable_news()->add_messages() = std::move(message);
+  }
+  return stream.Write(news);
 }
 
 // A cancelled stream loses what is on its way: lets the coordinator end it.

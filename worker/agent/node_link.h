@@ -65,6 +65,7 @@ class NodeLink {
   void Receive(const v1::CoordinatorMessage& message);
   void WriteLoop(Stream& stream, grpc::ClientContext& context);
   bool WriteNews(Stream& stream);
+  bool WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch);
   bool WriteSaid(Stream& stream);
   void SayGoodbye(Stream& stream);
   double SecondsAway();
@@ -80,6 +81,7 @@ class NodeLink {
   uint64_t sent_ = 0;                  // of the spool, on the present connection
   bool news_ = false;                  // the spool may hold more
   bool connected_ = false;
+  bool takes_news_ = false;  // the present coordinator: messages together
   bool stopping_ = false;
   std::chrono::steady_clock::time_point away_until_;
   bool broken_ = false;                      // the present connection

@@ -116,8 +116,7 @@ class SimulatedCluster::Agent
 
   void OnWriteDone(bool ok) override {
     std::lock_guard<std::mutex> lock(mutex_);
-    outbox_.pop_front();
-    if (ok && !outbox_.empty()) StartWrite(&outbox_.front());
+    if (ok) WriteNext();
   }
 
   void OnDone(const grpc::Status& status) override {
@@ -139,10 +138,28 @@ class SimulatedCluster::Agent
   }
 
   void Write(v1::AgentMessage message) {
-    ++cluster_.traffic_.messages_to;
-    cluster_.traffic_.bytes_to += static_cast<int64_t>(message.ByteSizeLong());
     outbox_.push_back(std::move(message));
-    if (outbox_.size() == 1) StartWrite(&outbox_.front());
+    if (!writing_) WriteNext();
+  }
+
+  // News that has come while the message before was on its way goes together, as an agent's does.
+  void WriteNext() {
+    writing_ = !outbox_.empty();
+    if (!writing_) return;
+    outgoing_ = std::move(outbox_.front());
+    outbox_.pop_front();
+    if (outgoing_.sequence() > 0 && !outbox_.empty() && outbox_.front().sequence() > 0) {
+      v1::AgentMessage news;
+      *news.mutable_news()->add_messages() = std::move(outgoing_);
+      while (!outbox_.empty() && outbox_.front().sequence() > 0) {
+        *news.mutable_news()->add_messages() = std::move(outbox_.front());
+        outbox_.pop_front();
+      }
+      outgoing_ = std::move(news);
+    }
+    ++cluster_.traffic_.messages_to;
+    cluster_.traffic_.bytes_to += static_cast<int64_t>(outgoing_.ByteSizeLong());
+    StartWrite(&outgoing_);
   }
 
   void Receive(const v1::CoordinatorMessage& message) {
@@ -258,8 +275,10 @@ class SimulatedCluster::Agent
   const std::string name_;
   grpc::ClientContext context_;
   v1::CoordinatorMessage incoming_;
-  std::mutex mutex_;                     // what follows
-  std::deque<v1::AgentMessage> outbox_;  // the first is being written
+  std::mutex mutex_;  // what follows
+  std::deque<v1::AgentMessage> outbox_;
+  v1::AgentMessage outgoing_;
+  bool writing_ = false;
   uint64_t sequence_ = 0;
   v1::RunId run_;
   std::vector<int> ranks_;
