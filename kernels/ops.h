@@ -1,9 +1,15 @@
 // The contract of every operation. A backend implements class Ops once per device; the model calls
 // nothing else.
 //
-// All pointers are memory of the device, row-major, dense unless a stride is named. fp32 unless
-// said; sums accumulate in fp32 unless said. Operations run in the order of the stream that the Ops
-// is bound to and fail only by a check (wrong arguments), never at run time. Sizes are elements.
+// All pointers are memory of the device, row-major, dense unless a stride is named. Values are of
+// the job's precision (values.h), and what an operation writes is rounded last; what is float* is
+// fp32 in every precision: statistics, log-sum-exps, losses, weight gradients, master weights,
+// moments. Operations compute, and sums accumulate, in fp32 unless said. Operations run in the
+// order of the stream that the Ops is bound to and fail only by a check (wrong arguments), never at
+// run time. Sizes are elements.
+//
+// Rounding to a 16-bit format goes to the nearest number, of two equally near ones to the even one.
+// Too large: infinity; subnormal numbers are kept; NaN stays NaN.
 //
 // Letters: T tokens of a sequence, N = sequences * T rows, C hidden, F feed-forward, V local
 // vocabulary, H local heads, D head dimension.
@@ -18,12 +24,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/values.h"
+
 namespace tercio::kernels {
 
 inline constexpr int64_t kPieceRows = 256;
-
-// What a buffer's values are rounded to. kFloat32: they are not.
-enum class Format { kFloat32, kBfloat16, kFloat16 };
 
 // Which elements a dropout site drops. Element (row, channel) of a micro-batch is keyed by
 // (seed, step, layer, site, sequence, position, channel), where first_row + row = (sequence -
@@ -40,70 +45,61 @@ struct Dropout {
   int64_t first_row = 0;       // of the micro-batch, that the call begins with
 };
 
-// `result` of any operation: what it writes is rounded to this format, last, as by Round; an
-// intermediate that the backward pass reads (mean, rstd) is not.
-//
-// `operands` of a product: every value of both factors is one of this format; a backend may then
-// use instructions for it. With bf16 operands denormal numbers count as zero, those that the
-// product reads and those that it computes (docs/numerics.md).
+// Products: all values of both factors are of one format, and a backend may use instructions for
+// it. With bf16 factors denormal numbers count as zero, those that the product reads and those that
+// it computes (docs/numerics.md).
 
 // y[m,n] (= or +=) sum_k x[m,k] w[n,k] (+ bias[n])                     x (M,K)  w (N,K)  y (M,N)
 struct MatmulArgs {
-  const float* x;
-  const float* w;
-  const float* bias = nullptr;
-  float* y;
+  ConstValues x;
+  ConstValues w;
+  ConstValues bias;
+  Values y;
   int64_t m, n, k;
   bool accumulate = false;
-  Format operands = Format::kFloat32;
-  Format result = Format::kFloat32;
 };
 
 // dx[m,k] (= or +=) sum_n dy[m,n] w[n,k]                               dy (M,N)  w (N,K)  dx (M,K)
 struct MatmulBackwardInputArgs {
-  const float* dy;
-  const float* w;
-  float* dx;
+  ConstValues dy;
+  ConstValues w;
+  Values dx;
   int64_t m, n, k;
   bool accumulate = false;
-  Format operands = Format::kFloat32;
-  Format result = Format::kFloat32;
 };
 
 // dw[n,k] (= or +=) leaf sum over m of dy[m,n] x[m,k];  dbias[n] likewise of dy[m,n] (if not null)
 struct MatmulBackwardWeightArgs {
-  const float* dy;
-  const float* x;
+  ConstValues dy;
+  ConstValues x;
   float* dw;
   float* dbias = nullptr;
   int64_t m, n, k;
   int64_t rows_per_leaf;
   bool accumulate = true;
-  Format operands = Format::kFloat32;
 };
 
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
 struct LayerNormArgs {
-  const float* x;       // (N,C)
-  const float* weight;  // (C)
-  const float* bias;    // (C) or null
-  float* y;             // (N,C)
-  float* mean;          // (N)
-  float* rstd;          // (N)
+  ConstValues x;       // (N,C)
+  ConstValues weight;  // (C)
+  ConstValues bias;    // (C) or null
+  Values y;            // (N,C)
+  float* mean;         // (N)
+  float* rstd;         // (N)
   int64_t rows, columns;
   float eps = 1e-5f;
   bool rms = false;  // RMSNorm (Zhang and Sennrich 2019): the mean counts as 0, and is stored as 0
-  Format result = Format::kFloat32;  // of y
 };
 
 // dx (= or +=) gradient through the norm; dweight, dbias += leaf sums.
 struct LayerNormBackwardArgs {
-  const float* dy;
-  const float* x;
-  const float* weight;
+  ConstValues dy;
+  ConstValues x;
+  ConstValues weight;
   const float* mean;
   const float* rstd;
-  float* dx;
+  Values dx;
   float* dweight;
   float* dbias;  // or null
   int64_t rows, columns;
@@ -114,42 +110,41 @@ struct LayerNormBackwardArgs {
 
 // out = residual + dropout(branch + bias). out may be residual.
 struct ResidualArgs {
-  const float* residual;
-  const float* branch;
-  const float* bias;  // (C) or null
-  float* out;
+  ConstValues residual;
+  ConstValues branch;
+  ConstValues bias;  // (C) or null
+  Values out;
   int64_t rows, columns;
   Dropout dropout;
-  Format result = Format::kFloat32;
 };
 
 // dbranch = dropout'(dout); dbias += leaf sum of dbranch (if not null). dbranch may be null when
 // there is no dropout (it would equal dout).
 struct ResidualBackwardArgs {
-  const float* dout;
-  float* dbranch;
+  ConstValues dout;
+  Values dbranch;
   float* dbias;
   int64_t rows, columns;
   int64_t rows_per_leaf;
   Dropout dropout;
 };
 
-// h += bias (kept for the backward pass); g = gelu(h): the tanh form of GPT-2, or, where `exact`,
-// h * Phi(h) with the distribution function of the normal distribution (Hendrycks and Gimpel 2016).
+// h += bias (kept for the backward pass; only where h is fp32); g = gelu(h): the tanh form of
+// GPT-2, or, where `exact`, h * Phi(h) with the distribution function of the normal distribution
+// (Hendrycks and Gimpel 2016).
 struct BiasGeluArgs {
-  float* h;
-  const float* bias;  // or null
-  float* g;
+  Values h;
+  ConstValues bias;  // or null
+  Values g;
   int64_t rows, columns;
   bool exact = false;
-  Format result = Format::kFloat32;  // of g
 };
 
 // dh = dg * gelu'(h), dh may be dg; dbias += leaf sum of dh (if not null).
 struct BiasGeluBackwardArgs {
-  const float* dg;
-  const float* h;
-  float* dh;
+  ConstValues dg;
+  ConstValues h;
+  Values dh;
   float* dbias;
   int64_t rows, columns;
   int64_t rows_per_leaf;
@@ -158,17 +153,16 @@ struct BiasGeluBackwardArgs {
 
 // g = silu(gate) * up, silu(x) = x / (1 + exp(-x)); a row of h is gate, then up (Shazeer 2020).
 struct SwigluArgs {
-  const float* h;  // (rows, 2 columns)
-  float* g;        // (rows, columns)
+  ConstValues h;  // (rows, 2 columns)
+  Values g;       // (rows, columns)
   int64_t rows, columns;
-  Format result = Format::kFloat32;
 };
 
 // dh may not be h.
 struct SwigluBackwardArgs {
-  const float* dg;
-  const float* h;
-  float* dh;  // (rows, 2 columns)
+  ConstValues dg;
+  ConstValues h;
+  Values dh;  // (rows, 2 columns)
   int64_t rows, columns;
 };
 
@@ -176,7 +170,7 @@ struct SwigluBackwardArgs {
 // h of row n starts at x[n * stride + h * D]; the row's angles are table row (n mod T): D/2
 // cosines, then D/2 sines. inverse: the other way round, which is the gradient.
 struct RotaryArgs {
-  float* x;
+  Values x;
   const float* table;  // (T, D)
   int64_t rows, tokens, stride, heads, head_dim;
   bool inverse = false;
@@ -189,11 +183,11 @@ struct RotaryArgs {
 // H, T): log sum exp of s[i,:]. Attention dropout is keyed by the global head first_head + head,
 // query position and key position.
 struct AttentionArgs {
-  const float* q;
-  const float* k;
-  const float* v;
+  ConstValues q;
+  ConstValues k;
+  ConstValues v;
   int64_t stride;
-  float* out;  // (N, H*D)
+  Values out;  // (N, H*D)
   float* lse;
   int64_t sequences, tokens, heads, head_dim;
   int64_t group = 1;        // query heads for each key head; divides heads
@@ -207,15 +201,15 @@ struct AttentionArgs {
 
 // dq, dk, dv (same stride as q, k, v) are written with =.
 struct AttentionBackwardArgs {
-  const float* dout;
-  const float* out;
+  ConstValues dout;
+  ConstValues out;
   const float* lse;
-  const float* q;
-  const float* k;
-  const float* v;
-  float* dq;
-  float* dk;
-  float* dv;
+  ConstValues q;
+  ConstValues k;
+  ConstValues v;
+  Values dq;
+  Values dk;
+  Values dv;
   int64_t stride;
   int64_t sequences, tokens, heads, head_dim;
   int64_t group = 1;
@@ -230,8 +224,8 @@ struct AttentionBackwardArgs {
 // others.
 struct EmbeddingArgs {
   const int32_t* tokens;  // (N)
-  const float* weight;    // (rows, C)
-  float* out;             // (N,C)
+  ConstValues weight;     // (rows, C)
+  Values out;             // (N,C)
   int64_t count, columns;
   int64_t vocabulary_begin, vocabulary_rows;
 };
@@ -239,7 +233,7 @@ struct EmbeddingArgs {
 // dweight[token[n] - begin] += dx[n], n ascending; others are skipped.
 struct EmbeddingBackwardArgs {
   const int32_t* tokens;
-  const float* dx;
+  ConstValues dx;
   float* dweight;
   int64_t count, columns;
   int64_t vocabulary_begin, vocabulary_rows;
@@ -247,19 +241,19 @@ struct EmbeddingBackwardArgs {
 
 // x[n] = dropout(x[n] + weight[(first_row + n) mod T] + type_weight[type[n]])
 struct PositionEmbeddingArgs {
-  float* x;
-  const float* weight;  // (T,C), or null: nothing is added
+  Values x;
+  ConstValues weight;  // (T,C), or null: nothing is added
   int64_t rows, columns, tokens;
   int64_t first_row = 0;
   Dropout dropout;
   const int32_t* types = nullptr;  // (N) from the first row of the call; read with type_weight only
-  const float* type_weight = nullptr;
+  ConstValues type_weight;
 };
 
 // dx = dropout'(dx) in place; dweight[(first_row + n) mod T] += dx[n] and dtype_weight[type[n]] +=
 // dx[n], n ascending.
 struct PositionEmbeddingBackwardArgs {
-  float* dx;
+  Values dx;
   float* dweight;  // or null
   int64_t rows, columns, tokens;
   int64_t first_row = 0;
@@ -270,32 +264,32 @@ struct PositionEmbeddingBackwardArgs {
 
 // out[i] = x[index[i]]
 struct GatherArgs {
-  const float* x;
+  ConstValues x;
   const int32_t* index;  // (count)
-  float* out;            // (count, C)
+  Values out;            // (count, C)
   int64_t count, columns;
 };
 
 // to[index[i]] += from[i], i ascending.
 struct ScatterAddArgs {
-  const float* from;  // (count, C)
+  ConstValues from;  // (count, C)
   const int32_t* index;
-  float* to;
+  Values to;
   int64_t count, columns;
 };
 
 // y = tanh(y + bias), in place.
 struct BiasTanhArgs {
-  float* y;
-  const float* bias;  // (C) or null
+  Values y;
+  ConstValues bias;  // (C) or null
   int64_t rows, columns;
 };
 
 // dx = dy * (1 - y^2); dx may be dy.
 struct TanhBackwardArgs {
-  const float* dy;
-  const float* y;
-  float* dx;
+  ConstValues dy;
+  ConstValues y;
+  Values dx;
   int64_t count;
 };
 
@@ -312,7 +306,7 @@ inline constexpr int64_t kCrossEntropyStats = 4;
 // -inf, sum l where `sums`, else 0}. With no valid column: {-inf, 0, -inf, 0}. target is global;
 // the rank owns [vocabulary_begin, + valid).
 struct CrossEntropyLocalArgs {
-  const float* logits;  // (R, stride)
+  ConstValues logits;  // (R, stride)
   const int32_t* targets;
   float* stats;  // (R, kCrossEntropyStats)
   int64_t rows, valid, stride;
@@ -333,7 +327,7 @@ struct CrossEntropyCombineArgs {
 // logits[r,c] = (exp(logits[r,c] - lse[r]) - weight of c) * scale in place, weight = (1 - amount)
 // [c is the target] + amount / vocabulary; columns from `valid` to `stride` become 0.
 struct CrossEntropyBackwardArgs {
-  float* logits;
+  Values logits;
   const float* lse;
   const int32_t* targets;
   int64_t rows, valid, stride;
@@ -342,8 +336,17 @@ struct CrossEntropyBackwardArgs {
   LabelSmoothing smoothing;
 };
 
+// sums[(first_row + i) / rows_per_sum] += loss[i] in double, i ascending.
+struct AddLossesArgs {
+  const float* loss;  // (rows)
+  double* sums;
+  int64_t rows;
+  int64_t first_row;
+  int64_t rows_per_sum;
+};
+
 // One AdamW step as torch.optim.AdamW: g = gradient * clip; p -= lr*decay*p; m, v updated;
-// p -= lr * (m / bias_correction1) / (sqrt(v / bias_correction2) + eps).
+// p -= lr * (m / bias_correction1) / (sqrt(v / bias_correction2) + eps). rounded = p, if not null.
 struct AdamWArgs {
   float* parameter;
   const float* gradient;
@@ -353,6 +356,7 @@ struct AdamWArgs {
   float learning_rate, beta1, beta2, eps, weight_decay;
   double bias_correction1, bias_correction2;  // 1 - beta^step
   float clip = 1;
+  Values rounded;  // what the model reads where that is not fp32
 };
 
 class Ops {
@@ -387,15 +391,14 @@ class Ops {
   virtual void CrossEntropyLocal(const CrossEntropyLocalArgs& args) = 0;
   virtual void CrossEntropyCombine(const CrossEntropyCombineArgs& args) = 0;
   virtual void CrossEntropyBackward(const CrossEntropyBackwardArgs& args) = 0;
+  virtual void AddLosses(const AddLossesArgs& args) = 0;
   virtual void AdamW(const AdamWArgs& args) = 0;
 
   // a[i] += b[i]
-  virtual void Add(float* a, const float* b, int64_t count) = 0;
-  virtual void Zero(float* a, int64_t count) = 0;
-  virtual void Copy(float* to, const float* from, int64_t count) = 0;
-  // x[i] = the value that a buffer of `format` would hold: the nearest, of two equally near ones
-  // the even one. Too large: infinity; subnormal values are kept; NaN stays NaN.
-  virtual void Round(float* x, int64_t count, Format format) = 0;
+  virtual void Add(Values a, ConstValues b, int64_t count) = 0;
+  virtual void Zero(Values a, int64_t count) = 0;
+  // to[i] = from[i], in the format of `to`. They may be one.
+  virtual void Copy(Values to, ConstValues from, int64_t count) = 0;
   // *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks
   // in order.
   virtual void SumOfSquares(const float* a, int64_t count, double* sum) = 0;

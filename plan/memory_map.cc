@@ -25,12 +25,12 @@ constexpr int64_t kFloat = sizeof(float);
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Hands out consecutive pieces that start at multiples of 16 floats.
+// Hands out consecutive pieces, in bytes.
 class Cutter {
  public:
-  int64_t Take(int64_t count) {
+  int64_t Take(int64_t bytes) {
     const int64_t at = next_;
-    next_ += RoundUp(count, kAlignment / kFloat);
+    next_ += RoundUp(bytes, kAlignment);
     return at;
   }
   int64_t total() const { return next_; }
@@ -51,6 +51,10 @@ class TableBuilder {
   }
   void Floats(const std::string& name, v1::BufferKind kind, int64_t count) {
     Add(name, kind, count * kFloat);
+  }
+  void Values(const std::string& name, v1::BufferKind kind, const Precision& precision,
+              int64_t count) {
+    Add(name, kind, count * precision.bytes());
   }
   v1::MemoryTable Finish() { return std::move(table_); }
 
@@ -94,7 +98,7 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
 void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
   const int64_t wide = std::max(shape.qkv, shape.up);
   const auto add = [&](const char* name, int64_t count) {
-    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, count);
+    table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
   };
   add("workspace.branch", shape.rows * shape.hidden);
   add("workspace.branch_gradient", shape.local_rows * shape.hidden);
@@ -105,8 +109,10 @@ void AddWorkspace(const StageShape& shape, int threads, TableBuilder* table) {
   add("workspace.attention_gradient", shape.rows * shape.attention);
   // The gradient of a gated MLP's product cannot be made in place.
   add("workspace.gated_gradient", shape.up > shape.ffn ? shape.rows * shape.ffn : 0);
-  add("workspace.rotary", shape.rotary ? shape.tokens * shape.head_dim : 0);
-  add("workspace.attention", kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
+  table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE,
+                shape.rotary ? shape.tokens * shape.head_dim : 0);
+  table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE,
+                kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
 }
 
 // Classes of whole sequences: everything has one row per sequence.
@@ -114,12 +120,13 @@ void AddClasses(const StageShape& shape, TableBuilder* table) {
   if (shape.classes == 0) return;
   for (const char* name : {"classes.first", "classes.pooled", "classes.dropped", "classes.gradient",
                            "classes.pooled_gradient"}) {
-    table->Floats(name, v1::BUFFER_KIND_WORKSPACE, shape.sequences * shape.hidden);
+    table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, shape.sequences * shape.hidden);
   }
+  table->Values("classes.logits", v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                shape.sequences * shape.classes);
   const auto add = [&](const char* name, int64_t count) {
     table->Floats(name, v1::BUFFER_KIND_WORKSPACE, shape.sequences * count);
   };
-  add("classes.logits", shape.classes);
   add("classes.stats", kernels::kCrossEntropyStats);
   add("classes.lse", 1);
   add("classes.loss", 1);
@@ -137,12 +144,14 @@ void AddHead(const StageShape& shape, int tensor, TableBuilder* table) {
   if (shape.masked_head) {
     for (const char* name : {"head.rows", "head.transform", "head.activation", "head.norm",
                              "head.gradient", "head.transform_gradient"}) {
-      add(name, shape.chunk_rows * shape.hidden);
+      table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                    shape.chunk_rows * shape.hidden);
     }
     add("head.norm_mean", shape.chunk_rows);
     add("head.norm_rstd", shape.chunk_rows);
   }
-  add("head.logits", shape.chunk_rows * shape.vocabulary);
+  table->Values("head.logits", v1::BUFFER_KIND_WORKSPACE, shape.precision,
+                shape.chunk_rows * shape.vocabulary);
   add("head.stats", shape.chunk_rows * kernels::kCrossEntropyStats);
   add("head.all_stats", shape.chunk_rows * kernels::kCrossEntropyStats * tensor);
   add("head.lse", shape.chunk_rows);
@@ -170,8 +179,10 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   for (const v1::BucketRange& range : BucketsOfStage(job.model(), layout, stage)) {
     bucket = std::max(bucket, range.end() - range.begin());
   }
-  add("gradient_flow.0", shape.local_rows * shape.hidden);
-  add("gradient_flow.1", layout.pipeline() > 1 ? shape.local_rows * shape.hidden : 0);
+  const int64_t flow = shape.local_rows * shape.hidden;
+  table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
+  table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
+                layout.pipeline() > 1 ? flow : 0);
   add("tensor_scratch",
       AllReduceScratch(LargestTensorSum(job.model(), layout, shape, stage), layout.tensor()));
   add("data_scratch", AllReduceScratch(bucket, layout.data()));
@@ -179,6 +190,11 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   const bool tied = traits.tied_head && traits.head != Head::kNone;
   const bool tied_exchange = tied && layout.pipeline() > 1 && (shape.first || shape.last);
   add("tied_gradient", tied_exchange ? shape.vocabulary * shape.hidden : 0);
+  const auto here = static_cast<int64_t>(TensorsOfStage(job.model(), layout, stage).tensors.size());
+  table->Add("replica_exchange", v1::BUFFER_KIND_COMMUNICATION,
+             ReplicaExchange(layout, here) * static_cast<int64_t>(sizeof(double)));
+  table->Add("replica_digests", v1::BUFFER_KIND_COMMUNICATION,
+             layout.data() > 1 ? 3 * here * static_cast<int64_t>(sizeof(uint64_t)) : 0);
   const int64_t tensors = static_cast<int64_t>(ModelTensors(job.model()).size());
   table->Add("exchange", v1::BUFFER_KIND_COMMUNICATION,
              (SumsPerSequence(job.model()) * job.training().global_batch() +
@@ -216,6 +232,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.sequences = layout.micro_batch();
   shape.tokens = model.context();
   shape.rows = shape.sequences * shape.tokens;
+  shape.precision = PrecisionOf(job);
   shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
   shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
   shape.hidden = model.hidden();
@@ -251,26 +268,28 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
 LayerActivations ActivationsOfLayer(const StageShape& shape) {
   Cutter own;
   Cutter shared;
-  const auto take = [&](bool again, int64_t count) {
-    return LayerField{again ? shared.Take(count) : own.Take(count), again};
+  const auto take = [&](bool again, int64_t bytes) {
+    return LayerField{again ? shared.Take(bytes) : own.Take(bytes), again};
   };
+  const int64_t value = shape.precision.bytes();
   const bool full = shape.recompute == Recompute::kFull;
   const bool cheap = shape.recompute != Recompute::kNone;
-  const int64_t residual = shape.local_rows * shape.hidden;
+  const int64_t residual = shape.local_rows * shape.hidden * value;
+  const int64_t statistic = shape.local_rows * kFloat;
   LayerActivations at;
   at.input = take(false, residual);
   at.norm1 = take(cheap && !shape.post_norm, residual);
-  at.mean1 = take(full && !shape.post_norm, shape.local_rows);
-  at.rstd1 = take(full && !shape.post_norm, shape.local_rows);
-  at.qkv = take(full, shape.rows * shape.qkv);
-  at.attention = take(full, shape.rows * shape.attention);
-  at.lse = take(full, shape.rows * shape.heads);
+  at.mean1 = take(full && !shape.post_norm, statistic);
+  at.rstd1 = take(full && !shape.post_norm, statistic);
+  at.qkv = take(full, shape.rows * shape.qkv * value);
+  at.attention = take(full, shape.rows * shape.attention * value);
+  at.lse = take(full, shape.rows * shape.heads * kFloat);
   at.middle = take(full, residual);
   at.norm2 = take(cheap, residual);
-  at.mean2 = take(full, shape.local_rows);
-  at.rstd2 = take(full, shape.local_rows);
-  at.up = take(full, shape.rows * shape.up);
-  at.gelu = take(cheap, shape.rows * shape.ffn);
+  at.mean2 = take(full, statistic);
+  at.rstd2 = take(full, statistic);
+  at.up = take(full, shape.rows * shape.up * value);
+  at.gelu = take(cheap, shape.rows * shape.ffn * value);
   at.total = own.total();
   at.shared_total = shared.total();
   return at;
@@ -279,23 +298,32 @@ LayerActivations ActivationsOfLayer(const StageShape& shape) {
 SlotActivations ActivationsOfSlot(const StageShape& shape) {
   Cutter cut;
   SlotActivations at;
+  const int64_t value = shape.precision.bytes();
   at.layer_stride = ActivationsOfLayer(shape).total;
   cut.Take(at.layer_stride * shape.layers);
-  at.output = cut.Take(shape.local_rows * shape.hidden);
+  at.output = cut.Take(shape.local_rows * shape.hidden * value);
   const int64_t final_rows = shape.last && !shape.post_norm ? shape.local_rows : 0;
-  at.final_norm = cut.Take(final_rows * shape.hidden);
-  at.final_mean = cut.Take(final_rows);
-  at.final_rstd = cut.Take(final_rows);
+  at.final_norm = cut.Take(final_rows * shape.hidden * value);
+  at.final_mean = cut.Take(final_rows * kFloat);
+  at.final_rstd = cut.Take(final_rows * kFloat);
   const int64_t embedding_rows = shape.first && shape.post_norm ? shape.local_rows : 0;
-  at.embedding_sum = cut.Take(embedding_rows * shape.hidden);
-  at.embedding_mean = cut.Take(embedding_rows);
-  at.embedding_rstd = cut.Take(embedding_rows);
+  at.embedding_sum = cut.Take(embedding_rows * shape.hidden * value);
+  at.embedding_mean = cut.Take(embedding_rows * kFloat);
+  at.embedding_rstd = cut.Take(embedding_rows * kFloat);
   at.total = cut.total();
   return at;
 }
 
 int SumsPerSequence(const v1::ModelSpec& model) {
   return TraitsOf(model).head == Head::kNextToken ? 1 : 3;
+}
+
+// Two halves of each digest of each replica; or a vote for each rank of the job.
+int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors) {
+  if (layout.data() == 1) return 0;
+  const int64_t world = int64_t{layout.tensor()} * layout.pipeline() * layout.data();
+  const int64_t members = std::max(layout.data(), layout.tensor());
+  return std::max(2 * tensors * members, world + 2);
 }
 
 bool SavesTensor(int tensor_index_in_model, int data_index, int data) {
@@ -310,8 +338,9 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   const int lanes = LanesPerDataRank(LaneCount(job.training().global_batch()), layout.data());
   TableBuilder table;
   table.Floats("parameters", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
-  if (FormatOf(job.training()) != kernels::Format::kFloat32) {
-    table.Floats("parameters.compute", v1::BUFFER_KIND_PARAMETER, tensors.parameter_elements);
+  if (shape.precision.format != kernels::Format::kFloat32) {
+    table.Values("parameters.compute", v1::BUFFER_KIND_PARAMETER, shape.precision,
+                 tensors.parameter_elements);
   }
   for (int i = 0; i < GradientBuffers(lanes); ++i) {
     table.Floats(absl::StrCat("gradients.", i), v1::BUFFER_KIND_GRADIENT,
@@ -320,11 +349,11 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Floats("adamw.m", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
   table.Floats("adamw.v", v1::BUFFER_KIND_OPTIMIZER, tensors.parameter_elements);
   for (int slot = 0; slot < slots; ++slot) {
-    table.Floats(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,
-                 ActivationsOfSlot(shape).total);
+    table.Add(absl::StrCat("activations.", slot), v1::BUFFER_KIND_ACTIVATION,
+              ActivationsOfSlot(shape).total);
   }
-  table.Floats("activations.shared", v1::BUFFER_KIND_ACTIVATION,
-               ActivationsOfLayer(shape).shared_total);
+  table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION,
+            ActivationsOfLayer(shape).shared_total);
   AddWorkspace(shape, threads, &table);
   AddHead(shape, layout.tensor(), &table);
   AddCommunication(job, layout, shape, stage, &table);

@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 
@@ -45,12 +46,14 @@ struct StageShape {
   Recompute recompute = Recompute::kNone;
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
+  Precision precision;     // of activations, their gradients and the weights that the model reads
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
-// What the forward pass of a micro-batch leaves for its backward pass: offsets in floats into an
+// What the forward pass of a micro-batch leaves for its backward pass: offsets in bytes into an
 // activation slot, or, where it is computed again, into a buffer that all layers share. Per layer,
-// then the chunk's output, then (last stage) the final norm.
+// then the chunk's output, then (last stage) the final norm. Means, rstds and lses are fp32,
+// everything else is of the shape's precision.
 struct LayerField {
   int64_t offset = 0;
   bool shared = false;
@@ -78,10 +81,13 @@ SlotActivations ActivationsOfSlot(const StageShape& shape);
 // and the loss of the sequence as a whole.
 int SumsPerSequence(const v1::ModelSpec& model);
 
+// Doubles with which data-parallel ranks compare `tensors` tensors (worker/engine/replica_check.h).
+int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors);
+
 // Whether data rank `data_index` saves this tensor (and its moments) in checkpoints.
 bool SavesTensor(int tensor_index_in_model, int data_index, int data);
 
-// Bytes a CPU rank needs per buffer for a stage; the same for all its ranks. `threads` enters
+// Bytes a rank needs per buffer for a stage; the same for all its ranks. `threads` enters
 // through per-thread scratch. REQUIRES: a layout that CheckLayout accepts; model.vocab_size > 0.
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads);

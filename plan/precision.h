@@ -17,6 +17,18 @@ inline kernels::Format FormatOf(const v1::TrainingSpec& training) {
   return kernels::Format::kFloat32;
 }
 
+// And what a device stores them as: 16 bits on a GPU; the CPU rounds floats (kernels/values.h).
+struct Precision {
+  kernels::Format format = kernels::Format::kFloat32;
+  kernels::Format stored = kernels::Format::kFloat32;
+
+  int64_t bytes() const { return kernels::BytesOf(stored); }
+};
+inline Precision PrecisionOf(const v1::JobSpec& job) {
+  const kernels::Format format = FormatOf(job.training());
+  return {format, job.resources().device() == "cuda" ? format : kernels::Format::kFloat32};
+}
+
 // The loss gradient is multiplied by a scale, lest small gradients become zero.
 inline bool ScalesLoss(const v1::TrainingSpec& training) {
   return FormatOf(training) == kernels::Format::kFloat16;

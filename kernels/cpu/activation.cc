@@ -64,18 +64,19 @@ struct ExactGelu {
 
 template <typename Gelu>
 HWY_INLINE void GeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
+  const float* bias = a.bias;
   for (int64_t i = begin; i < end; ++i) {
     float* h = a.h + i * a.columns;
     float* g = a.g + i * a.columns;
     ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
       Vector x = load(h);
-      if (a.bias != nullptr) {
-        x = hn::Add(x, load(a.bias));
+      if (bias != nullptr) {
+        x = hn::Add(x, load(bias));
         store(x, h);
       }
       store(hn::Mul(x, Gelu::Share(x)), g);
     });
-    RoundRow(g, a.columns, a.result);
+    RoundRow(g, a.columns, a.g.format());
   }
 }
 

@@ -177,8 +177,10 @@ void AddKeyGradients(const float* weights, int64_t weights_stride, const float* 
 // Keys that are padding have no gradient.
 void ZeroKeys(const AttentionBackwardArgs& a, int64_t sequence, int64_t key_start) {
   for (int64_t key = KeysOf(a, sequence, a.tokens - 1); key < a.tokens; ++key) {
-    std::fill_n(a.dk + key_start + key * a.stride, a.head_dim, 0.0f);
-    std::fill_n(a.dv + key_start + key * a.stride, a.head_dim, 0.0f);
+    float* dk = a.dk + key_start + key * a.stride;
+    float* dv = a.dv + key_start + key * a.stride;
+    std::fill_n(dk, a.head_dim, 0.0f);
+    std::fill_n(dv, a.head_dim, 0.0f);
   }
 }
 

@@ -124,6 +124,9 @@ void ExpectSameBits(const Floats& expected, const Floats& actual, const std::str
   }
 }
 
+// Floats that are bf16 numbers.
+ConstValues Bf16(const Floats& values) { return {values.data(), Format::kBfloat16}; }
+
 struct Shape {
   int64_t m, n, k;
 };
@@ -149,8 +152,8 @@ TEST_F(Bf16ProductsTest, EveryWayIsTheDefinition) {
         for (const Bf16Method method : MethodsHere()) {
           SetBf16MethodForTest(method);
           Floats y = old;
-          CreateCpuOps(2)->Matmul({x.data(), w.data(), bias.data(), y.data(), s.m, s.n, s.k,
-                                   accumulate, Format::kBfloat16});
+          CreateCpuOps(2)->Matmul(
+              {Bf16(x), Bf16(w), bias.data(), y.data(), s.m, s.n, s.k, accumulate});
           ExpectSameBits(
               expected, y,
               std::string(target) + " method " + std::to_string(static_cast<int>(method)) + " of " +
@@ -190,12 +193,11 @@ TEST_F(Bf16ProductsTest, GradientsToo) {
         const std::string what =
             std::string(target) + " method " + std::to_string(static_cast<int>(method));
         Floats dx(x.size());
-        ops->MatmulBackwardInput(
-            {dy.data(), w.data(), dx.data(), s.m, s.n, s.k, false, Format::kBfloat16});
+        ops->MatmulBackwardInput({Bf16(dy), Bf16(w), dx.data(), s.m, s.n, s.k, false});
         ExpectSameBits(expected_dx, dx, what + " dx");
         Floats dw = w;
-        ops->MatmulBackwardWeight({dy.data(), x.data(), dw.data(), nullptr, s.m, s.n, s.k, leaf,
-                                   true, Format::kBfloat16});
+        ops->MatmulBackwardWeight(
+            {Bf16(dy), Bf16(x), dw.data(), nullptr, s.m, s.n, s.k, leaf, true});
         ExpectSameBits(expected_dw, dw, what + " dw");
       }
     }
@@ -212,8 +214,7 @@ TEST_F(Bf16ProductsTest, LargeProductsAgree) {
     for (const Bf16Method method : MethodsHere()) {
       SetBf16MethodForTest(method);
       Floats y(static_cast<size_t>(s.m * s.n));
-      CreateCpuOps(2)->Matmul(
-          {x.data(), w.data(), nullptr, y.data(), s.m, s.n, s.k, false, Format::kBfloat16});
+      CreateCpuOps(2)->Matmul({Bf16(x), Bf16(w), nullptr, y.data(), s.m, s.n, s.k, false});
       results.push_back(y);
       ExpectSameBits(results.front(), y, std::to_string(static_cast<int>(method)));
     }
@@ -221,15 +222,15 @@ TEST_F(Bf16ProductsTest, LargeProductsAgree) {
 }
 
 TEST_F(Bf16ProductsTest, ASumThatFlushedToMinusZeroStaysMinusZero) {
-  const float x[] = {-0x1p-70f, -0x1p-70f};  // for one row and for tiles
+  const Floats x = {-0x1p-70f, -0x1p-70f};  // for one row and for tiles
   const Floats w(20, 0x1p-70f);
   for (const Bf16Method method : MethodsHere()) {
     SetBf16MethodForTest(method);
     Floats y(40, 1.0f);
-    CreateCpuOps(1)->Matmul({x, w.data(), nullptr, y.data(), 1, 20, 1, false, Format::kBfloat16});
+    CreateCpuOps(1)->Matmul({Bf16(x), Bf16(w), nullptr, y.data(), 1, 20, 1, false});
     EXPECT_EQ(BitsOf(y[0]), 0x80000000u);
     CreateCpuOps(1)->MatmulBackwardWeight(
-        {x, w.data(), y.data(), nullptr, 1, 2, 20, 1, false, Format::kBfloat16});
+        {Bf16(x), Bf16(w), y.data(), nullptr, 1, 2, 20, 1, false});
     EXPECT_EQ(BitsOf(y[39]), 0x80000000u) << static_cast<int>(method);
   }
 }
@@ -240,7 +241,8 @@ TEST_F(Bf16ProductsTest, OnlyBf16OperandsMakeDenormalsZero) {
   const unsigned before = _mm_getcsr();
   for (const Format operands : {Format::kFloat32, Format::kFloat16, Format::kBfloat16}) {
     Floats y(63);
-    CreateCpuOps(2)->Matmul({x.data(), w.data(), nullptr, y.data(), 7, 9, 1, false, operands});
+    CreateCpuOps(2)->Matmul(
+        {{x.data(), operands}, {w.data(), operands}, nullptr, y.data(), 7, 9, 1, false});
     const float expected = operands == Format::kBfloat16 ? 0.0f : 0x1p-140f;
     EXPECT_EQ(y, Floats(63, expected)) << static_cast<int>(operands);
   }
@@ -262,10 +264,9 @@ TEST_F(Bf16ProductsTest, AResultIsRoundedAsByRound) {
         MatmulArgs args{x.data(), w.data(), bias.data(), expected.data(),
                         s.m,      s.n,      s.k,         accumulate};
         ops->Matmul(args);
-        ops->Round(expected.data(), s.m * s.n, result);
+        ops->Copy({expected.data(), result}, expected.data(), s.m * s.n);
         Floats y = old;
-        args.y = y.data();
-        args.result = result;
+        args.y = {y.data(), result};
         ops->Matmul(args);
         ExpectSameBits(expected, y, "y");
 
@@ -273,10 +274,9 @@ TEST_F(Bf16ProductsTest, AResultIsRoundedAsByRound) {
         MatmulBackwardInputArgs dx_args{old.data(), w.data(), expected_dx.data(), s.m,
                                         s.n,        s.k,      accumulate};
         ops->MatmulBackwardInput(dx_args);
-        ops->Round(expected_dx.data(), s.m * s.k, result);
+        ops->Copy({expected_dx.data(), result}, expected_dx.data(), s.m * s.k);
         Floats dx = x;
-        dx_args.dx = dx.data();
-        dx_args.result = result;
+        dx_args.dx = {dx.data(), result};
         ops->MatmulBackwardInput(dx_args);
         ExpectSameBits(expected_dx, dx, "dx");
       }

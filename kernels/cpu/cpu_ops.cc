@@ -17,16 +17,16 @@ class CpuOps : public Ops {
   explicit CpuOps(int threads) : pool_(threads) {}
 
   void Matmul(const MatmulArgs& a) override {
-    Multiply({a.x, a.k, 1, a.w, 1, a.k, a.y, a.bias, a.m, a.n, a.k, a.k, a.accumulate, a.operands,
-              a.result});
+    Multiply({a.x, a.k, 1, a.w, 1, a.k, a.y, a.bias, a.m, a.n, a.k, a.k, a.accumulate, a.x.format(),
+              a.y.format()});
   }
   void MatmulBackwardInput(const MatmulBackwardInputArgs& a) override {
     Multiply({a.dy, a.n, 1, a.w, a.k, 1, a.dx, nullptr, a.m, a.k, a.n, a.n, a.accumulate,
-              a.operands, a.result});
+              a.dy.format(), a.dx.format()});
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
     Multiply({a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf,
-              a.accumulate, a.operands});
+              a.accumulate, a.dy.format()});
     if (a.dbias == nullptr) return;
     if (!a.accumulate) Zero(a.dbias, a.n);
     ColumnLeafSums(a.dy, a.m, a.n, a.rows_per_leaf, a.dbias, pool_);
@@ -34,51 +34,107 @@ class CpuOps : public Ops {
   void LayerNorm(const LayerNormArgs& a) override { LayerNormCpu(a, pool_); }
   void LayerNormBackward(const LayerNormBackwardArgs& a) override {
     LayerNormBackwardCpu(a, pool_);
+    Round(a.dx, a.rows * a.columns);
   }
   void Residual(const ResidualArgs& a) override { ResidualCpu(a, nullptr, pool_); }
   void ResidualLayerNorm(const ResidualArgs& a, const LayerNormArgs& norm) override {
     ResidualCpu(a, &norm, pool_);
   }
-  void ResidualBackward(const ResidualBackwardArgs& a) override { ResidualBackwardCpu(a, pool_); }
-  void BiasGelu(const BiasGeluArgs& a) override { BiasGeluCpu(a, pool_); }
-  void BiasGeluBackward(const BiasGeluBackwardArgs& a) override { BiasGeluBackwardCpu(a, pool_); }
+  void ResidualBackward(const ResidualBackwardArgs& a) override {
+    ResidualBackwardCpu(a, pool_);
+    if (a.dropout.probability > 0) Round(a.dbranch, a.rows * a.columns);
+  }
+  void BiasGelu(const BiasGeluArgs& a) override {
+    TERCIO_CHECK(a.bias == nullptr || a.h.format() == Format::kFloat32);
+    BiasGeluCpu(a, pool_);
+  }
+  void BiasGeluBackward(const BiasGeluBackwardArgs& a) override {
+    BiasGeluBackwardCpu(a, pool_);
+    Round(a.dh, a.rows * a.columns);
+  }
   void Swiglu(const SwigluArgs& a) override { SwigluCpu(a, pool_); }
-  void SwigluBackward(const SwigluBackwardArgs& a) override { SwigluBackwardCpu(a, pool_); }
-  void Rotary(const RotaryArgs& a) override { RotaryCpu(a, pool_); }
-  void Attention(const AttentionArgs& a) override { AttentionCpu(a, pool_); }
+  void SwigluBackward(const SwigluBackwardArgs& a) override {
+    SwigluBackwardCpu(a, pool_);
+    Round(a.dh, a.rows * 2 * a.columns);
+  }
+  void Rotary(const RotaryArgs& a) override {
+    RotaryCpu(a, pool_);
+    RoundRows(a.x, a.rows, a.heads * a.head_dim, a.stride);
+  }
+  void Attention(const AttentionArgs& a) override {
+    AttentionCpu(a, pool_);
+    const int64_t columns = a.heads * a.head_dim;
+    for (int64_t i = 0; i < a.sequences; ++i) {
+      Round(a.out + (i * a.tokens + a.first_query) * columns, (a.tokens - a.first_query) * columns);
+    }
+  }
   void AttentionBackward(const AttentionBackwardArgs& a) override {
     AttentionBackwardCpu(a, pool_);
+    const int64_t rows = a.sequences * a.tokens;
+    RoundRows(a.dq, rows, a.heads * a.head_dim, a.stride);
+    RoundRows(a.dk, rows, a.heads / a.group * a.head_dim, a.stride);
+    RoundRows(a.dv, rows, a.heads / a.group * a.head_dim, a.stride);
   }
-  void Embedding(const EmbeddingArgs& a) override { EmbeddingCpu(a, pool_); }
+  void Embedding(const EmbeddingArgs& a) override {
+    EmbeddingCpu(a, pool_);
+    if (a.out.format() != a.weight.format()) Round(a.out, a.count * a.columns);
+  }
   void EmbeddingBackward(const EmbeddingBackwardArgs& a) override {
     EmbeddingBackwardCpu(a, pool_);
   }
   void PositionEmbedding(const PositionEmbeddingArgs& a) override {
     PositionEmbeddingCpu(a, pool_);
+    Round(a.x, a.rows * a.columns);
   }
   void PositionEmbeddingBackward(const PositionEmbeddingBackwardArgs& a) override {
     PositionEmbeddingBackwardCpu(a, pool_);
+    Round(a.dx, a.rows * a.columns);
   }
-  void Gather(const GatherArgs& a) override { GatherCpu(a, pool_); }
-  void ScatterAdd(const ScatterAddArgs& a) override { ScatterAddCpu(a, pool_); }
-  void BiasTanh(const BiasTanhArgs& a) override { BiasTanhCpu(a, pool_); }
-  void TanhBackward(const TanhBackwardArgs& a) override { TanhBackwardCpu(a, pool_); }
+  void Gather(const GatherArgs& a) override {
+    GatherCpu(a, pool_);
+    if (a.out.format() != a.x.format()) Round(a.out, a.count * a.columns);
+  }
+  void ScatterAdd(const ScatterAddArgs& a) override {
+    ScatterAddCpu(a, pool_);
+    if (a.to.format() == Format::kFloat32) return;
+    for (int64_t i = 0; i < a.count; ++i) Round(a.to + a.index[i] * a.columns, a.columns);
+  }
+  void BiasTanh(const BiasTanhArgs& a) override {
+    BiasTanhCpu(a, pool_);
+    Round(a.y, a.rows * a.columns);
+  }
+  void TanhBackward(const TanhBackwardArgs& a) override {
+    TanhBackwardCpu(a, pool_);
+    Round(a.dx, a.count);
+  }
   void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
     CrossEntropyLocalCpu(a, pool_);
   }
   void CrossEntropyCombine(const CrossEntropyCombineArgs& a) override { CrossEntropyCombineCpu(a); }
   void CrossEntropyBackward(const CrossEntropyBackwardArgs& a) override {
     CrossEntropyBackwardCpu(a, pool_);
+    Round(a.logits, a.rows * a.stride);
   }
-  void AdamW(const AdamWArgs& a) override { AdamWCpu(a, pool_); }
-  void Add(float* a, const float* b, int64_t count) override { AddCpu(a, b, count, pool_); }
-  void Zero(float* a, int64_t count) override {
-    std::memset(a, 0, static_cast<size_t>(count) * sizeof(float));
+  void AddLosses(const AddLossesArgs& a) override {
+    for (int64_t i = 0; i < a.rows; ++i) a.sums[(a.first_row + i) / a.rows_per_sum] += a.loss[i];
   }
-  void Copy(float* to, const float* from, int64_t count) override {
-    std::memcpy(to, from, static_cast<size_t>(count) * sizeof(float));
+  void AdamW(const AdamWArgs& a) override {
+    AdamWCpu(a, pool_);
+    if (a.rounded != nullptr) Copy(a.rounded, a.parameter, a.count);
   }
-  void Round(float* x, int64_t count, Format format) override { RoundCpu(x, count, format, pool_); }
+  void Add(Values a, ConstValues b, int64_t count) override {
+    AddCpu(a, b, count, pool_);
+    Round(a, count);
+  }
+  void Zero(Values a, int64_t count) override {
+    std::memset(a.floats(), 0, static_cast<size_t>(count) * sizeof(float));
+  }
+  void Copy(Values to, ConstValues from, int64_t count) override {
+    if (to.floats() != from.floats()) {
+      std::memcpy(to.floats(), from.floats(), static_cast<size_t>(count) * sizeof(float));
+    }
+    if (to.format() != from.format()) Round(to, count);
+  }
   void SumOfSquares(const float* a, int64_t count, double* sum) override {
     *sum = SumOfSquaresCpu(a, count, pool_);
   }
@@ -87,6 +143,12 @@ class CpuOps : public Ops {
   }
 
  private:
+  // What an operation has written that does not round by itself.
+  void Round(Values x, int64_t count) { RoundCpu(x, count, x.format(), pool_); }
+  void RoundRows(Values x, int64_t rows, int64_t columns, int64_t stride) {
+    RoundRowsCpu(x, rows, columns, stride, x.format(), pool_);
+  }
+
   void Multiply(GemmArgs args) {
     // Streams that never multiply (communication) never pay for the scratch.
     if (scratch_ == nullptr) {

@@ -113,7 +113,8 @@ void PositionEmbeddingBackwardCpu(const PositionEmbeddingBackwardArgs& args, Thr
 void GatherCpu(const GatherArgs& args, ThreadPool& pool) {
   OverRows(args.count, args.columns, pool, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      std::copy_n(args.x + args.index[i] * args.columns, args.columns, args.out + i * args.columns);
+      std::copy_n((args.x + args.index[i] * args.columns).floats(), args.columns,
+                  (args.out + i * args.columns).floats());
     }
   });
 }

@@ -28,7 +28,7 @@ void SwigluRows(const SwigluArgs& a, int64_t begin, int64_t end) {
       const Vector x = load(gate);
       store(hn::Mul(hn::Mul(x, Sigmoid(x)), load(up)), g);
     });
-    RoundRow(g, a.columns, a.result);
+    RoundRow(g, a.columns, a.g.format());
   }
 }
 

@@ -40,13 +40,15 @@ void NormRow(const LayerNormArgs& a, const float* x, float* y, float* mean_out, 
                          a.columns;
   const float rstd = 1.0f / std::sqrt(variance + a.eps);
   const Vector r = hn::Set(d, rstd);
+  const float* weight = a.weight;
+  const float* bias = a.bias;
   *mean_out = mean;
   *rstd_out = rstd;
   ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
-    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), load(a.weight));
-    store(a.bias == nullptr ? n : hn::Add(n, load(a.bias)), y);
+    const Vector n = hn::Mul(hn::Mul(hn::Sub(load(x), m), r), load(weight));
+    store(bias == nullptr ? n : hn::Add(n, load(bias)), y);
   });
-  RoundRow(y, a.columns, a.result);
+  RoundRow(y, a.columns, a.y.format());
 }
 
 void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
@@ -59,6 +61,7 @@ void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
 // without mean(h) where the mean is not part of the norm.
 void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
   const Tag d;
+  const float* weight = a.weight;
   for (int64_t i = begin; i < end; ++i) {
     const float* dy = a.dy + i * a.columns;
     const float* x = a.x + i * a.columns;
@@ -66,17 +69,17 @@ void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_
     const Vector mean = hn::Set(d, a.mean[i]);
     const Vector rstd = hn::Set(d, a.rstd[i]);
     const float sum_h = a.rms ? 0.0f : SumRow(a.columns, [&](auto load) HWY_ATTR {
-      return hn::Mul(load(dy), load(a.weight));
+      return hn::Mul(load(dy), load(weight));
     });
     const float sum_hn = SumRow(a.columns, [&](auto load) HWY_ATTR {
       const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
-      return hn::Mul(hn::Mul(load(dy), load(a.weight)), n);
+      return hn::Mul(hn::Mul(load(dy), load(weight)), n);
     });
     const Vector mean_h = hn::Set(d, sum_h / a.columns);
     const Vector mean_hn = hn::Set(d, sum_hn / a.columns);
     ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
       const Vector n = hn::Mul(hn::Sub(load(x), mean), rstd);
-      const Vector h = hn::Mul(load(dy), load(a.weight));
+      const Vector h = hn::Mul(load(dy), load(weight));
       const Vector g = hn::Mul(rstd, hn::NegMulAdd(n, mean_hn, hn::Sub(h, mean_h)));
       store(a.accumulate ? hn::Add(load(dx), g) : g, dx);
     });
@@ -152,7 +155,7 @@ void ResidualRows(const ResidualArgs& a, const LayerNormArgs* norm, int64_t begi
         store(hn::Add(load(residual), b), out);
       });
     }
-    RoundRow(a.out + row, a.columns, a.result);
+    RoundRow(a.out + row, a.columns, a.out.format());
     if (norm != nullptr) {
       NormRow(*norm, a.out + row, norm->y + row, norm->mean + i, norm->rstd + i);
     }

@@ -73,6 +73,9 @@ void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& p
 void AdamWCpu(const AdamWArgs& args, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
 void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool);
+// The first `columns` elements of each row.
+void RoundRowsCpu(float* x, int64_t rows, int64_t columns, int64_t stride, Format format,
+                  ThreadPool& pool);
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool);
 uint64_t DigestCpu(const float* a, int64_t count, ThreadPool& pool);
 

@@ -1,4 +1,4 @@
-// Ops::Round.
+// Rounding to a format (kernels/ops.h).
 #include <algorithm>
 
 #include "kernels/cpu/parts.h"
@@ -26,6 +26,16 @@ void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool) {
   if (format == Format::kFloat32) return;
   OverRows(count, 1, pool, [&](int64_t begin, int64_t end) {
     HWY_DYNAMIC_DISPATCH(RoundRange)(x + begin, end - begin, format);
+  });
+}
+
+void RoundRowsCpu(float* x, int64_t rows, int64_t columns, int64_t stride, Format format,
+                  ThreadPool& pool) {
+  if (format == Format::kFloat32) return;
+  OverRows(rows, columns, pool, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      HWY_DYNAMIC_DISPATCH(RoundRange)(x + i * stride, columns, format);
+    }
   });
 }
 

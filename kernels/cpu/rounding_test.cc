@@ -2,6 +2,7 @@
 // value that is not a number.
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <random>
@@ -60,9 +61,12 @@ float Decode(uint16_t pattern, const Case& c) {
   return static_cast<float>((pattern & 0x8000) != 0 ? -value : value);
 }
 
+// In place, by Ops::Copy.
+void Round(Ops& ops, float* x, int64_t count, Format format) { ops.Copy({x, format}, x, count); }
+
 void ExpectRounded(const std::vector<float>& values, const Case& c) {
   std::vector<float> rounded = values;
-  CreateCpuOps(2)->Round(rounded.data(), static_cast<int64_t>(rounded.size()), c.format);
+  Round(*CreateCpuOps(2), rounded.data(), static_cast<int64_t>(rounded.size()), c.format);
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::isnan(values[i])) {
       ASSERT_TRUE(std::isnan(rounded[i])) << std::hex << BitsOf(values[i]);
@@ -81,7 +85,7 @@ TEST(Rounding, EveryPatternStaysWhatItIs) {
       values.push_back(Decode(static_cast<uint16_t>(pattern), c));
     }
     std::vector<float> rounded = values;
-    CreateCpuOps(2)->Round(rounded.data(), 65536, c.format);
+    Round(*CreateCpuOps(2), rounded.data(), 65536, c.format);
     for (size_t i = 0; i < values.size(); ++i) {
       if (std::isnan(values[i])) {
         ASSERT_TRUE(std::isnan(rounded[i])) << i;
@@ -163,68 +167,139 @@ TEST(Rounding, RandomPatternsInEveryTargetAndAnyLength) {
     hwy::SetSupportedTargetsForTest(0);
     for (int count = 0; count < 40; ++count) {
       std::vector<float> part(values.begin(), values.begin() + count + 1);
-      CreateCpuOps(1)->Round(part.data(), count, c.format);
+      Round(*CreateCpuOps(1), part.data(), count, c.format);
       EXPECT_EQ(BitsOf(part.back()), BitsOf(values[static_cast<size_t>(count)])) << count;
     }
   }
 }
 
-// What operations round themselves has the bits of Round after them; products: bf16_products_test.
-TEST(Rounding, ResultsOfOperations) {
-  RecordProperty("seed", std::to_string(kSeed));
-  std::mt19937_64 random(kSeed);
-  std::normal_distribution<float> normal;
-  constexpr int64_t kRows = 5;
-  constexpr int64_t kColumns = 37;
-  constexpr int64_t kCount = kRows * kColumns;
-  const auto values = [&](int64_t count) {
+// Whatever an operation writes as values has the bits of Copy after it; products:
+// bf16_products_test.
+class RoundedResults : public ::testing::Test {
+ protected:
+  static constexpr int64_t kRows = 5;
+  static constexpr int64_t kColumns = 37;
+  static constexpr int64_t kCount = kRows * kColumns;
+
+  void SetUp() override { RecordProperty("seed", std::to_string(kSeed)); }
+
+  std::vector<float> Random(int64_t count) {
+    std::normal_distribution<float> normal;
     std::vector<float> made(static_cast<size_t>(count));
-    for (float& value : made) value = normal(random);
+    for (float& value : made) value = normal(random_);
     return made;
-  };
-  const std::vector<float> x = values(2 * kCount);
-  const std::vector<float> weight = values(kColumns);
-  const std::vector<float> bias = values(kColumns);
-  const auto ops = CreateCpuOps(2);
-  for (const Case& c : kCases) {
-    // run(format, out) writes kCount values.
-    const auto expect = [&](const char* what, const auto& run) {
+  }
+
+  // run(out) writes kCount values.
+  void Expect(const char* what, const std::function<void(Values)>& run) {
+    for (const Case& c : kCases) {
       std::vector<float> expected(kCount);
-      run(Format::kFloat32, expected.data());
+      run(Values(expected.data()));
       std::vector<float> actual(kCount);
-      run(c.format, actual.data());
+      run(Values(actual.data(), c.format));
       EXPECT_NE(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0) << what;
-      ops->Round(expected.data(), kCount, c.format);
+      Round(*ops_, expected.data(), kCount, c.format);
       EXPECT_EQ(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0) << what;
-    };
-    float mean[kRows];
-    float rstd[kRows];
-    expect("norm", [&](Format format, float* out) {
-      ops->LayerNorm({x.data(), weight.data(), bias.data(), out, mean, rstd, kRows, kColumns, 1e-5f,
-                      false, format});
-    });
-    expect("residual", [&](Format format, float* out) {
-      ops->Residual(
-          {x.data(), x.data() + kCount, bias.data(), out, kRows, kColumns, Dropout(), format});
-    });
-    expect("gelu", [&](Format format, float* out) {
-      std::vector<float> h = x;
-      ops->BiasGelu({h.data(), bias.data(), out, kRows, kColumns, false, format});
-    });
-    expect("swiglu", [&](Format format, float* out) {
-      ops->Swiglu({x.data(), out, kRows, kColumns, format});
-    });
-    // The norm is that of the rounded sum.
+    }
+  }
+
+  std::mt19937_64 random_{kSeed};
+  const std::unique_ptr<Ops> ops_ = CreateCpuOps(2);
+  const std::vector<float> x_ = Random(2 * kCount);
+  const float* const other_ = x_.data() + kCount;
+  const std::vector<float> weight_ = Random(kColumns);
+  const std::vector<float> bias_ = Random(kColumns);
+  const std::vector<int32_t> order_ = {3, 0, 4, 1, 2};
+  float mean_[kRows];
+  float rstd_[kRows];
+};
+
+TEST_F(RoundedResults, OfNormsAndResiduals) {
+  const auto norm = [&](Values out) {
+    ops_->LayerNorm({x_.data(), weight_.data(), bias_.data(), out, mean_, rstd_, kRows, kColumns});
+  };
+  Expect("norm", norm);
+  Expect("norm backward", [&](Values out) {
+    norm(out);
+    std::vector<float> gradients(2 * kColumns);
+    ops_->LayerNormBackward({other_, x_.data(), weight_.data(), mean_, rstd_, out, gradients.data(),
+                             gradients.data() + kColumns, kRows, kColumns, kRows});
+  });
+  Expect("residual", [&](Values out) {
+    ops_->Residual({x_.data(), other_, bias_.data(), out, kRows, kColumns, Dropout()});
+  });
+  Dropout dropout;
+  dropout.probability = 0.25f;
+  dropout.tokens = kRows;
+  Expect("residual backward", [&](Values out) {
+    ops_->ResidualBackward({x_.data(), out, nullptr, kRows, kColumns, kRows, dropout});
+  });
+}
+
+TEST_F(RoundedResults, OfActivations) {
+  Expect("gelu", [&](Values out) {
+    std::vector<float> h = x_;
+    ops_->BiasGelu({h.data(), bias_.data(), out, kRows, kColumns, false});
+  });
+  Expect("gelu backward", [&](Values out) {
+    ops_->BiasGeluBackward({x_.data(), other_, out, nullptr, kRows, kColumns, kRows});
+  });
+  Expect("swiglu", [&](Values out) { ops_->Swiglu({x_.data(), out, kRows, kColumns}); });
+  Expect("tanh", [&](Values out) {
+    ops_->Zero(out, kCount);
+    ops_->BiasTanh({out, bias_.data(), kRows, kColumns});
+  });
+  Expect("tanh backward", [&](Values out) {
+    ops_->TanhBackward({x_.data(), other_, out, kCount});
+  });
+}
+
+TEST_F(RoundedResults, OfLookupsAndSums) {
+  Expect("add", [&](Values out) {
+    ops_->Zero(out, kCount);
+    ops_->Add(out, x_.data(), kCount);
+  });
+  Expect("copy", [&](Values out) { ops_->Copy(out, x_.data(), kCount); });
+  Expect("gather", [&](Values out) {
+    ops_->Gather({x_.data(), order_.data(), out, kRows, kColumns});
+  });
+  Expect("scatter", [&](Values out) {
+    ops_->Zero(out, kCount);
+    ops_->ScatterAdd({x_.data(), order_.data(), out, kRows, kColumns});
+  });
+  Expect("embedding", [&](Values out) {
+    ops_->Embedding({order_.data(), x_.data(), out, kRows, kColumns, 0, kRows});
+  });
+  Expect("positions", [&](Values out) {
+    ops_->Zero(out, kCount);
+    ops_->PositionEmbedding({out, x_.data(), kRows, kColumns, kRows});
+  });
+}
+
+TEST_F(RoundedResults, ANormIsThatOfTheRoundedSum) {
+  for (const Case& c : kCases) {
     std::vector<float> sum(kCount);
     std::vector<float> expected(kCount);
-    const ResidualArgs add{x.data(), x.data() + kCount, nullptr,   sum.data(),
-                           kRows,    kColumns,          Dropout(), c.format};
-    ops->Residual(add);
-    ops->LayerNorm({sum.data(), weight.data(), bias.data(), expected.data(), mean, rstd, kRows,
-                    kColumns, 1e-5f, false, c.format});
+    const ResidualArgs add{x_.data(), other_,   nullptr,  {sum.data(), c.format},
+                           kRows,     kColumns, Dropout()};
+    ops_->Residual(add);
+    ops_->LayerNorm({sum.data(),
+                     weight_.data(),
+                     bias_.data(),
+                     {expected.data(), c.format},
+                     mean_,
+                     rstd_,
+                     kRows,
+                     kColumns});
     std::vector<float> actual(kCount);
-    ops->ResidualLayerNorm(add, {nullptr, weight.data(), bias.data(), actual.data(), mean, rstd,
-                                 kRows, kColumns, 1e-5f, false, c.format});
+    ops_->ResidualLayerNorm(add, {nullptr,
+                                  weight_.data(),
+                                  bias_.data(),
+                                  {actual.data(), c.format},
+                                  mean_,
+                                  rstd_,
+                                  kRows,
+                                  kColumns});
     EXPECT_EQ(std::memcmp(expected.data(), actual.data(), kCount * sizeof(float)), 0);
   }
 }

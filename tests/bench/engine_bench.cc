@@ -126,8 +126,14 @@ int BenchGemm(int threads) {
   for (int i = 0; i < 12; ++i) {
     const auto format = i % 2 == 0 ? kernels::Format::kFloat32 : kernels::Format::kBfloat16;
     const double begin = Now();
-    stream->ops().Matmul(
-        {a.data(), b.data(), nullptr, c.data(), kSize, kSize, kSize, false, format, format});
+    stream->ops().Matmul({{a.data(), format},
+                          {b.data(), format},
+                          nullptr,
+                          {c.data(), format},
+                          kSize,
+                          kSize,
+                          kSize,
+                          false});
     if (!stream->Synchronize().ok()) return 1;
     best[i % 2] = std::min(best[i % 2], Now() - begin);
   }

@@ -75,7 +75,7 @@ class RealCommunicator : public Communicator {
   int rank() const override { return transport_->rank(); }
   int size() const override { return transport_->size(); }
 
-  void AllReduceSum(Stream& stream, float* data, int64_t count, SumOrder order,
+  void AllReduceSum(Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                     float* scratch) override {
     if (size() == 1 || count == 0) return;
     stream.RunOnHost([=, this, &stream] {
@@ -84,7 +84,7 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void ReduceScatterSum(Stream& stream, const float* in, float* out, int64_t count,
+  void ReduceScatterSum(Stream& stream, kernels::ConstValues in, kernels::Values out, int64_t count,
                         float* scratch) override {
     stream.RunOnHost([=, this, &stream] {
       Begin(Operation::kReduceScatter, DataType::kFloat32, count);
@@ -100,7 +100,8 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  void AllGather(Stream& stream, const float* in, float* out, int64_t count) override {
+  void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
+                 int64_t count) override {
     stream.RunOnHost([=, this, &stream] {
       stream.ops().Copy(out + rank() * count, in, count);
       Begin(Operation::kAllGather, DataType::kFloat32, count);
@@ -278,7 +279,7 @@ class RealCommunicator : public Communicator {
   }
 
   // Rank r owns slice r: it receives that slice from all, adds, and sends the sum to all.
-  absl::Status SumFloats(kernels::Ops& ops, float* data, int64_t count, SumOrder order,
+  absl::Status SumFloats(kernels::Ops& ops, kernels::Values data, int64_t count, SumOrder order,
                          float* scratch) {
     const int64_t slice = plan::AllReduceSlice(count, size());
     const auto begin = [&](int r) { return std::min(count, r * slice); };
@@ -308,7 +309,7 @@ class RealCommunicator : public Communicator {
     return WaitAll(parts);
   }
 
-  absl::Status ScatterFloats(kernels::Ops& ops, const float* in, float* out, int64_t count,
+  absl::Status ScatterFloats(kernels::Ops& ops, const float* in, kernels::Values out, int64_t count,
                              float* scratch) {
     Parts parts;
     for (int r = 0; r < size(); ++r) {
@@ -318,8 +319,10 @@ class RealCommunicator : public Communicator {
     }
     TERCIO_RETURN_IF_ERROR(WaitAll(parts));
     const auto block = [&](int r) { return r == rank() ? in + r * count : scratch + r * count; };
-    ops.Copy(out, block(0), count);
-    for (int r = 1; r < size(); ++r) ops.Add(out, block(r), count);
+    float* sum = out.floats();
+    ops.Copy(sum, block(0), count);
+    for (int r = 1; r < size(); ++r) ops.Add(sum, block(r), count);
+    ops.Copy(out, sum, count);  // rounds
     return absl::OkStatus();
   }
 

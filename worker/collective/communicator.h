@@ -1,7 +1,8 @@
 // Collectives of one process group, in stream order and in a fixed order of summation: for given
 // inputs and group size the result's bits are always the same, on every rank the same.
 //
-// Counts are elements, never bytes. Every rank of the group issues the same sequence of calls. Each
+// Data is memory of the device. Sums of values are rounded once, at the end. Counts are elements,
+// never bytes. Every rank of the group issues the same sequence of calls. Each
 // call has an identity (call_identity.h: group, sequence number, operation, type, count), which
 // each rank sends to rank 0 of the group beside its data, and which a message carries to its
 // receiver: where ranks are at different calls, that one ends with an error that names both
@@ -40,17 +41,18 @@ class Communicator {
   // Every rank ends with the sum over ranks, added in `order`. `scratch` holds
   // ScratchElements(count) floats of the device; it must not overlap `data` nor be used by another
   // stream meanwhile.
-  virtual void AllReduceSum(Stream& stream, float* data, int64_t count, SumOrder order,
+  virtual void AllReduceSum(Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                             float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
   // in: size() blocks of `count`; out becomes the sum over ranks of the own block, in rank order.
   // `scratch` holds size() * count floats.
-  virtual void ReduceScatterSum(Stream& stream, const float* in, float* out, int64_t count,
-                                float* scratch) = 0;
-  // Host memory; for vectors in which each element has one contributor (any order is exact).
+  virtual void ReduceScatterSum(Stream& stream, kernels::ConstValues in, kernels::Values out,
+                                int64_t count, float* scratch) = 0;
+  // For vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
   // out: size() blocks of `count`, in rank order; the own block is in[0, count).
-  virtual void AllGather(Stream& stream, const float* in, float* out, int64_t count) = 0;
+  virtual void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
+                         int64_t count) = 0;
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
   virtual void Barrier(Stream& stream) = 0;
 

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -69,6 +70,9 @@ class InlineStream : public Stream {
   void CopyFromHost(void* device, const void* host, int64_t bytes) override {
     std::memcpy(device, host, static_cast<size_t>(bytes));
   }
+  void SetZero(void* device, int64_t bytes) override {
+    std::memset(device, 0, static_cast<size_t>(bytes));
+  }
   void Record(Event& event) override { static_cast<CpuEvent&>(event).Finish(); }
   void Wait(Event& event) override { static_cast<CpuEvent&>(event).Wait(); }
   absl::Status Synchronize() override { return status_; }
@@ -103,7 +107,17 @@ class ThreadStream : public Stream {
     });
   }
   void CopyFromHost(void* device, const void* host, int64_t bytes) override {
-    CopyToHost(device, host, bytes);
+    const auto* from = static_cast<const std::byte*>(host);
+    RunOnHost([device, bytes = std::vector<std::byte>(from, from + bytes)] {
+      std::memcpy(device, bytes.data(), bytes.size());
+      return absl::OkStatus();
+    });
+  }
+  void SetZero(void* device, int64_t bytes) override {
+    RunOnHost([=] {
+      std::memset(device, 0, static_cast<size_t>(bytes));
+      return absl::OkStatus();
+    });
   }
   void Record(Event& event) override {
     auto& recorded = static_cast<CpuEvent&>(event);

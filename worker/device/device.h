@@ -41,8 +41,11 @@ class Stream {
   // one is kept) and later work is skipped.
   virtual void RunOnHost(std::function<absl::Status()> function) = 0;
 
+  // The host's bytes of a copy from it may change as soon as the call returns; those of a copy to
+  // it are there after Synchronize.
   virtual void CopyToHost(void* host, const void* device, int64_t bytes) = 0;
   virtual void CopyFromHost(void* device, const void* host, int64_t bytes) = 0;
+  virtual void SetZero(void* device, int64_t bytes) = 0;
 
   virtual void Record(Event& event) = 0;  // completes when the work before it has
   virtual void Wait(Event& event) = 0;    // later work of this stream waits for the event

@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "plan/memory_map.h"
+#include "plan/precision.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/device/device.h"
 
@@ -26,6 +27,9 @@ class Arena {
     return reinterpret_cast<T*>(memory_->data() + buffer.offset_bytes());
   }
   float* Floats(const std::string& name) { return Get<float>(name); }
+  kernels::Values ValuesOf(const std::string& name, const plan::Precision& precision) {
+    return {Get<std::byte>(name), precision.format, precision.stored};
+  }
   int64_t Bytes(const std::string& name) const {
     return plan::FindBuffer(table_, name).size_bytes();
   }

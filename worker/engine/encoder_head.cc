@@ -10,8 +10,8 @@ namespace tercio {
 
 EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
                          const plan::ModelTraits& traits, const OutputWeights& weights,
-                         int tensor_index, const float* parameters, Arena& arena, Stream& stream,
-                         Communicator& tensor_group)
+                         int tensor_index, kernels::ConstValues parameters, Arena& arena,
+                         Stream& stream, Communicator& tensor_group)
     : shape_(shape),
       traits_(traits),
       weights_(weights),
@@ -24,32 +24,33 @@ EncoderHead::EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
       vocabulary_valid_(
           std::clamp<int64_t>(vocabulary_ - tensor_index * shape.vocabulary, 0, shape.vocabulary)),
       sequence_scale_(1.0 / static_cast<double>(spec.training().global_batch())),
-      format_(plan::FormatOf(spec.training())),
       parameters_(parameters),
       stream_(stream),
       ops_(stream.ops()),
       tensor_group_(tensor_group),
       tensor_scratch_(arena.Floats("tensor_scratch")) {
+  const auto values = [&](const char* name) { return arena.ValuesOf(name, shape.precision); };
   if (shape_.masked_head) {
-    at_ = {arena.Floats("head.rows"),       arena.Floats("head.transform"),
-           arena.Floats("head.activation"), arena.Floats("head.norm"),
-           arena.Floats("head.gradient"),   arena.Floats("head.transform_gradient"),
-           arena.Floats("head.norm_mean"),  arena.Floats("head.norm_rstd"),
-           arena.Floats("head.logits"),     arena.Floats("head.stats"),
-           arena.Floats("head.all_stats"),  arena.Floats("head.lse"),
+    at_ = {values("head.rows"),
+           values("head.transform"),
+           values("head.activation"),
+           values("head.norm"),
+           values("head.gradient"),
+           values("head.transform_gradient"),
+           values("head.logits"),
+           arena.Floats("head.norm_mean"),
+           arena.Floats("head.norm_rstd"),
+           arena.Floats("head.stats"),
+           arena.Floats("head.all_stats"),
+           arena.Floats("head.lse"),
            arena.Floats("head.loss")};
   }
   if (shape_.classes == 0) return;
-  classes_ = {arena.Floats("classes.first"),
-              arena.Floats("classes.pooled"),
-              arena.Floats("classes.dropped"),
-              arena.Floats("classes.gradient"),
-              arena.Floats("classes.pooled_gradient"),
-              arena.Floats("classes.logits"),
-              arena.Floats("classes.stats"),
-              arena.Floats("classes.lse"),
-              arena.Floats("classes.loss"),
-              arena.Get<int32_t>("classes.first_rows")};
+  classes_ = {values("classes.first"),           values("classes.pooled"),
+              values("classes.dropped"),         values("classes.gradient"),
+              values("classes.pooled_gradient"), values("classes.logits"),
+              arena.Floats("classes.stats"),     arena.Floats("classes.lse"),
+              arena.Floats("classes.loss"),      arena.Get<int32_t>("classes.first_rows")};
   std::vector<int32_t> rows;
   for (int64_t i = 0; i < shape_.sequences; ++i) {
     rows.push_back(static_cast<int32_t>(i * shape_.tokens));
@@ -69,25 +70,26 @@ void EncoderHead::ForChunks(const MicroBatch& batch, int64_t first_sequence, int
   }
 }
 
-void EncoderHead::LogitsOfChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk) {
+void EncoderHead::LogitsOfChunk(const MicroBatch& batch, kernels::ConstValues hidden,
+                                const Chunk& chunk) {
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
   ops_.Gather({hidden, batch.predicted + chunk.at, at_.rows, rows, c});
   // The activation is that of the rounded sum, which is kept: so the bias comes before.
-  const float* bias = weights_.transform_bias.In(parameters_);
-  ops_.Matmul({at_.rows, weights_.transform.In(parameters_), reduced() ? bias : nullptr,
-               at_.transform, rows, c, c, false, format_, format_});
-  ops_.BiasGelu({at_.transform, reduced() ? nullptr : bias, at_.activation, rows, c,
-                 traits_.exact_gelu, format_});
+  const kernels::ConstValues bias = weights_.transform_bias.In(parameters_);
+  ops_.Matmul({at_.rows, weights_.transform.In(parameters_),
+               reduced() ? bias : kernels::ConstValues(), at_.transform, rows, c, c});
+  ops_.BiasGelu({at_.transform, reduced() ? kernels::ConstValues() : bias, at_.activation, rows, c,
+                 traits_.exact_gelu});
   ops_.LayerNorm({at_.activation, weights_.norm.In(parameters_), weights_.norm_bias.In(parameters_),
-                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps, false, format_});
+                  at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps});
   ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
-               at_.logits, rows, shape_.vocabulary, c, false, format_});
+               at_.logits, rows, shape_.vocabulary, c});
 }
 
 // Logits of a chunk, its log-sum-exp over all tensor ranks, and its share of the losses.
-void EncoderHead::ForwardChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk,
-                               double* losses) {
+void EncoderHead::ForwardChunk(const MicroBatch& batch, kernels::ConstValues hidden,
+                               const Chunk& chunk, double* losses) {
   LogitsOfChunk(batch, hidden, chunk);
   const int64_t rows = chunk.rows;
   const kernels::LabelSmoothing smoothing = Smoothing(batch, vocabulary_);
@@ -96,15 +98,12 @@ void EncoderHead::ForwardChunk(const MicroBatch& batch, const float* hidden, con
   tensor_group_.AllGather(stream_, at_.stats, at_.all_stats, rows * kernels::kCrossEntropyStats);
   ops_.CrossEntropyCombine(
       {at_.all_stats, at_.lse, at_.loss, rows, tensor_group_.size(), smoothing});
-  stream_.RunOnHost([loss = at_.loss, rows, sum = losses + chunk.sequence] {
-    for (int64_t i = 0; i < rows; ++i) *sum += loss[i];
-    return absl::OkStatus();
-  });
+  ops_.AddLosses({at_.loss, losses + chunk.sequence, rows, 0, rows});
 }
 
 // After ForwardChunk. `accumulate`: the head's gradient is added to what is there.
-void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, float* gradient,
-                                float* gradients, bool accumulate) {
+void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
+                                kernels::Values gradient, float* gradients, bool accumulate) {
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
   const auto scale =
@@ -112,14 +111,12 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, flo
   ops_.CrossEntropyBackward({at_.logits, at_.lse, batch.targets + chunk.at, rows, vocabulary_valid_,
                              shape_.vocabulary, vocabulary_begin_, scale,
                              Smoothing(batch, vocabulary_)});
-  Store(at_.logits, rows * shape_.vocabulary);
   ops_.MatmulBackwardWeight({at_.logits, at_.norm, weights_.head.GradientIn(gradients),
                              weights_.head_bias.GradientIn(gradients), rows, shape_.vocabulary, c,
-                             shape_.tokens, accumulate, format_});
-  ops_.MatmulBackwardInput({at_.logits, weights_.head.In(parameters_), at_.gradient, rows,
-                            shape_.vocabulary, c, false, format_, format_});
+                             shape_.tokens, accumulate});
+  ops_.MatmulBackwardInput(
+      {at_.logits, weights_.head.In(parameters_), at_.gradient, rows, shape_.vocabulary, c});
   tensor_group_.AllReduceSum(stream_, at_.gradient, rows * c, SumOrder::kRanks, tensor_scratch_);
-  if (tensor_group_.size() > 1) Store(at_.gradient, rows * c);
   kernels::LayerNormBackwardArgs norm{};
   norm.dy = at_.gradient;
   norm.x = at_.activation;
@@ -133,21 +130,19 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk, flo
   norm.columns = c;
   norm.rows_per_leaf = shape_.tokens;
   ops_.LayerNormBackward(norm);
-  Store(at_.gradient, rows * c);
   ops_.BiasGeluBackward({at_.gradient, at_.transform, at_.transform_gradient,
                          weights_.transform_bias.GradientIn(gradients), rows, c, shape_.tokens,
                          traits_.exact_gelu});
-  Store(at_.transform_gradient, rows * c);
   ops_.MatmulBackwardWeight({at_.transform_gradient, at_.rows,
                              weights_.transform.GradientIn(gradients), nullptr, rows, c, c,
-                             shape_.tokens, true, format_});
-  ops_.MatmulBackwardInput({at_.transform_gradient, weights_.transform.In(parameters_),
-                            at_.gradient, rows, c, c, false, format_, format_});
+                             shape_.tokens, true});
+  ops_.MatmulBackwardInput(
+      {at_.transform_gradient, weights_.transform.In(parameters_), at_.gradient, rows, c, c});
   ops_.ScatterAdd({at_.gradient, batch.predicted + chunk.at, gradient, rows, c});
 }
 
-void EncoderHead::BackwardTokens(const MicroBatch& batch, const float* hidden, float* gradient,
-                                 double* losses, GradientLanes& lanes) {
+void EncoderHead::BackwardTokens(const MicroBatch& batch, kernels::ConstValues hidden,
+                                 kernels::Values gradient, double* losses, GradientLanes& lanes) {
   const auto whole = {weights_.transform, weights_.transform_bias, weights_.norm,
                       weights_.norm_bias};
   const auto zero = [&](const WeightRef& tensor, float* gradients) {
@@ -188,21 +183,19 @@ kernels::Dropout EncoderHead::DropoutAt(const MicroBatch& batch, int64_t first_s
   return dropout;
 }
 
-void EncoderHead::ForwardClasses(const MicroBatch& batch, const float* hidden, int64_t first,
-                                 int64_t count) {
+void EncoderHead::ForwardClasses(const MicroBatch& batch, kernels::ConstValues hidden,
+                                 int64_t first, int64_t count) {
   const int64_t c = shape_.hidden;
-  float* pooled = classes_.pooled + first * c;
-  float* dropped = classes_.dropped + first * c;
+  const kernels::Values pooled = classes_.pooled + first * c;
+  const kernels::Values dropped = classes_.dropped + first * c;
   ops_.Gather({hidden, classes_.first_rows + first, classes_.first + first * c, count, c});
-  ops_.Matmul({classes_.first + first * c, weights_.pooler.In(parameters_), nullptr, pooled, count,
-               c, c, false, format_, format_});
+  ops_.Matmul(
+      {classes_.first + first * c, weights_.pooler.In(parameters_), nullptr, pooled, count, c, c});
   ops_.BiasTanh({pooled, weights_.pooler_bias.In(parameters_), count, c});
-  Store(pooled, count * c);
   ops_.Copy(dropped, pooled, count * c);
   ops_.PositionEmbedding({dropped, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
-  Store(dropped, count * c);
   ops_.Matmul({dropped, weights_.classes.In(parameters_), weights_.classes_bias.In(parameters_),
-               classes_.logits + first * shape_.classes, count, shape_.classes, c, false, format_});
+               classes_.logits + first * shape_.classes, count, shape_.classes, c});
 }
 
 void EncoderHead::ClassLosses(const MicroBatch& batch, int64_t first, int64_t count,
@@ -213,14 +206,11 @@ void EncoderHead::ClassLosses(const MicroBatch& batch, int64_t first, int64_t co
   ops_.CrossEntropyLocal({classes_.logits + first * k, batch.labels + first, classes_.stats, count,
                           k, k, 0, smoothing.amount > 0});
   ops_.CrossEntropyCombine({classes_.stats, classes_.lse + first, loss, count, 1, smoothing});
-  stream_.RunOnHost([loss, count, sum = losses + first] {
-    for (int64_t i = 0; i < count; ++i) sum[i] += loss[i];
-    return absl::OkStatus();
-  });
+  ops_.AddLosses({loss, losses + first, count, 0, 1});
 }
 
-void EncoderHead::BackwardClasses(const MicroBatch& batch, const float* hidden, float* gradient,
-                                  double* losses, GradientLanes& lanes) {
+void EncoderHead::BackwardClasses(const MicroBatch& batch, kernels::ConstValues hidden,
+                                  kernels::Values gradient, double* losses, GradientLanes& lanes) {
   lanes.Accumulate(
       batch.index, {weights_.pooler, weights_.pooler_bias, weights_.classes, weights_.classes_bias},
       ops_, [&](const plan::LaneSegment& segment, float* gradients) {
@@ -230,34 +220,30 @@ void EncoderHead::BackwardClasses(const MicroBatch& batch, const float* hidden, 
         const int64_t k = shape_.classes;
         ForwardClasses(batch, hidden, first, count);
         ClassLosses(batch, first, count, losses);
-        float* logits = classes_.logits + first * k;
-        float* d = classes_.gradient + first * c;
+        const kernels::Values logits = classes_.logits + first * k;
+        const kernels::Values d = classes_.gradient + first * c;
         ops_.CrossEntropyBackward({logits, classes_.lse + first, batch.labels + first, count, k, k,
                                    0, static_cast<float>(sequence_scale_ * gradient_scale_),
                                    Smoothing(batch, k)});
-        Store(logits, count * k);
-        ops_.MatmulBackwardInput(
-            {logits, weights_.classes.In(parameters_), d, count, k, c, false, format_, format_});
+        ops_.MatmulBackwardInput({logits, weights_.classes.In(parameters_), d, count, k, c});
         ops_.PositionEmbeddingBackward({d, nullptr, count, c, 1, 0, DropoutAt(batch, first)});
-        Store(d, count * c);
         ops_.TanhBackward({d, classes_.pooled + first * c, d, count * c});
-        Store(d, count * c);
         if (gives_whole_tensors_) {
           ops_.MatmulBackwardWeight(
               {logits, classes_.dropped + first * c, weights_.classes.GradientIn(gradients),
-               weights_.classes_bias.GradientIn(gradients), count, k, c, 1, true, format_});
+               weights_.classes_bias.GradientIn(gradients), count, k, c, 1, true});
           ops_.MatmulBackwardWeight(
               {d, classes_.first + first * c, weights_.pooler.GradientIn(gradients),
-               weights_.pooler_bias.GradientIn(gradients), count, c, c, 1, true, format_});
+               weights_.pooler_bias.GradientIn(gradients), count, c, c, 1, true});
         }
-        float* input = classes_.pooled_gradient + first * c;
-        ops_.MatmulBackwardInput(
-            {d, weights_.pooler.In(parameters_), input, count, c, c, false, format_, format_});
+        const kernels::Values input = classes_.pooled_gradient + first * c;
+        ops_.MatmulBackwardInput({d, weights_.pooler.In(parameters_), input, count, c, c});
         ops_.ScatterAdd({input, classes_.first_rows + first, gradient, count, c});
       });
 }
 
-void EncoderHead::Loss(const MicroBatch& batch, const float* hidden, const LossSums& losses) {
+void EncoderHead::Loss(const MicroBatch& batch, kernels::ConstValues hidden,
+                       const LossSums& losses) {
   if (shape_.masked_head) {
     ForChunks(batch, 0, shape_.sequences,
               [&](const Chunk& chunk) { ForwardChunk(batch, hidden, chunk, losses.tokens); });
@@ -267,21 +253,22 @@ void EncoderHead::Loss(const MicroBatch& batch, const float* hidden, const LossS
   ClassLosses(batch, 0, shape_.sequences, losses.sequences);
 }
 
-void EncoderHead::Backward(const MicroBatch& batch, const float* hidden, float* gradient,
-                           const LossSums& losses, GradientLanes& lanes) {
+void EncoderHead::Backward(const MicroBatch& batch, kernels::ConstValues hidden,
+                           kernels::Values gradient, const LossSums& losses, GradientLanes& lanes) {
   ops_.Zero(gradient, shape_.rows * shape_.hidden);
   if (shape_.masked_head) BackwardTokens(batch, hidden, gradient, losses.tokens, lanes);
   if (shape_.classes > 0) BackwardClasses(batch, hidden, gradient, losses.sequences, lanes);
-  Store(gradient, shape_.rows * shape_.hidden);
 }
 
-const float* EncoderHead::TokenLogits(const MicroBatch& batch, const float* hidden) {
+kernels::ConstValues EncoderHead::TokenLogits(const MicroBatch& batch,
+                                              kernels::ConstValues hidden) {
   TERCIO_CHECK_LE(batch.predicted_counts[0], shape_.chunk_rows);
   LogitsOfChunk(batch, hidden, {0, 0, batch.predicted_counts[0]});
   return at_.logits;
 }
 
-const float* EncoderHead::ClassLogits(const MicroBatch& batch, const float* hidden) {
+kernels::ConstValues EncoderHead::ClassLogits(const MicroBatch& batch,
+                                              kernels::ConstValues hidden) {
   ForwardClasses(batch, hidden, 0, shape_.sequences);
   return classes_.logits;
 }

@@ -6,8 +6,7 @@
 // positions that are predicted go through the head: a sequence after the other, in chunks of rows,
 // so that sums do not depend on the layout.
 //
-// Works in the buffers of the arena only; all operations go to the given stream. Rounds as
-// StageModel does.
+// Works in the buffers of the arena only; all operations go to the given stream.
 #pragma once
 
 #include "plan/memory_map.h"
@@ -27,24 +26,25 @@ class EncoderHead {
  public:
   EncoderHead(const v1::JobSpec& spec, const plan::StageShape& shape,
               const plan::ModelTraits& traits, const OutputWeights& weights, int tensor_index,
-              const float* parameters, Arena& arena, Stream& stream, Communicator& tensor_group);
+              kernels::ConstValues parameters, Arena& arena, Stream& stream,
+              Communicator& tensor_group);
 
   // What the gradient of the loss is multiplied by from now on; 1 at first.
   void SetLossScale(double scale) { gradient_scale_ = scale; }
 
   // hidden: rows x C, all rows of the micro-batch. Adds to `losses`.
-  void Loss(const MicroBatch& batch, const float* hidden, const LossSums& losses);
+  void Loss(const MicroBatch& batch, kernels::ConstValues hidden, const LossSums& losses);
 
   // Loss, and its gradients: `gradient` (rows x C, all rows, the same on every tensor rank) is
   // written, weight gradients go to `lanes`.
-  void Backward(const MicroBatch& batch, const float* hidden, float* gradient,
+  void Backward(const MicroBatch& batch, kernels::ConstValues hidden, kernels::Values gradient,
                 const LossSums& losses, GradientLanes& lanes);
 
   // The logits of each sequence's classes (sequences x classes).
-  const float* ClassLogits(const MicroBatch& batch, const float* hidden);
+  kernels::ConstValues ClassLogits(const MicroBatch& batch, kernels::ConstValues hidden);
   // The logits of the first sequence's predicted rows (rows x local vocabulary). REQUIRES: at most
   // the chunk of the stage's shape.
-  const float* TokenLogits(const MicroBatch& batch, const float* hidden);
+  kernels::ConstValues TokenLogits(const MicroBatch& batch, kernels::ConstValues hidden);
 
  private:
   // Predicted rows [begin, begin + rows) of a sequence.
@@ -54,34 +54,33 @@ class EncoderHead {
     int64_t rows;
   };
   struct Buffers {
-    float *rows, *transform, *activation, *norm, *gradient, *transform_gradient, *mean, *rstd,
-        *logits, *stats, *all_stats, *lse, *loss;
+    kernels::Values rows, transform, activation, norm, gradient, transform_gradient, logits;
+    float *mean, *rstd, *stats, *all_stats, *lse, *loss;
   };
   struct ClassBuffers {
-    float *first, *pooled, *dropped, *gradient, *pooled_gradient, *logits, *stats, *lse, *loss;
+    kernels::Values first, pooled, dropped, gradient, pooled_gradient, logits;
+    float *stats, *lse, *loss;
     int32_t* first_rows;
   };
 
-  void Store(float* x, int64_t count) {
-    if (reduced()) ops_.Round(x, count, format_);
-  }
-  bool reduced() const { return format_ != kernels::Format::kFloat32; }
+  bool reduced() const { return shape_.precision.format != kernels::Format::kFloat32; }
   template <typename Body>
   void ForChunks(const MicroBatch& batch, int64_t first_sequence, int64_t sequences,
                  const Body& body) const;
-  void LogitsOfChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk);
-  void ForwardChunk(const MicroBatch& batch, const float* hidden, const Chunk& chunk,
+  void LogitsOfChunk(const MicroBatch& batch, kernels::ConstValues hidden, const Chunk& chunk);
+  void ForwardChunk(const MicroBatch& batch, kernels::ConstValues hidden, const Chunk& chunk,
                     double* losses);
-  void BackwardChunk(const MicroBatch& batch, const Chunk& chunk, float* gradient, float* gradients,
-                     bool accumulate);
-  void BackwardTokens(const MicroBatch& batch, const float* hidden, float* gradient, double* losses,
-                      GradientLanes& lanes);
+  void BackwardChunk(const MicroBatch& batch, const Chunk& chunk, kernels::Values gradient,
+                     float* gradients, bool accumulate);
+  void BackwardTokens(const MicroBatch& batch, kernels::ConstValues hidden,
+                      kernels::Values gradient, double* losses, GradientLanes& lanes);
   kernels::Dropout DropoutAt(const MicroBatch& batch, int64_t first_sequence) const;
   // Rows [first, first + count) of the class buffers.
-  void ForwardClasses(const MicroBatch& batch, const float* hidden, int64_t first, int64_t count);
+  void ForwardClasses(const MicroBatch& batch, kernels::ConstValues hidden, int64_t first,
+                      int64_t count);
   void ClassLosses(const MicroBatch& batch, int64_t first, int64_t count, double* losses);
-  void BackwardClasses(const MicroBatch& batch, const float* hidden, float* gradient,
-                       double* losses, GradientLanes& lanes);
+  void BackwardClasses(const MicroBatch& batch, kernels::ConstValues hidden,
+                       kernels::Values gradient, double* losses, GradientLanes& lanes);
   kernels::LabelSmoothing Smoothing(const MicroBatch& batch, int64_t classes) const {
     return {batch.training ? smoothing_ : 0.0f, classes};
   }
@@ -99,9 +98,8 @@ class EncoderHead {
   const int64_t vocabulary_begin_;
   const int64_t vocabulary_valid_;
   const double sequence_scale_;
-  const kernels::Format format_;
   double gradient_scale_ = 1;
-  const float* parameters_;
+  kernels::ConstValues parameters_;
   Stream& stream_;
   kernels::Ops& ops_;
   Communicator& tensor_group_;

@@ -66,6 +66,15 @@ int ReplicaCheck::RankOf(v1::GroupKind kind, int member) const {
   return plan::RankOfCoordinates(plan_.layout(), {member, at.data_index(), at.pipeline_index()});
 }
 
+absl::Status ReplicaCheck::Sum(Communicator& group, Stream& stream,
+                               absl::Span<double> numbers) const {
+  const auto bytes = static_cast<int64_t>(numbers.size() * sizeof(double));
+  stream.CopyFromHost(exchange_, numbers.data(), bytes);
+  group.AllReduceSum(stream, exchange_, static_cast<int64_t>(numbers.size()));
+  stream.CopyToHost(numbers.data(), exchange_, bytes);
+  return stream.Synchronize();
+}
+
 absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(Communicator& group, Stream& stream,
                                                           absl::Span<const uint64_t> mine) const {
   const size_t width = 2 * mine.size();
@@ -75,8 +84,7 @@ absl::StatusOr<ReplicaCheck::Rows> ReplicaCheck::Exchange(Communicator& group, S
     *own++ = static_cast<double>(digest / kHalf);
     *own++ = static_cast<double>(digest % kHalf);
   }
-  group.AllReduceSum(stream, halves.data(), static_cast<int64_t>(halves.size()));
-  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  TERCIO_RETURN_IF_ERROR(Sum(group, stream, absl::MakeSpan(halves)));
   Rows rows(static_cast<size_t>(group.size()));
   for (size_t i = 0; i < halves.size(); i += 2) {
     rows[i / width].push_back(static_cast<uint64_t>(halves[i]) * kHalf +
@@ -106,8 +114,7 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Compare(Stream& stream,
     TERCIO_ASSIGN_OR_RETURN(odd_of_tensor, CompareGroup(tensor_, stream, whole));
   }
   double differing = (odd_of_data.empty() ? 0 : 1) + (odd_of_tensor.empty() ? 0 : 1);
-  world_.AllReduceSum(stream, &differing, 1);
-  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  TERCIO_RETURN_IF_ERROR(Sum(world_, stream, {&differing, 1}));
   if (differing == 0) return ReplicaVerdict{};
   return Locate(stream, digests, odd_of_data, odd_of_tensor);
 }
@@ -138,8 +145,7 @@ absl::StatusOr<ReplicaVerdict> ReplicaCheck::Locate(Stream& stream,
   for (const int member : tensor_.rank() == 0 ? odd_of_tensor : std::vector<int>()) {
     votes[static_cast<size_t>(RankOf(v1::GROUP_KIND_TENSOR, member))] += 1;
   }
-  world_.AllReduceSum(stream, votes.data(), static_cast<int64_t>(votes.size()));
-  TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+  TERCIO_RETURN_IF_ERROR(Sum(world_, stream, absl::MakeSpan(votes)));
   const std::vector<int> suspicions(votes.begin(), votes.begin() + world_.size());
   const std::string name =
       groups == 1 ? plan::ModelTensors(plan_.model())[static_cast<size_t>(tensor)].name : "";

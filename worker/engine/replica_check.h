@@ -42,10 +42,16 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
 
 class ReplicaCheck {
  public:
-  // What it is given must outlive it.
-  ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors, Communicator& world,
-               Communicator& tensor, Communicator& data)
-      : plan_(plan), tensors_(tensors), world_(world), tensor_(tensor), data_(data) {}
+  // What it is given must outlive it. `exchange`: memory of the device
+  // (plan::ReplicaExchange doubles).
+  ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors, double* exchange,
+               Communicator& world, Communicator& tensor, Communicator& data)
+      : plan_(plan),
+        tensors_(tensors),
+        exchange_(exchange),
+        world_(world),
+        tensor_(tensor),
+        data_(data) {}
 
   // Whether there is anything to compare; the same on every rank.
   bool HasReplicas() const;
@@ -56,6 +62,8 @@ class ReplicaCheck {
  private:
   // What the members of a group hold, one row for each.
   using Rows = std::vector<std::vector<uint64_t>>;
+  // Each number becomes its sum over the group.
+  absl::Status Sum(Communicator& group, Stream& stream, absl::Span<double> numbers) const;
   absl::StatusOr<Rows> Exchange(Communicator& group, Stream& stream,
                                 absl::Span<const uint64_t> mine) const;
   // Members that differ, by a digest of all that `digests` has.
@@ -68,6 +76,7 @@ class ReplicaCheck {
 
   const v1::RankPlan& plan_;
   const plan::StageTensors& tensors_;
+  double* exchange_;
   Communicator& world_;
   Communicator& tensor_;
   Communicator& data_;

@@ -25,7 +25,6 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       seed_(spec.training().seed()),
       loss_weight_(1.0 /
                    (static_cast<double>(spec.training().global_batch()) * spec.model().context())),
-      format_(plan::FormatOf(spec.training())),
       smoothing_{static_cast<float>(spec.training().label_smoothing()), spec.model().vocab_size()},
       stream_(stream),
       ops_(stream.ops()),
@@ -34,21 +33,22 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   vocabulary_begin_ = begin;
   vocabulary_valid_ = std::clamp<int64_t>(spec.model().vocab_size() - begin, 0, shape_.vocabulary);
   for (int slot = 0; slot < plan.stage().activation_slots(); ++slot) {
-    slots_.push_back(arena.Floats(absl::StrCat("activations.", slot)));
+    slots_.push_back(arena.Get<std::byte>(absl::StrCat("activations.", slot)));
   }
-  shared_ = arena.Floats("activations.shared");
-  parameters_ =
-      arena.Floats(format_ == kernels::Format::kFloat32 ? "parameters" : "parameters.compute");
-  branch_ = arena.Floats("workspace.branch");
-  branch_gradient_ = arena.Floats("workspace.branch_gradient");
-  norm_gradient_ = arena.Floats("workspace.norm_gradient");
-  gathered_ = arena.Floats("workspace.gathered");
-  local_sum_ = arena.Floats("workspace.local_sum");
+  shared_ = arena.Get<std::byte>("activations.shared");
+  const auto values = [&](const char* name) { return arena.ValuesOf(name, shape_.precision); };
+  parameters_ = values(shape_.precision.format == kernels::Format::kFloat32 ? "parameters"
+                                                                            : "parameters.compute");
+  branch_ = values("workspace.branch");
+  branch_gradient_ = values("workspace.branch_gradient");
+  norm_gradient_ = values("workspace.norm_gradient");
+  gathered_ = values("workspace.gathered");
+  local_sum_ = values("workspace.local_sum");
   if (shape_.sequence_parallel) first_local_row_ = tensor_index_ * shape_.local_rows;
-  wide_gradient_ = arena.Floats("workspace.wide_gradient");
-  attention_gradient_ = arena.Floats("workspace.attention_gradient");
+  wide_gradient_ = values("workspace.wide_gradient");
+  attention_gradient_ = values("workspace.attention_gradient");
   attention_scratch_ = arena.Floats("workspace.attention");
-  gated_gradient_ = arena.Floats("workspace.gated_gradient");
+  gated_gradient_ = values("workspace.gated_gradient");
   rotary_ = arena.Floats("workspace.rotary");
   if (shape_.rotary) {
     const std::vector<float> table = RotaryTable(spec.model());
@@ -60,7 +60,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
         std::make_unique<EncoderHead>(spec, shape_, traits_, weights_.output, tensor_index_,
                                       parameters_, arena, stream, tensor_group);
   } else if (shape_.last) {
-    logits_ = arena.Floats("head.logits");
+    logits_ = values("head.logits");
     stats_ = arena.Floats("head.stats");
     all_stats_ = arena.Floats("head.all_stats");
     lse_ = arena.Floats("head.lse");
@@ -69,20 +69,39 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
 }
 
 StageModel::LayerView StageModel::View(int slot, int layer) const {
-  float* own = slots_[static_cast<size_t>(slot)] + layer * slot_layout_.layer_stride;
-  const auto at = [&](const plan::LayerField& field) {
+  std::byte* own = slots_[static_cast<size_t>(slot)] + layer * slot_layout_.layer_stride;
+  const auto place = [&](const plan::LayerField& field) {
     return (field.shared ? shared_ : own) + field.offset;
   };
-  return {at(layout_.input), at(layout_.norm1),     at(layout_.mean1), at(layout_.rstd1),
-          at(layout_.qkv),   at(layout_.attention), at(layout_.lse),   at(layout_.middle),
-          at(layout_.norm2), at(layout_.mean2),     at(layout_.rstd2), at(layout_.up),
-          at(layout_.gelu)};
+  const auto values = [&](const plan::LayerField& field) {
+    return kernels::Values(place(field), shape_.precision.format, shape_.precision.stored);
+  };
+  const auto floats = [&](const plan::LayerField& field) {
+    return reinterpret_cast<float*>(place(field));
+  };
+  LayerView at;
+  at.input = values(layout_.input);
+  at.norm1 = values(layout_.norm1);
+  at.qkv = values(layout_.qkv);
+  at.attention = values(layout_.attention);
+  at.middle = values(layout_.middle);
+  at.norm2 = values(layout_.norm2);
+  at.up = values(layout_.up);
+  at.gelu = values(layout_.gelu);
+  at.mean1 = floats(layout_.mean1);
+  at.rstd1 = floats(layout_.rstd1);
+  at.lse = floats(layout_.lse);
+  at.mean2 = floats(layout_.mean2);
+  at.rstd2 = floats(layout_.rstd2);
+  return at;
 }
 
 StageModel::LayerView StageModel::ViewOf(const MicroBatch& batch, int layer) const {
   LayerView at = View(batch.slot, layer);
   const int64_t row = batch.first_row;
-  for (float** field : {&at.input, &at.norm1, &at.middle, &at.norm2}) *field += row * shape_.hidden;
+  for (kernels::Values* field : {&at.input, &at.norm1, &at.middle, &at.norm2}) {
+    *field += row * shape_.hidden;
+  }
   for (float** field : {&at.mean1, &at.rstd1, &at.mean2, &at.rstd2}) *field += row;
   at.qkv += row * shape_.qkv;
   at.attention += row * shape_.attention;
@@ -105,8 +124,9 @@ kernels::Dropout StageModel::DropoutAt(const MicroBatch& batch, int layer, uint3
   return dropout;
 }
 
-kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
-                                        float* mean, float* rstd, int64_t rows) const {
+kernels::LayerNormArgs StageModel::Norm(kernels::ConstValues x, WeightRef weight, WeightRef bias,
+                                        kernels::Values y, float* mean, float* rstd,
+                                        int64_t rows) const {
   kernels::LayerNormArgs args{};
   args.x = x;
   args.weight = weight.In(parameters_);
@@ -118,7 +138,6 @@ kernels::LayerNormArgs StageModel::Norm(const float* x, WeightRef weight, Weight
   args.columns = shape_.hidden;
   args.eps = traits_.norm_eps;
   args.rms = traits_.rms_norm;
-  args.result = format_;
   return args;
 }
 
@@ -130,27 +149,24 @@ kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer)
     return Norm(next.input, w.norm1, w.norm1_bias, next.norm1, next.mean1, next.rstd1,
                 LocalRowsOf(batch));
   }
-  float* slot = slots_[static_cast<size_t>(batch.slot)];
   return Norm(OutputOf(batch), weights_.output.final_norm, weights_.output.final_norm_bias,
-              slot + slot_layout_.final_norm + batch.first_row * shape_.hidden,
-              slot + slot_layout_.final_mean + batch.first_row,
-              slot + slot_layout_.final_rstd + batch.first_row, LocalRowsOf(batch));
+              ValuesAt(batch.slot, slot_layout_.final_norm) + batch.first_row * shape_.hidden,
+              FloatsAt(batch.slot, slot_layout_.final_mean) + batch.first_row,
+              FloatsAt(batch.slot, slot_layout_.final_rstd) + batch.first_row, LocalRowsOf(batch));
 }
 
-float* StageModel::SumRows(float* partial, int64_t rows) {
+kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
   if (!shape_.sequence_parallel) {
     tensor_group_.AllReduceSum(stream_, partial, rows * shape_.hidden, SumOrder::kRanks,
                                tensor_scratch_);
-    if (tensor_group_.size() > 1) Store(partial, rows * shape_.hidden);
     return partial;
   }
   tensor_group_.ReduceScatterSum(stream_, partial, local_sum_, shape_.local_rows * shape_.hidden,
                                  tensor_scratch_);
-  Store(local_sum_, shape_.local_rows * shape_.hidden);
   return local_sum_;
 }
 
-const float* StageModel::GatherRows(const float* local) {
+kernels::ConstValues StageModel::GatherRows(kernels::ConstValues local) {
   if (!shape_.sequence_parallel) return local;
   tensor_group_.AllGather(stream_, local, gathered_, shape_.local_rows * shape_.hidden);
   return gathered_;
@@ -181,17 +197,15 @@ void StageModel::Embed(const MicroBatch& batch) {
   kernels::EmbeddingArgs lookup{};
   lookup.tokens = batch.inputs + batch.first_row;
   lookup.weight = weights_.token.In(parameters_);
-  float* sum = Input(batch.slot) + batch.first_row * shape_.hidden;
-  if (shape_.post_norm) {
-    sum = slots_[static_cast<size_t>(batch.slot)] + slot_layout_.embedding_sum;
-  }
+  kernels::Values sum = Input(batch.slot) + batch.first_row * shape_.hidden;
+  if (shape_.post_norm) sum = ValuesAt(batch.slot, slot_layout_.embedding_sum);
   lookup.out = shape_.sequence_parallel ? branch_ : sum;  // all rows: not all of them stay here
   lookup.count = RowsOf(batch);
   lookup.columns = shape_.hidden;
   lookup.vocabulary_begin = vocabulary_begin_;
   lookup.vocabulary_rows = shape_.vocabulary;
   ops_.Embedding(lookup);
-  const float* embedded = SumRows(lookup.out, lookup.count);
+  const kernels::Values embedded = SumRows(lookup.out, lookup.count);
   if (embedded != sum) ops_.Copy(sum, embedded, LocalRowsOf(batch) * shape_.hidden);
   kernels::PositionEmbeddingArgs position{};
   position.x = sum;
@@ -204,40 +218,35 @@ void StageModel::Embed(const MicroBatch& batch) {
   position.type_weight = weights_.type.In(parameters_);
   if (shape_.post_norm) {
     ops_.PositionEmbedding(position);
-    Store(sum, position.rows * shape_.hidden);
     return NormEmbedding(batch, sum);
   }
   position.dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, position.first_row);
   ops_.PositionEmbedding(position);
-  Store(sum, position.rows * shape_.hidden);
 }
 
 // The norm, then dropout.
-void StageModel::NormEmbedding(const MicroBatch& batch, float* sum) {
-  float* slot = slots_[static_cast<size_t>(batch.slot)];
-  float* input = Input(batch.slot);
+void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
+  const kernels::Values input = Input(batch.slot);
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
-                      slot + slot_layout_.embedding_mean, slot + slot_layout_.embedding_rstd,
-                      shape_.local_rows));
+                      FloatsAt(batch.slot, slot_layout_.embedding_mean),
+                      FloatsAt(batch.slot, slot_layout_.embedding_rstd), shape_.local_rows));
   ops_.PositionEmbedding({input, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
                           first_local_row_,
                           DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
-  Store(input, shape_.local_rows * shape_.hidden);
 }
 
 // Queries and keys lie side by side: one call turns both.
-void StageModel::Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse) {
+void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, bool inverse) {
   if (!shape_.rotary) return;
   ops_.Rotary({qkv, rotary_ + first_row * shape_.head_dim, rows, shape_.tokens, shape_.qkv,
                shape_.heads + shape_.key_heads, shape_.head_dim, inverse});
-  Store(qkv, rows * shape_.qkv);
 }
 
-void StageModel::Activate(float* up, WeightRef bias, float* out, int64_t rows) {
+void StageModel::Activate(kernels::Values up, WeightRef bias, kernels::Values out, int64_t rows) {
   if (traits_.gated_mlp) {
-    ops_.Swiglu({up, out, rows, shape_.ffn, format_});
+    ops_.Swiglu({up, out, rows, shape_.ffn});
   } else {
-    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu, format_});
+    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu});
   }
 }
 
@@ -246,7 +255,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
   ops_.Matmul({GatherRows(AttentionInput(at)), w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
-               at.qkv, rows, shape_.qkv, shape_.hidden, false, format_, format_});
+               at.qkv, rows, shape_.qkv, shape_.hidden});
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -268,9 +277,8 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   attention.scratch = attention_scratch_;
   ops_.Attention(attention);
-  Store(at.attention, rows * shape_.attention);
   ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
-               shape_.attention, false, format_, format_});
+               shape_.attention});
 }
 
 kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer) const {
@@ -295,13 +303,12 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
-  add.result = format_;
   ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
   // The activation is that of the rounded sum, which is kept: so the bias comes before.
-  const bool fused = format_ == kernels::Format::kFloat32;
+  const bool fused = shape_.precision.format == kernels::Format::kFloat32;
   ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_),
                fused ? nullptr : w.up_bias.In(parameters_), at.up, rows, shape_.up, shape_.hidden,
-               false, format_, format_});
+               false});
   Activate(at.up, fused ? w.up_bias : WeightRef(), at.gelu, rows);
 }
 
@@ -311,8 +318,8 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
-  ops_.Matmul({at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn,
-               false, format_, format_});
+  ops_.Matmul(
+      {at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn, false});
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
@@ -323,9 +330,8 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   add.columns = shape_.hidden;
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, first_local_row_);
-  add.result = format_;
   if (shape_.post_norm) {
-    float* next = add.out;
+    const kernels::Values next = add.out;
     add.residual = at.norm2;
     add.out = at.norm1;
     ops_.ResidualLayerNorm(
@@ -367,10 +373,10 @@ std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
   return chunks;
 }
 
-const float* StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
+kernels::ConstValues StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
   TERCIO_CHECK_LE(rows, shape_.chunk_rows);
   ops_.Matmul({HeadInput(batch) + row * shape_.hidden, weights_.output.head.In(parameters_),
-               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden, false, format_});
+               nullptr, logits_, rows, shape_.vocabulary, shape_.hidden});
   return logits_;
 }
 
@@ -383,71 +389,66 @@ void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, doubl
   tensor_group_.AllGather(stream_, stats_, all_stats_, chunk.rows * kernels::kCrossEntropyStats);
   ops_.CrossEntropyCombine(
       {all_stats_, lse_, loss_, chunk.rows, tensor_group_.size(), SmoothingOf(batch)});
-  stream_.RunOnHost([=, this] {
-    for (int64_t i = 0; i < chunk.rows; ++i) losses[(chunk.row + i) / shape_.tokens] += loss_[i];
-    return absl::OkStatus();
-  });
+  ops_.AddLosses({loss_, losses, chunk.rows, chunk.row, shape_.tokens});
 }
 
 void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
-  const float* hidden = GatherRows(LastRows(batch.slot));
+  const kernels::ConstValues hidden = GatherRows(LastRows(batch.slot));
   if (encoder_head_ != nullptr) return encoder_head_->Loss(batch, hidden, losses);
   for (const Chunk& chunk : ChunksOf(0, shape_.sequences)) {
     ForwardChunk(batch, chunk, losses.tokens);
   }
 }
 
-const float* StageModel::ClassLogits(const MicroBatch& batch) {
+kernels::ConstValues StageModel::ClassLogits(const MicroBatch& batch) {
   return encoder_head_->ClassLogits(batch, GatherRows(LastRows(batch.slot)));
 }
 
-const float* StageModel::TokenLogits(const MicroBatch& batch) {
+kernels::ConstValues StageModel::TokenLogits(const MicroBatch& batch) {
   return encoder_head_->TokenLogits(batch, GatherRows(LastRows(batch.slot)));
 }
 
-void StageModel::BackwardEncoderHead(const MicroBatch& batch, float* flow, const LossSums& losses,
-                                     GradientLanes& lanes) {
+void StageModel::BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow,
+                                     const LossSums& losses, GradientLanes& lanes) {
   encoder_head_->Backward(batch, GatherRows(LastRows(batch.slot)), norm_gradient_, losses, lanes);
-  const float* mine = norm_gradient_ + first_local_row_ * shape_.hidden;
+  const kernels::Values mine = norm_gradient_ + first_local_row_ * shape_.hidden;
   if (shape_.post_norm) return ops_.Copy(flow, mine, shape_.local_rows * shape_.hidden);
-  const float* slot = slots_[static_cast<size_t>(batch.slot)];
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias, mine,
-               Output(batch.slot), slot + slot_layout_.final_mean, slot + slot_layout_.final_rstd,
-               flow, false, lanes);
+               Output(batch.slot), FloatsAt(batch.slot, slot_layout_.final_mean),
+               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, false, lanes);
 }
 
-void StageModel::BackwardHead(const MicroBatch& batch, float* flow, double* losses,
+void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, double* losses,
                               GradientLanes& lanes) {
-  const float* normed = GatherRows(FinalNorm(batch.slot));
+  const kernels::ConstValues normed = GatherRows(FinalNorm(batch.slot));
   const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
-  lanes.Assign(
-      batch.index, {weights_.output.head}, ops_,
-      [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-        for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
-          ForwardChunk(batch, chunk, losses);
-          ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
-                                     vocabulary_valid_, shape_.vocabulary, vocabulary_begin_, scale,
-                                     SmoothingOf(batch)});
-          Store(logits_, chunk.rows * shape_.vocabulary);
-          ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
-                                     weights_.output.head.GradientIn(gradients), nullptr,
-                                     chunk.rows, shape_.vocabulary, shape_.hidden,
-                                     chunk.rows_per_leaf, accumulate, format_});
-          accumulate = true;
-          ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
-                                    norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
-                                    shape_.vocabulary, shape_.hidden, false, format_, format_});
-        }
-      });
-  const float* slot = slots_[static_cast<size_t>(batch.slot)];
+  lanes.Assign(batch.index, {weights_.output.head}, ops_,
+               [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
+                 for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
+                   ForwardChunk(batch, chunk, losses);
+                   ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
+                                              vocabulary_valid_, shape_.vocabulary,
+                                              vocabulary_begin_, scale, SmoothingOf(batch)});
+                   ops_.MatmulBackwardWeight({logits_, normed + chunk.row * shape_.hidden,
+                                              weights_.output.head.GradientIn(gradients), nullptr,
+                                              chunk.rows, shape_.vocabulary, shape_.hidden,
+                                              chunk.rows_per_leaf, accumulate});
+                   accumulate = true;
+                   ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
+                                             norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
+                                             shape_.vocabulary, shape_.hidden});
+                 }
+               });
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
                SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
-               slot + slot_layout_.final_mean, slot + slot_layout_.final_rstd, flow, false, lanes);
+               FloatsAt(batch.slot, slot_layout_.final_mean),
+               FloatsAt(batch.slot, slot_layout_.final_rstd), flow, false, lanes);
 }
 
 void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                              const float* dy, const float* x, const float* mean, const float* rstd,
-                              float* flow, bool accumulate, GradientLanes& lanes) {
+                              kernels::ConstValues dy, kernels::ConstValues x, const float* mean,
+                              const float* rstd, kernels::Values flow, bool accumulate,
+                              GradientLanes& lanes) {
   lanes.Accumulate(batch.index, {weight, bias}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
                      const LocalRows part = LocalPart(segment);
@@ -469,11 +470,11 @@ void StageModel::BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightR
                      args.rms = traits_.rms_norm;
                      ops_.LayerNormBackward(args);
                    });
-  Store(flow, shape_.local_rows * shape_.hidden);
 }
 
-const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
-                                          WeightRef bias, const float* flow, GradientLanes& lanes) {
+kernels::ConstValues StageModel::BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
+                                                  WeightRef bias, kernels::ConstValues flow,
+                                                  GradientLanes& lanes) {
   const bool dropped = batch.training && dropout_ > 0;
   lanes.Accumulate(batch.index, {bias}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
@@ -482,7 +483,7 @@ const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, ui
                      const int64_t at = part.begin * shape_.hidden;
                      kernels::ResidualBackwardArgs args{};
                      args.dout = flow + at;
-                     args.dbranch = dropped ? branch_gradient_ + at : nullptr;
+                     if (dropped) args.dbranch = branch_gradient_ + at;
                      args.dbias = bias.GradientIn(gradients);
                      args.rows = part.count;
                      args.columns = shape_.hidden;
@@ -490,25 +491,24 @@ const float* StageModel::BackwardResidual(const MicroBatch& batch, int layer, ui
                      args.dropout = DropoutAt(batch, layer, site, first_local_row_ + part.begin);
                      ops_.ResidualBackward(args);
                    });
-  if (dropped) Store(branch_gradient_, shape_.local_rows * shape_.hidden);
-  return GatherRows(dropped ? branch_gradient_ : flow);
+  return GatherRows(dropped ? kernels::ConstValues(branch_gradient_) : flow);
 }
 
 void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                                const float* dy, const float* x, int64_t n, int64_t k,
-                                GradientLanes& lanes) {
+                                kernels::ConstValues dy, kernels::ConstValues x, int64_t n,
+                                int64_t k, GradientLanes& lanes) {
   lanes.Assign(
       batch.index, {weight, bias}, ops_,
       [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
         const int64_t row = segment.first_sequence * shape_.tokens;
         ops_.MatmulBackwardWeight({dy + row * n, x + row * k, weight.GradientIn(gradients),
                                    bias.GradientIn(gradients), segment.sequences * shape_.tokens, n,
-                                   k, shape_.tokens, accumulate, format_});
+                                   k, shape_.tokens, accumulate});
       });
 }
 
-void StageModel::BackwardActivation(const MicroBatch& batch, const float* up, WeightRef bias,
-                                    GradientLanes& lanes) {
+void StageModel::BackwardActivation(const MicroBatch& batch, kernels::ConstValues up,
+                                    WeightRef bias, GradientLanes& lanes) {
   if (traits_.gated_mlp) {
     ops_.SwigluBackward({gated_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn});
     return;
@@ -523,53 +523,51 @@ void StageModel::BackwardActivation(const MicroBatch& batch, const float* up, We
 }
 
 void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                                  const float* sum, const float* mean, const float* rstd,
-                                  float* flow, GradientLanes& lanes) {
+                                  kernels::ConstValues sum, const float* mean, const float* rstd,
+                                  kernels::Values flow, GradientLanes& lanes) {
   if (shape_.post_norm)
     BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, false, lanes);
 }
 
 void StageModel::BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                               const float* x, const float* mean, const float* rstd, float* flow,
-                               GradientLanes& lanes) {
-  const float* gradient = SumRows(norm_gradient_, shape_.rows);
+                               kernels::ConstValues x, const float* mean, const float* rstd,
+                               kernels::Values flow, GradientLanes& lanes) {
+  const kernels::Values gradient = SumRows(norm_gradient_, shape_.rows);
   if (shape_.post_norm) {
-    ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
-    return Store(flow, shape_.local_rows * shape_.hidden);
+    return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
   }
   BackwardNorm(batch, weight, bias, gradient, x, mean, rstd, flow, true, lanes);
 }
 
-void StageModel::BackwardMlp(const MicroBatch& batch, int layer, float* flow,
+void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow,
                              GradientLanes& lanes) {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   BackwardPostNorm(batch, w.norm2, w.norm2_bias, at.norm1, at.mean1, at.rstd1, flow, lanes);
-  const float* branch = BackwardResidual(batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput,
-                                         w.down_bias, flow, lanes);
+  const kernels::ConstValues branch = BackwardResidual(
+      batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, w.down_bias, flow, lanes);
   BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
-  float* gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
-  ops_.MatmulBackwardInput({branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden,
-                            shape_.ffn, false, format_, format_});
+  const kernels::Values gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
+  ops_.MatmulBackwardInput(
+      {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn});
   BackwardActivation(batch, at.up, w.up_bias, lanes);
-  Store(wide_gradient_, shape_.rows * shape_.up);
   BackwardWeight(batch, w.up, {}, wide_gradient_, GatherRows(at.norm2), shape_.up, shape_.hidden,
                  lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.up, shape_.hidden, false, format_, format_});
+                            shape_.up, shape_.hidden});
   BackwardInput(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
 }
 
-void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* flow,
+void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
                                    GradientLanes& lanes) {
   const LayerView at = View(batch.slot, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   BackwardPostNorm(batch, w.norm1, w.norm1_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
-  const float* branch = BackwardResidual(batch, ModelLayer(batch, layer),
-                                         kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
+  const kernels::ConstValues branch = BackwardResidual(
+      batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
   BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
   ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
-                            shape_.hidden, shape_.attention, false, format_, format_});
+                            shape_.hidden, shape_.attention});
   kernels::AttentionBackwardArgs args{};
   args.dout = attention_gradient_;
   args.out = at.attention;
@@ -592,25 +590,24 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, float* fl
   args.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
-  Store(wide_gradient_, shape_.rows * shape_.qkv);
   Rotate(wide_gradient_, 0, shape_.rows, true);
   BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.qkv, shape_.hidden, false, format_, format_});
+                            shape_.qkv, shape_.hidden});
   BackwardInput(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, lanes);
 }
 
-void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes) {
+void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow,
+                                   GradientLanes& lanes) {
   kernels::Dropout dropout = DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_);
   if (shape_.post_norm) {
     ops_.PositionEmbeddingBackward({flow, nullptr, shape_.local_rows, shape_.hidden, shape_.tokens,
                                     first_local_row_, dropout});
-    Store(flow, shape_.local_rows * shape_.hidden);
-    const float* slot = slots_[static_cast<size_t>(batch.slot)];
     BackwardPostNorm(batch, weights_.embedding_norm, weights_.embedding_norm_bias,
-                     slot + slot_layout_.embedding_sum, slot + slot_layout_.embedding_mean,
-                     slot + slot_layout_.embedding_rstd, flow, lanes);
+                     ValuesAt(batch.slot, slot_layout_.embedding_sum),
+                     FloatsAt(batch.slot, slot_layout_.embedding_mean),
+                     FloatsAt(batch.slot, slot_layout_.embedding_rstd), flow, lanes);
     dropout.probability = 0;
   }
   lanes.Accumulate(batch.index, {weights_.position, weights_.type}, ops_,
@@ -625,8 +622,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, Gradien
                                                      first, dropout, TypesAt(batch, first),
                                                      weights_.type.GradientIn(gradients)});
                    });
-  Store(flow, shape_.local_rows * shape_.hidden);
-  const float* all = GatherRows(flow);
+  const kernels::ConstValues all = GatherRows(flow);
   lanes.Accumulate(batch.index, {weights_.token}, ops_,
                    [&](const plan::LaneSegment& segment, float* gradients) {
                      const int64_t row = segment.first_sequence * shape_.tokens;
@@ -637,7 +633,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, float* flow, Gradien
                    });
 }
 
-void StageModel::Backward(const MicroBatch& batch, float* flow, const LossSums& losses,
+void StageModel::Backward(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
                           GradientLanes& lanes, const std::function<void(int layer)>& layer_done) {
   if (IsLast(batch)) {
     if (encoder_head_ != nullptr) {

@@ -3,10 +3,9 @@
 // section 3.
 //
 // Works in the buffers of the arena only; all operations go to the given stream. In bf16 and fp16
-// (plan/precision.h) it reads weights from "parameters.compute", which the caller keeps rounded,
-// and rounds every activation and every gradient of one as soon as it is written; logits, norm
-// statistics, log-sum-exps, losses and weight gradients stay fp32. So both factors of every product
-// hold values of that format, and the products are told so.
+// (plan/precision.h) it reads weights from "parameters.compute", which the caller keeps rounded;
+// activations, logits and their gradients are values of that format, everything else is fp32
+// (kernels/ops.h).
 #pragma once
 
 #include <functional>
@@ -34,8 +33,8 @@ class StageModel {
              Arena& arena, Stream& stream, Communicator& tensor_group);
 
   // Where the chunk before puts the activation of a slot, and where the chunk after finds it.
-  float* Input(int slot) const { return View(slot, 0).input; }
-  float* Output(int slot) const { return slots_[static_cast<size_t>(slot)] + slot_layout_.output; }
+  kernels::Values Input(int slot) const { return View(slot, 0).input; }
+  kernels::Values Output(int slot) const { return ValuesAt(slot, slot_layout_.output); }
 
   bool IsFirst(const MicroBatch& batch) const { return shape_.first && batch.chunk == 0; }
   bool IsLast(const MicroBatch& batch) const {
@@ -50,14 +49,14 @@ class StageModel {
   void Loss(const MicroBatch& batch, const LossSums& losses);
 
   // Last chunk of a classifier, after Forward: sequences x classes.
-  const float* ClassLogits(const MicroBatch& batch);
+  kernels::ConstValues ClassLogits(const MicroBatch& batch);
   // Last chunk of a masked language model, after Forward (encoder_head.h).
-  const float* TokenLogits(const MicroBatch& batch);
+  kernels::ConstValues TokenLogits(const MicroBatch& batch);
 
   // Last chunk, after Forward: logits of rows [row, row + rows) over this rank's vocabulary
   // (padding included), rows x local vocabulary. REQUIRES: rows is at most the chunk of the stage's
   // shape.
-  const float* Logits(const MicroBatch& batch, int64_t row, int64_t rows);
+  kernels::ConstValues Logits(const MicroBatch& batch, int64_t row, int64_t rows);
 
   // What the gradient of the loss is multiplied by from now on; 1 at first.
   void SetLossScale(double scale) {
@@ -69,8 +68,8 @@ class StageModel {
   // written as by Loss) and ends as the gradient of Input. Weight gradients go to `lanes`.
   // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
   // for the head, descending, -1 for the embedding.
-  void Backward(const MicroBatch& batch, float* flow, const LossSums& losses, GradientLanes& lanes,
-                const std::function<void(int layer)>& layer_done);
+  void Backward(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
+                GradientLanes& lanes, const std::function<void(int layer)>& layer_done);
 
  private:
   struct Chunk {
@@ -81,15 +80,22 @@ class StageModel {
 
   // A layer's activations, of a slot or shared (plan/memory_map.h).
   struct LayerView {
-    float *input, *norm1, *mean1, *rstd1, *qkv, *attention, *lse, *middle, *norm2, *mean2, *rstd2,
-        *up, *gelu;
+    kernels::Values input, norm1, qkv, attention, middle, norm2, up, gelu;
+    float *mean1, *rstd1, *lse, *mean2, *rstd2;
   };
 
   // `layer` counts from the first of the chunk.
   LayerView View(int slot, int layer) const;
   // The same from the first row that the batch asks for; lse as it is.
   LayerView ViewOf(const MicroBatch& batch, int layer) const;
-  float* OutputOf(const MicroBatch& batch) const {
+  kernels::Values ValuesAt(int slot, int64_t offset) const {
+    return {slots_[static_cast<size_t>(slot)] + offset, shape_.precision.format,
+            shape_.precision.stored};
+  }
+  float* FloatsAt(int slot, int64_t offset) const {
+    return reinterpret_cast<float*>(slots_[static_cast<size_t>(slot)] + offset);
+  }
+  kernels::Values OutputOf(const MicroBatch& batch) const {
     return Output(batch.slot) + batch.first_row * shape_.hidden;
   }
   // Of the residual stream: what this rank works on.
@@ -108,28 +114,26 @@ class StageModel {
   // `first_row`: of the micro-batch, that the call begins with.
   kernels::Dropout DropoutAt(const MicroBatch& batch, int layer, uint32_t site,
                              int64_t first_row) const;
-  kernels::LayerNormArgs Norm(const float* x, WeightRef weight, WeightRef bias, float* y,
-                              float* mean, float* rstd, int64_t rows) const;
+  kernels::LayerNormArgs Norm(kernels::ConstValues x, WeightRef weight, WeightRef bias,
+                              kernels::Values y, float* mean, float* rstd, int64_t rows) const;
   kernels::LayerNormArgs NormAfter(const MicroBatch& batch, int layer) const;
-  const float* FinalNorm(int slot) const {
-    return slots_[static_cast<size_t>(slot)] + slot_layout_.final_norm;
-  }
+  kernels::ConstValues FinalNorm(int slot) const { return ValuesAt(slot, slot_layout_.final_norm); }
   // What the head reads: the rows of it that are here.
-  const float* LastRows(int slot) const {
-    return shape_.post_norm ? Output(slot) : FinalNorm(slot);
+  kernels::ConstValues LastRows(int slot) const {
+    return shape_.post_norm ? kernels::ConstValues(Output(slot)) : FinalNorm(slot);
   }
   // All rows of it; REQUIRES: gathered, where they are spread.
-  const float* HeadInput(const MicroBatch& batch) const {
-    return shape_.sequence_parallel ? gathered_ : LastRows(batch.slot);
+  kernels::ConstValues HeadInput(const MicroBatch& batch) const {
+    return shape_.sequence_parallel ? kernels::ConstValues(gathered_) : LastRows(batch.slot);
   }
   // What attention reads: the rows that are here.
-  const float* AttentionInput(const LayerView& at) const {
+  kernels::ConstValues AttentionInput(const LayerView& at) const {
     return shape_.post_norm ? at.input : at.norm1;
   }
   // The sum over tensor ranks of all rows, which are rounded; what comes back is this rank's part.
-  float* SumRows(float* partial, int64_t rows);
+  kernels::Values SumRows(kernels::Values partial, int64_t rows);
   // All rows, from every tensor rank's part; valid until the next call.
-  const float* GatherRows(const float* local);
+  kernels::ConstValues GatherRows(kernels::ConstValues local);
   // Where a lane's segment meets the rows of the residual stream that are here.
   struct LocalRows {
     int64_t begin = 0;  // from the first local row
@@ -137,24 +141,22 @@ class StageModel {
   };
   LocalRows LocalPart(const plan::LaneSegment& segment) const;
 
-  // Rounds what operations have written that do not round their result.
-  void Store(float* x, int64_t count) {
-    if (format_ != kernels::Format::kFloat32) ops_.Round(x, count, format_);
-  }
-  void Rotate(float* qkv, int64_t first_row, int64_t rows, bool inverse);
+  void Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, bool inverse);
   static const int32_t* TypesAt(const MicroBatch& batch, int64_t row) {
     return batch.types == nullptr ? nullptr : batch.types + row;
   }
   void Embed(const MicroBatch& batch);
-  void NormEmbedding(const MicroBatch& batch, float* sum);
+  void NormEmbedding(const MicroBatch& batch, kernels::Values sum);
   // The norm after a layer's attention: of its own sum, or in front of its feed-forward part.
   kernels::LayerNormArgs MiddleNorm(const MicroBatch& batch, int layer) const;
-  void BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* sum,
-                        const float* mean, const float* rstd, float* flow, GradientLanes& lanes);
+  void BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                        kernels::ConstValues sum, const float* mean, const float* rstd,
+                        kernels::Values flow, GradientLanes& lanes);
   // Adds the gradient of what a half layer read, in norm_gradient_, to the flow.
-  void BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* x,
-                     const float* mean, const float* rstd, float* flow, GradientLanes& lanes);
-  void Activate(float* up, WeightRef bias, float* out, int64_t rows);
+  void BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                     kernels::ConstValues x, const float* mean, const float* rstd,
+                     kernels::Values flow, GradientLanes& lanes);
+  void Activate(kernels::Values up, WeightRef bias, kernels::Values out, int64_t rows);
   void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);
@@ -167,24 +169,28 @@ class StageModel {
     return batch.training ? smoothing_ : kernels::LabelSmoothing();
   }
   void ForwardChunk(const MicroBatch& batch, const Chunk& chunk, double* losses);
-  void BackwardHead(const MicroBatch& batch, float* flow, double* losses, GradientLanes& lanes);
-  void BackwardEncoderHead(const MicroBatch& batch, float* flow, const LossSums& losses,
+  void BackwardHead(const MicroBatch& batch, kernels::Values flow, double* losses,
+                    GradientLanes& lanes);
+  void BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
                            GradientLanes& lanes);
   // Gradient of the activation's input, from wide_gradient_ or gated_gradient_ into wide_gradient_.
-  void BackwardActivation(const MicroBatch& batch, const float* up, WeightRef bias,
+  void BackwardActivation(const MicroBatch& batch, kernels::ConstValues up, WeightRef bias,
                           GradientLanes& lanes);
-  void BackwardMlp(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
-  void BackwardAttention(const MicroBatch& batch, int layer, float* flow, GradientLanes& lanes);
-  void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* dy,
-                    const float* x, const float* mean, const float* rstd, float* flow,
-                    bool accumulate, GradientLanes& lanes);
+  void BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow, GradientLanes& lanes);
+  void BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
+                         GradientLanes& lanes);
+  void BackwardNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                    kernels::ConstValues dy, kernels::ConstValues x, const float* mean,
+                    const float* rstd, kernels::Values flow, bool accumulate, GradientLanes& lanes);
   // The gradient of a branch that was added to the residual stream.
-  const float* BackwardResidual(const MicroBatch& batch, int layer, uint32_t site, WeightRef bias,
-                                const float* flow, GradientLanes& lanes);
+  kernels::ConstValues BackwardResidual(const MicroBatch& batch, int layer, uint32_t site,
+                                        WeightRef bias, kernels::ConstValues flow,
+                                        GradientLanes& lanes);
   // dw = dy^T x, per lane.
-  void BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias, const float* dy,
-                      const float* x, int64_t n, int64_t k, GradientLanes& lanes);
-  void BackwardEmbedding(const MicroBatch& batch, float* flow, GradientLanes& lanes);
+  void BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias,
+                      kernels::ConstValues dy, kernels::ConstValues x, int64_t n, int64_t k,
+                      GradientLanes& lanes);
+  void BackwardEmbedding(const MicroBatch& batch, kernels::Values flow, GradientLanes& lanes);
 
   plan::StageShape shape_;
   plan::ModelTraits traits_;
@@ -200,28 +206,27 @@ class StageModel {
   uint64_t seed_;
   double loss_weight_;  // of each token in the mean
   double gradient_scale_ = 1;
-  kernels::Format format_;
   kernels::LabelSmoothing smoothing_;
 
   Stream& stream_;
   kernels::Ops& ops_;
   Communicator& tensor_group_;
-  std::vector<float*> slots_;
-  float* shared_;
-  const float* parameters_;
-  float* branch_;
-  float* branch_gradient_;
-  float* norm_gradient_;
-  float* gathered_;
-  float* local_sum_;
+  std::vector<std::byte*> slots_;
+  std::byte* shared_;
+  kernels::ConstValues parameters_;
+  kernels::Values branch_;
+  kernels::Values branch_gradient_;
+  kernels::Values norm_gradient_;
+  kernels::Values gathered_;
+  kernels::Values local_sum_;
   int64_t first_local_row_ = 0;
-  float* wide_gradient_;
-  float* attention_gradient_;
+  kernels::Values wide_gradient_;
+  kernels::Values attention_gradient_;
   float* attention_scratch_;
-  float* gated_gradient_;
+  kernels::Values gated_gradient_;
   float* rotary_;  // cosines and sines of every position
   float* tensor_scratch_;
-  float* logits_ = nullptr;
+  kernels::Values logits_;
   float* stats_ = nullptr;
   float* all_stats_ = nullptr;
   float* lse_ = nullptr;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "kernels/values.h"
 #include "plan/model_tensors.h"
 
 namespace tercio {
@@ -16,7 +17,7 @@ struct WeightRef {
   int64_t gradient = 0;
   int64_t elements = 0;
 
-  const float* In(const float* parameters) const {
+  kernels::ConstValues In(kernels::ConstValues parameters) const {
     return elements == 0 ? nullptr : parameters + parameter;
   }
   float* GradientIn(float* gradients) const {

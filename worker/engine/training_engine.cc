@@ -23,6 +23,7 @@
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
+#include "worker/engine/rank_samples.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_trace.h"
@@ -45,7 +46,7 @@ class Engine : public TrainingEngine {
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
          const Communicators& communicators, SampleSource& source, Arena arena)
       : spec_(spec),
-        format_(plan::FormatOf(spec.training())),
+        precision_(plan::PrecisionOf(spec)),
         plan_(plan),
         communicators_(communicators),
         where_(communicators.whereabouts != nullptr ? *communicators.whereabouts : nowhere_),
@@ -59,36 +60,31 @@ class Engine : public TrainingEngine {
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         tensor_count_(static_cast<int>(plan::ModelTensors(spec.model()).size())),
         model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor),
+        samples_(shape_, arena_),
         lanes_(GradientBuffers(arena_, LanesPerRank()), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
         guard_(spec),
-        replicas_(plan_, tensors_, *communicators.world, *communicators.tensor,
-                  *communicators.data),
+        replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), *communicators.world,
+                  *communicators.tensor, *communicators.data),
         to_save_(SlicesToSave(tensors_, plan)),
         to_load_(SlicesToLoad(tensors_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
     AddGuardSlices(spec, plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
-    if (format_ != kernels::Format::kFloat32) {
-      rounded_parameters_ = arena_.Floats("parameters.compute");
+    if (precision_.format != kernels::Format::kFloat32) {
+      rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
     }
     first_moments_ = arena_.Floats("adamw.m");
     second_moments_ = arena_.Floats("adamw.v");
     for (int i = 0; i < kGradientFlows; ++i) {
-      flows_[i] = arena_.Floats(absl::StrCat("gradient_flow.", i));
+      flows_[i] = arena_.ValuesOf(absl::StrCat("gradient_flow.", i), precision_);
     }
     data_scratch_ = arena_.Floats("data_scratch");
     tensor_scratch_ = arena_.Floats("tensor_scratch");
     tied_gradient_ = arena_.Floats("tied_gradient");
     exchange_ = arena_.Get<double>("exchange");
-    inputs_ = arena_.Get<int32_t>("tokens.inputs");
-    targets_ = arena_.Get<int32_t>("tokens.targets");
-    types_ = arena_.Get<int32_t>("tokens.types");
-    predicted_ = arena_.Get<int32_t>("tokens.predicted");
-    lengths_ = arena_.Get<int32_t>("tokens.lengths");
-    labels_ = arena_.Get<int32_t>("tokens.labels");
-    predicted_counts_.resize(static_cast<size_t>(shape_.sequences_per_rank));
+    known_.resize(static_cast<size_t>(ExchangeCount()));
     snapshot_ = arena_.Floats("snapshot");
     snapshot_pages_ = std::make_unique<PagesAhead>(snapshot_, arena_.Bytes("snapshot"));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
@@ -121,15 +117,15 @@ class Engine : public TrainingEngine {
   int64_t FirstSequenceOfRank() const {
     return plan_.placement().data_index() * shape_.sequences_per_rank;
   }
-  int64_t FlowBytes() const {
-    return shape_.local_rows * shape_.hidden * static_cast<int64_t>(sizeof(float));
-  }
-  // The exchange vector: sums of each sequence, kind after kind, then the squared norms of tensors,
-  // then the signal.
+  int64_t FlowBytes() const { return shape_.local_rows * shape_.hidden * precision_.bytes(); }
+  // The exchange vector, on the device, and, once its sum over all ranks is known, on the host
+  // (`known_`): sums of each sequence, kind after kind, then the squared norms of tensors, then the
+  // signal.
   enum class Sum { kTokenLoss, kPredictions, kSequenceLoss };
   double* SumsOf(Sum sum) const {
     return exchange_ + static_cast<int>(sum) * spec_.training().global_batch();
   }
+  const double* KnownSums(Sum sum) const { return known_.data() + (SumsOf(sum) - exchange_); }
   // Of this rank's sequences.
   double* RankSums(Sum sum) const { return SumsOf(sum) + FirstSequenceOfRank(); }
   int64_t SumCount() const {
@@ -144,7 +140,6 @@ class Engine : public TrainingEngine {
   bool encoder() const { return !shape_.causal; }
 
   void Initialize();
-  void StoreSample(int64_t sequence);
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
   void Forward(const MicroBatch& batch);
@@ -155,6 +150,10 @@ class Engine : public TrainingEngine {
   void JoinTiedGradients();
   void MeasureGradients();
   void ClearForeignSums();
+  void SetZero(double* begin, const double* end) {
+    compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
+  }
+  absl::Status LearnExchange(int64_t count);
   void ReadSamples(const std::function<void(int64_t sequence, Sample* out)>& read);
   absl::Status CountPredictions();
   LossSums LossesAt(const MicroBatch& batch) const;
@@ -177,7 +176,7 @@ class Engine : public TrainingEngine {
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
 
   const v1::JobSpec spec_;
-  const kernels::Format format_;
+  const plan::Precision precision_;
   const v1::RankPlan plan_;
   const Communicators communicators_;
   Whereabouts nowhere_{nullptr};
@@ -192,6 +191,7 @@ class Engine : public TrainingEngine {
   plan::StageTensors tensors_;
   int tensor_count_;
   StageModel model_;
+  RankSamples samples_;
   GradientLanes lanes_;
   PipelineLinks links_;
   StepGuard guard_;
@@ -203,24 +203,18 @@ class Engine : public TrainingEngine {
   std::vector<v1::TensorSlice> saved_slices_;
   std::vector<v1::TensorSlice> needed_slices_;
   float* parameters_;
-  float* rounded_parameters_ = nullptr;  // what the model reads; not for fp32
+  kernels::Values rounded_parameters_;  // what the model reads; not for fp32
   float* first_moments_;
   float* second_moments_;
-  float* flows_[kGradientFlows];
+  kernels::Values flows_[kGradientFlows];
   float* data_scratch_;
   float* tensor_scratch_;
   float* tied_gradient_;
   double* exchange_;
+  std::vector<double> known_;
   double signal_ = 0;
   StepTrace trace_;
-  int32_t* inputs_;
-  int32_t* targets_;
-  int32_t* types_;
-  int32_t* predicted_;
-  int32_t* lengths_;
-  int32_t* labels_;
-  std::vector<int32_t> predicted_counts_;  // of this rank's sequences
-  int64_t step_predictions_ = 0;           // of the global batch
+  int64_t step_predictions_ = 0;  // of the global batch
   float* snapshot_;
   std::unique_ptr<PagesAhead> snapshot_pages_;
 };
@@ -239,33 +233,6 @@ void Engine::Initialize() {
 void Engine::RoundParameters(int64_t offset, int64_t count) {
   if (rounded_parameters_ == nullptr) return;
   compute_->ops().Copy(rounded_parameters_ + offset, parameters_ + offset, count);
-  compute_->ops().Round(rounded_parameters_ + offset, count, format_);
-}
-
-// The sample in sample_ becomes sequence `sequence` of this rank's token buffers. A bert's targets
-// are moved together, with the rows that they belong to.
-void Engine::StoreSample(int64_t sequence) {
-  const auto store = [&](int32_t* buffer, int64_t width, const int32_t* values) {
-    compute_->CopyFromHost(buffer + sequence * width, values,
-                           width * static_cast<int64_t>(sizeof(int32_t)));
-  };
-  store(inputs_, shape_.tokens, sample_.inputs.data());
-  if (encoder()) {
-    std::vector<int32_t> rows(sample_.targets.size());
-    size_t count = 0;
-    for (size_t i = 0; i < sample_.targets.size(); ++i) {
-      if (sample_.targets[i] == kNoTarget) continue;
-      sample_.targets[count] = sample_.targets[i];
-      rows[count++] = static_cast<int32_t>(sequence % shape_.sequences * shape_.tokens) +
-                      static_cast<int32_t>(i);
-    }
-    predicted_counts_[static_cast<size_t>(sequence)] = static_cast<int32_t>(count);
-    store(predicted_, shape_.tokens, rows.data());
-    store(types_, shape_.tokens, sample_.types.data());
-    store(lengths_, 1, &sample_.length);
-    store(labels_, 1, &sample_.label);
-  }
-  store(targets_, shape_.tokens, sample_.targets.data());
 }
 
 // A bert's stages all know which tokens are padding.
@@ -273,19 +240,21 @@ void Engine::ReadSamples(const std::function<void(int64_t sequence, Sample* out)
   if (!shape_.first && !shape_.last && !encoder()) return;
   for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
     read(FirstSequenceOfRank() + i, &sample_);
-    StoreSample(i);
+    samples_.Store(i, sample_);
   }
+  samples_.Copy(*compute_);
 }
 
 // How many tokens the global batch predicts: the divisor of their losses, which the first backward
 // pass needs already.
 absl::Status Engine::CountPredictions() {
   if (!encoder() || !shape_.last) return absl::OkStatus();
-  double* sum = exchange_;
-  *sum = std::accumulate(predicted_counts_.begin(), predicted_counts_.end(), 0.0);
-  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, sum, 1);
-  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
-  step_predictions_ = static_cast<int64_t>(*sum);
+  const std::vector<int32_t>& counts = samples_.predicted_counts();
+  const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
+  compute_->CopyFromHost(exchange_, &mine, sizeof(mine));
+  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, exchange_, 1);
+  TERCIO_RETURN_IF_ERROR(LearnExchange(1));
+  step_predictions_ = static_cast<int64_t>(known_[0]);
   return absl::OkStatus();
 }
 
@@ -302,15 +271,7 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
   batch.chunk = action.chunk();
   batch.step = step;
   batch.first_sequence = FirstSequenceOfRank() + int64_t{batch.index} * shape_.sequences;
-  batch.inputs = inputs_ + batch.index * shape_.rows;
-  batch.targets = targets_ + batch.index * shape_.rows;
-  if (!encoder()) return batch;
-  const int64_t sequence = int64_t{batch.index} * shape_.sequences;
-  batch.types = types_ + batch.index * shape_.rows;
-  batch.predicted = predicted_ + batch.index * shape_.rows;
-  batch.lengths = lengths_ + sequence;
-  batch.labels = labels_ + sequence;
-  batch.predicted_counts = predicted_counts_.data() + sequence;
+  samples_.Point(&batch);
   batch.step_predictions = step_predictions_;
   return batch;
 }
@@ -323,8 +284,8 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   };
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
-      links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot), FlowBytes(),
-                     PreviousStage());
+      links_.Receive(PipelineLinks::kActivation, batch.slot, model_.Input(batch.slot).data(),
+                     FlowBytes(), PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
       where_.BeginAction("forward", batch.index);
@@ -336,14 +297,14 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       return;
     case v1::ACTION_KIND_SEND_ACTIVATION:
       measure("send activation", [&] {
-        links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot), FlowBytes(),
-                    NextStage());
+        links_.Send(PipelineLinks::kActivation, batch.slot, model_.Output(batch.slot).data(),
+                    FlowBytes(), NextStage());
       });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
       where_.BeginAction("backward", batch.index);
       links_.WaitSend(PipelineLinks::kGradient, flow);
-      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), NextStage());
+      links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(), NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
       where_.BeginAction("backward", batch.index);
@@ -356,7 +317,8 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       return;
     case v1::ACTION_KIND_SEND_GRADIENT:
       measure("send gradient", [&] {
-        links_.Send(PipelineLinks::kGradient, flow, flows_[flow], FlowBytes(), PreviousStage());
+        links_.Send(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(),
+                    PreviousStage());
       });
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
@@ -371,7 +333,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
 void Engine::Backward(const MicroBatch& batch, int flow_index) {
   const bool last = batch.index + 1 == plan_.layout().micro_batches();
   // With one stage only the first flow buffer exists.
-  float* flow = stages() == 1 ? flows_[0] : flows_[flow_index];
+  const kernels::Values flow = stages() == 1 ? flows_[0] : flows_[flow_index];
   model_.Backward(batch, flow, LossesAt(batch), lanes_, [&](int layer) {
     if (last) ReduceBucket(layer);
   });
@@ -460,8 +422,8 @@ void Engine::JoinTiedGradients() {
 // stage's first tensor rank, a tensor's sum of squares from the ranks of data rank 0 that hold it.
 void Engine::MeasureGradients() {
   const int tensor_index = plan_.placement().tensor_index();
-  std::fill(exchange_ + SumCount(), exchange_ + ExchangeCount(), 0.0);
-  exchange_[ExchangeCount() - 1] = signal_;
+  SetZero(exchange_ + SumCount(), exchange_ + ExchangeCount());
+  compute_->CopyFromHost(exchange_ + ExchangeCount() - 1, &signal_, sizeof(signal_));
   ClearForeignSums();
   if (plan_.placement().data_index() == 0) {
     for (const plan::StageTensor& entry : tensors_.tensors) {
@@ -479,22 +441,30 @@ void Engine::MeasureGradients() {
 void Engine::ClearForeignSums() {
   const bool mine = shape_.last && plan_.placement().tensor_index() == 0;
   if (encoder()) {
-    std::copy(predicted_counts_.begin(), predicted_counts_.end(), RankSums(Sum::kPredictions));
+    const std::vector<double> counts(samples_.predicted_counts().begin(),
+                                     samples_.predicted_counts().end());
+    compute_->CopyFromHost(RankSums(Sum::kPredictions), counts.data(),
+                           static_cast<int64_t>(counts.size() * sizeof(double)));
   }
   for (double* sums = exchange_; sums < exchange_ + SumCount();
        sums += spec_.training().global_batch()) {
     double* own = sums + FirstSequenceOfRank();
     double* end = own + shape_.sequences_per_rank;
-    std::fill(sums, own, 0.0);
-    if (!mine) std::fill(own, end, 0.0);
-    std::fill(end, sums + spec_.training().global_batch(), 0.0);
+    SetZero(sums, mine ? own : end);
+    SetZero(end, sums + spec_.training().global_batch());
   }
+}
+
+// The first `count` numbers of the exchange vector become known.
+absl::Status Engine::LearnExchange(int64_t count) {
+  compute_->CopyToHost(known_.data(), exchange_, count * static_cast<int64_t>(sizeof(double)));
+  return compute_->Synchronize();
 }
 
 // The first `sequences` of the batch whose sums all ranks know.
 void Engine::AddTotals(int64_t sequences, Totals* totals) const {
   const auto add = [&](Sum sum, double* total) {
-    const double* values = SumsOf(sum);
+    const double* values = KnownSums(sum);
     for (int64_t i = 0; i < sequences; ++i) *total += values[i];
   };
   totals->sequences += sequences;
@@ -521,19 +491,20 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
                         communicators_.pipeline->WaitSeconds();
   ReadSamples([&](int64_t sequence, Sample* out) { source_.TrainingSample(step, sequence, out); });
   TERCIO_RETURN_IF_ERROR(CountPredictions());
-  std::fill(exchange_, exchange_ + SumCount(), 0.0);
+  SetZero(exchange_, exchange_ + SumCount());
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
   for (const v1::Action& action : plan_.stage().actions()) Run(action, step);
-  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  TERCIO_RETURN_IF_ERROR(LearnExchange(ExchangeCount()));
 
   StepResult result;
   Totals totals;
   AddTotals(spec_.training().global_batch(), &totals);
   double squares = 0;
-  for (int64_t i = SumCount(); i + 1 < ExchangeCount(); ++i) squares += exchange_[i];
+  for (int64_t i = SumCount(); i + 1 < ExchangeCount(); ++i)
+    squares += known_[static_cast<size_t>(i)];
   result.loss = MeanLoss(totals);
-  result.signal = exchange_[ExchangeCount() - 1];
+  result.signal = known_.back();
   result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
   TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
@@ -557,15 +528,15 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
     for (double* value : {&result->loss, &result->grad_norm}) {
       if (std::isnan(*value)) *value = std::abs(*value);
     }
-    std::vector<double> losses(SumsOf(Sum::kTokenLoss),
-                               SumsOf(Sum::kTokenLoss) + spec_.training().global_batch());
+    std::vector<double> losses(KnownSums(Sum::kTokenLoss),
+                               KnownSums(Sum::kTokenLoss) + spec_.training().global_batch());
     for (size_t i = 0; encoder() && i < losses.size(); ++i) {
-      losses[i] += SumsOf(Sum::kSequenceLoss)[i];
+      losses[i] += KnownSums(Sum::kSequenceLoss)[i];
     }
     const auto norms = static_cast<size_t>(ExchangeCount() - 1 - SumCount());
     absl::StrAppend(
         &where, ": ",
-        DescribeBadNumbers(losses, absl::MakeConstSpan(exchange_ + SumCount(), norms), plan_),
+        DescribeBadNumbers(losses, absl::MakeConstSpan(known_.data() + SumCount(), norms), plan_),
         guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
   }
   TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
@@ -604,8 +575,10 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
     args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(taken_step));
     args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(taken_step));
     args.clip = static_cast<float>(clip * unscale);
+    if (rounded_parameters_ != nullptr) {
+      args.rounded = rounded_parameters_ + entry.parameter_offset;
+    }
     compute_->ops().AdamW(args);
-    RoundParameters(entry.parameter_offset, entry.elements);
   }
 }
 
@@ -615,7 +588,7 @@ absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, Totals
   ReadSamples([&](int64_t index, Sample* out) {
     source_.ValidationSample(first_sample + (index < samples ? index : 0), out);
   });
-  std::fill(exchange_, exchange_ + SumCount(), 0.0);
+  SetZero(exchange_, exchange_ + SumCount());
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
     where_.BeginAction("evaluation", m);
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
@@ -623,7 +596,7 @@ absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, Totals
   links_.WaitAll();
   ClearForeignSums();
   communicators_.world->AllReduceSum(*compute_, exchange_, SumCount());
-  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
+  TERCIO_RETURN_IF_ERROR(LearnExchange(SumCount()));
   AddTotals(samples, totals);
   return absl::OkStatus();
 }
@@ -636,14 +609,15 @@ void Engine::EvaluateChunk(int micro_batch, int chunk) {
   batch.training = false;
   links_.WaitSend(PipelineLinks::kActivation, 0);
   if (!model_.IsFirst(batch)) {
-    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0), FlowBytes(), PreviousStage());
+    links_.Receive(PipelineLinks::kActivation, 0, model_.Input(0).data(), FlowBytes(),
+                   PreviousStage());
     links_.WaitReceive(PipelineLinks::kActivation, 0);
   }
   model_.Forward(batch);
   if (model_.IsLast(batch)) {
     model_.Loss(batch, LossesAt(batch));
   } else {
-    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0), FlowBytes(), NextStage());
+    links_.Send(PipelineLinks::kActivation, 0, model_.Output(0).data(), FlowBytes(), NextStage());
   }
 }
 
@@ -667,14 +641,18 @@ absl::StatusOr<ReplicaVerdict> Engine::CheckReplicas() {
   where_.BeginAction("replica check");
   const float* buffers[] = {parameters_, first_moments_, second_moments_};
   std::vector<std::array<uint64_t, 3>> parts(tensors_.tensors.size());
+  const auto bytes = static_cast<int64_t>(parts.size() * sizeof(parts[0]));
+  auto* digests_of_parts = arena_.Get<uint64_t>("replica_digests");
+  compute_->SetZero(digests_of_parts, bytes);
   for (size_t i = 0; i < parts.size(); ++i) {
     const plan::StageTensor& entry = tensors_.tensors[i];
     if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;  // the lookup's
     for (size_t kind = 0; kind < parts[i].size(); ++kind) {
       compute_->ops().Digest(buffers[kind] + entry.parameter_offset, entry.elements,
-                             &parts[i][kind]);
+                             digests_of_parts + i * parts[i].size() + kind);
     }
   }
+  compute_->CopyToHost(parts.data(), digests_of_parts, bytes);
   TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
   std::vector<uint64_t> digests(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -691,6 +669,7 @@ void Engine::FlipBit() {
   float* place = parameters_ + largest->parameter_offset + largest->elements / 2;
   uint32_t bits = 0;
   compute_->CopyToHost(&bits, place, sizeof(bits));
+  compute_->Synchronize().IgnoreError();  // said by the next step
   bits ^= uint32_t{1} << 20;
   compute_->CopyFromHost(place, &bits, sizeof(bits));
 }

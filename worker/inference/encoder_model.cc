@@ -51,14 +51,14 @@ absl::StatusOr<MicroBatch> EncoderModel::Forward(const Sample& sample, int32_t p
 
 absl::StatusOr<absl::Span<const float>> EncoderModel::ClassLogits(const Sample& sample) {
   TERCIO_ASSIGN_OR_RETURN(const MicroBatch batch, Forward(sample, -1));
-  return absl::MakeConstSpan(model_->stage().ClassLogits(batch),
+  return absl::MakeConstSpan(model_->stage().ClassLogits(batch).floats(),
                              static_cast<size_t>(model_->shape().classes));
 }
 
 absl::StatusOr<absl::Span<const float>> EncoderModel::TokenLogits(const Sample& sample,
                                                                   int64_t position) {
   TERCIO_ASSIGN_OR_RETURN(const MicroBatch batch, Forward(sample, static_cast<int32_t>(position)));
-  return absl::MakeConstSpan(model_->stage().TokenLogits(batch),
+  return absl::MakeConstSpan(model_->stage().TokenLogits(batch).floats(),
                              static_cast<size_t>(spec().vocab_size()));
 }
 

@@ -154,8 +154,8 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
 }
 
 double LoadedModel::LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest) {
-  const auto logits =
-      absl::MakeConstSpan(stage().Logits(batch, row, 1), static_cast<size_t>(vocab_size()));
+  const auto logits = absl::MakeConstSpan(stage().Logits(batch, row, 1).floats(),
+                                          static_cast<size_t>(vocab_size()));
   *likeliest = std::max_element(logits.begin(), logits.end()) - logits.begin() == target;
   return CrossEntropy(logits, target);
 }

@@ -1,0 +1,67 @@
+#include "worker/engine/rank_samples.h"
+
+#include <algorithm>
+
+namespace tercio {
+
+RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(shape) {
+  const auto sequences = static_cast<size_t>(shape.sequences_per_rank);
+  const auto tokens = sequences * static_cast<size_t>(shape.tokens);
+  const auto make = [&](const char* name, size_t count, Buffer* buffer) {
+    buffer->host.resize(count);
+    buffer->device = arena.Get<int32_t>(name);
+  };
+  make("tokens.inputs", tokens, &inputs_);
+  make("tokens.targets", tokens, &targets_);
+  if (shape.causal) return;
+  make("tokens.types", tokens, &types_);
+  make("tokens.predicted", tokens, &predicted_);
+  make("tokens.lengths", sequences, &lengths_);
+  make("tokens.labels", sequences, &labels_);
+  predicted_counts_.resize(sequences);
+}
+
+void RankSamples::Store(int64_t sequence, const Sample& sample) {
+  const int64_t first = sequence * shape_.tokens;
+  std::copy(sample.inputs.begin(), sample.inputs.end(), inputs_.host.begin() + first);
+  if (shape_.causal) {
+    std::copy(sample.targets.begin(), sample.targets.end(), targets_.host.begin() + first);
+    return;
+  }
+  const auto at = static_cast<size_t>(sequence);
+  const int64_t first_row = sequence % shape_.sequences * shape_.tokens;
+  int64_t count = 0;
+  for (size_t i = 0; i < sample.targets.size(); ++i) {
+    if (sample.targets[i] == kNoTarget) continue;
+    const auto place = static_cast<size_t>(first + count++);
+    targets_.host[place] = sample.targets[i];
+    predicted_.host[place] = static_cast<int32_t>(first_row + static_cast<int64_t>(i));
+  }
+  predicted_counts_[at] = static_cast<int32_t>(count);
+  std::copy(sample.types.begin(), sample.types.end(), types_.host.begin() + first);
+  lengths_.host[at] = sample.length;
+  labels_.host[at] = sample.label;
+}
+
+void RankSamples::Copy(Stream& stream) const {
+  for (const Buffer* buffer : {&inputs_, &targets_, &types_, &predicted_, &lengths_, &labels_}) {
+    if (buffer->host.empty()) continue;
+    stream.CopyFromHost(buffer->device, buffer->host.data(),
+                        static_cast<int64_t>(buffer->host.size() * sizeof(int32_t)));
+  }
+}
+
+void RankSamples::Point(MicroBatch* batch) const {
+  const int64_t row = batch->index * shape_.rows;
+  batch->inputs = inputs_.device + row;
+  batch->targets = targets_.device + row;
+  if (shape_.causal) return;
+  const int64_t sequence = batch->index * shape_.sequences;
+  batch->types = types_.device + row;
+  batch->predicted = predicted_.device + row;
+  batch->lengths = lengths_.device + sequence;
+  batch->labels = labels_.device + sequence;
+  batch->predicted_counts = predicted_counts_.data() + sequence;
+}
+
+}  // namespace tercio

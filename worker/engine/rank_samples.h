@@ -1,0 +1,46 @@
+// A rank's sequences of one global batch on the host, laid out as its token buffers will hold them
+// ("tokens.*" of plan/memory_map.h), so that each buffer takes one copy.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/memory_map.h"
+#include "worker/device/device.h"
+#include "worker/engine/arena.h"
+#include "worker/engine/micro_batch.h"
+#include "worker/engine/sample_source.h"
+
+namespace tercio {
+
+class RankSamples {
+ public:
+  // What it is given must outlive it.
+  RankSamples(const plan::StageShape& shape, Arena& arena);
+
+  // `sample` becomes the rank's sequence number `sequence`. A bert's targets are moved together,
+  // with the rows that they belong to.
+  void Store(int64_t sequence, const Sample& sample);
+
+  // All of them, to the device.
+  void Copy(Stream& stream) const;
+
+  // Where the micro-batch's sequences lie on the device. Counts of predictions are on the host.
+  void Point(MicroBatch* batch) const;
+
+  // Predicted tokens of each sequence; empty where every token is predicted.
+  const std::vector<int32_t>& predicted_counts() const { return predicted_counts_; }
+
+ private:
+  struct Buffer {
+    std::vector<int32_t> host;
+    int32_t* device = nullptr;
+  };
+
+  const plan::StageShape& shape_;
+  Buffer inputs_, targets_;
+  Buffer types_, predicted_, lengths_, labels_;  // bert only
+  std::vector<int32_t> predicted_counts_;
+};
+
+}  // namespace tercio
