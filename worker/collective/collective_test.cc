@@ -264,16 +264,31 @@ TEST_P(MismatchTest, OfMessages) {
     ASSERT_TRUE(stream.Synchronize().ok());
     std::vector<char> bytes(100);
     if (group.rank() == 0) {
-      const auto sent = group.Send(bytes.data(), 100, 1, 7);
+      group.Wait(stream, group.Send(stream, bytes.data(), 100, 1, 7));
       // Until the receiver, which knows both sides, has given up.
-      EXPECT_FALSE(group.Wait(*sent).ok());
+      EXPECT_FALSE(stream.Synchronize().ok());
     } else if (group.rank() == 1) {
-      const auto received = group.Receive(bytes.data(), 40, 0, 7);
-      const absl::Status status = group.Wait(*received);
+      group.Wait(stream, group.Receive(stream, bytes.data(), 40, 0, 7));
+      const absl::Status status = stream.Synchronize();
       EXPECT_THAT(std::string(status.message()),
                   AllOf(HasSubstr("rank 1: message of tag 7 #0 of bytes x 40 in group g"),
                         HasSubstr("rank 0: message of tag 7 #0 of bytes x 100 in group g")));
     }
+  });
+}
+
+// The stream had failed before the message was waited for: its end must not wait for the peer.
+TEST_P(MismatchTest, AMessageThatNobodyWaitsForEnds) {
+  OnRanks(absl::Seconds(60), [&](Communicator& group, Stream& stream) {
+    group.Barrier(stream);
+    const absl::Status met = stream.Synchronize();
+    if (group.rank() != 1) return;  // rank 1 may have ended the group before they knew
+    ASSERT_TRUE(met.ok()) << met;
+    std::vector<char> bytes(100);
+    auto message = group.Receive(stream, bytes.data(), 100, 0, 7);
+    stream.RunOnHost([] { return absl::InternalError("a fault"); });
+    group.Wait(stream, std::move(message));
+    EXPECT_EQ(stream.Synchronize().message(), "a fault");
   });
 }
 

@@ -47,6 +47,7 @@ class RealCommunicator;
 class Message : public Transfer {
  public:
   Message(RealCommunicator& owner, bool is_send) : owner_(owner), is_send_(is_send) {}
+  ~Message() override;
   absl::Status Wait(absl::Duration timeout) override;
 
  private:
@@ -57,7 +58,7 @@ class Message : public Transfer {
   CallIdentity theirs_;
   CollectivePosition position_;
   std::unique_ptr<Transfer> identity_;
-  std::unique_ptr<Transfer> data_;
+  std::unique_ptr<Transfer> data_;  // until it was waited for
 };
 
 class RealCommunicator : public Communicator {
@@ -126,23 +127,40 @@ class RealCommunicator : public Communicator {
     });
   }
 
-  std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer, uint32_t tag) override {
-    auto message = BeginMessage(bytes, peer, tag, /*is_send=*/true);
-    message->identity_ =
-        transport_->Send(&message->mine_, sizeof(message->mine_), peer, kMessageIdentityTag + tag);
-    message->data_ =
-        transport_->Send(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+  std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+                                 uint32_t tag) override {
+    auto message = std::make_shared<Message>(*this, /*is_send=*/true);
+    stream.RunOnHost([=, this] {
+      BeginMessage(*message, bytes, peer, tag);
+      message->identity_ = transport_->Send(&message->mine_, sizeof(message->mine_), peer,
+                                            kMessageIdentityTag + tag);
+      message->data_ =
+          transport_->Send(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+      return absl::OkStatus();
+    });
     return message;
   }
-  std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) override {
-    auto message = BeginMessage(bytes, peer, tag, /*is_send=*/false);
-    message->identity_ = transport_->Receive(&message->theirs_, sizeof(message->theirs_), peer,
-                                             kMessageIdentityTag + tag);
-    message->data_ =
-        transport_->Receive(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+  std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+                                    uint32_t tag) override {
+    auto message = std::make_shared<Message>(*this, /*is_send=*/false);
+    stream.RunOnHost([=, this] {
+      BeginMessage(*message, bytes, peer, tag);
+      message->identity_ = transport_->Receive(&message->theirs_, sizeof(message->theirs_), peer,
+                                               kMessageIdentityTag + tag);
+      message->data_ =
+          transport_->Receive(data, bytes, peer, DataTag(kFirstFreeTag + tag, message->mine_));
+      return absl::OkStatus();
+    });
     return message;
   }
-  absl::Status Wait(Transfer& transfer) override { return transfer.Wait(options_.timeout); }
+  void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
+    stream.RunOnHost([this, transfer = std::move(transfer)]() -> absl::Status {
+      const absl::Status status = transfer->Wait(options_.timeout);
+      if (status.ok()) return status;
+      return absl::Status(status.code(), absl::StrCat("group ", group(), ", rank ", rank(), " of ",
+                                                      size(), ": ", std::string(status.message())));
+    });
+  }
 
   void Abort() override { transport_->Abort(); }
   double WaitSeconds() const override {
@@ -223,18 +241,16 @@ class RealCommunicator : public Communicator {
                      " x ", mine_.count, ": ", std::string(status.message())));
   }
 
-  std::unique_ptr<Message> BeginMessage(int64_t bytes, int peer, uint32_t tag, bool is_send) {
+  void BeginMessage(Message& message, int64_t bytes, int peer, uint32_t tag) {
     TERCIO_CHECK(tag < kMostMessageTags);
-    auto message = std::make_unique<Message>(*this, is_send);
-    message->mine_ = Identity(Operation::kMessage, DataType::kBytes, bytes, static_cast<int>(tag));
-    message->mine_.sequence = messages_[{is_send, peer, tag}]++;
-    message->position_ = {group(),
-                          message->mine_.sequence,
-                          is_send ? "pipeline send" : "pipeline receive",
-                          NameOf(DataType::kBytes),
-                          bytes,
-                          GlobalRank(peer)};
-    return message;
+    message.mine_ = Identity(Operation::kMessage, DataType::kBytes, bytes, static_cast<int>(tag));
+    message.mine_.sequence = messages_[{message.is_send_, peer, tag}]++;
+    message.position_ = {group(),
+                         message.mine_.sequence,
+                         message.is_send_ ? "pipeline send" : "pipeline receive",
+                         NameOf(DataType::kBytes),
+                         bytes,
+                         GlobalRank(peer)};
   }
 
   absl::Status Await(Transfer& transfer, int peer) {
@@ -387,12 +403,20 @@ class RealCommunicator : public Communicator {
   std::atomic<int64_t> waited_nanoseconds_{0};
 };
 
+Message::~Message() {
+  if (data_ == nullptr) return;
+  owner_.Abort();
+  Wait(absl::InfiniteDuration()).IgnoreError();
+}
+
 // The message's data is waited for even after an error: see WaitAll.
 absl::Status Message::Wait(absl::Duration) {
+  if (data_ == nullptr) return absl::AbortedError("the message was not begun: its stream failed");
   absl::Status status = owner_.Await(*identity_, position_);
   if (status.ok() && !is_send_) status = CheckSame(mine_, theirs_, owner_.group());
   if (!status.ok()) owner_.Abort();
   const absl::Status data = owner_.Await(*data_, position_);
+  data_.reset();
   if (status.ok()) status = data;
   if (status.ok()) return status;
   return absl::Status(status.code(), absl::StrCat(position_.operation, " #", position_.sequence,

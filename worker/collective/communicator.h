@@ -56,16 +56,18 @@ class Communicator {
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
   virtual void Barrier(Stream& stream) = 0;
 
-  // Non-blocking messages between neighbours (pipeline), below tag 2^12. The returned transfer is
-  // waited for by the caller, with Wait, in a stream function, and does not outlive the
-  // communicator.
-  virtual std::unique_ptr<Transfer> Send(const void* data, int64_t bytes, int peer,
+  // Messages between neighbours (pipeline), below tag 2^12: begun in stream order, and under way
+  // beside the stream's later work until Wait. What they return does not outlive the communicator;
+  // where a message was not waited for (the stream had failed) its end is that of the communicator,
+  // as by Abort: nothing writes to its buffer any more.
+  virtual std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
                                          uint32_t tag) = 0;
-  virtual std::unique_ptr<Transfer> Receive(void* data, int64_t bytes, int peer, uint32_t tag) = 0;
+  virtual std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+                                            uint32_t tag) = 0;
 
-  // Waits for what Send or Receive returned, with the communicator's timeout, and counts the time.
-  // In a stream function.
-  virtual absl::Status Wait(Transfer& transfer) = 0;
+  // Later work of the stream runs when the message has come, or what was sent may be overwritten;
+  // after the communicator's timeout the stream fails.
+  virtual void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) = 0;
 
   // Ends running and later calls with an error. Any thread.
   virtual void Abort() = 0;

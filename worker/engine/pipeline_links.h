@@ -14,7 +14,6 @@ namespace tercio {
 class PipelineLinks {
  public:
   PipelineLinks(Communicator& group, Stream& stream) : group_(group), stream_(stream) {}
-  ~PipelineLinks();
 
   enum Tag : uint32_t { kActivation = 0, kGradient = 1, kTied = 2 };
 
@@ -29,8 +28,9 @@ class PipelineLinks {
   void WaitAll();
 
  private:
-  using Outstanding = std::map<std::pair<uint32_t, int>, std::unique_ptr<Transfer>>;
-  void WaitFor(Outstanding& transfers, Tag tag, int buffer_index);
+  using Key = std::pair<uint32_t, int>;
+  using Outstanding = std::map<Key, std::shared_ptr<Transfer>>;
+  void WaitFor(Outstanding& transfers, const Key& key);
 
   Communicator& group_;
   Stream& stream_;
