@@ -13,6 +13,7 @@
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/rank_layout.h"
+#include "plan/reproducibility.h"
 #include "plan/schedule.h"
 
 namespace tercio::plan {
@@ -98,7 +99,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
   v1::Plan plan;
   *plan.mutable_layout() = layout;
   *plan.mutable_model() = job.model();
-  plan.set_lanes(LaneCount(job.training().global_batch()));
+  plan.set_lanes(LanesOf(job, layout));
   plan.set_padded_vocabulary(
       static_cast<int32_t>(PaddedVocabulary(job.model().vocab_size(), layout.tensor())));
   for (int rank = 0; rank < WorldSize(layout); ++rank) {

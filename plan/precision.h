@@ -17,6 +17,8 @@ inline kernels::Format FormatOf(const v1::TrainingSpec& training) {
   return kernels::Format::kFloat32;
 }
 
+inline bool OnGpu(const v1::JobSpec& job) { return job.resources().device() == "cuda"; }
+
 // And what a device stores them as: 16 bits on a GPU; the CPU rounds floats (kernels/values.h).
 struct Precision {
   kernels::Format format = kernels::Format::kFloat32;
@@ -26,7 +28,7 @@ struct Precision {
 };
 inline Precision PrecisionOf(const v1::JobSpec& job) {
   const kernels::Format format = FormatOf(job.training());
-  return {format, job.resources().device() == "cuda" ? format : kernels::Format::kFloat32};
+  return {format, OnGpu(job) ? format : kernels::Format::kFloat32};
 }
 
 // The loss gradient is multiplied by a scale, lest small gradients become zero.

@@ -193,9 +193,7 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
     const v1::AgentHello& hello =
         node == state_.nodes.end() ? v1::AgentHello::default_instance() : node->second.hello;
     share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
-    if (hello.memory_bytes() > 0) {
-      share.memory_bytes = std::min(share.memory_bytes, hello.memory_bytes() / count);
-    }
+    share.memory_bytes = std::min(share.memory_bytes, MemoryOfRank(hello, count));
   }
   const int wanted = job.record.spec().resources().threads_per_rank();
   if (wanted > 0) share.threads = wanted;

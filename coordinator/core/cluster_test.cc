@@ -134,6 +134,50 @@ TEST(Restart, AnOrderThatNeverArrivedIsGivenAgain) {
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
 }
 
+v1::JobSpec CudaSpec(int ranks) {
+  v1::JobSpec spec = SmallSpec(ranks);
+  spec.mutable_resources()->set_device("cuda");
+  return spec;
+}
+
+TEST(Devices, AJobWaitsForItsKindAndOthersPassIt) {
+  Cluster cluster;
+  cluster.Do(Submitted{"gpus", CudaSpec(2)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
+  cluster.Attach("a");
+  EXPECT_EQ(cluster.state_.jobs.at("gpus").record.phase(), v1::JOB_PHASE_QUEUED);
+  EXPECT_EQ(cluster.state_.jobs.at("gpus").record.error(),
+            "waiting: needs 2 GPUs, 0 are free of 0");
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+  cluster.device_kind_ = "cuda";
+  cluster.Attach("g");
+  EXPECT_EQ(cluster.state_.jobs.at("gpus").record.phase(), v1::JOB_PHASE_PREPARING);
+  EXPECT_TRUE(cluster.state_.jobs.at("gpus").placement->Has("g"));
+}
+
+TEST(Devices, JobsOfANodeHaveDifferentOnes) {
+  Cluster cluster;
+  cluster.device_kind_ = "cuda";
+  cluster.Attach("g");
+  cluster.Do(Submitted{kJob, CudaSpec(1)});
+  cluster.Do(Submitted{"second", CudaSpec(1)});
+  EXPECT_EQ(cluster.placement().DeviceOf(0), 0);
+  EXPECT_EQ(cluster.state_.jobs.at("second").placement->DeviceOf(0), 1);
+}
+
+TEST(Devices, AGpusMemoryIsTheRanksAndNotTheNodes) {
+  v1::AgentHello hello;
+  hello.set_devices(2);
+  EXPECT_EQ(MemoryOfRank(hello, 2), kUnknownMemory);
+  hello.set_memory_bytes(int64_t{64} << 30);
+  EXPECT_EQ(MemoryOfRank(hello, 2), int64_t{32} << 30);
+  hello.add_device_facts()->set_memory_bytes(int64_t{80} << 30);
+  hello.add_device_facts()->set_memory_bytes(int64_t{40} << 30);
+  EXPECT_EQ(MemoryOfRank(hello, 1), int64_t{38} << 30);
+  hello.set_devices(4);  // two ranks share a GPU
+  EXPECT_EQ(MemoryOfRank(hello, 1), int64_t{19} << 30);
+}
+
 TEST(Drain, JobsSaveAndGoElsewhereAtNoCost) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, SmallSpec(2)});

@@ -246,6 +246,14 @@ bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
 // going back once more.
 v1::JobSpec PresentSpec(const v1::JobRecord& record);
 
+// Whether a node has the kind of device that a job asks for.
+bool HasDevicesFor(const NodeState& node, const v1::JobSpec& spec);
+
+// Bytes that one rank may use on its device, with `ranks` of them on the node: a share of the
+// node's memory, or of a GPU's. kUnknownMemory where the node has not said.
+inline constexpr int64_t kUnknownMemory = int64_t{1} << 62;
+int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks);
+
 // Devices that no job holds, of a node that takes ranks; 0 for others.
 int FreeSlots(const State& state, const std::string& node);
 // Of all nodes.

@@ -53,7 +53,7 @@ void Stepper::Changed(JobState& job, const StragglerChange& change) {
   job.avoided.insert(node);
   int own = job.placement->ranks();
   for (const std::string& avoided : job.avoided) own -= job.placement->RanksOn(avoided);
-  if (RoomBeside(job.avoided).free + own < job.placement->ranks()) {
+  if (RoomBeside(job.record.spec(), job.avoided).free + own < job.placement->ranks()) {
     Note(job, "straggler_kept", absl::StrCat("there are no devices to replace those of ", node),
          node, change.rank);
     return;

@@ -125,13 +125,10 @@ void Stepper::MoveAway(const std::string& node, const std::string& why) {
 
 // Whether every job could run without this node: no quarantine may starve one.
 bool Stepper::OthersSuffice(const std::string& name) const {
-  int devices = 0;
-  for (const auto& [other, node] : state_.nodes) {
-    if (other != name && TakesRanks(node)) devices += node.hello.devices();
-  }
   return std::all_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
     const v1::JobRecord& record = entry.second.record;
-    return IsTerminal(record.phase()) || plan::RanksOfJob(record.spec()) <= devices;
+    return IsTerminal(record.phase()) ||
+           plan::RanksOfJob(record.spec()) <= RoomBeside(record.spec(), {name}).total;
   });
 }
 

@@ -7,6 +7,9 @@
 namespace tercio::coordinator {
 namespace {
 
+// Of a GPU, for the driver, CUDA's context and NCCL's buffers.
+constexpr int64_t kGpuReserve = int64_t{2} << 30;
+
 // Of the placements that hold any.
 std::vector<const Placement*> HeldPlacements(const State& state) {
   std::vector<const Placement*> held;
@@ -23,7 +26,49 @@ int FreeOf(const std::string& name, const NodeState& node,
   return std::max(0, free);
 }
 
+// The numbers of the node's devices that nobody holds, ascending.
+std::vector<int> FreeDevices(const std::string& name, const NodeState& node,
+                             const std::vector<const Placement*>& held) {
+  std::vector<bool> taken(static_cast<size_t>(std::max(0, node.hello.devices())));
+  for (const Placement* placement : held) {
+    const auto found = placement->nodes().find(name);
+    if (found == placement->nodes().end()) continue;
+    for (const int rank : found->second.ranks) {
+      const auto device = static_cast<size_t>(placement->DeviceOf(rank));
+      if (device < taken.size()) taken[device] = true;
+    }
+  }
+  std::vector<int> free;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    if (!taken[i]) free.push_back(static_cast<int>(i));
+  }
+  return free;
+}
+
+// Agents of versions that knew no GPUs say nothing.
+const std::string& KindOr(const std::string& kind) {
+  static const std::string* const cpu = new std::string("cpu");
+  return kind.empty() ? *cpu : kind;
+}
+
 }  // namespace
+
+bool HasDevicesFor(const NodeState& node, const v1::JobSpec& spec) {
+  return KindOr(node.hello.device_kind()) == KindOr(spec.resources().device());
+}
+
+int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks) {
+  if (hello.device_facts_size() == 0) {
+    return hello.memory_bytes() > 0 && ranks > 0 ? hello.memory_bytes() / ranks : kUnknownMemory;
+  }
+  int64_t least = kUnknownMemory;
+  for (const v1::DeviceFacts& facts : hello.device_facts()) {
+    if (facts.memory_bytes() > 0) least = std::min(least, facts.memory_bytes());
+  }
+  // Slots beyond the GPUs share them.
+  const int shared = (hello.devices() + hello.device_facts_size() - 1) / hello.device_facts_size();
+  return least == kUnknownMemory ? least : (least - kGpuReserve) / std::max(1, shared);
+}
 
 bool TakesRanks(const NodeState& node) {
   return node.connected && !node.lost && !node.leaving && !node.record.drained() &&
@@ -45,33 +90,36 @@ std::map<std::string, int> FreeSlots(const State& state) {
   return free;
 }
 
-Stepper::Room Stepper::RoomBeside(const std::set<std::string>& avoided) const {
+Stepper::Room Stepper::RoomBeside(const v1::JobSpec& spec,
+                                  const std::set<std::string>& avoided) const {
   const std::vector<const Placement*> held = HeldPlacements(state_);
   Room room;
   for (const auto& [name, node] : state_.nodes) {
-    if (!TakesRanks(node) || avoided.contains(name)) continue;
+    if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.contains(name)) continue;
     room.total += node.hello.devices();
     room.free += FreeOf(name, node, held);
   }
   return room;
 }
 
-PlacementPtr Stepper::TakeDevices(int ranks, const std::set<std::string>& avoided) const {
+PlacementPtr Stepper::TakeDevices(const v1::JobSpec& spec, int ranks,
+                                  const std::set<std::string>& avoided) const {
   const std::vector<const Placement*> held = HeldPlacements(state_);
   v1::RankSlots slots;
   for (const auto& [name, node] : state_.nodes) {
-    if (!TakesRanks(node) || avoided.contains(name)) continue;
-    const int free = FreeOf(name, node, held);
-    for (int i = 0; i < free && slots.slots_size() < ranks; ++i) {
+    if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.contains(name)) continue;
+    for (const int device : FreeDevices(name, node, held)) {
+      if (slots.slots_size() == ranks) break;
       v1::RankSlot* slot = slots.add_slots();
       slot->set_node(name);
-      slot->set_device(i);
+      slot->set_device(device);
     }
   }
   return std::make_shared<const Placement>(std::move(slots));
 }
 
-// A job that does not fit waits, and those behind it wait with it.
+// A job that does not fit waits, and those behind it that want the same kind of device wait with
+// it.
 void Stepper::Schedule() {
   std::vector<JobState*> queued;
   bool due = reschedule_;
@@ -88,8 +136,10 @@ void Stepper::Schedule() {
   std::sort(queued.begin(), queued.end(), [](const JobState* a, const JobState* b) {
     return a->record.number() < b->record.number();
   });
+  std::set<std::string> waited_for;  // kinds
   for (JobState* job : queued) {
-    if (!Assign(*job)) return;
+    const std::string& kind = KindOr(job->record.spec().resources().device());
+    if (!waited_for.contains(kind) && !Assign(*job)) waited_for.insert(kind);
   }
 }
 
@@ -97,9 +147,9 @@ bool Stepper::Assign(JobState& job) {
   v1::JobRecord& record = job.record;
   const int ranks = plan::RanksOfJob(record.spec());
   // Slow is better than not at all.
-  const bool avoids = !job.avoided.empty() && RoomBeside(job.avoided).free >= ranks;
+  const bool avoids = !job.avoided.empty() && RoomBeside(record.spec(), job.avoided).free >= ranks;
   if (!avoids) {
-    const Room room = RoomBeside({});
+    const Room room = RoomBeside(record.spec(), {});
     if (room.free < ranks) {
       if (Shrink(job, room.free)) return true;
       Wait(job, ranks, room.free, room.total);
@@ -109,14 +159,15 @@ bool Stepper::Assign(JobState& job) {
   if (record.elastic_ranks() > 0) Note(job, "grown", absl::StrCat("all ", ranks, " ranks again"));
   record.set_elastic_ranks(0);
   record.clear_elastic_parallelism();
-  Place(job, TakeDevices(ranks, avoids ? job.avoided : std::set<std::string>()));
+  Place(job, TakeDevices(record.spec(), ranks, avoids ? job.avoided : std::set<std::string>()));
   BeginAttempt(job);
   return true;
 }
 
 void Stepper::Wait(JobState& job, int ranks, int free, int total) {
-  std::string reason =
-      absl::StrCat("waiting: needs ", ranks, " devices, ", free, " are free of ", total);
+  const bool gpus = job.record.spec().resources().device() == "cuda";
+  std::string reason = absl::StrCat("waiting: needs ", ranks, gpus ? " GPUs, " : " devices, ", free,
+                                    " are free of ", total);
   for (const auto& [name, node] : state_.nodes) {
     if (node.lost || (!node.record.drained() && !node.record.quarantined())) continue;
     absl::StrAppend(&reason, "; node ", name, " is ",
@@ -137,9 +188,9 @@ bool Stepper::Shrink(JobState& job, int free) {
   }
   RankShare share;
   for (const auto& [name, node] : state_.nodes) {
-    if (!TakesRanks(node) || node.hello.memory_bytes() <= 0 || node.hello.devices() <= 0) continue;
+    if (!TakesRanks(node) || !HasDevicesFor(node, record.spec())) continue;
     share.memory_bytes =
-        std::min(share.memory_bytes, node.hello.memory_bytes() / node.hello.devices());
+        std::min(share.memory_bytes, MemoryOfRank(node.hello, node.hello.devices()));
   }
   int ranks = 0;
   const absl::StatusOr<v1::ParallelismSpec> layout =
@@ -155,7 +206,7 @@ bool Stepper::Shrink(JobState& job, int free) {
                     " ranks (tensor ", layout->tensor(), ", pipeline ", layout->pipeline(),
                     ", data ", layout->data(), "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));
-  Place(job, TakeDevices(ranks, {}));
+  Place(job, TakeDevices(record.spec(), ranks, {}));
   BeginAttempt(job);
   return true;
 }
@@ -168,7 +219,7 @@ void Stepper::GrowWhereRoom() {
       continue;
     }
     const int ranks = plan::RanksOfJob(record.spec());
-    if (RoomBeside({}).free + job.placement->ranks() < ranks) {
+    if (RoomBeside(record.spec(), {}).free + job.placement->ranks() < ranks) {
       job.room_since = 0;
     } else if (job.room_since == 0) {
       job.room_since = now_;

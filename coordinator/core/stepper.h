@@ -139,9 +139,10 @@ class Stepper {
     int free = 0;
     int total = 0;  // with those that are held
   };
-  Room RoomBeside(const std::set<std::string>& avoided) const;
+  Room RoomBeside(const v1::JobSpec& spec, const std::set<std::string>& avoided) const;
   // REQUIRES: there is room for them.
-  PlacementPtr TakeDevices(int ranks, const std::set<std::string>& avoided) const;
+  PlacementPtr TakeDevices(const v1::JobSpec& spec, int ranks,
+                           const std::set<std::string>& avoided) const;
   // Fewer ranks than asked for, where the job allows it and has waited long enough.
   bool Shrink(JobState& job, int free);
   void GrowWhereRoom();

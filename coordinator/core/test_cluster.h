@@ -45,6 +45,7 @@ class Cluster {
     hello.set_node(node);
     hello.set_devices(2);
     hello.set_cores(2);
+    hello.set_device_kind(device_kind_);
     hello.set_spool_id(spool + node);
     for (const int attempt : attempts) *hello.add_running() = RunWith(attempt);
     last_ = Do(NodeAttached{hello});
@@ -156,6 +157,7 @@ class Cluster {
   const v1::JobRecord& job() { return state_.jobs.at(kJob).record; }
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
+  std::string device_kind_ = "cpu";  // of nodes that attach from now on
   Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;

@@ -13,18 +13,16 @@
 namespace tercio::coordinator {
 namespace {
 
-constexpr int64_t kUnlimited = int64_t{1} << 62;
-
 // Of one rank on the roomiest node, with as many ranks beside it as the node can take.
-int64_t MemoryOfRank(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes) {
+int64_t MostMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes) {
   int64_t memory = 0;
   for (const Coordinator::NodeView& node : nodes) {
+    if (!HasDevicesFor(node.state, spec)) continue;
     const v1::AgentHello& hello = node.state.hello;
-    if (hello.memory_bytes() == 0 || hello.devices() == 0) return kUnlimited;
     const int ranks = std::max(1, std::min(plan::RanksOfJob(spec), hello.devices()));
-    memory = std::max(memory, hello.memory_bytes() / ranks);
+    memory = std::max(memory, MemoryOfRank(hello, ranks));
   }
-  return nodes.empty() ? kUnlimited : memory;
+  return memory == 0 ? kUnknownMemory : memory;
 }
 
 absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& state_dir) {
@@ -50,7 +48,7 @@ absl::Status Admit(const v1::JobSpec& spec, const std::vector<Coordinator::NodeV
         absl::StrFormat("checkpoint.peer_copies: %d, but it must be between 0 and %d", copies,
                         plan::kMostPeerCopies));
   }
-  TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MemoryOfRank(spec, nodes)));
+  TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MostMemory(spec, nodes)));
   return CheckDisk(spec, state_dir);
 }
 

@@ -20,7 +20,7 @@ class OneRank {
         plan_(plan::SliceForRank(
             *plan::BuildPlan(spec_, *plan::LayoutOfJob(spec_), {{"here", 0}}, 2), 0)),
         device_(CreateCpuDevice(2)),
-        stream_(device_->CreateStream(Device::StreamKind::kCompute)),
+        stream_(*device_->CreateStream(Device::StreamKind::kCompute)),
         group_(CreateCommunicator({"self", absl::Seconds(1)},
                                   std::move(CreateThreadTransports(1).front()))),
         arena_(*Arena::Allocate(plan_.stage().memory(), *device_)),

@@ -204,6 +204,7 @@ v1::JobSpec SmallJob(const std::string& data, int64_t steps) {
   spec.mutable_parallelism()->set_schedule("1f1b");
   spec.mutable_parallelism()->set_recompute("none");
   spec.mutable_resources()->set_ranks(2);
+  spec.mutable_resources()->set_device("cpu");
   return spec;
 }
 

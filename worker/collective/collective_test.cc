@@ -69,7 +69,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
           transport = *std::move(made);
         }
         auto device = CreateCpuDevice(1);
-        auto stream = device->CreateStream(Device::StreamKind::kCompute);
+        auto stream = *device->CreateStream(Device::StreamKind::kCompute);
         auto communicator = CreateCommunicator({"g", timeout}, std::move(transport));
         body(*communicator, *stream);
       });
@@ -307,13 +307,13 @@ TEST(CallIdentityTest, SaysWhereTheCallIs) {
       CreateCommunicator({"tensor.1", absl::Seconds(20), {4, 5}}, std::move(transports[0]));
   std::thread peer([&] {
     const auto device = CreateCpuDevice(1);
-    const auto stream = device->CreateStream(Device::StreamKind::kCompute);
+    const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
     double value = 0;
     rank5->AllReduceSum(*stream, &value, 1);
     EXPECT_FALSE(stream->Synchronize().ok());
   });
   const auto device = CreateCpuDevice(1);
-  const auto stream = device->CreateStream(Device::StreamKind::kCompute);
+  const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
   rank4->Barrier(*stream);
   peer.join();
   EXPECT_THAT(std::string(stream->Synchronize().message()),

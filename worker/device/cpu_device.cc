@@ -211,11 +211,19 @@ class CpuDevice : public Device {
     return std::unique_ptr<DeviceMemory>(new CpuMemory(data, bytes));
   }
 
-  std::unique_ptr<Stream> CreateStream(StreamKind kind) override {
-    if (kind == StreamKind::kCompute) return std::make_unique<InlineStream>(threads_);
-    return std::make_unique<ThreadStream>();
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t bytes) override {
+    return Allocate(bytes);
   }
-  std::unique_ptr<Event> CreateEvent() override { return std::make_unique<CpuEvent>(); }
+
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind, Workspace) override {
+    if (kind == StreamKind::kCompute) {
+      return std::unique_ptr<Stream>(std::make_unique<InlineStream>(threads_));
+    }
+    return std::unique_ptr<Stream>(std::make_unique<ThreadStream>());
+  }
+  absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
+    return std::unique_ptr<Event>(std::make_unique<CpuEvent>());
+  }
 
  private:
   int threads_;

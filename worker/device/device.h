@@ -29,6 +29,12 @@ class DeviceMemory {
 
 class Event;
 
+// Memory of the device that the operations of a stream may use while they run. The CPU needs none.
+struct Workspace {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+
 // Work in order. Everything enqueued runs after what was enqueued before on the same stream.
 class Stream {
  public:
@@ -71,11 +77,20 @@ class Device {
   // Zero-filled. RESOURCE_EXHAUSTED names the bytes asked for.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) = 0;
 
+  // Memory of the host that copies from and to the device are fastest with; zero-filled.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t bytes) = 0;
+
   // kCompute runs operations as fast as the device can; on the CPU it runs in the calling thread.
   // kCommunication overlaps with it; on the CPU it has a thread of its own.
   enum class StreamKind { kCompute, kCommunication };
-  virtual std::unique_ptr<Stream> CreateStream(StreamKind kind) = 0;
-  virtual std::unique_ptr<Event> CreateEvent() = 0;
+  // The calling thread feeds the stream. The workspace must outlive it; without one, operations
+  // that need some end the program.
+  virtual absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind,
+                                                               Workspace workspace) = 0;
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind) {
+    return CreateStream(kind, Workspace());
+  }
+  virtual absl::StatusOr<std::unique_ptr<Event>> CreateEvent() = 0;
 };
 
 }  // namespace tercio

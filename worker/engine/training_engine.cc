@@ -43,8 +43,16 @@ std::vector<float*> GradientBuffers(Arena& arena, int lanes_per_rank) {
 
 class Engine : public TrainingEngine {
  public:
-  Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
-         const Communicators& communicators, SampleSource& source, Arena arena)
+  // What the engine works with; the arena is last to go.
+  struct Machine {
+    Arena arena;
+    std::unique_ptr<Stream> compute;
+    std::unique_ptr<Stream> communication;
+    std::unique_ptr<Event> bucket_ready;
+  };
+
+  Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
+         SampleSource& source, Machine machine)
       : spec_(spec),
         precision_(plan::PrecisionOf(spec)),
         plan_(plan),
@@ -52,10 +60,10 @@ class Engine : public TrainingEngine {
         where_(communicators.whereabouts != nullptr ? *communicators.whereabouts : nowhere_),
         source_(source),
         sample_(spec.model().context()),
-        arena_(std::move(arena)),
-        compute_(device.CreateStream(Device::StreamKind::kCompute)),
-        communication_(device.CreateStream(Device::StreamKind::kCommunication)),
-        bucket_ready_(device.CreateEvent()),
+        arena_(std::move(machine.arena)),
+        compute_(std::move(machine.compute)),
+        communication_(std::move(machine.communication)),
+        bucket_ready_(std::move(machine.bucket_ready)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         tensor_count_(static_cast<int>(plan::ModelTensors(spec.model()).size())),
@@ -743,8 +751,17 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
     const Communicators& communicators, SampleSource& source) {
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
+  const Workspace workspace = {arena.Get<std::byte>("workspace.device"),
+                               arena.Bytes("workspace.device")};
+  TERCIO_ASSIGN_OR_RETURN(auto compute,
+                          device.CreateStream(Device::StreamKind::kCompute, workspace));
+  TERCIO_ASSIGN_OR_RETURN(auto communication,
+                          device.CreateStream(Device::StreamKind::kCommunication));
+  TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
   return std::unique_ptr<TrainingEngine>(
-      std::make_unique<Engine>(spec, plan, device, communicators, source, std::move(arena)));
+      std::make_unique<Engine>(spec, plan, communicators, source,
+                               Engine::Machine{std::move(arena), std::move(compute),
+                                               std::move(communication), std::move(bucket_ready)}));
 }
 
 }  // namespace tercio

@@ -86,7 +86,7 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                        std::optional<data::Tokenizer> tokenizer)
     : spec_(spec),
       device_(std::move(device)),
-      stream_(device_->CreateStream(Device::StreamKind::kCompute)),
+      stream_(*device_->CreateStream(Device::StreamKind::kCompute)),
       group_(CreateCommunicator({"self", absl::Seconds(1)},
                                 std::move(CreateThreadTransports(1).front()))),
       arena_(std::move(arena)),

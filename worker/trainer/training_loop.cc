@@ -20,19 +20,16 @@
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/snapshots.h"
-#include "worker/collective/gloo_transport.h"
-#include "worker/collective/thread_transport.h"
 #include "worker/data/sample_sources.h"
-#include "worker/device/cpu_device.h"
 #include "worker/engine/training_engine.h"
 #include "worker/progress/whereabouts.h"
+#include "worker/trainer/backend.h"
 #include "worker/trainer/initial_weights.h"
 #include "worker/trainer/snapshot_client.h"
 
 namespace tercio {
 namespace {
 
-constexpr absl::Duration kConnectTimeout = absl::Minutes(2);
 // A coordinator may be away for so long without the loss of a checkpoint.
 constexpr absl::Duration kSavePatience = absl::Minutes(5);
 // The longest wait for another rank: a last resort for when nobody watches, since the coordinator
@@ -62,7 +59,8 @@ class TrainingLoop {
         identity_(identity),
         page_(page),
         failure_(*failure),
-        whereabouts_(page) {}
+        whereabouts_(page),
+        backend_(CreateBackend(assignment_)) {}
 
   absl::StatusOr<TrainingOutcome> Run() {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll();
@@ -105,9 +103,11 @@ class TrainingLoop {
   Whereabouts whereabouts_;
   std::string tokenizer_json_;
   std::unique_ptr<SampleSource> source_;
+  std::unique_ptr<Backend> backend_;
+  std::unique_ptr<Device> device_;
   std::vector<std::unique_ptr<Communicator>> owned_;
   Communicators communicators_;
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;  // beside the engine's
   std::unique_ptr<TrainingEngine> engine_;
   std::unique_ptr<SnapshotClient> copies_;  // used by the thread of `checkpoints_`
   std::unique_ptr<CheckpointClient> checkpoints_;
@@ -129,8 +129,15 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
   failure_.set_permanent(false);
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);
+  if (assignment_.spec().resources().device() != backend_->name()) {
+    failure_.set_permanent(true);
+    return absl::FailedPreconditionError(
+        absl::StrCat("the job asks for resources.device ", assignment_.spec().resources().device(),
+                     ", and this trainer is built for ", backend_->name()));
+  }
+  TERCIO_ASSIGN_OR_RETURN(device_, backend_->OpenDevice());
   TERCIO_RETURN_IF_ERROR(Connect());
-  device_ = CreateCpuDevice(std::max(1, assignment_.threads()));
+  TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(Device::StreamKind::kCompute));
   const std::string& precision = assignment_.spec().training().precision();
   const std::string products =
       device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
@@ -178,18 +185,11 @@ void TrainingLoop::EnterPhase(v1::TrainerPhase phase) {
 absl::Status TrainingLoop::Connect() {
   communicators_.whereabouts = &whereabouts_;
   for (const v1::ProcessGroup& group : assignment_.plan().groups()) {
-    const int index = plan::IndexInGroup(group, identity_.rank);
-    std::unique_ptr<Transport> transport;
-    if (group.size() == 1) {
-      transport = std::move(CreateThreadTransports(1).front());
-    } else {
-      TERCIO_ASSIGN_OR_RETURN(transport,
-                              CreateGlooTransport(index, group.size(), group.name(), link_,
-                                                  assignment_.data_address(), kConnectTimeout));
-    }
-    owned_.push_back(
-        CreateCommunicator({group.name(), CollectiveTimeout(), plan::RanksOf(group), &whereabouts_},
-                           std::move(transport)));
+    TERCIO_ASSIGN_OR_RETURN(auto joined, backend_->JoinGroup(group,
+                                                             {group.name(), CollectiveTimeout(),
+                                                              plan::RanksOf(group), &whereabouts_},
+                                                             link_));
+    owned_.push_back(std::move(joined));
     Communicator* made = owned_.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators_.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators_.tensor = made;
@@ -284,9 +284,8 @@ absl::Status TrainingLoop::WaitForUpload() {
 // while another rank still sends its part of the last, or for that time no snapshot were complete.
 absl::Status TrainingLoop::AwaitAllRanks() {
   if (!plan::KeepsCopies(assignment_.spec())) return absl::OkStatus();
-  const auto stream = device_->CreateStream(Device::StreamKind::kCompute);
-  communicators_.world->Barrier(*stream);
-  return stream->Synchronize();
+  communicators_.world->Barrier(*stream_);
+  return stream_->Synchronize();
 }
 
 // What the uploading thread does first: copies for the memory of agents, which need no coordinator.

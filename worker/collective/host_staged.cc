@@ -1,0 +1,223 @@
+#include "worker/collective/host_staged.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "worker/device/cpu_device.h"
+
+namespace tercio {
+namespace {
+
+using kernels::ConstValues;
+using kernels::Format;
+using kernels::Values;
+
+template <typename Number>
+void Widen(const std::byte* from, int64_t count, float (*widen)(Number), float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    Number number;
+    std::memcpy(&number, from + i * static_cast<int64_t>(sizeof(Number)), sizeof(Number));
+    to[i] = widen(number);
+  }
+}
+
+template <typename Number>
+void Narrow(const float* from, int64_t count, Number (*narrow)(float), std::byte* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Number number = narrow(from[i]);
+    std::memcpy(to + i * static_cast<int64_t>(sizeof(Number)), &number, sizeof(Number));
+  }
+}
+
+// Values of a device on the host: as they are stored there, and as the CPU stores them.
+class Staged {
+ public:
+  Staged(int64_t count, ConstValues like) : count_(count), like_(like) {
+    stored_.resize(static_cast<size_t>(like.BytesFor(count)));
+    if (like.stored() != Format::kFloat32) floats_.resize(static_cast<size_t>(count));
+  }
+
+  std::byte* bytes() { return stored_.data(); }
+  int64_t size_bytes() const { return static_cast<int64_t>(stored_.size()); }
+  Values values() {
+    float* floats = floats_.empty() ? reinterpret_cast<float*>(stored_.data()) : floats_.data();
+    return {floats, like_.format()};
+  }
+
+  void Widen() {
+    if (like_.stored() == Format::kBfloat16) {
+      tercio::Widen<__nv_bfloat16>(
+          bytes(), count_, [](__nv_bfloat16 x) { return __bfloat162float(x); }, floats_.data());
+    } else if (like_.stored() == Format::kFloat16) {
+      tercio::Widen<__half>(
+          bytes(), count_, [](__half x) { return __half2float(x); }, floats_.data());
+    }
+  }
+  void Narrow() {
+    if (like_.stored() == Format::kBfloat16) {
+      tercio::Narrow<__nv_bfloat16>(
+          floats_.data(), count_, [](float x) { return __float2bfloat16_rn(x); }, bytes());
+    } else if (like_.stored() == Format::kFloat16) {
+      tercio::Narrow<__half>(
+          floats_.data(), count_, [](float x) { return __float2half_rn(x); }, bytes());
+    }
+  }
+
+ private:
+  int64_t count_;
+  ConstValues like_;
+  std::vector<std::byte> stored_;
+  std::vector<float> floats_;  // where they are not stored as such
+};
+
+// A message whose data lies on the host until it is copied to the device.
+struct StagedMessage : Transfer {
+  absl::Status Wait(absl::Duration timeout) override { return inner->Wait(timeout); }
+
+  std::vector<std::byte> bytes;  // outlives what writes to it
+  void* device = nullptr;        // where a received one goes
+  std::shared_ptr<Transfer> inner;
+};
+
+class HostStagedCommunicator : public Communicator {
+ public:
+  explicit HostStagedCommunicator(std::unique_ptr<Communicator> inner)
+      : inner_(std::move(inner)),
+        cpu_(CreateCpuDevice(1)),
+        host_(*cpu_->CreateStream(Device::StreamKind::kCompute)) {}
+
+  const std::string& group() const override { return inner_->group(); }
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+
+  void AllReduceSum(Stream& stream, Values data, int64_t count, SumOrder order, float*) override {
+    if (size() == 1 || count == 0) return;
+    std::vector<float> scratch(static_cast<size_t>(ScratchElements(count)));
+    OverHost(stream, data, count, data, count, [&](Values values, Values sum) {
+      TERCIO_CHECK(values == sum);
+      inner_->AllReduceSum(*host_, sum, count, order, scratch.data());
+    });
+  }
+
+  void ReduceScatterSum(Stream& stream, ConstValues in, Values out, int64_t count,
+                        float*) override {
+    std::vector<float> scratch(static_cast<size_t>(count * size()));
+    OverHost(stream, in, count * size(), out, count, [&](Values all, Values sum) {
+      inner_->ReduceScatterSum(*host_, all, sum, count, scratch.data());
+    });
+  }
+
+  void AllGather(Stream& stream, ConstValues in, Values out, int64_t count) override {
+    OverHost(stream, in, count, out, count * size(),
+             [&](Values mine, Values all) { inner_->AllGather(*host_, mine, all, count); });
+  }
+
+  void AllReduceSum(Stream& stream, double* data, int64_t count) override {
+    if (size() == 1 || count == 0) return;
+    std::vector<double> numbers(static_cast<size_t>(count));
+    const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
+    stream.CopyToHost(numbers.data(), data, bytes);
+    stream.RunOnHost([&] {
+      inner_->AllReduceSum(*host_, numbers.data(), count);
+      return host_->Synchronize();
+    });
+    stream.CopyFromHost(data, numbers.data(), bytes);
+  }
+
+  void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
+    if (size() == 1 || bytes == 0) return;
+    std::vector<std::byte> copy(static_cast<size_t>(bytes));
+    stream.CopyToHost(copy.data(), data, bytes);
+    stream.RunOnHost([&] {
+      inner_->Broadcast(*host_, copy.data(), bytes, root);
+      return host_->Synchronize();
+    });
+    stream.CopyFromHost(data, copy.data(), bytes);
+  }
+
+  void Barrier(Stream& stream) override {
+    stream.RunOnHost([&] {
+      inner_->Barrier(*host_);
+      return host_->Synchronize();
+    });
+  }
+
+  std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+                                 uint32_t tag) override {
+    auto message = std::make_shared<StagedMessage>();
+    message->bytes.resize(static_cast<size_t>(bytes));
+    stream.CopyToHost(message->bytes.data(), data, bytes);
+    stream.RunOnHost([&] {
+      message->inner = inner_->Send(*host_, message->bytes.data(), bytes, peer, tag);
+      return host_->Synchronize();
+    });
+    return message;
+  }
+
+  std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+                                    uint32_t tag) override {
+    auto message = std::make_shared<StagedMessage>();
+    message->bytes.resize(static_cast<size_t>(bytes));
+    message->device = data;
+    stream.RunOnHost([&] {
+      message->inner = inner_->Receive(*host_, message->bytes.data(), bytes, peer, tag);
+      return host_->Synchronize();
+    });
+    return message;
+  }
+
+  void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
+    auto message = std::static_pointer_cast<StagedMessage>(std::move(transfer));
+    stream.RunOnHost([&] {
+      inner_->Wait(*host_, message->inner);
+      return host_->Synchronize();
+    });
+    if (message->device == nullptr) return;
+    stream.CopyFromHost(message->device, message->bytes.data(),
+                        static_cast<int64_t>(message->bytes.size()));
+  }
+
+  void Abort() override { inner_->Abort(); }
+  double WaitSeconds() const override { return inner_->WaitSeconds(); }
+
+ private:
+  // body(in, out) on the host; where both are the same memory of the device they are the same
+  // there.
+  void OverHost(Stream& stream, ConstValues in, int64_t in_count, Values out, int64_t out_count,
+                const std::function<void(Values in, Values out)>& body) {
+    const bool same = in == ConstValues(out) && in_count == out_count;
+    Staged from(in_count, in);
+    Staged to(same ? 0 : out_count, out);
+    Staged& result = same ? from : to;
+    stream.CopyToHost(from.bytes(), in.data(), from.size_bytes());
+    stream.RunOnHost([&]() -> absl::Status {
+      from.Widen();
+      body(from.values(), result.values());
+      TERCIO_RETURN_IF_ERROR(host_->Synchronize());
+      result.Narrow();
+      return absl::OkStatus();
+    });
+    stream.CopyFromHost(out.data(), result.bytes(), result.size_bytes());
+  }
+
+  std::unique_ptr<Communicator> inner_;
+  std::unique_ptr<Device> cpu_;
+  std::unique_ptr<Stream> host_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> CreateHostStagedCommunicator(
+    std::unique_ptr<Communicator> over_host) {
+  return std::make_unique<HostStagedCommunicator>(std::move(over_host));
+}
+
+}  // namespace tercio

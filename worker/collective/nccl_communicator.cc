@@ -1,0 +1,401 @@
+#include "worker/collective/nccl_communicator.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+#include "worker/collective/pipeline_edges.h"
+#include "worker/device/cuda_device.h"
+#include "worker/device/cuda_status.h"
+
+namespace tercio {
+namespace {
+
+using kernels::ConstValues;
+using kernels::Format;
+using kernels::Values;
+
+ncclDataType_t TypeOf(ConstValues values) {
+  switch (values.stored()) {
+    case Format::kBfloat16:
+      return ncclBfloat16;
+    case Format::kFloat16:
+      return ncclFloat16;
+    default:
+      return ncclFloat32;
+  }
+}
+const char* NameOfType(ncclDataType_t type) {
+  switch (type) {
+    case ncclBfloat16:
+      return "bf16";
+    case ncclFloat16:
+      return "f16";
+    case ncclFloat32:
+      return "f32";
+    case ncclFloat64:
+      return "f64";
+    default:
+      return "bytes";
+  }
+}
+
+// Calls that are enqueued and have not ended, oldest first: where this rank waits, and for how long
+// it has. Threads: as the communicator.
+class CallsUnderWay {
+ public:
+  CallsUnderWay() = default;
+  ~CallsUnderWay() {
+    for (const Call& call : calls_) Drop(call);
+    for (const cudaEvent_t event : idle_) cudaEventDestroy(event);
+  }
+  CallsUnderWay(const CallsUnderWay&) = delete;
+  CallsUnderWay& operator=(const CallsUnderWay&) = delete;
+
+  absl::Status Begin(cudaStream_t stream, CollectivePosition position) {
+    Call call;
+    call.position = std::move(position);
+    TERCIO_RETURN_IF_ERROR(Take(&call.begin));
+    TERCIO_RETURN_IF_ERROR(Take(&call.end));
+    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(call.begin, stream), "recording an event"));
+    calls_.push_back(std::move(call));
+    return absl::OkStatus();
+  }
+  absl::Status End(cudaStream_t stream) {
+    calls_.back().ended = true;
+    return CudaStatus(cudaEventRecord(calls_.back().end, stream), "recording an event");
+  }
+
+  // The oldest that has not ended on the GPU; null: none.
+  const CollectivePosition* Oldest() {
+    while (!calls_.empty() && calls_.front().ended &&
+           cudaEventQuery(calls_.front().end) == cudaSuccess) {
+      float milliseconds = 0;
+      if (cudaEventElapsedTime(&milliseconds, calls_.front().begin, calls_.front().end) ==
+          cudaSuccess) {
+        seconds_ += static_cast<double>(milliseconds) * 1e-3;
+      }
+      idle_.push_back(calls_.front().begin);
+      idle_.push_back(calls_.front().end);
+      calls_.pop_front();
+    }
+    return calls_.empty() ? nullptr : &calls_.front().position;
+  }
+
+  // That the GPU has spent in calls which have ended.
+  double seconds() const { return seconds_; }
+
+ private:
+  struct Call {
+    CollectivePosition position;
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+    bool ended = false;  // it is enqueued
+  };
+  absl::Status Take(cudaEvent_t* event) {
+    if (idle_.empty()) return CudaStatus(cudaEventCreate(event), "creating an event");
+    *event = idle_.back();
+    idle_.pop_back();
+    return absl::OkStatus();
+  }
+  static void Drop(const Call& call) {
+    if (call.begin != nullptr) cudaEventDestroy(call.begin);
+    if (call.end != nullptr) cudaEventDestroy(call.end);
+  }
+
+  std::deque<Call> calls_;
+  std::vector<cudaEvent_t> idle_;
+  double seconds_ = 0;
+};
+
+// One direction of one edge between pipeline stages.
+struct Link {
+  std::unique_ptr<NcclHandle> handle;
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Event> ready;  // the work before the message
+  int64_t messages = 0;
+};
+
+// The stream of its link has it; done says when.
+struct NcclMessage : Transfer {
+  absl::Status Wait(absl::Duration) override { return link->stream->Synchronize(); }
+  Link* link = nullptr;
+  std::unique_ptr<Event> done;
+};
+
+class NcclCommunicator : public Communicator, public StreamWatch {
+ public:
+  using Links = std::map<std::tuple<bool, int, uint32_t>, Link>;  // whether it sends, peer, tag
+
+  NcclCommunicator(CommunicatorOptions options, std::unique_ptr<NcclHandle> handle, Links links,
+                   Device& device, int rank, int size)
+      : options_(std::move(options)),
+        handle_(std::move(handle)),
+        links_(std::move(links)),
+        device_(device),
+        rank_(rank),
+        size_(size) {
+    position_.group = options_.group;
+    position_.peer = -1;
+  }
+
+  const std::string& group() const override { return options_.group; }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  void AllReduceSum(Stream& stream, Values data, int64_t count, SumOrder, float*) override {
+    if (size_ == 1 || count == 0) return;
+    Call(stream, "all-reduce", TypeOf(data), count, [&](ncclComm_t comm, cudaStream_t handle) {
+      return ncclAllReduce(data.data(), data.data(), static_cast<size_t>(count), TypeOf(data),
+                           ncclSum, comm, handle);
+    });
+  }
+  void AllReduceSum(Stream& stream, double* data, int64_t count) override {
+    if (size_ == 1 || count == 0) return;
+    Call(stream, "all-reduce", ncclFloat64, count, [&](ncclComm_t comm, cudaStream_t handle) {
+      return ncclAllReduce(data, data, static_cast<size_t>(count), ncclFloat64, ncclSum, comm,
+                           handle);
+    });
+  }
+  void ReduceScatterSum(Stream& stream, ConstValues in, Values out, int64_t count,
+                        float*) override {
+    if (size_ == 1) return stream.ops().Copy(out, in, count);
+    Call(stream, "reduce-scatter", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
+      return ncclReduceScatter(in.data(), out.data(), static_cast<size_t>(count), TypeOf(in),
+                               ncclSum, comm, handle);
+    });
+  }
+  void AllGather(Stream& stream, ConstValues in, Values out, int64_t count) override {
+    if (size_ == 1) return stream.ops().Copy(out, in, count);
+    Call(stream, "all-gather", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
+      return ncclAllGather(in.data(), out.data(), static_cast<size_t>(count), TypeOf(in), comm,
+                           handle);
+    });
+  }
+  void Broadcast(Stream& stream, void* data, int64_t bytes, int root) override {
+    if (size_ == 1 || bytes == 0) return;
+    Call(stream, "broadcast", ncclUint8, bytes, [&](ncclComm_t comm, cudaStream_t handle) {
+      return ncclBroadcast(data, data, static_cast<size_t>(bytes), ncclUint8, root, comm, handle);
+    });
+  }
+  void Barrier(Stream& stream) override {
+    if (size_ == 1) return;
+    if (barrier_ == nullptr) {
+      auto made = device_.Allocate(sizeof(double));
+      if (!made.ok()) return stream.RunOnHost([status = made.status()] { return status; });
+      barrier_ = *std::move(made);
+    }
+    auto* number = reinterpret_cast<double*>(barrier_->data());
+    Call(stream, "barrier", ncclFloat64, 1, [&](ncclComm_t comm, cudaStream_t handle) {
+      return ncclAllReduce(number, number, 1, ncclFloat64, ncclSum, comm, handle);
+    });
+  }
+
+  std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
+                                 uint32_t tag) override {
+    return Exchange(stream, true, bytes, peer, tag, [=](ncclComm_t comm, cudaStream_t handle) {
+      return ncclSend(data, static_cast<size_t>(bytes), ncclUint8, 1, comm, handle);
+    });
+  }
+  std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
+                                    uint32_t tag) override {
+    return Exchange(stream, false, bytes, peer, tag, [=](ncclComm_t comm, cudaStream_t handle) {
+      return ncclRecv(data, static_cast<size_t>(bytes), ncclUint8, 0, comm, handle);
+    });
+  }
+  void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
+    const auto& message = static_cast<NcclMessage&>(*transfer);
+    if (message.done != nullptr) stream.Wait(*message.done);
+  }
+
+  void Abort() override {
+    if (handle_ != nullptr) handle_->Abort();
+    for (auto& [key, link] : links_) link.handle->Abort();
+  }
+  double WaitSeconds() const override { return calls_.seconds(); }
+
+  absl::Status Poll() override;
+  void EndWait() override;
+
+ private:
+  using Function = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
+
+  static void Fail(Stream& stream, const absl::Status& status) {
+    if (!status.ok()) stream.RunOnHost([status] { return status; });
+  }
+
+  void Call(Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
+            const Function& call) {
+    Watch(stream, self_);
+    position_.sequence = sequence_++;
+    position_.operation = operation;
+    position_.dtype = NameOfType(type);
+    position_.count = count;
+    Fail(stream, Enqueue(stream, *handle_, call));
+  }
+
+  absl::Status Enqueue(Stream& stream, NcclHandle& handle, const Function& call) {
+    const cudaStream_t raw = HandleOf(stream);
+    TERCIO_RETURN_IF_ERROR(calls_.Begin(raw, position_));
+    TERCIO_RETURN_IF_ERROR(handle.Enqueue(position_.operation, options_.timeout,
+                                          [&](ncclComm_t comm) { return call(comm, raw); }));
+    return calls_.End(raw);
+  }
+
+  std::shared_ptr<Transfer> Exchange(Stream& stream, bool sends, int64_t bytes, int peer,
+                                     uint32_t tag, const Function& call) {
+    auto message = std::make_shared<NcclMessage>();
+    const auto found = links_.find({sends, peer, tag});
+    TERCIO_CHECK(found != links_.end());
+    Link& link = found->second;
+    message->link = &link;
+    auto done = device_.CreateEvent();
+    if (!done.ok()) {
+      Fail(stream, done.status());
+      return message;
+    }
+    Watch(stream, self_);
+    Watch(*link.stream, self_);
+    stream.Record(*link.ready);
+    link.stream->Wait(*link.ready);
+    CollectivePosition position{
+        group(), link.messages++, sends ? "pipeline send" : "pipeline receive",
+        "bytes", bytes,           GlobalRank(peer)};
+    std::swap(position, position_);
+    Fail(stream, Enqueue(*link.stream, *link.handle, call));
+    std::swap(position, position_);
+    message->done = *std::move(done);
+    link.stream->Record(*message->done);
+    return message;
+  }
+
+  int GlobalRank(int r) const {
+    return options_.ranks.empty() ? r : options_.ranks[static_cast<size_t>(r)];
+  }
+
+  CommunicatorOptions options_;
+  std::unique_ptr<NcclHandle> handle_;  // null for a group of one
+  Links links_;
+  Device& device_;
+  const int rank_;
+  const int size_;
+  std::unique_ptr<DeviceMemory> barrier_;
+  const std::shared_ptr<StreamWatch*> self_ = std::make_shared<StreamWatch*>(this);
+  CallsUnderWay calls_;
+  CollectivePosition position_;
+  int64_t sequence_ = 0;
+  // Of the wait that goes on.
+  bool waiting_ = false;
+  CollectivePosition waits_for_;
+  absl::Time since_;
+};
+
+// The call that the wait hangs on: when that changes, its time begins anew.
+absl::Status NcclCommunicator::Poll() {
+  const CollectivePosition* oldest = calls_.Oldest();
+  absl::Status status = handle_ != nullptr ? handle_->AsyncError() : absl::OkStatus();
+  for (auto& [key, link] : links_) {
+    if (status.ok()) status = link.handle->AsyncError();
+  }
+  if (oldest == nullptr) {
+    EndWait();
+    return status;
+  }
+  const bool same = waiting_ && oldest->sequence == waits_for_.sequence &&
+                    oldest->operation == waits_for_.operation && oldest->peer == waits_for_.peer;
+  if (!same) {
+    EndWait();
+    waiting_ = true;
+    waits_for_ = *oldest;
+    since_ = SteadyNow();
+    if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(waits_for_);
+  }
+  if (status.ok() && SteadyNow() - since_ > options_.timeout) {
+    status = absl::DeadlineExceededError(
+        absl::StrCat("not done within ", absl::FormatDuration(options_.timeout)));
+  }
+  if (status.ok()) return status;
+  Abort();
+  return absl::Status(status.code(),
+                      absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_, ", ",
+                                   oldest->operation, " #", oldest->sequence, " of ", oldest->dtype,
+                                   " x ", oldest->count, ": ", std::string(status.message())));
+}
+
+void NcclCommunicator::EndWait() {
+  if (!waiting_) return;
+  waiting_ = false;
+  if (options_.whereabouts == nullptr) return;
+  options_.whereabouts->EndWait(absl::ToDoubleSeconds(SteadyNow() - since_));
+}
+
+std::string IdKey() { return "nccl/world"; }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world_size,
+                                                             Device& device,
+                                                             RendezvousStore& rendezvous,
+                                                             absl::Duration timeout) {
+  ncclUniqueId id = {};
+  if (rank == 0) {
+    TERCIO_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "making a unique id"));
+    TERCIO_RETURN_IF_ERROR(rendezvous.Put(IdKey(), std::string(id.internal, sizeof(id.internal))));
+  } else {
+    TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found,
+                            rendezvous.Get({IdKey()}, timeout));
+    if (found.size() != 1 || found[0].size() != sizeof(id.internal)) {
+      return absl::InternalError("the rendezvous has given something else than a unique id");
+    }
+    std::memcpy(id.internal, found[0].data(), sizeof(id.internal));
+  }
+  TERCIO_ASSIGN_OR_RETURN(auto handle, NcclHandle::Join(id, rank, world_size, "world", timeout));
+  return std::unique_ptr<NcclGroups>(
+      new NcclGroups(std::shared_ptr<NcclHandle>(std::move(handle)), rank, device, timeout));
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
+                                                                CommunicatorOptions options) {
+  const auto size = static_cast<int>(options.ranks.size());
+  const auto place = std::find(options.ranks.begin(), options.ranks.end(), rank_);
+  TERCIO_CHECK(place != options.ranks.end());
+  const auto index = static_cast<int>(place - options.ranks.begin());
+  std::unique_ptr<NcclHandle> handle;
+  NcclCommunicator::Links links;
+  if (size > 1) {
+    TERCIO_ASSIGN_OR_RETURN(handle,
+                            world_->Split(options.ranks.front(), index, options.group, timeout_));
+    for (const EdgeRound& round : edges ? RoundsOfEdges(size) : std::vector<EdgeRound>()) {
+      int color = NCCL_SPLIT_NOCOLOR;
+      for (size_t i = 0; i < round.size(); ++i) {
+        if (round[i].from == index || round[i].to == index) color = static_cast<int>(i);
+      }
+      const PipelineEdge* edge =
+          color == NCCL_SPLIT_NOCOLOR ? nullptr : &round[static_cast<size_t>(color)];
+      const bool sends = edge != nullptr && edge->from == index;
+      TERCIO_ASSIGN_OR_RETURN(auto pair,
+                              handle->Split(color, sends ? 0 : 1, options.group, timeout_));
+      if (edge == nullptr) continue;
+      Link link;
+      link.handle = std::move(pair);
+      TERCIO_ASSIGN_OR_RETURN(link.stream,
+                              device_.CreateStream(Device::StreamKind::kCommunication));
+      TERCIO_ASSIGN_OR_RETURN(link.ready, device_.CreateEvent());
+      links[{sends, sends ? edge->to : edge->from, edge->tag}] = std::move(link);
+    }
+  }
+  return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(
+      std::move(options), std::move(handle), std::move(links), device_, index, size));
+}
+
+}  // namespace tercio

@@ -1,0 +1,51 @@
+// Collectives of GPU ranks by NCCL, enqueued on the stream they are given.
+//
+// Sums of values run in the order of NCCL's rings and trees, in their own format; the order is the
+// same for every repetition with the same ranks and versions. Calls carry no identities: ranks at
+// different calls wait for each other until the watchdog, which compares where they are
+// (worker/progress), or the timeout ends them.
+//
+// Messages between pipeline stages go over communicators of two ranks, one for each direction of
+// each edge, on streams of their own: a message never waits behind one of another kind.
+//
+// Whoever waits for a stream polls the communicators that have work on it: an error of one, a peer
+// that has gone, a call that takes longer than the timeout or Abort ends the wait, and aborts the
+// communicator, so that the GPU does not wait either.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "worker/collective/communicator.h"
+#include "worker/collective/gloo_transport.h"
+#include "worker/collective/nccl_handle.h"
+#include "worker/device/device.h"
+
+namespace tercio {
+
+// The communicators of one rank.
+class NcclGroups {
+ public:
+  // Joins all ranks of the job, by a unique id that rank 0 leaves at the rendezvous. The device
+  // must outlive the groups.
+  static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size, Device& device,
+                                                          RendezvousStore& rendezvous,
+                                                          absl::Duration timeout);
+
+  // The communicator of the group of options.ranks, split from the world's: collective over the
+  // whole job, so every rank asks for its groups in the same order of kinds. `edges`: messages
+  // between neighbours are possible, too.
+  absl::StatusOr<std::unique_ptr<Communicator>> Group(bool edges, CommunicatorOptions options);
+
+ private:
+  NcclGroups(std::shared_ptr<NcclHandle> world, int rank, Device& device, absl::Duration timeout)
+      : world_(std::move(world)), rank_(rank), device_(device), timeout_(timeout) {}
+
+  const std::shared_ptr<NcclHandle> world_;
+  const int rank_;
+  Device& device_;
+  const absl::Duration timeout_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,360 @@
+#include "worker/device/cuda_device.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/check.h"
+#include "common/status_macros.h"
+#include "kernels/cuda/cuda_ops.h"
+#include "worker/device/cuda_status.h"
+#include "worker/device/pinned_ring.h"
+
+namespace tercio {
+namespace {
+
+constexpr int64_t kRingBytes = int64_t{32} << 20;    // for copies to the device
+constexpr int64_t kLandingBytes = int64_t{8} << 20;  // for copies from it
+
+constexpr char kWork[] = "the work on the GPU";
+// Of waiting for a stream that is watched.
+constexpr int64_t kEagerRounds = 200;
+constexpr auto kPollInterval = std::chrono::microseconds(20);
+
+// Which addresses of the host are pinned. Shared with the memory, which may outlive a stream.
+class PinnedRanges {
+ public:
+  void Add(const std::byte* data, int64_t bytes) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ranges_[data] = bytes;
+  }
+  void Remove(const std::byte* data) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ranges_.erase(data);
+  }
+  bool Contain(const void* data, int64_t bytes) {
+    const auto* begin = static_cast<const std::byte*>(data);
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto after = ranges_.upper_bound(begin);
+    if (after == ranges_.begin()) return false;
+    const auto& [start, size] = *std::prev(after);
+    return begin + bytes <= start + size;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, int64_t> ranges_;
+};
+
+class CudaMemory : public DeviceMemory {
+ public:
+  CudaMemory(std::byte* data, int64_t size) : data_(data), size_(size) {}
+  ~CudaMemory() override { cudaFree(data_); }
+  std::byte* data() override { return data_; }
+  int64_t size_bytes() const override { return size_; }
+
+ private:
+  std::byte* data_;
+  int64_t size_;
+};
+
+class PinnedMemory : public DeviceMemory {
+ public:
+  PinnedMemory(std::byte* data, int64_t size, std::shared_ptr<PinnedRanges> ranges)
+      : data_(data), size_(size), ranges_(std::move(ranges)) {
+    ranges_->Add(data_, size_);
+  }
+  ~PinnedMemory() override {
+    ranges_->Remove(data_);
+    cudaFreeHost(data_);
+  }
+  std::byte* data() override { return data_; }
+  int64_t size_bytes() const override { return size_; }
+
+ private:
+  std::byte* data_;
+  int64_t size_;
+  std::shared_ptr<PinnedRanges> ranges_;
+};
+
+class CudaEvent : public Event {
+ public:
+  explicit CudaEvent(cudaEvent_t event) : event_(event) {}
+  ~CudaEvent() override { cudaEventDestroy(event_); }
+  cudaEvent_t handle() const { return event_; }
+
+ private:
+  cudaEvent_t event_;
+};
+
+class CudaStream : public Stream {
+ public:
+  // The device must outlive the stream.
+  CudaStream(Device& device, cudaStream_t stream, std::shared_ptr<PinnedRanges> ranges,
+             Workspace workspace)
+      : device_(device),
+        stream_(stream),
+        ranges_(std::move(ranges)),
+        ops_(kernels::CreateCudaOps({stream, workspace.data, workspace.bytes})) {}
+  ~CudaStream() override {
+    cudaStreamSynchronize(stream_);
+    ops_.reset();
+    ring_.reset();
+    cudaStreamDestroy(stream_);
+  }
+
+  cudaStream_t handle() const { return stream_; }
+  void Watch(const std::shared_ptr<StreamWatch*>& watch) {
+    std::erase_if(watches_, [](const auto& weak) { return weak.expired(); });
+    const bool known = std::any_of(watches_.begin(), watches_.end(),
+                                   [&](const auto& weak) { return weak.lock() == watch; });
+    if (!known) watches_.push_back(watch);
+  }
+  kernels::Ops& ops() override { return *ops_; }
+
+  void RunOnHost(std::function<absl::Status()> function) override {
+    if (Synchronize().ok()) Note(function());
+  }
+
+  void CopyToHost(void* host, const void* device, int64_t bytes) override {
+    if (bytes == 0 || !status_.ok()) return;
+    if (ranges_->Contain(host, bytes)) {
+      return Note(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost,
+                                  stream_),
+                  "copying to the host");
+    }
+    MakePinned();
+    for (int64_t at = 0; at < bytes && status_.ok(); at += kLandingBytes) {
+      const int64_t count = std::min(kLandingBytes, bytes - at);
+      if (landed_ + count > kLandingBytes) Note(Synchronize());
+      Note(cudaMemcpyAsync(landing_ + landed_, static_cast<const std::byte*>(device) + at,
+                           static_cast<size_t>(count), cudaMemcpyDeviceToHost, stream_),
+           "copying to the host");
+      arrivals_.push_back({static_cast<std::byte*>(host) + at, landing_ + landed_, count});
+      landed_ += count;
+    }
+  }
+
+  void CopyFromHost(void* device, const void* host, int64_t bytes) override {
+    if (bytes == 0 || !status_.ok()) return;
+    MakePinned();
+    for (int64_t at = 0; at < bytes && status_.ok(); at += ring_->most()) {
+      const int64_t count = std::min(ring_->most(), bytes - at);
+      std::byte* piece = nullptr;
+      Note(ring_->Take(count, &piece));
+      if (!status_.ok()) return;
+      std::memcpy(piece, static_cast<const std::byte*>(host) + at, static_cast<size_t>(count));
+      Note(cudaMemcpyAsync(static_cast<std::byte*>(device) + at, piece, static_cast<size_t>(count),
+                           cudaMemcpyHostToDevice, stream_),
+           "copying to the device");
+      Note(ring_->Release(stream_));
+    }
+  }
+
+  void SetZero(void* device, int64_t bytes) override {
+    if (bytes == 0) return;
+    Note(cudaMemsetAsync(device, 0, static_cast<size_t>(bytes), stream_), "clearing memory");
+  }
+
+  void Record(Event& event) override {
+    Note(cudaEventRecord(static_cast<CudaEvent&>(event).handle(), stream_), "recording an event");
+  }
+  void Wait(Event& event) override {
+    Note(cudaStreamWaitEvent(stream_, static_cast<CudaEvent&>(event).handle()),
+         "waiting for an event");
+  }
+
+  absl::Status Synchronize() override {
+    Note(Await());
+    for (const Arrival& arrival : arrivals_) {
+      if (status_.ok()) std::memcpy(arrival.to, arrival.from, static_cast<size_t>(arrival.bytes));
+    }
+    arrivals_.clear();
+    landed_ = 0;
+    return status_;
+  }
+
+ private:
+  struct Arrival {
+    std::byte* to;
+    const std::byte* from;
+    int64_t bytes;
+  };
+
+  // Not every stream copies.
+  void MakePinned() {
+    if (pinned_ != nullptr) return;
+    auto made = device_.AllocateHost(kRingBytes + kLandingBytes);
+    if (!made.ok()) return Note(made.status());
+    pinned_ = *std::move(made);
+    ring_ = std::make_unique<PinnedRing>(pinned_->data(), kRingBytes);
+    landing_ = pinned_->data() + kRingBytes;
+  }
+
+  // With watches the stream is asked instead of waited for, since what it does may never end.
+  absl::Status Await() {
+    if (watches_.empty()) return CudaStatus(cudaStreamSynchronize(stream_), kWork);
+    for (int64_t round = 0;; ++round) {
+      const cudaError_t state = cudaStreamQuery(stream_);
+      absl::Status status =
+          state == cudaErrorNotReady ? absl::OkStatus() : CudaStatus(state, kWork);
+      const bool ends = state != cudaErrorNotReady;
+      for (const auto& weak : watches_) {
+        const auto watch = weak.lock();
+        if (watch == nullptr) continue;
+        const absl::Status seen = ends ? absl::OkStatus() : (*watch)->Poll();
+        if (status.ok()) status = seen;
+      }
+      if (ends || !status.ok()) {
+        EndWaits();
+        return status;
+      }
+      if (round > kEagerRounds) std::this_thread::sleep_for(kPollInterval);
+    }
+  }
+  void EndWaits() {
+    for (const auto& weak : watches_) {
+      if (const auto watch = weak.lock(); watch != nullptr) (*watch)->EndWait();
+    }
+  }
+
+  void Note(const absl::Status& status) {
+    if (status_.ok()) status_ = status;
+  }
+  void Note(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) Note(CudaStatus(error, what));
+  }
+
+  Device& device_;
+  cudaStream_t stream_;
+  std::shared_ptr<PinnedRanges> ranges_;
+  std::unique_ptr<DeviceMemory> pinned_;
+  std::byte* landing_ = nullptr;
+  int64_t landed_ = 0;
+  std::unique_ptr<PinnedRing> ring_;
+  std::unique_ptr<kernels::Ops> ops_;
+  std::vector<std::weak_ptr<StreamWatch*>> watches_;
+  std::vector<Arrival> arrivals_;  // for memory of the host that is not pinned
+  absl::Status status_;
+};
+
+// Bytes that are free, for messages.
+std::string FreeMemory() {
+  size_t free = 0;
+  size_t total = 0;
+  if (cudaMemGetInfo(&free, &total) != cudaSuccess) return "";
+  return absl::StrCat(" (", free, " of ", total,
+                      " bytes are free; other processes may use the GPU)");
+}
+
+class CudaDevice : public Device {
+ public:
+  CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+
+  std::string name() const override { return name_; }
+  std::string DescribeProducts(kernels::Format) override { return ""; }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) override {
+    TERCIO_RETURN_IF_ERROR(Bind());
+    void* data = nullptr;
+    if (bytes == 0) return std::unique_ptr<DeviceMemory>(new CudaMemory(nullptr, 0));
+    const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes));
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // it is said here
+      return CudaStatus(error, absl::StrCat("allocating ", bytes, " bytes of ", name_, "'s memory",
+                                            FreeMemory()));
+    }
+    auto memory = std::make_unique<CudaMemory>(static_cast<std::byte*>(data), bytes);
+    TERCIO_ASSIGN_OR_RETURN(const auto stream, NewStream(0));
+    const cudaError_t cleared = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), stream);
+    const cudaError_t done = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    TERCIO_RETURN_IF_ERROR(CudaStatus(cleared != cudaSuccess ? cleared : done, "clearing memory"));
+    return std::unique_ptr<DeviceMemory>(std::move(memory));
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t bytes) override {
+    TERCIO_RETURN_IF_ERROR(Bind());
+    void* data = nullptr;
+    if (bytes == 0) return std::unique_ptr<DeviceMemory>(new PinnedMemory(nullptr, 0, ranges_));
+    const cudaError_t error = cudaMallocHost(&data, static_cast<size_t>(bytes));
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      return CudaStatus(error, absl::StrCat("pinning ", bytes, " bytes of host memory"));
+    }
+    std::memset(data, 0, static_cast<size_t>(bytes));
+    return std::unique_ptr<DeviceMemory>(
+        new PinnedMemory(static_cast<std::byte*>(data), bytes, ranges_));
+  }
+
+  absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind,
+                                                       Workspace workspace) override {
+    TERCIO_RETURN_IF_ERROR(Bind());
+    int least = 0;
+    int greatest = 0;
+    TERCIO_RETURN_IF_ERROR(
+        CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities"));
+    // What others wait for goes first.
+    TERCIO_ASSIGN_OR_RETURN(const cudaStream_t stream,
+                            NewStream(kind == StreamKind::kCommunication ? greatest : least));
+    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(*this, stream, ranges_, workspace));
+  }
+
+  absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
+    TERCIO_RETURN_IF_ERROR(Bind());
+    cudaEvent_t event = nullptr;
+    TERCIO_RETURN_IF_ERROR(
+        CudaStatus(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "creating an event"));
+    return std::unique_ptr<Event>(std::make_unique<CudaEvent>(event));
+  }
+
+  // The device is the calling thread's from now on.
+  absl::Status Bind() {
+    return CudaStatus(cudaSetDevice(ordinal_), absl::StrCat("choosing GPU ", ordinal_));
+  }
+
+ private:
+  absl::StatusOr<cudaStream_t> NewStream(int priority) {
+    cudaStream_t stream = nullptr;
+    TERCIO_RETURN_IF_ERROR(
+        CudaStatus(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority),
+                   "creating a stream"));
+    return stream;
+  }
+
+  const int ordinal_;
+  const std::string name_;
+  const std::shared_ptr<PinnedRanges> ranges_ = std::make_shared<PinnedRanges>();
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
+  int count = 0;
+  TERCIO_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"));
+  if (ordinal < 0 || ordinal >= count) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "there is no GPU ", ordinal, ": the driver sees ", count, "; see CUDA_VISIBLE_DEVICES"));
+  }
+  cudaDeviceProp properties = {};
+  TERCIO_RETURN_IF_ERROR(
+      CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "describing the GPU"));
+  auto device = std::make_unique<CudaDevice>(ordinal, properties.name);
+  TERCIO_RETURN_IF_ERROR(device->Bind());
+  return std::unique_ptr<Device>(std::move(device));
+}
+
+cudaStream_t HandleOf(Stream& stream) { return static_cast<CudaStream&>(stream).handle(); }
+
+void Watch(Stream& stream, const std::shared_ptr<StreamWatch*>& watch) {
+  static_cast<CudaStream&>(stream).Watch(watch);
+}
+
+}  // namespace tercio

@@ -1,0 +1,40 @@
+// A GPU as a device.
+//
+// Operations are enqueued and run later; a stream is fed by the thread that made it. Functions that
+// run on the host (Stream::RunOnHost) wait for the stream first, so the fast paths have none. The
+// first error of a device is kept, named after the call that met it, and everything after it fails:
+// a process cannot use a GPU any more that has failed.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "worker/device/device.h"
+
+namespace tercio {
+
+// The GPU that the driver calls `ordinal`. FAILED_PRECONDITION where there is none, or the driver
+// is too old; the message says how to mend it.
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal);
+
+// REQUIRES: the stream is one of a device of CreateCudaDevice. So for Watch.
+cudaStream_t HandleOf(Stream& stream);
+
+// Whoever waits for a stream asks these meanwhile, again and again.
+class StreamWatch {
+ public:
+  // An error ends the wait, and is the stream's.
+  virtual absl::Status Poll() = 0;
+  // After the last Poll of a wait.
+  virtual void EndWait() = 0;
+
+ protected:
+  ~StreamWatch() = default;
+};
+
+// From now on, until the watch is gone. Again for the same one: nothing.
+void Watch(Stream& stream, const std::shared_ptr<StreamWatch*>& watch);
+
+}  // namespace tercio

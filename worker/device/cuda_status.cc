@@ -1,0 +1,41 @@
+#include "worker/device/cuda_status.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+
+namespace tercio {
+namespace {
+
+std::string Words(cudaError_t error, std::string_view what) {
+  return absl::StrCat(std::string(what), ": ", cudaGetErrorString(error), " (",
+                      cudaGetErrorName(error), ")");
+}
+
+}  // namespace
+
+absl::Status CudaStatus(cudaError_t error, std::string_view what) {
+  switch (error) {
+    case cudaSuccess:
+      return absl::OkStatus();
+    case cudaErrorMemoryAllocation:
+      return absl::ResourceExhaustedError(Words(error, what));
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+      return absl::FailedPreconditionError(
+          absl::StrCat(Words(error, what), "; nvidia-smi lists the GPUs that the driver sees"));
+    case cudaErrorInsufficientDriver:
+      return absl::FailedPreconditionError(absl::StrCat(
+          Words(error, what), "; the driver must be of CUDA ", CUDART_VERSION / 1000, " or newer"));
+    case cudaErrorNoKernelImageForDevice:
+      return absl::FailedPreconditionError(absl::StrCat(
+          Words(error, what), "; this build has no code for this GPU (bazel/cuda.bzl)"));
+    case cudaErrorECCUncorrectable:
+      return absl::InternalError(absl::StrCat(
+          Words(error, what), "; the GPU's memory is faulty: take the node out of use"));
+    default:
+      return absl::InternalError(Words(error, what));
+  }
+}
+
+}  // namespace tercio

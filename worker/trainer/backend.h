@@ -1,0 +1,39 @@
+// What of a trainer depends on the kind of its device. Every trainer program is linked with one
+// implementation of CreateBackend: cpu_backend.cc or cuda_backend.cc.
+//
+// Threads: the training thread. Communicators must not outlive the device, nor both the backend.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/plan.pb.h"
+#include "proto/tercio/v1/trainer.pb.h"
+#include "worker/collective/communicator.h"
+#include "worker/collective/gloo_transport.h"
+#include "worker/device/device.h"
+
+namespace tercio {
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // "cpu" or "cuda", as jobs say it.
+  virtual const char* name() const = 0;
+
+  // The device of this rank; called once, first. FAILED_PRECONDITION where the node has none.
+  virtual absl::StatusOr<std::unique_ptr<Device>> OpenDevice() = 0;
+
+  // This rank's part of a process group, for memory of its device; all ranks of the job join their
+  // groups in the order of their plans. Waits for the others: DEADLINE_EXCEEDED | UNAVAILABLE when
+  // one does not come. `rendezvous` is used during the call only.
+  virtual absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
+                                                                  CommunicatorOptions options,
+                                                                  RendezvousStore& rendezvous) = 0;
+};
+
+// The assignment must outlive it.
+std::unique_ptr<Backend> CreateBackend(const v1::TrainerAssignment& assignment);
+
+}  // namespace tercio

@@ -1,0 +1,37 @@
+#include <algorithm>
+#include <utility>
+
+#include "worker/device/cpu_device.h"
+#include "worker/trainer/backend.h"
+#include "worker/trainer/host_group.h"
+
+namespace tercio {
+namespace {
+
+class CpuBackend : public Backend {
+ public:
+  explicit CpuBackend(const v1::TrainerAssignment& assignment) : assignment_(assignment) {}
+
+  const char* name() const override { return "cpu"; }
+
+  absl::StatusOr<std::unique_ptr<Device>> OpenDevice() override {
+    return CreateCpuDevice(std::max(1, assignment_.threads()));
+  }
+
+  absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
+                                                          CommunicatorOptions options,
+                                                          RendezvousStore& rendezvous) override {
+    return JoinHostGroup(assignment_, group, std::move(options), rendezvous);
+  }
+
+ private:
+  const v1::TrainerAssignment& assignment_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> CreateBackend(const v1::TrainerAssignment& assignment) {
+  return std::make_unique<CpuBackend>(assignment);
+}
+
+}  // namespace tercio

@@ -1,0 +1,20 @@
+// Process groups over memory of the host: Gloo between processes.
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/plan.pb.h"
+#include "proto/tercio/v1/trainer.pb.h"
+#include "worker/collective/communicator.h"
+#include "worker/collective/gloo_transport.h"
+
+namespace tercio {
+
+// As JoinGroup (backend.h).
+absl::StatusOr<std::unique_ptr<Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
+                                                            const v1::ProcessGroup& group,
+                                                            CommunicatorOptions options,
+                                                            RendezvousStore& rendezvous);
+
+}  // namespace tercio
