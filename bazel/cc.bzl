@@ -1,6 +1,6 @@
 """Tercio's C++ rules: the native ones with our warnings, as errors, for our own files."""
 
-_WARNINGS = [
+WARNINGS = [
     "-Wall",
     "-Wextra",
     "-Werror",
@@ -12,16 +12,16 @@ _WARNINGS = [
 ]
 
 def tercio_cc_library(name, copts = [], **kwargs):
-    native.cc_library(name = name, copts = _WARNINGS + copts, **kwargs)
+    native.cc_library(name = name, copts = WARNINGS + copts, **kwargs)
 
 def tercio_cc_binary(name, copts = [], linkopts = [], **kwargs):
-    native.cc_binary(name = name, copts = _WARNINGS + copts, linkopts = linkopts + ["-pthread"], **kwargs)
+    native.cc_binary(name = name, copts = WARNINGS + copts, linkopts = linkopts + ["-pthread"], **kwargs)
 
 def tercio_cc_test(name, copts = [], deps = [], linkopts = [], main = True, **kwargs):
     """A GoogleTest. main = False for a test that brings its own main function."""
     native.cc_test(
         name = name,
-        copts = _WARNINGS + copts,
+        copts = WARNINGS + copts,
         linkopts = linkopts + ["-pthread"],
         deps = deps + ["@system//:gtest_main" if main else "@system//:gtest"],
         linkstatic = True,

@@ -19,8 +19,11 @@ esac
 give_up() { echo "error: $1" >&2; echo "0 passed, 1 failed, 0 skipped"; exit 1; }
 
 install=(--tests)
-filter=(--test_tag_filters=-soak)  # not "long": Bazel takes that for the size, too
-if [[ "$long" == yes ]]; then install+=(--long); filter=(); fi
+without=()  # not "long": Bazel takes that for the size, too
+if [[ "$long" == yes ]]; then install+=(--long); else without+=(-soak); fi
+gpu="GPU: tests tagged gpu run"
+if [[ ! -e /dev/nvidia0 ]]; then without+=(-gpu); gpu="GPU: none here; tests tagged gpu are built where CUDA is, not run"; fi
+filter=("--test_tag_filters=$(IFS=,; echo "${without[*]}")")
 ./deploy/install_dependencies.sh "${install[@]}" || give_up "packages are missing"
 
 results="$(mktemp -d)"
@@ -32,6 +35,8 @@ python3 tests/tidy/check_sources_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
 
 bazel build --noshow_progress //... || give_up "the build failed"
+cat "$(bazel info output_base 2>/dev/null)/external/cuda/status.txt" || give_up "nothing says whether CUDA was built"
+echo "$gpu"
 ./deploy/build.sh || give_up "the programs could not be linked into ./bin"
 
 # What reads files that others made, with a few seconds of changed ones.

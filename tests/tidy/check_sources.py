@@ -22,6 +22,11 @@ FUNCTION_LINES = 70
 INCLUDES = {
     "common/": ["common/"],
     "kernels/": ["kernels/", "common/check.h"],
+    # Kernels know CUDA's headers only, whichever flavour of them the build puts on the path.
+    "kernels/cuda/": ["kernels/cuda/", "kernels/ops.h", "kernels/random.h", "kernels/values.h",
+                      "common/check.h"],
+    "kernels/cuda/testing/": ["kernels/cuda/", "kernels/emulation/control.h"],
+    "kernels/emulation/": ["kernels/emulation/", "common/check.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h"],
@@ -102,11 +107,11 @@ def tracked_files(root):
 
 
 def is_cpp(path):
-    return path.endswith((".h", ".cc"))
+    return path.endswith((".h", ".cc", ".cu", ".cuh"))
 
 
 def is_test(path):
-    return path.startswith("tests/") or path.endswith(("_test.cc", "_bench.cc"))
+    return path.startswith("tests/") or path.endswith(("_test.cc", "_test.cu", "_bench.cc"))
 
 
 def check_format(root, sources):
@@ -213,7 +218,7 @@ def check_headers(sources):
     """Each header is included once, and says what it is before anything else."""
     faults = []
     for path, lines in sources.items():
-        if not path.endswith(".h"):
+        if not path.endswith((".h", ".cuh")):
             continue
         if not lines or not lines[0].startswith("//"):
             faults.append(f"{path}:1: a header begins with a comment that says what it is")
@@ -287,7 +292,7 @@ def read_sources(root):
     sources = {}
     for path in tracked_files(root):
         name = os.path.basename(path)
-        if path.endswith((".h", ".cc", ".py", ".sh", ".md", ".proto", ".bzl", ".yaml")) or \
+        if path.endswith((".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".proto", ".bzl", ".yaml")) or \
                 name in ("BUILD.bazel", "WORKSPACE", ".bazelrc", "run"):
             with open(os.path.join(root, path), encoding="utf-8") as file:
                 sources[path] = file.read().splitlines()

@@ -20,6 +20,12 @@ class CheckSourcesTest(unittest.TestCase):
         self.assertEqual(check_sources.check_lengths({"plan/a.cc": function_of(70)}), [])
         self.assertEqual(len(check_sources.check_lengths({"plan/a.cc": function_of(71)})), 1)
 
+    def test_a_long_kernel_is_found(self):
+        kernel = ["template <typename T>", "__global__ void __launch_bounds__(kThreads)",
+                  "    SumKernel(const T* a, double* parts) {"] + ["  Add();"] * 68 + ["}"]
+        self.assertEqual(check_sources.check_lengths({"kernels/cuda/a.cu": kernel}),
+                         ["kernels/cuda/a.cu:2: a function of 71 lines, at most 70"])
+
     def test_a_long_method_is_found_behind_a_signature_of_two_lines(self):
         lines = ["class A {", "  int Sum(int a,", "          int b) {"] + ["    Add();"] * 70 + ["  }", "};"]
         self.assertEqual(check_sources.check_lengths({"plan/a.h": lines}),
@@ -44,7 +50,8 @@ class CheckSourcesTest(unittest.TestCase):
     def test_arrows_point_downwards(self):
         bad = {"kernels/a.cc": "plan/lanes.h", "common/a.cc": "worker/data/tokenizer.h",
                "worker/engine/a.cc": "worker/trainer/trainer.h", "cli/a.cc": "coordinator/core/step.h",
-               "coordinator/a.cc": "kernels/ops.h", "plan/a.cc": "tests/parity/thread_ranks.h"}
+               "coordinator/a.cc": "kernels/ops.h", "kernels/cuda/a.cu": "kernels/emulation/control.h",
+               "kernels/emulation/a.h": "kernels/cuda/elementwise.h", "plan/a.cc": "tests/parity/thread_ranks.h"}
         for path, target in bad.items():
             self.assertTrue(check_sources.check_includes({path: [f'#include "{target}"']}), path)
 
@@ -68,7 +75,8 @@ class CheckSourcesTest(unittest.TestCase):
 
     def test_a_header_says_what_it_is_and_is_included_once(self):
         self.assertEqual(check_sources.check_headers({"plan/a.h": ["// Lanes.", "#pragma once"]}), [])
-        self.assertEqual(len(check_sources.check_headers({"plan/a.h": ["int a;"]})), 2)
+        for name in ("plan/a.h", "kernels/cuda/a.cuh"):
+            self.assertEqual(len(check_sources.check_headers({name: ["int a;"]})), 2)
 
     def test_unfinished_work_is_found(self):
         self.assertEqual(len(check_sources.check_words({"plan/a.cc": ["// TO" + "DO: more"]})), 1)

@@ -30,7 +30,7 @@ def main():
         absolute = os.path.join(ROOT, source)
         if not os.path.exists(absolute):
             continue  # generated
-        kept = [os.path.join(output, a) if a.startswith("bazel-out/") else absolute if a == source else a
+        kept = [os.path.join(output, a) if a.startswith(("bazel-out/", "external/")) else absolute if a == source else a
                 for a in arguments if not a.startswith(DROPPED)]
         commands[source] = {"directory": ROOT, "file": absolute, "arguments": kept}
     with open(os.path.join(ROOT, "compile_commands.json"), "w", encoding="utf-8") as file:

@@ -1,0 +1,180 @@
+"""CUDA sources, each built twice: by nvcc against the toolkit, and by g++ against //kernels/emulation.
+
+The first is `name`, and exists only where a toolkit was found (bazel/cuda_toolkit.bzl); the second, `name_emulated`, always
+exists, and is what the tests run.
+"""
+
+load("@cuda//:defs.bzl", "CUDA_AVAILABLE", "CUDA_VERSION", "NVCC")
+load("//bazel:cc.bzl", "WARNINGS", "tercio_cc_library", "tercio_cc_test")
+
+# Machine code for these, and PTX of the last for whatever comes after.
+_ARCHITECTURES = ["80", "90"]
+
+_NVCC_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "--expt-relaxed-constexpr",
+    # Products and sums are fused where the source says fmaf, and nowhere else: as on the host.
+    "-fmad=false",
+    "-Werror",
+    "all-warnings",
+    "-Xcompiler=" + ",".join(["-fPIC", "-ffp-contract=off"] + WARNINGS),
+] + [
+    "-gencode=arch=compute_{0},code=sm_{0}".format(architecture)
+    for architecture in _ARCHITECTURES
+] + ["-gencode=arch=compute_{0},code=compute_{0}".format(_ARCHITECTURES[-1])]
+
+def _nvcc_objects_impl(ctx):
+    context = cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps]).compilation_context
+    include_flags = ["-I."] + ["-I" + d for d in context.quote_includes.to_list() if d != "."]
+    for folder in context.includes.to_list():
+        include_flags.append("-I" + folder)
+    for folder in context.system_includes.to_list():
+        if not folder.startswith("external/cuda/") and "/external/cuda/" not in folder:
+            include_flags += ["-isystem", folder]
+    defines = ["-D" + d for d in context.defines.to_list()]
+    objects = []
+    for source in ctx.files.srcs:
+        object = ctx.actions.declare_file("_nvcc/{}/{}.pic.o".format(ctx.label.name, source.basename))
+        objects.append(object)
+        ctx.actions.run(
+            executable = NVCC,
+            arguments = _NVCC_FLAGS + ctx.attr.copts + include_flags + defines + ["-c", source.path, "-o", object.path],
+            inputs = depset([source] + ctx.files.textual, transitive = [context.headers]),
+            outputs = [object],
+            mnemonic = "Nvcc",
+            progress_message = "Compiling %s with nvcc" % source.short_path,
+            # Another toolkit is another action.
+            env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "TERCIO_CUDA_VERSION": CUDA_VERSION},
+        )
+    return [DefaultInfo(files = depset(objects))]
+
+_nvcc_objects = rule(
+    implementation = _nvcc_objects_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = [".cu"]),
+        "textual": attr.label_list(allow_files = [".h", ".cuh"]),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "copts": attr.string_list(),
+    },
+)
+
+def _emulated_label(label):
+    """The emulated twin of a tercio_cuda_library: //a/b is //a/b:b."""
+    if ":" not in label:
+        label = label + ":" + label.split("/")[-1]
+    return label + "_emulated"
+
+def _emulated_sources(name, cu_sources):
+    """A C++ file for each .cu file: Bazel would not know what to do with the latter."""
+    generated = []
+    for source in cu_sources:
+        out = "_emulated/{}/{}.cc".format(name, source)
+        native.genrule(
+            name = "{}_{}_emulated_source".format(name, source.replace("/", "_").replace(".", "_")),
+            outs = [out],
+            cmd = "echo '#include \"{}/{}\"  // IWYU pragma: keep' > $@".format(native.package_name(), source),
+            visibility = ["//visibility:private"],
+        )
+        generated.append(out)
+    return generated
+
+def tercio_cuda_library(
+        name,
+        srcs = [],
+        hdrs = [],
+        deps = [],
+        cuda_deps = [],
+        libraries = ["cudart"],
+        visibility = None,
+        **kwargs):
+    """`name` (nvcc, where there is a toolkit) and `name_emulated` (g++).
+
+    Args:
+      name: of the real library.
+      srcs: .cu and .cc files, and headers of no other library.
+      hdrs: .h and .cuh files.
+      deps: libraries that are the same in both.
+      cuda_deps: other tercio_cuda_library targets.
+      libraries: of the toolkit: cudart, and later cublas_lt, cudnn, nccl.
+      visibility: of both.
+      **kwargs: of both cc_library rules.
+    """
+    cu_sources = [s for s in srcs if s.endswith(".cu")]
+    host_sources = [s for s in srcs if not s.endswith(".cu")]
+    headers = hdrs + [s for s in host_sources if s.endswith(".h") or s.endswith(".cuh")]
+    tercio_cc_library(
+        name = name + "_emulated",
+        srcs = host_sources + _emulated_sources(name, cu_sources),
+        hdrs = hdrs,
+        # g++ does not know nvcc's pragmas (unroll).
+        copts = ["-Wno-unknown-pragmas"],
+        textual_hdrs = cu_sources,
+        deps = deps + [_emulated_label(d) for d in cuda_deps] + ["//kernels/emulation:" + l for l in libraries],
+        visibility = visibility,
+        **kwargs
+    )
+    if not CUDA_AVAILABLE:
+        return
+    real_deps = deps + cuda_deps + ["@cuda//:" + l for l in libraries]
+    objects = []
+    if cu_sources:
+        _nvcc_objects(
+            name = name + "_nvcc",
+            srcs = cu_sources,
+            textual = headers,
+            deps = real_deps,
+            visibility = ["//visibility:private"],
+        )
+        objects = [":" + name + "_nvcc"]
+    tercio_cc_library(
+        name = name,
+        srcs = host_sources + objects,
+        hdrs = hdrs,
+        deps = real_deps,
+        visibility = visibility,
+        **kwargs
+    )
+
+def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = False, **kwargs):
+    """A GoogleTest of CUDA code under the emulation; its sources are .cc files, or .cu files with kernels of their own.
+
+    Args:
+      name: of the test.
+      srcs: .cc and .cu files.
+      deps: plain libraries.
+      cuda_deps: tercio_cuda_library targets.
+      on_device: also make `name_on_device`, the same test against the toolkit, tagged gpu: it is
+        built where there is a toolkit, and tests/run.sh runs it where there is a GPU. For .cc files.
+      **kwargs: of the cc_test rules.
+    """
+    cu_sources = [s for s in srcs if s.endswith(".cu")]
+    host_sources = [s for s in srcs if not s.endswith(".cu")]
+    support = []
+    if cu_sources:
+        native.filegroup(name = name + "_cu", srcs = cu_sources, visibility = ["//visibility:private"])
+        tercio_cc_library(
+            name = name + "_sources",
+            textual_hdrs = cu_sources,
+            visibility = ["//visibility:private"],
+        )
+        support = [":" + name + "_sources"]
+    tercio_cc_test(
+        name = name,
+        srcs = host_sources + _emulated_sources(name, cu_sources),
+        copts = ["-Wno-unknown-pragmas"],
+        deps = deps + support + [_emulated_label(d) for d in cuda_deps] + [
+            "//kernels/emulation:cudart",
+        ],
+        **kwargs
+    )
+    if on_device and CUDA_AVAILABLE:
+        if cu_sources:
+            fail("on_device: the kernels of a test belong into a tercio_cuda_library")
+        tercio_cc_test(
+            name = name + "_on_device",
+            srcs = srcs,
+            deps = deps + cuda_deps + ["@cuda//:cudart"],
+            tags = ["gpu", "local", "exclusive"],
+            **kwargs
+        )

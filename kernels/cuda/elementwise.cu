@@ -1,0 +1,242 @@
+#include <algorithm>
+
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/split.h"
+#include "kernels/cuda/primitives/vector.cuh"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarp = 32;
+constexpr int64_t kMaxBlocks = 1024;  // of loops over the grid
+constexpr int64_t kSumBlock = 65536;  // elements whose squares are summed by themselves
+constexpr int kSumLanes = 16;         // interleaved sums
+constexpr int64_t kSumTile = 2048;    // elements in shared memory
+constexpr uint32_t kFactor = 0x9e3779b1u;
+
+// Groups hold 16 bytes of the smallest element.
+template <typename A, typename B>
+constexpr int kWidth = static_cast<int>(16 / (sizeof(A) < sizeof(B) ? sizeof(A) : sizeof(B)));
+
+template <typename T>
+struct AddElements {
+  T* a;
+  const T* b;
+  template <int kCount>
+  __device__ __forceinline__ void Run(int64_t i) const {
+    Elements<T, kCount> x, y;
+    x.Load(a + i);
+    y.Load(b + i);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) {
+      x.values[j] = FromFloat<T>(ToFloat(x.values[j]) + ToFloat(y.values[j]));
+    }
+    x.Store(a + i);
+  }
+};
+
+template <typename To, typename From>
+struct ConvertElements {
+  To* to;
+  const From* from;
+  template <int kCount>
+  __device__ __forceinline__ void Run(int64_t i) const {
+    Elements<From, kCount> x;
+    Elements<To, kCount> y;
+    x.Load(from + i);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) y.values[j] = FromFloat<To>(ToFloat(x.values[j]));
+    y.Store(to + i);
+  }
+};
+
+template <typename T>
+struct CopyElements {
+  T* to;
+  const T* from;
+  template <int kCount>
+  __device__ __forceinline__ void Run(int64_t i) const {
+    Elements<T, kCount> x;
+    x.Load(from + i);
+    x.Store(to + i);
+  }
+};
+
+// A thread takes every (threads of the grid)th group, then likewise single elements of both ends.
+template <int kGroup, typename Operation>
+__global__ void __launch_bounds__(kThreads) ElementwiseKernel(Operation operation, Split split) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t group = first; group < split.groups; group += step) {
+    operation.template Run<kGroup>(split.head + group * kGroup);
+  }
+  const int64_t grouped = split.groups * kGroup;
+  for (int64_t i = first; i < split.count - grouped; i += step) {
+    operation.template Run<1>(i < split.head ? i : i + grouped);
+  }
+}
+
+template <int kGroup, typename Operation>
+void LaunchElementwise(const Operation& operation, const Split& split, cudaStream_t stream) {
+  if (split.count == 0) return;
+  const int64_t items = std::max(split.groups, split.count - split.groups * kGroup);
+  const int64_t blocks = std::min(kMaxBlocks, (items + kThreads - 1) / kThreads);
+  Launch(ElementwiseKernel<kGroup, Operation>, {dim3(static_cast<unsigned>(blocks)), kThreads},
+         stream, operation, split);
+}
+
+// A block sums the squares of kSumBlock elements; thread t < kSumLanes those of index t modulo
+// kSumLanes. All threads bring the elements to shared memory.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    SumOfSquaresKernel(const T* a, int64_t count, double* parts) {
+  auto* tile = DynamicShared<float>();
+  const int64_t begin = blockIdx.x * kSumBlock;
+  const int64_t elements = count - begin < kSumBlock ? count - begin : kSumBlock;
+  const int thread = static_cast<int>(threadIdx.x);
+  double sum = 0;
+  for (int64_t offset = 0; offset < elements; offset += kSumTile) {
+    const int64_t rest = elements - offset;
+    const int size = static_cast<int>(rest < kSumTile ? rest : kSumTile);
+    for (int i = thread; i < size; i += kThreads) tile[i] = ToFloat(a[begin + offset + i]);
+    __syncthreads();
+    if (thread < kSumLanes) {
+      for (int i = thread; i < size; i += kSumLanes) {
+        const double value = tile[i];
+        sum += value * value;
+      }
+    }
+    __syncthreads();
+  }
+  auto* sums = DynamicShared<double>();
+  if (thread < kSumLanes) sums[thread] = sum;
+  __syncthreads();
+  if (thread != 0) return;
+  double total = 0;
+  for (int i = 0; i < kSumLanes; ++i) total += sums[i];
+  parts[blockIdx.x] = total;
+}
+
+// One thread adds the parts in ascending order.
+__global__ void AddInOrderKernel(const double* parts, int64_t count, double* sum) {
+  double total = 0;
+  for (int64_t i = 0; i < count; ++i) total += parts[i];
+  *sum = total;
+}
+
+__device__ __forceinline__ uint64_t WarpSum(uint64_t value) {
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    value += __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(distance));
+  }
+  return value;
+}
+
+// The sum over the block, in thread 0. Modulo 2^64 no order matters.
+__device__ __forceinline__ uint64_t BlockSum(uint64_t value) {
+  __shared__ uint64_t sums[kThreads / kWarp];
+  value = WarpSum(value);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (lane == 0) sums[warp] = value;
+  __syncthreads();
+  uint64_t total = 0;
+  if (threadIdx.x == 0) {
+    for (const uint64_t part : sums) total += part;
+  }
+  return total;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    DigestKernel(const T* a, int64_t count, uint64_t* parts) {
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  uint64_t sum = 0;
+  for (int64_t i = first; i < count; i += step) {
+    const uint32_t factor = (2 * static_cast<uint32_t>(i) + 1) * kFactor;
+    sum += static_cast<uint64_t>(BitsOf(a[i])) * factor;
+  }
+  const uint64_t total = BlockSum(sum);
+  if (threadIdx.x == 0) parts[blockIdx.x] = total;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    AddDigestsKernel(const uint64_t* parts, int64_t count, uint64_t* digest) {
+  uint64_t sum = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += parts[i];
+  const uint64_t total = BlockSum(sum);
+  if (threadIdx.x == 0) *digest = total;
+}
+
+int64_t SumBlocks(int64_t count) { return (count + kSumBlock - 1) / kSumBlock; }
+int64_t DigestBlocks(int64_t count) {
+  return std::min(kMaxBlocks, (count + kThreads - 1) / kThreads);
+}
+
+}  // namespace
+
+template <typename T>
+void Add(T* a, const T* b, int64_t count, cudaStream_t stream) {
+  constexpr int kGroup = kWidth<T, T>;
+  LaunchElementwise<kGroup>(AddElements<T>{a, b},
+                            SplitForGroups(count, kGroup, {a, sizeof(T)}, {b, sizeof(T)}), stream);
+}
+
+template <typename T>
+void Zero(T* a, int64_t count, cudaStream_t stream) {
+  const cudaError_t error = cudaMemsetAsync(a, 0, static_cast<size_t>(count) * sizeof(T), stream);
+  if (IsLaunchMistake(error)) LaunchFailed(error, "cudaMemsetAsync", {});
+}
+
+template <typename To, typename From>
+void Convert(To* to, const From* from, int64_t count, cudaStream_t stream) {
+  constexpr int kGroup = kWidth<To, From>;
+  const Split split = SplitForGroups(count, kGroup, {to, sizeof(To)}, {from, sizeof(From)});
+  if constexpr (std::is_same_v<To, From>) {
+    LaunchElementwise<kGroup>(CopyElements<To>{to, from}, split, stream);
+  } else {
+    LaunchElementwise<kGroup>(ConvertElements<To, From>{to, from}, split, stream);
+  }
+}
+
+int64_t SumScratch(int64_t count) { return std::max(SumBlocks(count), DigestBlocks(count)); }
+
+template <typename T>
+void SumOfSquares(const T* a, int64_t count, double* scratch, double* sum, cudaStream_t stream) {
+  const int64_t blocks = SumBlocks(count);
+  if (blocks > 0) {
+    Launch(SumOfSquaresKernel<T>,
+           {dim3(static_cast<unsigned>(blocks)), kThreads, kSumTile * sizeof(float)}, stream, a,
+           count, scratch);
+  }
+  Launch(AddInOrderKernel, {1, 1}, stream, scratch, blocks, sum);
+}
+
+template <typename T>
+void Digest(const T* a, int64_t count, uint64_t* scratch, uint64_t* digest, cudaStream_t stream) {
+  const int64_t blocks = DigestBlocks(count);
+  if (blocks > 0) {
+    Launch(DigestKernel<T>, {dim3(static_cast<unsigned>(blocks)), kThreads}, stream, a, count,
+           scratch);
+  }
+  Launch(AddDigestsKernel, {1, kThreads}, stream, scratch, blocks, digest);
+}
+
+#define INSTANTIATE(T)                                                           \
+  template void Add(T*, const T*, int64_t, cudaStream_t);                        \
+  template void Zero(T*, int64_t, cudaStream_t);                                 \
+  template void Convert(T*, const float*, int64_t, cudaStream_t);                \
+  template void SumOfSquares(const T*, int64_t, double*, double*, cudaStream_t); \
+  template void Digest(const T*, int64_t, uint64_t*, uint64_t*, cudaStream_t)
+INSTANTIATE(float);
+INSTANTIATE(__nv_bfloat16);
+INSTANTIATE(__half);
+#undef INSTANTIATE
+template void Convert(float*, const __nv_bfloat16*, int64_t, cudaStream_t);
+template void Convert(float*, const __half*, int64_t, cudaStream_t);
+template void Convert(__nv_bfloat16*, const __nv_bfloat16*, int64_t, cudaStream_t);
+template void Convert(__half*, const __half*, int64_t, cudaStream_t);
+
+}  // namespace tercio::kernels::cuda
