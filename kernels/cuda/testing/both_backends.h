@@ -4,6 +4,10 @@
 // bits, and be near the CPU's.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
