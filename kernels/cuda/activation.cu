@@ -2,8 +2,8 @@
 //
 // Launch geometry: primitives/rows.cuh; a lane has a group of 16 bytes.
 // Bytes for each element of the result, B = 2 or 4: BiasGelu 2 B (3 B with a bias, which is kept in
-// h); its gradient 3 B, the bias gradient in the same pass; SwiGLU 3 B, its gradient 5 B; tanh 2 B, its
-// gradient 3 B. Bound by memory.
+// h); its gradient 3 B, the bias gradient in the same pass; SwiGLU 3 B, its gradient 5 B; tanh 2 B,
+// its gradient 3 B. Bound by memory.
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/rows.cuh"

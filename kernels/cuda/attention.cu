@@ -2,15 +2,17 @@
 // "FlashAttention"), in plain fp32 multiply-adds from shared memory: the reference for libraries'
 // kernels, and what runs where they do not fit.
 //
-// Launch geometry: a block of 8 warps has a tile of 32 rows of one head of one sequence: queries, or, for
-// the gradients of keys and values, keys of a key head. A warp has four rows of the tile. The block walks
-// tiles of 32 of the others (keys, or the queries of all query heads of the group, ascending); a lane has
-// one of them while scores are made, and every 32nd channel while they are multiplied with
-// values. Tiles begin at multiples of 32, so a row's bits depend on neither the rows beside it nor
-// first_query, and every sum has one order: nothing is atomic.
+// Launch geometry: a block of 8 warps has a tile of 32 rows of one head of one sequence: queries,
+// or, for the gradients of keys and values, keys of a key head. A warp has four rows of the tile.
+// The block walks tiles of 32 of the others (keys, or the queries of all query heads of the group,
+// ascending); a lane has one of them while scores are made, and every 32nd channel while they are
+// multiplied with values. Tiles begin at multiples of 32, so a row's bits depend on neither the
+// rows beside it nor first_query, and every sum has one order: nothing is atomic.
 //
 // Bound by multiply-adds from shared memory: forward 2 D, backward 7 D for each score that is not
-// masked out. Bytes: rows once, the others once for each tile of rows.
+// masked out. Bytes: rows once, the others once for each tile of rows. Shared memory: (D + 1) * 384
+// bytes forward, (D + 1) * 512 backward, and 4 KiB: heads of 256 want 133 KiB, which devices for
+// desktops do not have.
 #include <cmath>
 
 #include "kernels/cuda/parts.h"
@@ -230,7 +232,8 @@ __global__ void __launch_bounds__(kThreads) ForwardKernel(Heads h, Forward<T> f)
     if (query >= last || query < f.first_query) continue;
     T* out = f.out + ((sequence * h.tokens + query) * h.heads + head) * h.head_dim;
     StoreRow(s.out[i], 1.0f / s.sum[i], h.head_dim, out);
-    if (lane == 0) f.lse[(sequence * h.heads + head) * h.tokens + query] = s.max[i] + logf(s.sum[i]);
+    if (lane == 0)
+      f.lse[(sequence * h.heads + head) * h.tokens + query] = s.max[i] + logf(s.sum[i]);
   }
 }
 
@@ -362,8 +365,8 @@ __global__ void __launch_bounds__(kThreads) KeyGradientKernel(Heads h, Backward<
       RowProducts(t.own_second, t.other_second, h.head_dim, product);
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const float2 element = Element(h, b, sequence, head, tile + lane,
-                                       first + warp * kOwn + i, score[i], product[i]);
+        const float2 element = Element(h, b, sequence, head, tile + lane, first + warp * kOwn + i,
+                                       score[i], product[i]);
         score[i] = element.y;
         product[i] = element.x;
       }
@@ -395,13 +398,13 @@ void ByHeadDim(int64_t head_dim, const Function& function) {
 void AttentionCuda(const AttentionArgs& a, const CudaContext& context) {
   if (a.sequences == 0 || a.first_query >= a.tokens) return;
   const Heads heads = MakeHeads(a);
-  const LaunchShape shape{
-      dim3(TilesOf(a.tokens) - static_cast<unsigned>(a.first_query / kTile),
-           static_cast<unsigned>(a.heads), static_cast<unsigned>(a.sequences)),
-      dim3(kTile, kWarps), SharedBytes(3, heads.head_dim)};
+  const LaunchShape shape{dim3(TilesOf(a.tokens) - static_cast<unsigned>(a.first_query / kTile),
+                               static_cast<unsigned>(a.heads), static_cast<unsigned>(a.sequences)),
+                          dim3(kTile, kWarps), SharedBytes(3, heads.head_dim)};
+  TERCIO_CHECK_LE(shape.shared_bytes, context.shared_bytes);
   ByStorage(a.out.stored(), [&]<typename T>() {
-    const Forward<T> forward{As<T>(a.q), As<T>(a.k), As<T>(a.v), As<T>(a.out), a.lse,
-                             a.first_query};
+    const Forward<T> forward{As<T>(a.q),   As<T>(a.k), As<T>(a.v),
+                             As<T>(a.out), a.lse,      a.first_query};
     ByHeadDim(a.head_dim, [&]<int kChunks>() {
       Launch(ForwardKernel<kChunks, T>, shape, context.stream, heads, forward);
     });
@@ -413,9 +416,10 @@ void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& co
   const Heads heads = MakeHeads(a);
   const int64_t rows = a.sequences * a.tokens;
   auto* delta = context.Scratch<float>(AttentionBackwardBytes(rows, a.heads));
-  LaunchShape shape{dim3(TilesOf(a.tokens), static_cast<unsigned>(a.heads),
-                         static_cast<unsigned>(a.sequences)),
-                    dim3(kTile, kWarps), SharedBytes(4, heads.head_dim)};
+  LaunchShape shape{
+      dim3(TilesOf(a.tokens), static_cast<unsigned>(a.heads), static_cast<unsigned>(a.sequences)),
+      dim3(kTile, kWarps), SharedBytes(4, heads.head_dim)};
+  TERCIO_CHECK_LE(shape.shared_bytes, context.shared_bytes);
   const LaunchShape deltas{dim3(static_cast<unsigned>((rows * a.heads + kWarps - 1) / kWarps)),
                            dim3(kTile, kWarps)};
   ByStorage(a.dq.stored(), [&]<typename T>() {

@@ -1,6 +1,7 @@
-// Attention on CUDA against the CPU's: heads of all widths, tiles that are not full, grouped queries,
-// causal or with lengths, dropout, rows of a sequence that come later; all storages, addresses and
-// orders. Tolerance: 1e-5 of the row's largest magnitude (docs/numerics.md) for each backend.
+// Attention on CUDA against the CPU's: heads of all widths, tiles that are not full, grouped
+// queries, causal or with lengths, dropout, rows of a sequence that come later; all storages,
+// addresses and orders. Tolerance: 1e-5 of the row's largest magnitude (docs/numerics.md) for each
+// backend.
 #include <cstdint>
 
 #include "kernels/cuda/testing/both_backends.h"
@@ -18,20 +19,16 @@ struct Case {
   int64_t first_query = 0;
 };
 constexpr Case kCases[] = {
-    {1, 1, 1, 1, 1, true, false, false},
-    {2, 5, 2, 1, 16, true, false, true},
-    {1, 33, 2, 2, 64, true, false, false},
-    {1, 70, 4, 2, 20, true, false, true, 37},
-    {2, 40, 2, 1, 33, false, true, false},
-    {1, 64, 3, 3, 24, false, true, true},
-    {1, 34, 1, 1, 80, false, false, false},
-    {1, 35, 1, 1, 128, true, false, false, 34},
+    {1, 1, 1, 1, 1, true, false, false},    {2, 5, 2, 1, 16, true, false, true},
+    {1, 33, 2, 2, 64, true, false, false},  {1, 70, 4, 2, 20, true, false, true, 37},
+    {2, 40, 2, 1, 33, false, true, false},  {1, 64, 3, 3, 24, false, true, true},
+    {1, 34, 1, 1, 80, false, false, false}, {1, 35, 1, 1, 128, true, false, false, 34},
     {1, 33, 1, 1, 256, true, false, true},
 };
 
 std::string NameOf(const Case& c) {
-  return "attention " + std::to_string(c.sequences) + " x " + std::to_string(c.tokens) + ", heads " +
-         std::to_string(c.heads) + " / " + std::to_string(c.group) + " of " +
+  return "attention " + std::to_string(c.sequences) + " x " + std::to_string(c.tokens) +
+         ", heads " + std::to_string(c.heads) + " / " + std::to_string(c.group) + " of " +
          std::to_string(c.head_dim);
 }
 
@@ -69,10 +66,23 @@ class AttentionTest : public BothBackendsTest {
   }
   static AttentionArgs Forward(const Case& c, const Ids& ids, const Bound& t) {
     const Values qkv = t.values(ids.qkv);
-    return {qkv,          qkv + ids.key, qkv + ids.value, ids.stride, t.values(ids.out),
-            t.floats(ids.lse), c.sequences,   c.tokens,        c.heads,    c.head_dim,
-            c.group,      c.first_query, 2,               c.causal,   t.ints(ids.lengths),
-            DropoutOf(c), t.scratch};
+    return {qkv,
+            qkv + ids.key,
+            qkv + ids.value,
+            ids.stride,
+            t.values(ids.out),
+            t.floats(ids.lse),
+            c.sequences,
+            c.tokens,
+            c.heads,
+            c.head_dim,
+            c.group,
+            c.first_query,
+            2,
+            c.causal,
+            t.ints(ids.lengths),
+            DropoutOf(c),
+            t.scratch};
   }
 };
 
@@ -101,11 +111,26 @@ TEST_F(AttentionTest, Backward) {
           [&](Ops& ops, const Bound& t) {
             const Values qkv = t.values(ids.qkv);
             const Values dqkv = t.values(ids.dqkv);
-            ops.AttentionBackward({t.values(ids.dout), t.values(ids.out), t.floats(ids.lse), qkv,
-                                   qkv + ids.key, qkv + ids.value, dqkv, dqkv + ids.key,
-                                   dqkv + ids.value, ids.stride, c.sequences, c.tokens, c.heads,
-                                   c.head_dim, c.group, 2, c.causal, t.ints(ids.lengths),
-                                   DropoutOf(c), t.scratch});
+            ops.AttentionBackward({t.values(ids.dout),
+                                   t.values(ids.out),
+                                   t.floats(ids.lse),
+                                   qkv,
+                                   qkv + ids.key,
+                                   qkv + ids.value,
+                                   dqkv,
+                                   dqkv + ids.key,
+                                   dqkv + ids.value,
+                                   ids.stride,
+                                   c.sequences,
+                                   c.tokens,
+                                   c.heads,
+                                   c.head_dim,
+                                   c.group,
+                                   2,
+                                   c.causal,
+                                   t.ints(ids.lengths),
+                                   DropoutOf(c),
+                                   t.scratch});
           },
           ScratchOf(c));
     }
@@ -139,8 +164,8 @@ TEST_F(AttentionTest, NanIsNotHidden) {
     const Ids ids = Make(c, format);
     Near(kNear, {ids.out, ids.lse});
     At(ids.qkv).data[static_cast<size_t>(35 * ids.stride + ids.key + 3)] = std::nan("");
-    const auto results = Check(
-        [&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
+    const auto results =
+        Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
     EXPECT_TRUE(std::isnan(results[static_cast<size_t>(ids.out)].data[36 * 16]));
     EXPECT_FALSE(std::isnan(results[static_cast<size_t>(ids.out)].data[34 * 16]));
   }

@@ -37,8 +37,8 @@ void CopyTo(Values to, ConstValues from, int64_t count, cudaStream_t stream) {
 class CudaOps : public Ops {
  public:
   explicit CudaOps(const CudaOpsOptions& options)
-      : context_{options.stream, options.workspace, options.workspace_bytes},
-        errors_(*options.errors),
+      : errors_(*options.errors),
+        context_{options.stream, options.workspace, options.workspace_bytes, SharedBytes()},
         products_(options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(options.workspace) % 256, 0);
   }
@@ -156,9 +156,12 @@ class CudaOps : public Ops {
   void Copy(Values to, ConstValues from, int64_t count) override {
     Run("Copy", [&] {
       switch (to.stored()) {
-        case Format::kFloat32: return CopyTo<float>(to, from, count, context_.stream);
-        case Format::kBfloat16: return CopyTo<__nv_bfloat16>(to, from, count, context_.stream);
-        case Format::kFloat16: return CopyTo<__half>(to, from, count, context_.stream);
+        case Format::kFloat32:
+          return CopyTo<float>(to, from, count, context_.stream);
+        case Format::kBfloat16:
+          return CopyTo<__nv_bfloat16>(to, from, count, context_.stream);
+        case Format::kFloat16:
+          return CopyTo<__half>(to, from, count, context_.stream);
       }
     });
   }
@@ -187,13 +190,24 @@ class CudaOps : public Ops {
   }
 
   void SetZero(const char* operation, void* data, int64_t bytes) {
-    const cudaError_t error =
-        cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), context_.stream);
+    const cudaError_t error = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), context_.stream);
     if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
   }
 
-  const CudaContext context_;
+  // What the current device grants to a block.
+  int64_t SharedBytes() {
+    int device = 0;
+    int bytes = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (error != cudaSuccess) errors_.Report("CreateCudaOps", cudaGetErrorName(error));
+    return bytes;
+  }
+
   OperationErrors& errors_;
+  const CudaContext context_;
   ProductAlgorithms algorithms_;  // where the caller has none
   Products products_;
 };

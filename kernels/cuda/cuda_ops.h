@@ -8,8 +8,8 @@
 // Threads: one thread feeds an Ops. Ownership: stream, workspace, errors and algorithms are the
 // caller's and outlive it.
 // Errors: an operation that cannot be started says so in `errors`; from then on no operation does
-// anything. What fails while it runs is told by whoever synchronizes the stream, and noticed here at
-// the next operation.
+// anything. What fails while it runs is told by whoever synchronizes the stream, and noticed here
+// at the next operation.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -2,8 +2,8 @@
 // storages, at aligned and unaligned addresses, in several orders of threads and blocks.
 //
 // Tolerances: each backend is within 1e-6 of the exact result (docs/numerics.md), of the largest
-// magnitude of the row; so they are within 2e-6 of each other, and one step of the format where they
-// round. What is only copied, added or multiplied has the same bits.
+// magnitude of the row; so they are within 2e-6 of each other, and one step of the format where
+// they round. What is only copied, added or multiplied has the same bits.
 #include "kernels/cuda/cuda_ops.h"
 
 #include <limits>
@@ -21,14 +21,12 @@ constexpr int kNone = Bound::kNone;
 struct Shape {
   int64_t rows, columns;
 };
-// One element; fewer columns than a group; a group; more rows than a block; more columns than a block
-// of threads has groups; odd ones; several blocks of rows of a sum.
+// One element; fewer columns than a group; a group; more rows than a block; more columns than a
+// block of threads has groups; odd ones; several blocks of rows of a sum.
 constexpr Shape kShapes[] = {{1, 1}, {3, 7}, {5, 8}, {33, 40}, {70, 257}, {9, 300}, {2, 64}};
 constexpr Shape kSumShapes[] = {{1, 5}, {8, 16}, {31, 33}, {100, 72}, {520, 12}};
 
-Dropout SomeDropout(int64_t tokens) {
-  return {0.25f, 77, 5, 3, kSiteMlpOutput, 11, tokens, 2};
-}
+Dropout SomeDropout(int64_t tokens) { return {0.25f, 77, 5, 3, kSiteMlpOutput, 11, tokens, 2}; }
 
 std::string NameOf(const char* operation, int64_t rows, int64_t columns) {
   return std::string(operation) + " " + std::to_string(rows) + " x " + std::to_string(columns);
@@ -83,6 +81,35 @@ TEST_F(CudaOpsTest, LayerNormBackward) {
   }
 }
 
+// Rows that do not fit into shared memory are read again.
+TEST_F(CudaOpsTest, NormsOfLongRows) {
+  for (const Format format : kFormats) {
+    for (const bool backward : {false, true}) {
+      const int64_t columns = backward ? 10503 : 42003;
+      scratch_ = {1, columns, 0, 0, 0, 0};
+      Begin(format, NameOf("norm of a long row", 1, columns));
+      const int dy = AddValues("dy", columns);
+      const int x = AddValues("x", columns);
+      const int weight = AddValues("weight", columns);
+      const int mean = AddFloats("mean", 1, 0, 0.1);
+      const int rstd = AddFloats("rstd", 1, 0, 0.1, 1);
+      const int y = AddValues("y", columns);
+      const int dweight = AddFloats("dweight", columns);
+      Near(kNear, {y, mean, rstd, dweight});
+      Check([&](Ops& ops, const Bound& t) {
+        if (backward) {
+          ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
+                                 t.floats(rstd), t.values(y), t.floats(dweight), nullptr, 1,
+                                 columns, 1});
+        } else {
+          ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
+                         t.floats(rstd), 1, columns});
+        }
+      });
+    }
+  }
+}
+
 TEST_F(CudaOpsTest, ResidualAndTheNormOfIt) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : {Shape{1, 5}, {3, 7}, {33, 40}, {20, 257}}) {
@@ -100,14 +127,19 @@ TEST_F(CudaOpsTest, ResidualAndTheNormOfIt) {
         Near(kNear, {y, mean, rstd});
         const Dropout dropout = dropping ? SomeDropout(13) : Dropout();
         const auto add = [&](const Bound& t) -> ResidualArgs {
-          return {t.values(residual), t.values(branch), t.values(bias), t.values(out), rows, columns,
+          return {t.values(residual),
+                  t.values(branch),
+                  t.values(bias),
+                  t.values(out),
+                  rows,
+                  columns,
                   dropout};
         };
         Check([&](Ops& ops, const Bound& t) { ops.Residual(add(t)); });
         Check([&](Ops& ops, const Bound& t) {
-          ops.ResidualLayerNorm(add(t), {nullptr, t.values(weight), t.values(shift), t.values(y),
-                                         t.floats(mean), t.floats(rstd), rows, columns, 1e-5f,
-                                         false});
+          ops.ResidualLayerNorm(
+              add(t), {nullptr, t.values(weight), t.values(shift), t.values(y), t.floats(mean),
+                       t.floats(rstd), rows, columns, 1e-5f, false});
         });
         // out may be residual.
         Check([&](Ops& ops, const Bound& t) {
@@ -227,7 +259,8 @@ TEST_F(CudaOpsTest, Rotary) {
         const int x = AddValues("x", rows * stride);
         const int table = AddFloats("table", tokens * head_dim);
         Check([&](Ops& ops, const Bound& t) {
-          ops.Rotary({t.values(x), t.floats(table), rows, tokens, stride, heads, head_dim, inverse});
+          ops.Rotary(
+              {t.values(x), t.floats(table), rows, tokens, stride, heads, head_dim, inverse});
         });
       }
     }
@@ -409,8 +442,8 @@ TEST_F(CudaOpsTest, NanIsNotHidden) {
     const auto results = Check([&](Ops& ops, const Bound& t) {
       ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
                      t.floats(rstd), rows, columns});
-      ops.CrossEntropyLocal({t.values(x), t.ints(targets), t.floats(stats), rows, columns, columns,
-                             0, false});
+      ops.CrossEntropyLocal(
+          {t.values(x), t.ints(targets), t.floats(stats), rows, columns, columns, 0, false});
       ops.CrossEntropyCombine({t.floats(stats), t.floats(lse), t.floats(loss), rows, 1, {}});
     });
     for (const int64_t row : {0, 1, 2, 3, 4}) {

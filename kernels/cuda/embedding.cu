@@ -3,12 +3,12 @@
 // Launch geometry: forward as primitives/rows.cuh, a lane has a group of 16 bytes. Sums by index: a
 // block for each item and 512 columns; the block of the first item of a row of the result is its
 // owner and adds all of them, in ascending order, the others end. The search reads the indices that
-// come before, from the cache: count^2 / 2 words in all where they all differ. Gradient of positions:
-// a lane has a group of one position and adds the rows of that position, ascending.
+// come before, from the cache: count^2 / 2 words in all where they all differ. Gradient of
+// positions: a lane has a group of one position and adds the rows of that position, ascending.
 //
 // Bytes for each element, B = 2 or 4: rows by index 2 B; position embedding 2 B (B more for each
-// weight that is not in cache); sums by index B and 8 for each element of the result (2 B where it is
-// of the same storage); gradient of positions with dropout 2 B. Bound by memory.
+// weight that is not in cache); sums by index B and 8 for each element of the result (2 B where it
+// is of the same storage); gradient of positions with dropout 2 B. Bound by memory.
 #include <algorithm>
 
 #include "kernels/cuda/parts.h"
@@ -175,21 +175,27 @@ void EmbeddingCuda(const EmbeddingArgs& a, const CudaContext& context) {
 
 void EmbeddingBackwardCuda(const EmbeddingBackwardArgs& a, const CudaContext& context) {
   ByStorage(a.dx.stored(), [&]<typename T>() {
-    LaunchSumByIndex(SumByIndex<float, T>{As<T>(a.dx), a.tokens, a.dweight, a.count, a.columns,
-                                          a.vocabulary_begin, a.vocabulary_rows, {}},
+    LaunchSumByIndex(SumByIndex<float, T>{As<T>(a.dx),
+                                          a.tokens,
+                                          a.dweight,
+                                          a.count,
+                                          a.columns,
+                                          a.vocabulary_begin,
+                                          a.vocabulary_rows,
+                                          {}},
                      context.stream);
   });
 }
 
 void PositionEmbeddingCuda(const PositionEmbeddingArgs& a, const CudaContext& context) {
   ByStorage(a.x.stored(), [&]<typename T>() {
-    const AddPositions<T> operation{As<T>(a.x), As<T>(a.weight), As<T>(a.type_weight), a.types,
-                                    a.columns,  a.tokens,        a.first_row,
-                                    MakeDropoutBits(a.dropout)};
-    LaunchRows(operation, a.rows, a.columns,
-               Aligned({operation.x, operation.weight, operation.type_weight}, a.columns,
-                       sizeof(T)),
-               context.stream);
+    const AddPositions<T> operation{
+        As<T>(a.x), As<T>(a.weight), As<T>(a.type_weight), a.types,
+        a.columns,  a.tokens,        a.first_row,          MakeDropoutBits(a.dropout)};
+    LaunchRows(
+        operation, a.rows, a.columns,
+        Aligned({operation.x, operation.weight, operation.type_weight}, a.columns, sizeof(T)),
+        context.stream);
   });
 }
 
@@ -199,13 +205,13 @@ void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& a,
     const DropoutBits dropout = MakeDropoutBits(a.dropout);
     // First, since the second one overwrites dx.
     if (a.dtype_weight != nullptr) {
-      LaunchSumByIndex(SumByIndex<float, T>{As<T>(a.dx), a.types, a.dtype_weight, a.rows,
-                                            a.columns, 0, kAllRows, dropout},
+      LaunchSumByIndex(SumByIndex<float, T>{As<T>(a.dx), a.types, a.dtype_weight, a.rows, a.columns,
+                                            0, kAllRows, dropout},
                        context.stream);
     }
     if (a.dweight == nullptr && !dropout.on) return;
-    const PositionGradient<T> operation{As<T>(a.dx), a.dweight, a.rows, a.columns, a.tokens,
-                                        a.first_row, dropout};
+    const PositionGradient<T> operation{As<T>(a.dx), a.dweight,   a.rows, a.columns,
+                                        a.tokens,    a.first_row, dropout};
     LaunchRows(operation, std::min(a.rows, a.tokens), a.columns,
                Aligned({operation.dx}, a.columns, sizeof(T)), context.stream);
   });

@@ -1,5 +1,5 @@
-// Where CUDA's operations say what went wrong at their call. They have no result, so the first error
-// is kept here, and whoever synchronizes the stream reads it.
+// Where CUDA's operations say what went wrong at their call. They have no result, so the first
+// error is kept here, and whoever synchronizes the stream reads it.
 //
 // Threads: thread-compatible; used by the thread that feeds the stream.
 #pragma once

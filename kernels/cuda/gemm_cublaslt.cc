@@ -33,9 +33,12 @@ using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Delete>;
 
 cudaDataType_t TypeOf(Format format) {
   switch (format) {
-    case Format::kFloat32: return CUDA_R_32F;
-    case Format::kBfloat16: return CUDA_R_16BF;
-    case Format::kFloat16: return CUDA_R_16F;
+    case Format::kFloat32:
+      return CUDA_R_32F;
+    case Format::kBfloat16:
+      return CUDA_R_16BF;
+    case Format::kFloat16:
+      return CUDA_R_16F;
   }
   return CUDA_R_32F;
 }
@@ -46,8 +49,8 @@ uint32_t AlignmentOf(const void* pointer) {
   return lowest == 0 || lowest > kBestAlignment ? kBestAlignment : static_cast<uint32_t>(lowest);
 }
 
-// A row-major matrix is, to a library that counts by columns, its own transpose: so a result is asked
-// for as its transpose, and factors change places.
+// A row-major matrix is, to a library that counts by columns, its own transpose: so a result is
+// asked for as its transpose, and factors change places.
 //
 //   result^T (rows x columns) = first * second, sums over `depth`
 struct Product {
@@ -57,7 +60,7 @@ struct Product {
   Values result;
   ConstValues bias;  // or null
   int64_t rows, columns, depth;
-  bool transpose_first;  // first lies as (depth x rows)
+  bool transpose_first;   // first lies as (depth x rows)
   bool transpose_second;  // second lies as (columns x depth)
 };
 
@@ -89,9 +92,8 @@ cublasStatus_t SetDesc(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t
 cublasStatus_t MakeLayout(Format format, int64_t rows, int64_t columns,
                           Owned<cublasLtMatrixLayout_t, DeleteLayout>& to) {
   cublasLtMatrixLayout_t layout = nullptr;
-  const cublasStatus_t status =
-      cublasLtMatrixLayoutCreate(&layout, TypeOf(format), static_cast<uint64_t>(rows),
-                                 static_cast<uint64_t>(columns), rows);
+  const cublasStatus_t status = cublasLtMatrixLayoutCreate(
+      &layout, TypeOf(format), static_cast<uint64_t>(rows), static_cast<uint64_t>(columns), rows);
   to.reset(layout);
   return status;
 }
@@ -175,9 +177,7 @@ class Products::Library {
     TERCIO_CHECK(p.first.stored() == p.second.stored());
     TERCIO_CHECK(p.bias == nullptr || p.bias.stored() == p.result.stored());
     CudaContext rest = context;
-    if (p.bias != nullptr && reinterpret_cast<uintptr_t>(p.bias.data()) % kBiasAlignment != 0) {
-      CopyBias(operation, p, rest);
-    }
+    if (p.bias != nullptr) AlignBias(operation, p, rest);
     p.shape.alignment = {AlignmentOf(p.first.data()), AlignmentOf(p.second.data()),
                          AlignmentOf(p.result.data())};
     Prepared* prepared = Prepare(operation, p, rest.workspace_bytes);
@@ -199,17 +199,19 @@ class Products::Library {
   }
 
  private:
-  // The library wants biases aligned: this one goes to the front of the workspace.
-  void CopyBias(const char* operation, Product& p, CudaContext& context) {
+  // The library wants biases aligned. The front of the workspace is for a copy of this one: also
+  // where none is made, for products of one shape have one algorithm, and so one workspace.
+  void AlignBias(const char* operation, Product& p, CudaContext& context) {
     const int64_t bytes = p.bias.BytesFor(p.rows);
     const int64_t taken = RoundUp(bytes, kBestAlignment);
     auto* copy = context.Scratch<std::byte>(taken);
+    context.workspace += taken;
+    context.workspace_bytes -= taken;
+    if (reinterpret_cast<uintptr_t>(p.bias.data()) % kBiasAlignment == 0) return;
     const cudaError_t error = cudaMemcpyAsync(copy, p.bias.data(), static_cast<size_t>(bytes),
                                               cudaMemcpyDeviceToDevice, context.stream);
     if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
     p.bias = ConstValues(copy, p.bias.format(), p.bias.stored());
-    context.workspace += taken;
-    context.workspace_bytes -= taken;
   }
 
   Prepared* Prepare(const char* operation, const Product& p, int64_t workspace_bytes) {
@@ -261,23 +263,35 @@ Products::~Products() = default;
 
 // y^T (n x m) = w (lies as k x n, transposed) * x (k x m)
 void Products::Matmul(const MatmulArgs& a, const CudaContext& context) {
-  const ProductShape shape{ProductKind::kForward, a.x.format(),         a.m,         a.n, a.k,
+  const ProductShape shape{ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k,
                            a.bias != nullptr,     a.accumulate};
   library_->Multiply("Matmul", {shape, a.w, a.x, a.y, a.bias, a.n, a.m, a.k, true, false}, context);
 }
 
 // dx^T (k x m) = w (k x n) * dy (n x m)
 void Products::MatmulBackwardInput(const MatmulBackwardInputArgs& a, const CudaContext& context) {
-  const ProductShape shape{
-      ProductKind::kInputGradient, a.dy.format(), a.m, a.n, a.k, false, a.accumulate};
+  const ProductShape shape{ProductKind::kInputGradient,
+                           a.dy.format(),
+                           a.dx.format(),
+                           a.m,
+                           a.n,
+                           a.k,
+                           false,
+                           a.accumulate};
   library_->Multiply("MatmulBackwardInput",
                      {shape, a.w, a.dy, a.dx, nullptr, a.k, a.m, a.n, false, false}, context);
 }
 
 // dw^T (k x n) = x (k x m) * dy (lies as n x m, transposed)
 void Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const CudaContext& context) {
-  const ProductShape shape{
-      ProductKind::kWeightGradient, a.dy.format(), a.m, a.n, a.k, false, a.accumulate};
+  const ProductShape shape{ProductKind::kWeightGradient,
+                           a.dy.format(),
+                           Format::kFloat32,
+                           a.m,
+                           a.n,
+                           a.k,
+                           false,
+                           a.accumulate};
   library_->Multiply("MatmulBackwardWeight",
                      {shape, a.x, a.dy, a.dw, nullptr, a.k, a.n, a.m, false, true}, context);
 }

@@ -1,7 +1,7 @@
-// Matrix products by cuBLASLt; gemm_cublaslt.cc is the only file that knows it. Sums are fp32, without
-// TF32; a result is rounded once, by the library. Descriptors and the algorithm of a shape are made
-// at its first product and kept. Algorithms are the first of the library's own ranking that fits the
-// workspace, unless the table says another; none adds in an order that is not fixed.
+// Matrix products by cuBLASLt; gemm_cublaslt.cc is the only file that knows it. Sums are fp32,
+// without TF32; a result is rounded once, by the library. Descriptors and the algorithm of a shape
+// are made at its first product and kept. Algorithms are the first of the library's own ranking
+// that fits the workspace, unless the table says another; none adds in an order that is not fixed.
 //
 // Threads: thread-compatible. Errors go to OperationErrors; a product that fails writes nothing.
 #pragma once

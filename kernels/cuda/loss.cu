@@ -139,8 +139,8 @@ struct LossGradient {
 __global__ void __launch_bounds__(kLossThreads)
     AddLossesKernel(const float* loss, double* sums, int64_t rows, int64_t first_row,
                     int64_t rows_per_sum) {
-  const int64_t index = first_row / rows_per_sum +
-                        static_cast<int64_t>(blockIdx.x) * kLossThreads + threadIdx.x;
+  const int64_t index =
+      first_row / rows_per_sum + static_cast<int64_t>(blockIdx.x) * kLossThreads + threadIdx.x;
   const int64_t begin = index * rows_per_sum - first_row;
   const int64_t end = begin + rows_per_sum < rows ? begin + rows_per_sum : rows;
   if (begin >= rows) return;
@@ -171,7 +171,11 @@ void CrossEntropyLocalCuda(const CrossEntropyLocalArgs& a, const CudaContext& co
 
 void CrossEntropyCombineCuda(const CrossEntropyCombineArgs& a, const CudaContext& context) {
   if (a.rows == 0) return;
-  const JoinedLoss joined{a.stats, a.lse, a.loss, a.rows, a.ranks,
+  const JoinedLoss joined{a.stats,
+                          a.lse,
+                          a.loss,
+                          a.rows,
+                          a.ranks,
                           static_cast<double>(a.smoothing.amount),
                           static_cast<double>(a.smoothing.vocabulary)};
   Launch(JoinLossKernel, {dim3(BlocksOf(a.rows)), dim3(kLossThreads)}, context.stream, joined);
@@ -180,9 +184,9 @@ void CrossEntropyCombineCuda(const CrossEntropyCombineArgs& a, const CudaContext
 void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& a, const CudaContext& context) {
   ByStorage(a.logits.stored(), [&]<typename T>() {
     const float each = a.smoothing.amount / static_cast<float>(a.smoothing.vocabulary);
-    const LossGradient<T> operation{As<T>(a.logits),    a.lse,   a.targets,
-                                    a.valid,            a.stride, a.vocabulary_begin,
-                                    a.scale,            a.smoothing.amount, each};
+    const LossGradient<T> operation{
+        As<T>(a.logits),    a.lse,   a.targets,          a.valid, a.stride,
+        a.vocabulary_begin, a.scale, a.smoothing.amount, each};
     LaunchRows(operation, a.rows, a.stride, Aligned({operation.logits}, a.stride, sizeof(T)),
                context.stream);
   });

@@ -1,13 +1,13 @@
 // LayerNorm and RMSNorm, with the residual addition before them, and their gradients.
 //
-// Launch geometry: a block has whole rows; a thread has groups t, t + threads, ... of each row, by the
-// number of columns alone, so that sums over a row have the same bits in every call. Forward: a row
-// for each block, kept as floats in shared memory, of which a thread reads only what it wrote: one
-// pass over memory. Backward: a block walks its rows in ascending order; a thread adds dweight and
-// dbias of its columns in shared memory, and the sums of all blocks are added afterwards.
+// Launch geometry: a block has whole rows; a thread has groups t, t + threads, ... of each row, by
+// the number of columns alone, so that sums over a row have the same bits in every call. Forward: a
+// row for each block, kept as floats in shared memory, of which a thread reads only what it wrote:
+// one pass over memory. Backward: a block walks its rows in ascending order; a thread adds dweight
+// and dbias of its columns in shared memory, and the sums of all blocks are added afterwards.
 //
-// Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; backward 3 B (4 B where it
-// accumulates), and for each block of rows 16 for each column. Bound by memory.
+// Bytes for each element, B = 2 or 4: forward 2 B; with the residual 4 B; backward 3 B (4 B where
+// it accumulates), and for each block of rows 16 for each column. Bound by memory.
 #include <algorithm>
 
 #include "kernels/cuda/parts.h"
@@ -20,9 +20,6 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// Of shared memory that every device of the architectures we build for grants to a block.
-constexpr size_t kSharedLimit = 160 << 10;
-
 // Of columns of a row; a function of their number.
 template <typename T>
 unsigned ThreadsFor(int64_t columns) {
@@ -133,28 +130,36 @@ __global__ void __launch_bounds__(kMaxThreads) NormKernel(Norm<T> n, ResidualSum
     n.rstd[row] = rstd;
   }
   T* y = n.y + row * n.columns;
-  ForOwnGroups<kAligned>(
-      from, cache, n.columns, [&](int64_t column, int64_t count, auto& values) {
-        float weight[kWidth];
-        float bias[kWidth] = {};
-        LoadGroup<kAligned>(n.weight + column, count, weight);
-        if (n.bias != nullptr) LoadGroup<kAligned>(n.bias + column, count, bias);
+  ForOwnGroups<kAligned>(from, cache, n.columns, [&](int64_t column, int64_t count, auto& values) {
+    float weight[kWidth];
+    float bias[kWidth] = {};
+    LoadGroup<kAligned>(n.weight + column, count, weight);
+    if (n.bias != nullptr) LoadGroup<kAligned>(n.bias + column, count, bias);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          values[j] = (values[j] - mean) * rstd * weight[j] + bias[j];
-        }
-        StoreGroup<kAligned>(values, count, y + column);
-      });
+    for (int j = 0; j < kWidth; ++j) {
+      values[j] = (values[j] - mean) * rstd * weight[j] + bias[j];
+    }
+    StoreGroup<kAligned>(values, count, y + column);
+  });
 }
 
 template <typename T>
-void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, cudaStream_t stream) {
+void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, const CudaContext& context) {
   if (a.rows == 0) return;
-  const size_t cache_bytes = static_cast<size_t>(PaddedColumns(a.columns)) * sizeof(float);
-  Norm<T> n{r == nullptr ? As<T>(a.x) : nullptr, As<T>(a.weight), As<T>(a.bias), As<T>(a.y),
-            a.mean, a.rstd, a.columns, a.eps, a.rms, cache_bytes <= kSharedLimit};
+  const cudaStream_t stream = context.stream;
+  const int64_t cache_bytes = PaddedColumns(a.columns) * 4;
+  Norm<T> n{r == nullptr ? As<T>(a.x) : nullptr,
+            As<T>(a.weight),
+            As<T>(a.bias),
+            As<T>(a.y),
+            a.mean,
+            a.rstd,
+            a.columns,
+            a.eps,
+            a.rms,
+            cache_bytes <= context.shared_bytes};
   const LaunchShape shape{dim3(static_cast<unsigned>(a.rows)), dim3(ThreadsFor<T>(a.columns)),
-                          n.cached ? cache_bytes : 0};
+                          n.cached ? static_cast<size_t>(cache_bytes) : 0};
   ResidualSum<T> sum{};
   if (r == nullptr) {
     const bool aligned = Aligned({n.x, n.weight, n.bias, n.y}, a.columns, sizeof(T));
@@ -163,8 +168,8 @@ void LaunchNorm(const LayerNormArgs& a, const ResidualArgs* r, cudaStream_t stre
   }
   sum = {As<T>(r->residual), As<T>(r->branch), As<T>(r->bias), As<T>(r->out),
          MakeDropoutBits(r->dropout)};
-  const bool aligned = Aligned(
-      {sum.residual, sum.branch, sum.bias, sum.out, n.weight, n.bias, n.y}, a.columns, sizeof(T));
+  const bool aligned = Aligned({sum.residual, sum.branch, sum.bias, sum.out, n.weight, n.bias, n.y},
+                               a.columns, sizeof(T));
   return aligned ? Launch(NormKernel<true, true, T>, shape, stream, n, sum)
                  : Launch(NormKernel<false, true, T>, shape, stream, n, sum);
 }
@@ -289,14 +294,24 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
   if (a.rows == 0) return;
   const RowBlocks cut = CutRows(a.rows, kLeastRowsOfNorm);
   auto* parts = context.Scratch<float>(NormBackwardBytes(a.rows, a.columns));
-  const size_t row_bytes = static_cast<size_t>(PaddedColumns(a.columns)) * sizeof(float);
-  NormBackward<T> n{As<T>(a.dy), As<T>(a.x), As<T>(a.weight), a.mean, a.rstd, As<T>(a.dx), parts,
-                    a.rows, a.columns, cut.rows_per_block, a.accumulate, a.rms,
-                    4 * row_bytes <= kSharedLimit};
-  const size_t shared_bytes = (n.cached ? 4 : 2) * row_bytes;
-  TERCIO_CHECK_LE(shared_bytes, kSharedLimit);  // 20,480 columns
+  const int64_t row_bytes = PaddedColumns(a.columns) * 4;
+  NormBackward<T> n{As<T>(a.dy),
+                    As<T>(a.x),
+                    As<T>(a.weight),
+                    a.mean,
+                    a.rstd,
+                    As<T>(a.dx),
+                    parts,
+                    a.rows,
+                    a.columns,
+                    cut.rows_per_block,
+                    a.accumulate,
+                    a.rms,
+                    4 * row_bytes <= context.shared_bytes};
+  const int64_t shared_bytes = (n.cached ? 4 : 2) * row_bytes;
+  TERCIO_CHECK_LE(shared_bytes, context.shared_bytes);  // with 160 KiB: 20,480 columns
   const LaunchShape shape{dim3(static_cast<unsigned>(cut.blocks)), dim3(ThreadsFor<T>(a.columns)),
-                          shared_bytes};
+                          static_cast<size_t>(shared_bytes)};
   if (Aligned({n.dy, n.x, n.weight, n.dx}, a.columns, sizeof(T))) {
     Launch(NormBackwardKernel<true, T>, shape, context.stream, n);
   } else {
@@ -310,15 +325,13 @@ void LaunchNormBackward(const LayerNormBackwardArgs& a, const CudaContext& conte
 }  // namespace
 
 void LayerNormCuda(const LayerNormArgs& args, const CudaContext& context) {
-  ByStorage(args.y.stored(),
-            [&]<typename T>() { LaunchNorm<T>(args, nullptr, context.stream); });
+  ByStorage(args.y.stored(), [&]<typename T>() { LaunchNorm<T>(args, nullptr, context); });
 }
 
 void ResidualLayerNormCuda(const ResidualArgs& residual, const LayerNormArgs& norm,
                            const CudaContext& context) {
   TERCIO_CHECK(residual.rows == norm.rows && residual.columns == norm.columns);
-  ByStorage(norm.y.stored(),
-            [&]<typename T>() { LaunchNorm<T>(norm, &residual, context.stream); });
+  ByStorage(norm.y.stored(), [&]<typename T>() { LaunchNorm<T>(norm, &residual, context); });
 }
 
 void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context) {

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2), in the order of
-// operations of torch.optim.AdamW, with the rounded copy that the model reads.
+// AdamW (Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2), in the order
+// of operations of torch.optim.AdamW, with the rounded copy that the model reads.
 //
 // Launch geometry: primitives/rows.cuh, without rows; a lane has eight elements.
 // Bytes for each element: 28, and those of the copy. Bound by memory.

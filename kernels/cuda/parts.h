@@ -1,6 +1,6 @@
-// CUDA's operations, one function each, split over files by what they do. CudaOps (cuda_ops.h) calls
-// them; contracts are in kernels/ops.h. Each enqueues its kernels on the stream and returns; none
-// allocates. Values are stored in their format.
+// CUDA's operations, one function each, split over files by what they do. CudaOps (cuda_ops.h)
+// calls them; contracts are in kernels/ops.h. Each enqueues its kernels on the stream and returns;
+// none allocates. Values are stored in their format.
 //
 // Errors: launch.h.
 #pragma once
@@ -19,6 +19,8 @@ struct CudaContext {
   // Operations of the stream share it; aligned to 256 bytes. Sizes: scratch.h.
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
+  // That a block may ask for.
+  int64_t shared_bytes = 0;
 
   template <typename T>
   T* Scratch(int64_t bytes) const {

@@ -77,8 +77,8 @@ struct DropAndSum {
 
 void ResidualCuda(const ResidualArgs& a, const CudaContext& context) {
   ByStorage(a.out.stored(), [&]<typename T>() {
-    const AddResidual<T> operation{As<T>(a.residual), As<T>(a.branch), As<T>(a.bias), As<T>(a.out),
-                                   a.columns, MakeDropoutBits(a.dropout)};
+    const AddResidual<T> operation{As<T>(a.residual), As<T>(a.branch), As<T>(a.bias),
+                                   As<T>(a.out),      a.columns,       MakeDropoutBits(a.dropout)};
     LaunchRows(operation, a.rows, a.columns,
                Aligned({operation.residual, operation.branch, operation.bias, operation.out},
                        a.columns, sizeof(T)),

@@ -45,8 +45,8 @@ struct Rotate {
 
 void RotaryCuda(const RotaryArgs& a, const CudaContext& context) {
   ByStorage(a.x.stored(), [&]<typename T>() {
-    const Rotate<T> operation{As<T>(a.x), a.table,    a.tokens, a.stride,
-                              a.heads,    a.head_dim, a.inverse ? -1.0f : 1.0f};
+    const Rotate<T> operation{
+        As<T>(a.x), a.table, a.tokens, a.stride, a.heads, a.head_dim, a.inverse ? -1.0f : 1.0f};
     const bool aligned = Aligned({operation.x, a.table}, a.stride, sizeof(T)) &&
                          Aligned({}, a.head_dim / 2, sizeof(T));
     LaunchRows(operation, a.rows * a.heads, a.head_dim / 2, aligned, context.stream);

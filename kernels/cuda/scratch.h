@@ -37,7 +37,8 @@ inline int64_t FlatSumBytes(int64_t count) {
 }
 
 // The largest of each that a program calls; 0 where it calls none. `product_bytes` is what matrix
-// products may use: the algorithms chosen need no more.
+// products may use: the algorithms chosen need no more. With a bias of n elements they have
+// 4 n, rounded up to 256, less.
 struct ScratchShapes {
   int64_t rows = 0;
   int64_t norm_columns = 0;

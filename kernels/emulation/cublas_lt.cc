@@ -192,24 +192,36 @@ cublasStatus_t Delete(T* object) {
 
 const char* cublasLtGetStatusName(cublasStatus_t status) {
   switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_ALLOC_FAILED: return "CUBLAS_STATUS_ALLOC_FAILED";
-    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
   }
   return "";
 }
 
 const char* cublasLtGetStatusString(cublasStatus_t status) {
   switch (status) {
-    case CUBLAS_STATUS_SUCCESS: return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
-    case CUBLAS_STATUS_ALLOC_FAILED: return "an allocation failed";
-    case CUBLAS_STATUS_INVALID_VALUE: return "an invalid value was passed as an argument";
-    case CUBLAS_STATUS_EXECUTION_FAILED: return "the function failed to launch on the GPU";
-    case CUBLAS_STATUS_NOT_SUPPORTED: return "the functionality is not supported";
+    case CUBLAS_STATUS_SUCCESS:
+      return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "an allocation failed";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "an invalid value was passed as an argument";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "the functionality is not supported";
   }
   return "";
 }
@@ -235,11 +247,16 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               const void* value, size_t bytes) {
   if (desc == nullptr) return CUBLAS_STATUS_INVALID_VALUE;
   switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: return Set(desc->transpose_a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB: return Set(desc->transpose_b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: return Set(desc->epilogue, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return Set(desc->bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return Set(desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return Set(desc->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return Set(desc->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return Set(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return Set(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return Set(desc->bias_type, value, bytes);
   }
   return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an unknown attribute of a product");
 }
@@ -286,11 +303,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 // Number 1 sums the depth in two parts, with a workspace; number 0 sums it at once.
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-    cublasLtMatmulPreference_t preference, int requested, cublasLtMatmulHeuristicResult_t* results,
-    int* returned) {
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t* results,
+                                              int* returned) {
   if (handle == nullptr || preference == nullptr || results == nullptr || returned == nullptr ||
       requested < 1) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "a null argument");
@@ -326,8 +344,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                               cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
-                              void* workspace, size_t workspace_bytes, cudaStream_t stream) {
+                              cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
   if (handle == nullptr || alpha == nullptr || beta == nullptr || a == nullptr || b == nullptr ||
       d == nullptr || algorithm == nullptr) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "a null argument");
@@ -346,7 +365,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
       (beta_value != 0 && Alignment(c) < words[kAlignmentCD] >> 32)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix is less aligned than was said");
   }
-  if (words[kWorkspace] > workspace_bytes || (words[kWorkspace] > 0 && Alignment(workspace) < 256)) {
+  if (words[kWorkspace] > workspace_bytes ||
+      (words[kWorkspace] > 0 && Alignment(workspace) < 256)) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the workspace is too small, or not aligned");
   }
   if (beta_value != 0 && c != d) {
@@ -354,8 +374,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   }
   float alpha_value = 0;
   std::memcpy(&alpha_value, alpha, sizeof(float));
-  const Product product{*desc, *a_layout, *b_layout, *d_layout,  a,
-                        b,     c,         d,         alpha_value, beta_value,
+  const Product product{*desc,
+                        *a_layout,
+                        *b_layout,
+                        *d_layout,
+                        a,
+                        b,
+                        c,
+                        d,
+                        alpha_value,
+                        beta_value,
                         words[kNumber] == 1 ? 2 : 1};
   const cudaError_t error = tercio::emulation::EnqueueWork(stream, "cublasLtMatmul", [product] {
     Multiply(product);

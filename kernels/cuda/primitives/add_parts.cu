@@ -1,7 +1,7 @@
 // The second step of sums over rows.
 //
-// Launch geometry: blocks of 32 x 8 threads own 32 columns; thread y adds blocks of rows y, y + 8, ...,
-// then its first warp adds the eight sums in ascending order. Reads 4 bytes for each part.
+// Launch geometry: blocks of 32 x 8 threads own 32 columns; thread y adds blocks of rows y, y + 8,
+// ..., then its first warp adds the eight sums in ascending order. Reads 4 bytes for each part.
 #include "kernels/cuda/primitives/rows.cuh"
 
 namespace tercio::kernels::cuda {

@@ -43,9 +43,8 @@ __device__ __forceinline__ void DropGroup(const DropoutBits& dropout, int64_t ro
   const auto sequence = static_cast<uint32_t>(dropout.first_sequence + at / dropout.tokens);
 #pragma unroll
   for (int quad = 0; quad < kCount; quad += 4) {
-    const PhiloxBlock bits =
-        Philox(dropout.key, {static_cast<uint32_t>((column + quad) / 4), position, sequence,
-                             dropout.tag});
+    const PhiloxBlock bits = Philox(
+        dropout.key, {static_cast<uint32_t>((column + quad) / 4), position, sequence, dropout.tag});
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       values[quad + j] *= bits[static_cast<size_t>(j)] >= dropout.threshold ? dropout.scale : 0.0f;

@@ -1,6 +1,6 @@
-// Groups: neighbouring elements of a row that one thread moves, 16 bytes of them at a time where the
-// row is aligned, else one by one, and computes with as floats. Which thread has which elements does
-// not depend on alignment, so neither do the bits of what is computed.
+// Groups: neighbouring elements of a row that one thread moves, 16 bytes of them at a time where
+// the row is aligned, else one by one, and computes with as floats. Which thread has which elements
+// does not depend on alignment, so neither do the bits of what is computed.
 #pragma once
 
 #include <initializer_list>
@@ -26,9 +26,12 @@ inline constexpr Format kFormatOf<__half> = Format::kFloat16;
 template <typename Function>
 void ByStorage(Format stored, const Function& function) {
   switch (stored) {
-    case Format::kFloat32: return function.template operator()<float>();
-    case Format::kBfloat16: return function.template operator()<__nv_bfloat16>();
-    case Format::kFloat16: return function.template operator()<__half>();
+    case Format::kFloat32:
+      return function.template operator()<float>();
+    case Format::kBfloat16:
+      return function.template operator()<__nv_bfloat16>();
+    case Format::kFloat16:
+      return function.template operator()<__half>();
   }
 }
 

@@ -1,5 +1,5 @@
-// Sums and maxima over a warp or a block, in a fixed order. Every thread gets the result. Blocks have
-// whole warps; all threads of the warp or block take part.
+// Sums and maxima over a warp or a block, in a fixed order. Every thread gets the result. Blocks
+// have whole warps; all threads of the warp or block take part.
 #pragma once
 
 #include <cuda_runtime.h>

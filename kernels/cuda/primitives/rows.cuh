@@ -44,12 +44,11 @@ void LaunchRows(const Operation& operation, int64_t rows, int64_t columns, bool 
                 cudaStream_t stream) {
   if (rows == 0 || columns == 0) return;
   constexpr int64_t kColumnsOfBlock = 4 * kLanes * Operation::kWidth;
-  const LaunchShape shape{
-      dim3(static_cast<unsigned>(
-               std::min<int64_t>((rows + kRowThreads - 1) / kRowThreads, int64_t{1} << 20)),
-           static_cast<unsigned>(
-               std::min<int64_t>((columns + kColumnsOfBlock - 1) / kColumnsOfBlock, 1024))),
-      dim3(kLanes, kRowThreads)};
+  const LaunchShape shape{dim3(static_cast<unsigned>(std::min<int64_t>(
+                                   (rows + kRowThreads - 1) / kRowThreads, int64_t{1} << 20)),
+                               static_cast<unsigned>(std::min<int64_t>(
+                                   (columns + kColumnsOfBlock - 1) / kColumnsOfBlock, 1024))),
+                          dim3(kLanes, kRowThreads)};
   if (aligned) {
     Launch(RowsKernel<true, Operation>, shape, stream, operation, rows, columns);
   } else {
@@ -81,8 +80,8 @@ void LaunchFlat(const Operation& operation, int64_t count, bool aligned, cudaStr
              Pieces::kPiece, aligned, stream);
 }
 
-// parts[sum][block of rows][column]: thread y of a lane adds rows y, y + 8, ... of the block of rows,
-// then the eight sums are added in ascending order.
+// parts[sum][block of rows][column]: thread y of a lane adds rows y, y + 8, ... of the block of
+// rows, then the eight sums are added in ascending order.
 template <bool kAligned, typename Operation>
 __global__ void __launch_bounds__(kRowsThreads)
     ColumnPartsKernel(Operation operation, int64_t rows, int64_t columns, int64_t rows_per_block,
@@ -119,8 +118,8 @@ __global__ void __launch_bounds__(kRowsThreads)
 void AddParts(const float* parts, int64_t blocks, int64_t columns, bool accumulate, float* out,
               cudaStream_t stream);
 
-// outs[s][column] = or += the sum over all rows; null: that sum is not wanted. parts: ColumnSumBytes
-// for each of kSums.
+// outs[s][column] = or += the sum over all rows; null: that sum is not wanted. parts:
+// ColumnSumBytes for each of kSums.
 template <typename Operation>
 void LaunchColumnSums(const Operation& operation, int64_t rows, int64_t columns, bool aligned,
                       float* parts, float* const (&outs)[Operation::kSums], bool accumulate,

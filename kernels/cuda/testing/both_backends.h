@@ -1,7 +1,7 @@
-// For tests of operations on CUDA against those of the CPU: a case is a list of tensors and a call of
-// an operation on them. It runs once on the CPU, and on the device at aligned and unaligned
-// addresses, each in several orders of threads and blocks. All runs on the device must have the same
-// bits, and be near the CPU's.
+// For tests of operations on CUDA against those of the CPU: a case is a list of tensors and a call
+// of an operation on them. It runs once on the CPU, and on the device at aligned and unaligned
+// addresses, each in several orders of threads and blocks. All runs on the device must have the
+// same bits, and be near the CPU's.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -112,9 +112,7 @@ class BothBackendsTest : public DeviceTest {
   int AddDoubles(const std::string& name, int64_t count) {
     return AddRandom(Tensor::Kind::kDoubles, name, count, 0, 1, 0);
   }
-  int AddBits(const std::string& name) {
-    return Add({name, Tensor::Kind::kBits, {}, {0}, 1, -1});
-  }
+  int AddBits(const std::string& name) { return Add({name, Tensor::Kind::kBits, {}, {0}, 1, -1}); }
   Tensor& At(int id) { return tensors_[static_cast<size_t>(id)]; }
 
   // Tensors that only have to be near, and how near. All others must have the CPU's bits.
@@ -150,10 +148,13 @@ class BothBackendsTest : public DeviceTest {
 
   static int64_t ElementBytes(const Tensor& tensor, Format stored) {
     switch (tensor.kind) {
-      case Tensor::Kind::kValues: return BytesOf(stored);
+      case Tensor::Kind::kValues:
+        return BytesOf(stored);
       case Tensor::Kind::kFloats:
-      case Tensor::Kind::kInts: return 4;
-      default: return 8;
+      case Tensor::Kind::kInts:
+        return 4;
+      default:
+        return 8;
     }
   }
 
@@ -220,8 +221,7 @@ class BothBackendsTest : public DeviceTest {
     for (auto& bytes : memory) at.push_back(reinterpret_cast<std::byte*>(bytes.data()));
     std::vector<float> scratch(static_cast<size_t>(options.attention_scratch + 64));
     auto aligned = (reinterpret_cast<uintptr_t>(scratch.data()) + 255) / 256 * 256;
-    call(*CreateCpuOps(1),
-         Bound(at, format_, Format::kFloat32, reinterpret_cast<float*>(aligned)));
+    call(*CreateCpuOps(1), Bound(at, format_, Format::kFloat32, reinterpret_cast<float*>(aligned)));
     std::vector<Tensor> results;
     for (size_t i = 0; i < tensors_.size(); ++i) {
       const unsigned char* from = memory[i].data();
@@ -265,15 +265,13 @@ class BothBackendsTest : public DeviceTest {
 
   void Compare(const Tensor& actual, const Tensor& expected, int64_t offset) const {
     EXPECT_EQ(actual.bits, expected.bits) << name_ << ": " << expected.name;
-    const Format rounded =
-        expected.kind == Tensor::Kind::kValues ? format_ : Format::kFloat32;
+    const Format rounded = expected.kind == Tensor::Kind::kValues ? format_ : Format::kFloat32;
     double largest = 0;
     for (size_t i = 0; i < expected.data.size(); ++i) {
       const double value = expected.data[i];
       if (i % static_cast<size_t>(expected.columns) == 0) largest = RowLargest(expected, i);
-      const double allowed = expected.tolerance < 0
-                                 ? 0
-                                 : expected.tolerance * largest + StepOf(rounded, value);
+      const double allowed =
+          expected.tolerance < 0 ? 0 : expected.tolerance * largest + StepOf(rounded, value);
       const bool same = std::memcmp(&actual.data[i], &value, sizeof(value)) == 0 ||
                         (std::isnan(value) && std::isnan(actual.data[i])) ||
                         actual.data[i] == value;

@@ -1,9 +1,9 @@
 // The part of cuBLASLt that Tercio uses, with its names and numbers, for programs without CUDA. A
 // product runs on the emulated stream, as a kernel would, with sums in double.
 //
-// Stricter than the library: a descriptor that the library might forgive or misread is refused, with
-// a line on stderr that says what is wrong; an algorithm serves only the problem it was found for
-// (types, sizes, leading dimensions, transpositions, epilogue) and buffers as well aligned.
+// Stricter than the library: a descriptor that the library might forgive or misread is refused,
+// with a line on stderr that says what is wrong; an algorithm serves only the problem it was found
+// for (types, sizes, leading dimensions, transpositions, epilogue) and buffers as well aligned.
 //
 // Threads: objects are confined to the thread that uses them; so are the library's handles.
 #pragma once
@@ -88,15 +88,17 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void* value, size_t bytes);
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-    cublasLtMatmulPreference_t preference, int requested, cublasLtMatmulHeuristicResult_t* results,
-    int* returned);
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t* results,
+                                              int* returned);
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
                               const void* a, cublasLtMatrixLayout_t a_layout, const void* b,
                               cublasLtMatrixLayout_t b_layout, const void* beta, const void* c,
                               cublasLtMatrixLayout_t c_layout, void* d,
-                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm,
-                              void* workspace, size_t workspace_bytes, cudaStream_t stream);
+                              cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t* algorithm, void* workspace,
+                              size_t workspace_bytes, cudaStream_t stream);
