@@ -2,6 +2,7 @@
 // contract leaves to a backend here:
 //   - Sums over rows have a fixed order that depends on the number of rows; rows_per_leaf is not
 //     looked at. The bits of a product's rows may depend on their number.
+//   - Products of bf16 values keep denormal numbers.
 //   - Rows of all other operations depend on their own inputs only, whatever the alignment.
 //   - args.scratch of the attention is not used; all scratch is the workspace.
 //

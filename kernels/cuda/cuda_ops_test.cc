@@ -8,6 +8,7 @@
 
 #include <limits>
 
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/testing/both_backends.h"
 #include "kernels/random.h"
 
@@ -400,6 +401,21 @@ TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
         ops.Digest(t.floats(wide), count, t.bits(digest));
       });
     }
+  }
+}
+
+// Rounding in place is a copy onto itself.
+TEST_F(CudaOpsTest, CopiesOntoThemselves) {
+  for (const Format format : kFormats) {
+    Begin(format, "copy");
+    const int a = AddValues("a", 1003);
+    Check([&](Ops& ops, const Bound& t) { ops.Copy(t.values(a), t.values(a), 1003); });
+  }
+}
+
+TEST(CudaScratch, IsWhatSumsWant) {
+  for (const int64_t count : {0, 1, 255, 256, 257, 300000, 65536 * 1024, 65536 * 1024 + 1}) {
+    EXPECT_EQ(FlatSumBytes(count), 8 * SumScratch(count)) << count;
   }
 }
 
