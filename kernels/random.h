@@ -28,7 +28,8 @@ inline constexpr uint64_t kInitializationStream = ~uint64_t{0};
 using PhiloxKey = std::array<uint32_t, 2>;
 using PhiloxBlock = std::array<uint32_t, 4>;
 
-inline PhiloxBlock Philox(PhiloxKey key, PhiloxBlock counter) {
+// constexpr, so that kernels of a GPU may call it.
+constexpr PhiloxBlock Philox(PhiloxKey key, PhiloxBlock counter) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t{0xD2511F53} * counter[0];
     const uint64_t p1 = uint64_t{0xCD9E8D57} * counter[2];

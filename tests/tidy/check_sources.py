@@ -25,7 +25,7 @@ INCLUDES = {
     # Kernels know CUDA's headers only, whichever flavour of them the build puts on the path.
     "kernels/cuda/": ["kernels/cuda/", "kernels/ops.h", "kernels/random.h", "kernels/values.h",
                       "common/check.h"],
-    "kernels/cuda/testing/": ["kernels/cuda/", "kernels/emulation/control.h"],
+    "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "kernels/emulation/control.h"],
     "kernels/emulation/": ["kernels/emulation/", "common/check.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",

@@ -1,0 +1,251 @@
+// Bias and GELU in both forms, SwiGLU, tanh, and their gradients.
+//
+// Launch geometry: primitives/rows.cuh; a lane has a group of 16 bytes.
+// Bytes for each element of the result, B = 2 or 4: BiasGelu 2 B (3 B with a bias, which is kept in
+// h); its gradient 3 B, the bias gradient in the same pass; SwiGLU 3 B, its gradient 5 B; tanh 2 B,
+// its gradient 3 B. Bound by memory.
+#include "kernels/cuda/parts.h"
+#include "kernels/cuda/primitives/groups.cuh"
+#include "kernels/cuda/primitives/rows.cuh"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+// gelu(x) = x * s with s = 1 / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3).
+struct TanhGelu {
+  static __device__ __forceinline__ float Share(float x) {
+    const float u = x * -1.5957691216057308f * fmaf(x * x, 0.044715f, 1.0f);
+    return 1.0f / (1.0f + expf(u));
+  }
+  // d gelu / dx = s + x s (1 - s) 2 u',  2 u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+  static __device__ __forceinline__ float Slope(float x) {
+    const float s = Share(x);
+    return s + x * s * ((1.0f - s) * fmaf(x * x, 0.2140644488f, 1.5957691216f));
+  }
+};
+
+// gelu(x) = x Phi(x)
+struct ExactGelu {
+  static __device__ __forceinline__ float Share(float x) {
+    return 0.5f * erfcf(x * -0.70710678118654752f);
+  }
+  static __device__ __forceinline__ float Slope(float x) {
+    return fmaf(x * 0.3989422804f, expf(x * x * -0.5f), Share(x));
+  }
+};
+
+template <typename T, typename Gelu>
+struct ApplyGelu {
+  static constexpr int kWidth = kGroup<T>;
+  T* h;
+  const T* bias;
+  T* g;
+  int64_t columns;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
+    const int64_t at = row * columns + column;
+    float x[kWidth];
+    LoadGroup<kAligned>(h + at, count, x);
+    if (bias != nullptr) {
+      float b[kWidth];
+      LoadGroup<kAligned>(bias + column, count, b);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) x[j] += b[j];
+      StoreGroup<kAligned>(x, count, h + at);
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] *= Gelu::Share(x[j]);
+    StoreGroup<kAligned>(x, count, g + at);
+  }
+};
+
+template <typename T, typename Gelu>
+struct GeluGradient {
+  static constexpr int kWidth = kGroup<T>;
+  static constexpr int kSums = 1;
+  const T* dg;
+  const T* h;
+  T* dh;
+  int64_t columns;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Values(int64_t row, int64_t column, int64_t count,
+                                         float (&g)[kWidth]) const {
+    const int64_t at = row * columns + column;
+    float x[kWidth];
+    LoadGroup<kAligned>(dg + at, count, g);
+    LoadGroup<kAligned>(h + at, count, x);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) g[j] *= Gelu::Slope(x[j]);
+    StoreGroup<kAligned>(g, count, dh + at);
+  }
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
+    float g[kWidth];
+    Values<kAligned>(row, column, count, g);
+  }
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count,
+                                      float (&sums)[kSums][kWidth]) const {
+    float g[kWidth];
+    Values<kAligned>(row, column, count, g);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sums[0][j] += g[j];
+  }
+};
+
+__device__ __forceinline__ float Sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
+
+template <typename T>
+struct ApplySwiglu {
+  static constexpr int kWidth = kGroup<T>;
+  const T* h;
+  T* g;
+  int64_t columns;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
+    const T* gate = h + row * 2 * columns + column;
+    float x[kWidth], up[kWidth];
+    LoadGroup<kAligned>(gate, count, x);
+    LoadGroup<kAligned>(gate + columns, count, up);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] = x[j] * Sigmoid(x[j]) * up[j];
+    StoreGroup<kAligned>(x, count, g + row * columns + column);
+  }
+};
+
+// silu'(x) = s + x s (1 - s)
+template <typename T>
+struct SwigluGradient {
+  static constexpr int kWidth = kGroup<T>;
+  const T* dg;
+  const T* h;
+  T* dh;
+  int64_t columns;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
+    const T* gate = h + row * 2 * columns + column;
+    float x[kWidth], up[kWidth], g[kWidth];
+    LoadGroup<kAligned>(gate, count, x);
+    LoadGroup<kAligned>(gate + columns, count, up);
+    LoadGroup<kAligned>(dg + row * columns + column, count, g);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float s = Sigmoid(x[j]);
+      const float silu = x[j] * s;
+      x[j] = g[j] * up[j] * fmaf(silu, 1.0f - s, s);
+      up[j] = g[j] * silu;
+    }
+    T* dgate = dh + row * 2 * columns + column;
+    StoreGroup<kAligned>(x, count, dgate);
+    StoreGroup<kAligned>(up, count, dgate + columns);
+  }
+};
+
+template <typename T>
+struct ApplyTanh {
+  static constexpr int kWidth = kGroup<T>;
+  T* y;
+  const T* bias;
+  int64_t columns;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
+    float x[kWidth];
+    float b[kWidth] = {};
+    LoadGroup<kAligned>(y + row * columns + column, count, x);
+    if (bias != nullptr) LoadGroup<kAligned>(bias + column, count, b);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) x[j] = tanhf(x[j] + b[j]);
+    StoreGroup<kAligned>(x, count, y + row * columns + column);
+  }
+};
+
+template <typename T>
+struct TanhGradient {
+  static constexpr int kWidth = kGroup<T>;
+  const T* dy;
+  const T* y;
+  T* dx;
+
+  template <bool kAligned>
+  __device__ __forceinline__ void Run(int64_t, int64_t column, int64_t count) const {
+    float g[kWidth], x[kWidth];
+    LoadGroup<kAligned>(dy + column, count, g);
+    LoadGroup<kAligned>(y + column, count, x);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) g[j] *= 1.0f - x[j] * x[j];
+    StoreGroup<kAligned>(g, count, dx + column);
+  }
+};
+
+template <typename Gelu>
+void LaunchGelu(const BiasGeluArgs& a, cudaStream_t stream) {
+  ByStorage(a.g.stored(), [&]<typename T>() {
+    const ApplyGelu<T, Gelu> operation{As<T>(a.h), As<T>(a.bias), As<T>(a.g), a.columns};
+    LaunchRows(operation, a.rows, a.columns,
+               Aligned({operation.h, operation.bias, operation.g}, a.columns, sizeof(T)), stream);
+  });
+}
+
+template <typename Gelu>
+void LaunchGeluGradient(const BiasGeluBackwardArgs& a, const CudaContext& context) {
+  ByStorage(a.dh.stored(), [&]<typename T>() {
+    const GeluGradient<T, Gelu> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
+    const bool aligned = Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T));
+    if (a.dbias == nullptr) {
+      return LaunchRows(operation, a.rows, a.columns, aligned, context.stream);
+    }
+    auto* parts = context.Scratch<float>(ColumnSumBytes(a.rows, a.columns));
+    LaunchColumnSums(operation, a.rows, a.columns, aligned, parts, {a.dbias}, true, context.stream);
+  });
+}
+
+}  // namespace
+
+void BiasGeluCuda(const BiasGeluArgs& a, const CudaContext& context) {
+  TERCIO_CHECK(a.bias == nullptr || a.h.format() == Format::kFloat32);
+  a.exact ? LaunchGelu<ExactGelu>(a, context.stream) : LaunchGelu<TanhGelu>(a, context.stream);
+}
+
+void BiasGeluBackwardCuda(const BiasGeluBackwardArgs& a, const CudaContext& context) {
+  a.exact ? LaunchGeluGradient<ExactGelu>(a, context) : LaunchGeluGradient<TanhGelu>(a, context);
+}
+
+void SwigluCuda(const SwigluArgs& a, const CudaContext& context) {
+  ByStorage(a.g.stored(), [&]<typename T>() {
+    const ApplySwiglu<T> operation{As<T>(a.h), As<T>(a.g), a.columns};
+    LaunchRows(operation, a.rows, a.columns,
+               Aligned({operation.h, operation.g}, a.columns, sizeof(T)), context.stream);
+  });
+}
+
+void SwigluBackwardCuda(const SwigluBackwardArgs& a, const CudaContext& context) {
+  ByStorage(a.dh.stored(), [&]<typename T>() {
+    const SwigluGradient<T> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
+    LaunchRows(operation, a.rows, a.columns,
+               Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T)),
+               context.stream);
+  });
+}
+
+void BiasTanhCuda(const BiasTanhArgs& a, const CudaContext& context) {
+  ByStorage(a.y.stored(), [&]<typename T>() {
+    const ApplyTanh<T> operation{As<T>(a.y), As<T>(a.bias), a.columns};
+    LaunchRows(operation, a.rows, a.columns,
+               Aligned({operation.y, operation.bias}, a.columns, sizeof(T)), context.stream);
+  });
+}
+
+void TanhBackwardCuda(const TanhBackwardArgs& a, const CudaContext& context) {
+  ByStorage(a.dx.stored(), [&]<typename T>() {
+    const TanhGradient<T> operation{As<T>(a.dy), As<T>(a.y), As<T>(a.dx)};
+    LaunchFlat(operation, a.count, Aligned({operation.dy, operation.y, operation.dx}, 0, 1),
+               context.stream);
+  });
+}
+
+}  // namespace tercio::kernels::cuda

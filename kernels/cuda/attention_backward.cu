@@ -1,0 +1,186 @@
+// Gradients of attention, with probabilities computed again from the log-sum-exps. Two kernels:
+// blocks that own queries, and blocks that own keys, so that no two write one number.
+//
+// Launch geometry: attention_tiles.cuh.
+// Bound by multiply-adds from shared memory: 7 D for each score that is not masked out. Bytes: a
+// block's own rows once, the others once for each tile of rows. Shared memory: (D + 1) * 512 bytes
+// and 4 KiB: heads of 256 want 133 KiB, which devices for desktops do not have.
+#include "kernels/cuda/attention_tiles.cuh"
+#include "kernels/cuda/parts.h"
+#include "kernels/cuda/scratch.h"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+template <typename T>
+struct Backward {
+  const T* dout;
+  const T* out;
+  const float* lse;
+  const T* q;
+  const T* k;
+  const T* v;
+  T* dq;
+  T* dk;
+  T* dv;
+  float* delta;  // as lse: dout . out
+};
+
+// delta, a warp for each row and head.
+template <typename T>
+__global__ void __launch_bounds__(kTileThreads) DeltaKernel(Heads h, Backward<T> b, int64_t rows) {
+  const int lane = static_cast<int>(threadIdx.x);
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.y;
+  if (item >= rows * h.heads) return;
+  float sum = 0;
+  for (int d = lane; d < h.head_dim; d += kTile) {
+    const int64_t at = item * h.head_dim + d;
+    sum = fmaf(ToFloat(b.dout[at]), ToFloat(b.out[at]), sum);
+  }
+  sum = WarpSum(sum);
+  const int64_t row = item / h.heads;
+  const int64_t head = item % h.heads;
+  if (lane != 0) return;
+  b.delta[(row / h.tokens * h.heads + head) * h.tokens + row % h.tokens] = sum;
+}
+
+// The tiles of a block: those it owns, and those it walks. first: of q or k; second: of dout or v.
+struct Tiles {
+  float* own_first;
+  float* own_second;
+  float* other_first;
+  float* other_second;
+  float* weights;  // of this warp
+};
+__device__ __forceinline__ Tiles CutTiles(int head_dim) {
+  const int size = kTile * (head_dim + 1);
+  auto* at = DynamicShared<float>();
+  return {at, at + size, at + 2 * size, at + 3 * size,
+          at + 4 * size + static_cast<int>(threadIdx.y) * kOwn * kTile};
+}
+
+// p * drop, and the gradient of the score, for one element.
+template <typename T>
+__device__ __forceinline__ float2 Element(const Heads& h, const Backward<T>& b, int64_t sequence,
+                                          int64_t head, int64_t query, int64_t key, float score,
+                                          float product) {
+  if (query >= h.tokens || key >= KeysOf(h, sequence, query)) return make_float2(0, 0);
+  const int64_t at = (sequence * h.heads + head) * h.tokens + query;
+  const float p = expf(score * h.scale - b.lse[at]);
+  const float drop = Drop(h, head, sequence, query, key);
+  return make_float2(p * drop, p * fmaf(product, drop, -b.delta[at]) * h.scale);
+}
+
+template <int kChunks, typename T>
+__global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Backward<T> b) {
+  const Tiles t = CutTiles(h.head_dim);
+  const int lane = static_cast<int>(threadIdx.x);
+  const int warp = static_cast<int>(threadIdx.y);
+  const int64_t sequence = blockIdx.z;
+  const int64_t head = blockIdx.y;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int64_t last = first + kTile < h.tokens ? first + kTile : h.tokens;
+  const int64_t start = At(h, sequence, head);
+  const int64_t key_start = At(h, sequence, head / h.group);
+  const int64_t row_size = h.heads * h.head_dim;
+  LoadTile(b.q + start, h.stride, first, h.tokens, h.head_dim, t.own_first);
+  LoadTile(b.dout + sequence * h.tokens * row_size + head * h.head_dim, row_size, first, h.tokens,
+           h.head_dim, t.own_second);
+  float sums[kOwn][kChunks] = {};
+  const int64_t end = KeysOf(h, sequence, last - 1);
+  for (int64_t key_tile = 0; key_tile < end; key_tile += kTile) {
+    __syncthreads();
+    LoadTile(b.k + key_start, h.stride, key_tile, end, h.head_dim, t.other_first);
+    LoadTile(b.v + key_start, h.stride, key_tile, end, h.head_dim, t.other_second);
+    __syncthreads();
+    float score[kOwn], product[kOwn];
+    RowProducts(t.own_first, t.other_first, h.head_dim, score);
+    RowProducts(t.own_second, t.other_second, h.head_dim, product);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      score[i] = Element(h, b, sequence, head, first + warp * kOwn + i, key_tile + lane, score[i],
+                         product[i])
+                     .y;
+    }
+    AddWeighted(score, t.other_first, h.head_dim, t.weights, sums);
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int64_t query = first + warp * kOwn + i;
+    if (query < last) StoreRow(sums[i], 1.0f, h.head_dim, b.dq + start + query * h.stride);
+  }
+}
+
+template <int kChunks, typename T>
+__global__ void __launch_bounds__(kTileThreads) KeyGradientKernel(Heads h, Backward<T> b) {
+  const Tiles t = CutTiles(h.head_dim);
+  const int lane = static_cast<int>(threadIdx.x);
+  const int warp = static_cast<int>(threadIdx.y);
+  const int64_t sequence = blockIdx.z;
+  const int64_t key_head = blockIdx.y;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kTile;
+  const int64_t key_start = At(h, sequence, key_head);
+  const int64_t row_size = h.heads * h.head_dim;
+  LoadTile(b.k + key_start, h.stride, first, h.tokens, h.head_dim, t.own_first);
+  LoadTile(b.v + key_start, h.stride, first, h.tokens, h.head_dim, t.own_second);
+  float dk[kOwn][kChunks] = {};
+  float dv[kOwn][kChunks] = {};
+  const bool padding = !h.causal && first >= KeysOf(h, sequence, 0);  // nobody attends to it
+  for (int64_t head = key_head * h.group; head < (key_head + 1) * h.group && !padding; ++head) {
+    const T* queries = b.q + At(h, sequence, head);
+    const T* gradients = b.dout + sequence * h.tokens * row_size + head * h.head_dim;
+    // Queries before the first key do not see it.
+    for (int64_t tile = h.causal ? first : 0; tile < h.tokens; tile += kTile) {
+      __syncthreads();
+      LoadTile(queries, h.stride, tile, h.tokens, h.head_dim, t.other_first);
+      LoadTile(gradients, row_size, tile, h.tokens, h.head_dim, t.other_second);
+      __syncthreads();
+      float score[kOwn], product[kOwn];
+      RowProducts(t.own_first, t.other_first, h.head_dim, score);
+      RowProducts(t.own_second, t.other_second, h.head_dim, product);
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const float2 element = Element(h, b, sequence, head, tile + lane, first + warp * kOwn + i,
+                                       score[i], product[i]);
+        score[i] = element.y;
+        product[i] = element.x;
+      }
+      AddWeighted(score, t.other_first, h.head_dim, t.weights, dk);
+      AddWeighted(product, t.other_second, h.head_dim, t.weights, dv);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    const int64_t key = first + warp * kOwn + i;
+    if (key >= h.tokens) continue;
+    StoreRow(dk[i], 1.0f, h.head_dim, b.dk + key_start + key * h.stride);
+    StoreRow(dv[i], 1.0f, h.head_dim, b.dv + key_start + key * h.stride);
+  }
+}
+
+}  // namespace
+
+void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& context) {
+  if (a.sequences == 0 || a.tokens == 0) return;
+  const Heads heads = MakeHeads(a);
+  const int64_t rows = a.sequences * a.tokens;
+  auto* delta = context.Scratch<float>(AttentionBackwardBytes(rows, a.heads));
+  LaunchShape shape{
+      dim3(TilesOf(a.tokens), static_cast<unsigned>(a.heads), static_cast<unsigned>(a.sequences)),
+      dim3(kTile, kWarps), TileBytes(4, heads.head_dim)};
+  TERCIO_CHECK_LE(shape.shared_bytes, context.shared_bytes);
+  const LaunchShape deltas{dim3(static_cast<unsigned>((rows * a.heads + kWarps - 1) / kWarps)),
+                           dim3(kTile, kWarps)};
+  ByStorage(a.dq.stored(), [&]<typename T>() {
+    const Backward<T> backward{As<T>(a.dout), As<T>(a.out), a.lse,       As<T>(a.q),  As<T>(a.k),
+                               As<T>(a.v),    As<T>(a.dq),  As<T>(a.dk), As<T>(a.dv), delta};
+    Launch(DeltaKernel<T>, deltas, context.stream, heads, backward, rows);
+    ByHeadDim(a.head_dim, [&]<int kChunks>() {
+      Launch(QueryGradientKernel<kChunks, T>, shape, context.stream, heads, backward);
+      shape.blocks.y = static_cast<unsigned>(a.heads / a.group);
+      Launch(KeyGradientKernel<kChunks, T>, shape, context.stream, heads, backward);
+    });
+  });
+}
+
+}  // namespace tercio::kernels::cuda

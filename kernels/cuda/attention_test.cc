@@ -1,0 +1,175 @@
+// Attention on CUDA against the CPU's: heads of all widths, tiles that are not full, grouped
+// queries, causal or with lengths, dropout, rows of a sequence that come later; all storages,
+// addresses and orders. Tolerance: 1e-5 of the row's largest magnitude (docs/numerics.md) for each
+// backend.
+#include <cstdint>
+
+#include "kernels/cuda/testing/both_backends.h"
+#include "kernels/random.h"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+constexpr Format kFormats[] = {Format::kFloat32, Format::kBfloat16, Format::kFloat16};
+constexpr double kNear = 2e-5;
+
+struct Case {
+  int64_t sequences, tokens, heads, group, head_dim;
+  bool causal, lengths, dropping;
+  int64_t first_query = 0;
+};
+constexpr Case kCases[] = {
+    {1, 1, 1, 1, 1, true, false, false},    {2, 5, 2, 1, 16, true, false, true},
+    {1, 33, 2, 2, 64, true, false, false},  {1, 70, 4, 2, 20, true, false, true, 37},
+    {2, 40, 2, 1, 33, false, true, false},  {1, 64, 3, 3, 24, false, true, true},
+    {1, 34, 1, 1, 80, false, false, false}, {1, 35, 1, 1, 128, true, false, false, 34},
+    {1, 33, 1, 1, 256, true, false, true},
+};
+
+std::string NameOf(const Case& c) {
+  return "attention " + std::to_string(c.sequences) + " x " + std::to_string(c.tokens) +
+         ", heads " + std::to_string(c.heads) + " / " + std::to_string(c.group) + " of " +
+         std::to_string(c.head_dim);
+}
+
+class AttentionTest : public BothBackendsTest {
+ protected:
+  // Of one case: q, k and v lie beside each other, as the model has them.
+  struct Ids {
+    int qkv, out, lse, lengths, dout, dqkv;
+    int64_t stride, key, value;
+  };
+  Ids Make(const Case& c, Format format) {
+    Begin(format, NameOf(c));
+    const int64_t width = c.heads * c.head_dim;
+    const int64_t key_width = width / c.group;
+    const int64_t rows = c.sequences * c.tokens;
+    Ids ids{};
+    ids.stride = width + 2 * key_width + 3;
+    ids.key = width;
+    ids.value = width + key_width;
+    ids.qkv = AddValues("qkv", rows * ids.stride);
+    ids.out = AddValues("out", rows * width, width);
+    ids.lse = AddFloats("lse", rows * c.heads);
+    ids.lengths = c.lengths ? AddInts("lengths", c.sequences, 1, static_cast<int32_t>(c.tokens))
+                            : Bound::kNone;
+    ids.dout = AddValues("dout", rows * width);
+    ids.dqkv = AddValues("dqkv", rows * ids.stride, ids.stride);
+    return ids;
+  }
+  static Options ScratchOf(const Case& c) {
+    return {true, AttentionScratch(c.tokens, c.head_dim, 1)};
+  }
+  static Dropout DropoutOf(const Case& c) {
+    if (!c.dropping) return {};
+    return {0.25f, 5, 9, 3, kSiteAttention, 17, c.tokens, 0};
+  }
+  static AttentionArgs Forward(const Case& c, const Ids& ids, const Bound& t) {
+    const Values qkv = t.values(ids.qkv);
+    return {qkv,
+            qkv + ids.key,
+            qkv + ids.value,
+            ids.stride,
+            t.values(ids.out),
+            t.floats(ids.lse),
+            c.sequences,
+            c.tokens,
+            c.heads,
+            c.head_dim,
+            c.group,
+            c.first_query,
+            2,
+            c.causal,
+            t.ints(ids.lengths),
+            DropoutOf(c),
+            t.scratch};
+  }
+};
+
+TEST_F(AttentionTest, Forward) {
+  for (const Format format : kFormats) {
+    for (const Case& c : kCases) {
+      const Ids ids = Make(c, format);
+      Near(kNear, {ids.out, ids.lse});
+      Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
+    }
+  }
+}
+
+TEST_F(AttentionTest, Backward) {
+  for (const Format format : kFormats) {
+    for (Case c : kCases) {
+      c.first_query = 0;
+      const Ids ids = Make(c, format);
+      // What the forward pass gives, the same for both backends.
+      const auto forward = RunOnCpu(
+          [&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
+      At(ids.out).data = forward[static_cast<size_t>(ids.out)].data;
+      At(ids.lse).data = forward[static_cast<size_t>(ids.lse)].data;
+      Near(kNear, {ids.dqkv});
+      Check(
+          [&](Ops& ops, const Bound& t) {
+            const Values qkv = t.values(ids.qkv);
+            const Values dqkv = t.values(ids.dqkv);
+            ops.AttentionBackward({t.values(ids.dout),
+                                   t.values(ids.out),
+                                   t.floats(ids.lse),
+                                   qkv,
+                                   qkv + ids.key,
+                                   qkv + ids.value,
+                                   dqkv,
+                                   dqkv + ids.key,
+                                   dqkv + ids.value,
+                                   ids.stride,
+                                   c.sequences,
+                                   c.tokens,
+                                   c.heads,
+                                   c.head_dim,
+                                   c.group,
+                                   2,
+                                   c.causal,
+                                   t.ints(ids.lengths),
+                                   DropoutOf(c),
+                                   t.scratch});
+          },
+          ScratchOf(c));
+    }
+  }
+}
+
+// Generation computes rows of a sequence after those before them.
+TEST_F(AttentionTest, RowsHaveTheSameBitsWhereverTheCallBegins) {
+  const Case whole{1, 70, 2, 1, 24, true, false, false};
+  const Ids ids = Make(whole, Format::kFloat32);
+  Near(kNear, {ids.out, ids.lse});
+  const auto run = [&](const Case& c) {
+    return Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); },
+                 ScratchOf(c));
+  };
+  const auto expected = run(whole)[static_cast<size_t>(ids.out)].data;
+  for (const int64_t first : {1, 31, 32, 33, 69}) {
+    Case later = whole;
+    later.first_query = first;
+    const auto actual = run(later)[static_cast<size_t>(ids.out)].data;
+    for (auto at = static_cast<size_t>(first * 48); at < expected.size(); ++at) {
+      ASSERT_EQ(actual[at], expected[at]) << "from " << first << " at " << at;
+    }
+  }
+}
+
+// A NaN in a key is in the rows that attend to it.
+TEST_F(AttentionTest, NanIsNotHidden) {
+  const Case c{1, 40, 1, 1, 16, true, false, false};
+  for (const Format format : kFormats) {
+    const Ids ids = Make(c, format);
+    Near(kNear, {ids.out, ids.lse});
+    At(ids.qkv).data[static_cast<size_t>(35 * ids.stride + ids.key + 3)] = std::nan("");
+    const auto results =
+        Check([&](Ops& ops, const Bound& t) { ops.Attention(Forward(c, ids, t)); }, ScratchOf(c));
+    EXPECT_TRUE(std::isnan(results[static_cast<size_t>(ids.out)].data[36 * 16]));
+    EXPECT_FALSE(std::isnan(results[static_cast<size_t>(ids.out)].data[34 * 16]));
+  }
+}
+
+}  // namespace
+}  // namespace tercio::kernels::cuda

@@ -1,0 +1,173 @@
+// What attention's kernels, forward and backward, are made of: how work is cut, which keys a query
+// sees, dropout, and products of tiles in shared memory.
+//
+// Launch geometry: a block of 8 warps has a tile of 32 rows of one head of one sequence: queries,
+// or, for the gradients of keys and values, keys of a key head. A warp has four rows of the tile.
+// The block walks tiles of 32 of the others (keys, or the queries of all query heads of the group,
+// ascending); a lane has one of them while scores are made, and every 32nd channel while they are
+// multiplied with values. Tiles begin at multiples of 32, so a row's bits depend on neither the
+// rows beside it nor first_query, and every sum has one order: nothing is atomic.
+#pragma once
+
+#include <cmath>
+
+#include "common/check.h"
+#include "kernels/cuda/primitives/groups.cuh"
+#include "kernels/cuda/primitives/launch.cuh"
+#include "kernels/cuda/primitives/reduce.cuh"
+#include "kernels/ops.h"
+#include "kernels/random.h"
+
+namespace tercio::kernels::cuda {
+
+inline constexpr int kTile = 32;  // rows, and others: a lane each
+inline constexpr int kWarps = 8;
+inline constexpr int kTileThreads = kWarps * kTile;
+inline constexpr int kOwn = kTile / kWarps;  // rows of a warp
+inline constexpr int kMaxHeadDim = 256;
+
+// What both directions need to know.
+struct Heads {
+  int64_t stride;
+  int64_t tokens, heads, group;
+  int head_dim;
+  float scale;
+  bool causal;
+  const int32_t* lengths;
+  // Dropout.
+  bool dropping;
+  PhiloxKey key;
+  uint32_t threshold;
+  float multiplier;
+  uint32_t tag;
+  uint32_t first_sequence;
+};
+
+template <typename Args>
+Heads MakeHeads(const Args& a) {
+  TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
+  TERCIO_CHECK_EQ(a.heads % a.group, 0);
+  Heads heads{a.stride,
+              a.tokens,
+              a.heads,
+              a.group,
+              static_cast<int>(a.head_dim),
+              1.0f / std::sqrt(static_cast<float>(a.head_dim)),
+              a.causal,
+              a.lengths,
+              a.dropout.probability > 0,
+              {},
+              0,
+              1,
+              0,
+              static_cast<uint32_t>(a.dropout.first_sequence)};
+  if (heads.dropping) {
+    heads.key = MakeKey(a.dropout.seed, a.dropout.step);
+    heads.threshold = DropThreshold(a.dropout.probability);
+    heads.multiplier = 1.0f / (1.0f - a.dropout.probability);
+    heads.tag = kSiteAttention | a.dropout.layer << 4 | static_cast<uint32_t>(a.first_head) << 16;
+  }
+  return heads;
+}
+
+// Keys that `query` attends to: those up to itself, or all of its sequence.
+__device__ __forceinline__ int64_t KeysOf(const Heads& h, int64_t sequence, int64_t query) {
+  if (h.causal) return query + 1;
+  return h.lengths == nullptr ? h.tokens : h.lengths[sequence];
+}
+
+// 0 or the multiplier for one element of the attention matrix.
+__device__ __forceinline__ float Drop(const Heads& h, int64_t head, int64_t sequence, int64_t query,
+                                      int64_t key) {
+  if (!h.dropping) return 1.0f;
+  const PhiloxBlock bits =
+      Philox(h.key, {static_cast<uint32_t>(key / 4), static_cast<uint32_t>(query),
+                     h.first_sequence + static_cast<uint32_t>(sequence),
+                     h.tag + (static_cast<uint32_t>(head) << 16)});
+  return bits[static_cast<size_t>(key % 4)] >= h.threshold ? h.multiplier : 0.0f;
+}
+
+// The first element of a head in its sequence.
+__device__ __forceinline__ int64_t At(const Heads& h, int64_t sequence, int64_t head) {
+  return sequence * h.tokens * h.stride + head * h.head_dim;
+}
+
+// Rows [first, first + kTile) of a head as floats, zeros from `end` on. Lanes of a warp read
+// neighbouring channels; the odd stride keeps lanes that read a row each from each other's banks.
+template <typename T>
+__device__ __forceinline__ void LoadTile(const T* from, int64_t stride, int64_t first, int64_t end,
+                                         int head_dim, float* tile) {
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int row = static_cast<int>(threadIdx.y); row < kTile; row += kWarps) {
+    for (int d = lane; d < head_dim; d += kTile) {
+      tile[row * (head_dim + 1) + d] =
+          first + row < end ? ToFloat(from[(first + row) * stride + d]) : 0.0f;
+    }
+  }
+}
+
+// Products of the warp's rows of `own` with the lane's row of `other`.
+__device__ __forceinline__ void RowProducts(const float* own, const float* other, int head_dim,
+                                            float (&product)[kOwn]) {
+  const int stride = head_dim + 1;
+  const float* rows = own + static_cast<int>(threadIdx.y) * kOwn * stride;
+  const float* row = other + static_cast<int>(threadIdx.x) * stride;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) product[i] = 0;
+  for (int d = 0; d < head_dim; ++d) {
+    const float value = row[d];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) product[i] = fmaf(rows[i * stride + d], value, product[i]);
+  }
+}
+
+// sums[i] += weights of row i, a lane's each, times the rows of `other`. `weights` is the warp's.
+template <int kChunks>
+__device__ __forceinline__ void AddWeighted(const float (&weight)[kOwn], const float* other,
+                                            int head_dim, float* weights,
+                                            float (&sums)[kOwn][kChunks]) {
+  const int lane = static_cast<int>(threadIdx.x);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) weights[i * kTile + lane] = weight[i];
+  __syncwarp();
+  for (int j = 0; j < kTile; ++j) {
+    const float* row = other + j * (head_dim + 1);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int d = lane + c * kTile;
+      const float value = d < head_dim ? row[d] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        sums[i][c] = fmaf(weights[i * kTile + j], value, sums[i][c]);
+      }
+    }
+  }
+}
+
+template <int kChunks, typename T>
+__device__ __forceinline__ void StoreRow(const float (&sums)[kChunks], float factor, int head_dim,
+                                         T* to) {
+#pragma unroll
+  for (int c = 0; c < kChunks; ++c) {
+    const int d = static_cast<int>(threadIdx.x) + c * kTile;
+    if (d < head_dim) to[d] = FromFloat<T>(sums[c] * factor);
+  }
+}
+
+// Shared memory of a block: `tiles` tiles, and weights of each warp.
+inline size_t TileBytes(int tiles, int head_dim) {
+  return sizeof(float) * static_cast<size_t>(tiles * kTile * (head_dim + 1) + kTile * kTile);
+}
+
+inline unsigned TilesOf(int64_t rows) { return static_cast<unsigned>((rows + kTile - 1) / kTile); }
+
+// Channels of a lane: calls function.operator()<kChunks>().
+template <typename Function>
+void ByHeadDim(int64_t head_dim, const Function& function) {
+  if (head_dim <= 2 * kTile) return function.template operator()<2>();
+  if (head_dim <= 4 * kTile) return function.template operator()<4>();
+  return function.template operator()<8>();
+}
+
+}  // namespace tercio::kernels::cuda

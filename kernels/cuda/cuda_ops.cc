@@ -1,0 +1,222 @@
+#include "kernels/cuda/cuda_ops.h"
+
+#include <string>
+
+#include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/parts.h"
+#include "kernels/cuda/scratch.h"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+template <typename T>
+T* Elements(Values values) {
+  return reinterpret_cast<T*>(values.data());
+}
+template <typename T>
+const T* Elements(ConstValues values) {
+  return reinterpret_cast<const T*>(values.data());
+}
+
+template <typename T>
+void CopyTo(Values to, ConstValues from, int64_t count, cudaStream_t stream) {
+  if (from.stored() == to.stored()) {
+    return Convert(Elements<T>(to), Elements<T>(from), count, stream);
+  }
+  if (from.stored() == Format::kFloat32) {
+    return Convert(Elements<T>(to), Elements<float>(from), count, stream);
+  }
+  TERCIO_CHECK(to.stored() == Format::kFloat32);
+  if (from.stored() == Format::kBfloat16) {
+    return Convert(Elements<float>(to), Elements<__nv_bfloat16>(from), count, stream);
+  }
+  Convert(Elements<float>(to), Elements<__half>(from), count, stream);
+}
+
+class CudaOps : public Ops {
+ public:
+  explicit CudaOps(const CudaOpsOptions& options)
+      : errors_(*options.errors),
+        context_{options.stream, options.workspace, options.workspace_bytes, SharedBytes()},
+        products_(options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
+    TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(options.workspace) % 256, 0);
+  }
+
+  void Matmul(const MatmulArgs& a) override {
+    Run("Matmul", [&] {
+      if (a.m > 0 && a.n > 0) products_.Matmul(a, context_);
+    });
+  }
+  void MatmulBackwardInput(const MatmulBackwardInputArgs& a) override {
+    Run("MatmulBackwardInput", [&] {
+      if (a.m > 0 && a.k > 0) products_.MatmulBackwardInput(a, context_);
+    });
+  }
+  void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
+    Run("MatmulBackwardWeight", [&] {
+      if (a.m > 0) products_.MatmulBackwardWeight(a, context_);
+      if (a.m == 0 && !a.accumulate) SetZero("MatmulBackwardWeight", a.dw, a.n * a.k * 4);
+      if (a.dbias != nullptr) ColumnSumsCuda(a.dy, a.m, a.n, a.accumulate, a.dbias, context_);
+    });
+  }
+  void LayerNorm(const LayerNormArgs& a) override {
+    Run("LayerNorm", [&] { LayerNormCuda(a, context_); });
+  }
+  void LayerNormBackward(const LayerNormBackwardArgs& a) override {
+    Run("LayerNormBackward", [&] { LayerNormBackwardCuda(a, context_); });
+  }
+  void Residual(const ResidualArgs& a) override {
+    Run("Residual", [&] { ResidualCuda(a, context_); });
+  }
+  void ResidualLayerNorm(const ResidualArgs& a, const LayerNormArgs& norm) override {
+    Run("ResidualLayerNorm", [&] { ResidualLayerNormCuda(a, norm, context_); });
+  }
+  void ResidualBackward(const ResidualBackwardArgs& a) override {
+    Run("ResidualBackward", [&] { ResidualBackwardCuda(a, context_); });
+  }
+  void BiasGelu(const BiasGeluArgs& a) override {
+    Run("BiasGelu", [&] { BiasGeluCuda(a, context_); });
+  }
+  void BiasGeluBackward(const BiasGeluBackwardArgs& a) override {
+    Run("BiasGeluBackward", [&] { BiasGeluBackwardCuda(a, context_); });
+  }
+  void Swiglu(const SwigluArgs& a) override {
+    Run("Swiglu", [&] { SwigluCuda(a, context_); });
+  }
+  void SwigluBackward(const SwigluBackwardArgs& a) override {
+    Run("SwigluBackward", [&] { SwigluBackwardCuda(a, context_); });
+  }
+  void Rotary(const RotaryArgs& a) override {
+    Run("Rotary", [&] { RotaryCuda(a, context_); });
+  }
+  void Attention(const AttentionArgs& a) override {
+    Run("Attention", [&] { AttentionCuda(a, context_); });
+  }
+  void AttentionBackward(const AttentionBackwardArgs& a) override {
+    Run("AttentionBackward", [&] { AttentionBackwardCuda(a, context_); });
+  }
+  void Embedding(const EmbeddingArgs& a) override {
+    Run("Embedding", [&] { EmbeddingCuda(a, context_); });
+  }
+  void EmbeddingBackward(const EmbeddingBackwardArgs& a) override {
+    Run("EmbeddingBackward", [&] { EmbeddingBackwardCuda(a, context_); });
+  }
+  void PositionEmbedding(const PositionEmbeddingArgs& a) override {
+    Run("PositionEmbedding", [&] { PositionEmbeddingCuda(a, context_); });
+  }
+  void PositionEmbeddingBackward(const PositionEmbeddingBackwardArgs& a) override {
+    Run("PositionEmbeddingBackward", [&] { PositionEmbeddingBackwardCuda(a, context_); });
+  }
+  void Gather(const GatherArgs& a) override {
+    Run("Gather", [&] { GatherCuda(a, context_); });
+  }
+  void ScatterAdd(const ScatterAddArgs& a) override {
+    Run("ScatterAdd", [&] { ScatterAddCuda(a, context_); });
+  }
+  void BiasTanh(const BiasTanhArgs& a) override {
+    Run("BiasTanh", [&] { BiasTanhCuda(a, context_); });
+  }
+  void TanhBackward(const TanhBackwardArgs& a) override {
+    Run("TanhBackward", [&] { TanhBackwardCuda(a, context_); });
+  }
+  void CrossEntropyLocal(const CrossEntropyLocalArgs& a) override {
+    Run("CrossEntropyLocal", [&] { CrossEntropyLocalCuda(a, context_); });
+  }
+  void CrossEntropyCombine(const CrossEntropyCombineArgs& a) override {
+    Run("CrossEntropyCombine", [&] { CrossEntropyCombineCuda(a, context_); });
+  }
+  void CrossEntropyBackward(const CrossEntropyBackwardArgs& a) override {
+    Run("CrossEntropyBackward", [&] { CrossEntropyBackwardCuda(a, context_); });
+  }
+  void AddLosses(const AddLossesArgs& a) override {
+    Run("AddLosses", [&] { AddLossesCuda(a, context_); });
+  }
+  void AdamW(const AdamWArgs& a) override {
+    Run("AdamW", [&] { AdamWCuda(a, context_); });
+  }
+
+  void Add(Values a, ConstValues b, int64_t count) override {
+    TERCIO_CHECK(a.stored() == b.stored());
+    Run("Add", [&] {
+      switch (a.stored()) {
+        case Format::kFloat32:
+          return cuda::Add(Elements<float>(a), Elements<float>(b), count, context_.stream);
+        case Format::kBfloat16:
+          return cuda::Add(Elements<__nv_bfloat16>(a), Elements<__nv_bfloat16>(b), count,
+                           context_.stream);
+        case Format::kFloat16:
+          return cuda::Add(Elements<__half>(a), Elements<__half>(b), count, context_.stream);
+      }
+    });
+  }
+  void Zero(Values a, int64_t count) override {
+    Run("Zero", [&] { SetZero("Zero", a.data(), a.BytesFor(count)); });
+  }
+  void Copy(Values to, ConstValues from, int64_t count) override {
+    Run("Copy", [&] {
+      switch (to.stored()) {
+        case Format::kFloat32:
+          return CopyTo<float>(to, from, count, context_.stream);
+        case Format::kBfloat16:
+          return CopyTo<__nv_bfloat16>(to, from, count, context_.stream);
+        case Format::kFloat16:
+          return CopyTo<__half>(to, from, count, context_.stream);
+      }
+    });
+  }
+  void SumOfSquares(const float* a, int64_t count, double* sum) override {
+    Run("SumOfSquares", [&] {
+      cuda::SumOfSquares(a, count, context_.Scratch<double>(8 * SumScratch(count)), sum,
+                         context_.stream);
+    });
+  }
+  void Digest(const float* a, int64_t count, uint64_t* digest) override {
+    Run("Digest", [&] {
+      cuda::Digest(a, count, context_.Scratch<uint64_t>(8 * SumScratch(count)), digest,
+                   context_.stream);
+    });
+  }
+
+ private:
+  template <typename Body>
+  void Run(const char* operation, const Body& body) {
+    if (errors_.first()) return;
+    body();
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return;
+    errors_.Report(operation,
+                   std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error));
+  }
+
+  void SetZero(const char* operation, void* data, int64_t bytes) {
+    const cudaError_t error = cudaMemsetAsync(data, 0, static_cast<size_t>(bytes), context_.stream);
+    if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
+  }
+
+  // What the current device grants to a block.
+  int64_t SharedBytes() {
+    int device = 0;
+    int bytes = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
+    if (error != cudaSuccess) errors_.Report("CreateCudaOps", cudaGetErrorName(error));
+    return bytes;
+  }
+
+  OperationErrors& errors_;
+  const CudaContext context_;
+  ProductAlgorithms algorithms_;  // where the caller has none
+  Products products_;
+};
+
+}  // namespace
+
+std::unique_ptr<Ops> CreateCudaOps(const CudaOpsOptions& options) {
+  TERCIO_CHECK(options.errors != nullptr);
+  return std::make_unique<CudaOps>(options);
+}
+
+}  // namespace tercio::kernels::cuda

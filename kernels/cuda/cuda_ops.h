@@ -1,0 +1,40 @@
+// kernels/ops.h on CUDA. Values are stored in their format: bf16 and fp16 in 16 bits. What the
+// contract leaves to a backend here:
+//   - Sums over rows have a fixed order that depends on the number of rows; rows_per_leaf is not
+//     looked at. The bits of a product's rows may depend on their number.
+//   - Products of bf16 values keep denormal numbers.
+//   - Rows of all other operations depend on their own inputs only, whatever the alignment.
+//   - args.scratch of the attention is not used; all scratch is the workspace.
+//
+// Threads: one thread feeds an Ops. Ownership: stream, workspace, errors and algorithms are the
+// caller's and outlive it.
+// Errors: an operation that cannot be started says so in `errors`; from then on no operation does
+// anything. What fails while it runs is told by whoever synchronizes the stream, and noticed here
+// at the next operation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <memory>
+
+#include "kernels/cuda/errors.h"
+#include "kernels/cuda/product_algorithms.h"
+#include "kernels/ops.h"
+
+namespace tercio::kernels::cuda {
+
+struct CudaOpsOptions {
+  cudaStream_t stream = nullptr;
+  // At least CudaScratchBytes (scratch.h), at a multiple of 256. It decides which algorithms
+  // products may have.
+  std::byte* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  OperationErrors* errors = nullptr;
+  // Of products: those known before are taken, those chosen are added. Null: nobody asks.
+  ProductAlgorithms* algorithms = nullptr;
+};
+
+std::unique_ptr<Ops> CreateCudaOps(const CudaOpsOptions& options);
+
+}  // namespace tercio::kernels::cuda

@@ -1,0 +1,69 @@
+// CUDA's operations, one function each, split over files by what they do. CudaOps (cuda_ops.h)
+// calls them; contracts are in kernels/ops.h. Each enqueues its kernels on the stream and returns;
+// none allocates. Values are stored in their format.
+//
+// Errors: launch.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "common/check.h"
+#include "kernels/ops.h"
+
+namespace tercio::kernels::cuda {
+
+struct CudaContext {
+  cudaStream_t stream = nullptr;
+  // Operations of the stream share it; aligned to 256 bytes. Sizes: scratch.h.
+  std::byte* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  // That a block may ask for.
+  int64_t shared_bytes = 0;
+
+  template <typename T>
+  T* Scratch(int64_t bytes) const {
+    TERCIO_CHECK_LE(bytes, workspace_bytes);
+    return reinterpret_cast<T*>(workspace);
+  }
+};
+
+void LayerNormCuda(const LayerNormArgs& args, const CudaContext& context);
+void LayerNormBackwardCuda(const LayerNormBackwardArgs& args, const CudaContext& context);
+void ResidualLayerNormCuda(const ResidualArgs& residual, const LayerNormArgs& norm,
+                           const CudaContext& context);
+
+void ResidualCuda(const ResidualArgs& args, const CudaContext& context);
+void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& context);
+// out[c] = or += the sum of value[row, c].
+void ColumnSumsCuda(ConstValues value, int64_t rows, int64_t columns, bool accumulate, float* out,
+                    const CudaContext& context);
+
+void BiasGeluCuda(const BiasGeluArgs& args, const CudaContext& context);
+void BiasGeluBackwardCuda(const BiasGeluBackwardArgs& args, const CudaContext& context);
+void SwigluCuda(const SwigluArgs& args, const CudaContext& context);
+void SwigluBackwardCuda(const SwigluBackwardArgs& args, const CudaContext& context);
+void BiasTanhCuda(const BiasTanhArgs& args, const CudaContext& context);
+void TanhBackwardCuda(const TanhBackwardArgs& args, const CudaContext& context);
+void RotaryCuda(const RotaryArgs& args, const CudaContext& context);
+
+void AttentionCuda(const AttentionArgs& args, const CudaContext& context);
+void AttentionBackwardCuda(const AttentionBackwardArgs& args, const CudaContext& context);
+
+void EmbeddingCuda(const EmbeddingArgs& args, const CudaContext& context);
+void EmbeddingBackwardCuda(const EmbeddingBackwardArgs& args, const CudaContext& context);
+void PositionEmbeddingCuda(const PositionEmbeddingArgs& args, const CudaContext& context);
+void PositionEmbeddingBackwardCuda(const PositionEmbeddingBackwardArgs& args,
+                                   const CudaContext& context);
+void GatherCuda(const GatherArgs& args, const CudaContext& context);
+void ScatterAddCuda(const ScatterAddArgs& args, const CudaContext& context);
+
+void CrossEntropyLocalCuda(const CrossEntropyLocalArgs& args, const CudaContext& context);
+void CrossEntropyCombineCuda(const CrossEntropyCombineArgs& args, const CudaContext& context);
+void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& args, const CudaContext& context);
+void AddLossesCuda(const AddLossesArgs& args, const CudaContext& context);
+
+void AdamWCuda(const AdamWArgs& args, const CudaContext& context);
+
+}  // namespace tercio::kernels::cuda

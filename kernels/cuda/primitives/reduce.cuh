@@ -1,0 +1,65 @@
+// Sums and maxima over a warp or a block, in a fixed order. Every thread gets the result. Blocks
+// have whole warps; all threads of the warp or block take part.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace tercio::kernels::cuda {
+
+inline constexpr int kWarpThreads = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffu;
+
+__device__ __forceinline__ float WarpSum(float value) {
+#pragma unroll
+  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  return value;
+}
+
+// NaN loses against any number.
+__device__ __forceinline__ float WarpMax(float value) {
+#pragma unroll
+  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, distance));
+  }
+  return value;
+}
+
+// Both sums at once, in place.
+__device__ __forceinline__ void BlockSums(float& a, float& b) {
+  __shared__ float2 parts[kWarpThreads];
+  a = WarpSum(a);
+  b = WarpSum(b);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread % kWarpThreads == 0) parts[thread / kWarpThreads] = make_float2(a, b);
+  __syncthreads();
+  a = 0;
+  b = 0;
+  const int warps = static_cast<int>(blockDim.x) / kWarpThreads;
+  for (int warp = 0; warp < warps; ++warp) {
+    a += parts[warp].x;
+    b += parts[warp].y;
+  }
+  __syncthreads();
+}
+
+__device__ __forceinline__ float BlockSum(float value) {
+  float unused = 0;
+  BlockSums(value, unused);
+  return value;
+}
+
+__device__ __forceinline__ float BlockMax(float value) {
+  __shared__ float parts[kWarpThreads];
+  value = WarpMax(value);
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread % kWarpThreads == 0) parts[thread / kWarpThreads] = value;
+  __syncthreads();
+  const int warps = static_cast<int>(blockDim.x) / kWarpThreads;
+  for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, parts[warp]);
+  __syncthreads();
+  return value;
+}
+
+}  // namespace tercio::kernels::cuda

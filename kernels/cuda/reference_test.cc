@@ -1,0 +1,197 @@
+// Operations on CUDA in fp32 against the double reference. Tolerances: 1e-6 of the row's largest
+// magnitude, 1e-5 for attention, 1e-6 of sum |a||b| for products (docs/numerics.md).
+#include "kernels/cuda/testing/both_backends.h"
+#include "kernels/random.h"
+#include "kernels/reference/reference_ops.h"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+class ReferenceTest : public BothBackendsTest {
+ protected:
+  using Exact = reference::Values;
+
+  void Run(const Call& call) { results_ = Unpack(RunOnDevice(call, 0)); }
+  const Exact& Input(int id) const { return tensors_[static_cast<size_t>(id)].data; }
+  const Exact& Result(int id) const { return results_[static_cast<size_t>(id)].data; }
+
+  void ExpectRows(int id, const Exact& expected, int64_t columns, double tolerance) const {
+    const Exact& actual = Result(id);
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t row = 0; row < expected.size(); row += static_cast<size_t>(columns)) {
+      double largest = 1e-30;
+      for (size_t i = row; i < row + static_cast<size_t>(columns); ++i) {
+        largest = std::max(largest, std::abs(expected[i]));
+      }
+      for (size_t i = row; i < row + static_cast<size_t>(columns); ++i) {
+        ASSERT_NEAR(actual[i], expected[i], tolerance * largest) << name_ << " at " << i;
+      }
+    }
+  }
+
+  std::vector<Tensor> results_;
+};
+
+struct Shape {
+  int64_t rows, columns;
+};
+constexpr Shape kShapes[] = {{3, 7}, {5, 8}, {33, 40}, {20, 257}, {9, 300}};
+
+TEST_F(ReferenceTest, Norms) {
+  for (const auto& [rows, columns] : kShapes) {
+    for (const bool rms : {false, true}) {
+      Begin(Format::kFloat32, "norm");
+      const int x = AddValues("x", rows * columns);
+      const int weight = AddValues("weight", columns);
+      const int bias = AddValues("bias", columns);
+      const int y = AddValues("y", rows * columns);
+      const int mean = AddFloats("mean", rows);
+      const int rstd = AddFloats("rstd", rows);
+      Run([&](Ops& ops, const Bound& t) {
+        ops.LayerNorm({t.values(x), t.values(weight), t.values(rms ? Bound::kNone : bias),
+                       t.values(y), t.floats(mean), t.floats(rstd), rows, columns, 1e-5f, rms});
+      });
+      const double eps = 1e-5f;
+      ExpectRows(
+          y,
+          rms ? reference::RmsNorm(Input(x), Input(weight), rows, columns, eps)
+              : reference::LayerNorm(Input(x), Input(weight), Input(bias), rows, columns, eps),
+          columns, 1e-6);
+    }
+  }
+}
+
+TEST_F(ReferenceTest, Activations) {
+  for (const auto& [rows, columns] : kShapes) {
+    Begin(Format::kFloat32, "activation");
+    const int h = AddValues("h", rows * 2 * columns, 0, 3);
+    const int g = AddValues("g", rows * 2 * columns);
+    const int gated = AddValues("gated", rows * columns);
+    for (const bool exact : {false, true}) {
+      Run([&](Ops& ops, const Bound& t) {
+        ops.BiasGelu({t.values(h), nullptr, t.values(g), rows, 2 * columns, exact});
+      });
+      ExpectRows(g, exact ? reference::ExactGelu(Input(h)) : reference::Gelu(Input(h)), 2 * columns,
+                 1e-6);
+    }
+    Run([&](Ops& ops, const Bound& t) {
+      ops.Swiglu({t.values(h), t.values(gated), rows, columns});
+    });
+    ExpectRows(gated, reference::Swiglu(Input(h), rows, columns), columns, 1e-6);
+  }
+}
+
+TEST_F(ReferenceTest, Products) {
+  const int64_t shapes[][3] = {{1, 1, 1}, {2, 3, 257}, {7, 33, 31}, {40, 65, 30}};
+  for (const auto& [m, n, k] : shapes) {
+    Begin(Format::kFloat32, "product");
+    const int x = AddValues("x", m * k);
+    const int w = AddValues("w", n * k);
+    const int bias = AddValues("bias", n);
+    const int y = AddValues("y", m * n);
+    Run([&, m = m, n = n, k = k](Ops& ops, const Bound& t) {
+      ops.Matmul({t.values(x), t.values(w), t.values(bias), t.values(y), m, n, k});
+    });
+    const Exact expected = reference::Matmul(Input(x), Input(w), Input(bias), m, n, k);
+    const Exact scale = reference::MatmulScale(Input(x), Input(w), m, n, k);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_NEAR(Result(y)[i], expected[i], 1e-6 * (scale[i] + 1)) << i;
+    }
+  }
+}
+
+// One head, with dropout, causal and not.
+TEST_F(ReferenceTest, Attention) {
+  for (const int64_t tokens : {1, 33, 70}) {
+    for (const int64_t length : {int64_t{0}, (tokens + 1) / 2}) {
+      const int64_t head_dim = 20;
+      Begin(Format::kFloat32, "attention");
+      const int q = AddValues("q", tokens * head_dim);
+      const int k = AddValues("k", tokens * head_dim);
+      const int v = AddValues("v", tokens * head_dim);
+      const int out = AddValues("out", tokens * head_dim);
+      const int lse = AddFloats("lse", tokens);
+      const int lengths = AddInts("lengths", 1, static_cast<int32_t>(std::max<int64_t>(1, length)),
+                                  static_cast<int32_t>(std::max<int64_t>(1, length)));
+      const Dropout dropout{0.25f, 5, 9, 3, kSiteAttention, 17, tokens, 0};
+      Run([&](Ops& ops, const Bound& t) {
+        ops.Attention({t.values(q), t.values(k), t.values(v), head_dim, t.values(out),
+                       t.floats(lse), 1, tokens, 1, head_dim, 1, 0, 2, length == 0, t.ints(lengths),
+                       dropout, nullptr});
+      });
+      // The mask by its definition (kernels/random.h).
+      Exact mask;
+      for (int64_t query = 0; query < tokens; ++query) {
+        for (int64_t key = 0; key < tokens; ++key) {
+          const PhiloxBlock bits =
+              Philox(MakeKey(5, 9), {static_cast<uint32_t>(key / 4), static_cast<uint32_t>(query),
+                                     17, kSiteAttention | 3 << 4 | 2 << 16});
+          const bool kept = bits[static_cast<size_t>(key % 4)] >= DropThreshold(0.25f);
+          mask.push_back(kept ? 1 / 0.75 : 0);
+        }
+      }
+      ExpectRows(out,
+                 reference::Attention(Input(q), Input(k), Input(v), mask, tokens, head_dim, length),
+                 head_dim, 1e-5);
+    }
+  }
+}
+
+TEST_F(ReferenceTest, CrossEntropy) {
+  for (const double smoothing : {0.0, 0.1}) {
+    const int64_t rows = 9;
+    const int64_t columns = 1003;
+    Begin(Format::kFloat32, "cross-entropy");
+    const int logits = AddValues("logits", rows * columns, 0, 4);
+    const int targets = AddInts("targets", rows, 0, static_cast<int32_t>(columns - 1));
+    const int stats = AddFloats("stats", rows * kCrossEntropyStats);
+    const int lse = AddFloats("lse", rows);
+    const int loss = AddFloats("loss", rows);
+    Run([&](Ops& ops, const Bound& t) {
+      ops.CrossEntropyLocal({t.values(logits), t.ints(targets), t.floats(stats), rows, columns,
+                             columns, 0, smoothing > 0});
+      ops.CrossEntropyCombine({t.floats(stats),
+                               t.floats(lse),
+                               t.floats(loss),
+                               rows,
+                               1,
+                               {static_cast<float>(smoothing), columns}});
+    });
+    std::vector<int32_t> wanted;
+    for (const double target : Input(targets)) wanted.push_back(static_cast<int32_t>(target));
+    double sum = 0;
+    for (const double part : Result(loss)) sum += part;
+    const double exact = reference::CrossEntropySum(Input(logits), wanted, rows, columns,
+                                                    static_cast<float>(smoothing));
+    EXPECT_NEAR(sum, exact, 1e-5 * std::abs(exact));
+  }
+}
+
+TEST_F(ReferenceTest, AdamW) {
+  const int64_t count = 1003;
+  Begin(Format::kFloat32, "AdamW");
+  const int parameter = AddFloats("parameter", count);
+  const int gradient = AddFloats("gradient", count);
+  const int m = AddFloats("m", count);
+  const int v = AddFloats("v", count);
+  for (double& value : At(v).data) value = static_cast<float>(std::abs(value));
+  const auto beta1 = static_cast<double>(0.9f);
+  const auto beta2 = static_cast<double>(0.95f);
+  Run([&](Ops& ops, const Bound& t) {
+    ops.AdamW({t.floats(parameter), t.floats(gradient), t.floats(m), t.floats(v), count, 1e-2f,
+               0.9f, 0.95f, 1e-8f, 0.1f, 1 - std::pow(beta1, 3), 1 - std::pow(beta2, 3)});
+  });
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const reference::AdamWState expected =
+        reference::AdamW({Input(parameter)[i], Input(m)[i], Input(v)[i]}, Input(gradient)[i],
+                         static_cast<double>(1e-2f), beta1, beta2, static_cast<double>(1e-8f),
+                         static_cast<double>(0.1f), 3);
+    ASSERT_NEAR(Result(parameter)[i], expected.parameter,
+                1e-6 * std::max(1.0, std::abs(expected.parameter)));
+    ASSERT_NEAR(Result(m)[i], expected.m, 1e-6);
+    ASSERT_NEAR(Result(v)[i], expected.v, 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace tercio::kernels::cuda

@@ -1,0 +1,58 @@
+// The workspace of CUDA's operations: how many bytes each needs by its shape, for whoever plans
+// memory, and how sums over rows are cut, which decides it. Pure; knows nothing of CUDA.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace tercio::kernels::cuda {
+
+// Rows are summed in two steps: blocks of rows, then the blocks in ascending order. The cut depends
+// on the number of rows alone.
+struct RowBlocks {
+  int64_t rows_per_block;
+  int64_t blocks;
+};
+inline constexpr int64_t kMaxRowBlocks = 512;
+inline RowBlocks CutRows(int64_t rows, int64_t least_rows) {
+  const int64_t per_block = std::max(least_rows, (rows + kMaxRowBlocks - 1) / kMaxRowBlocks);
+  return {per_block, (rows + per_block - 1) / per_block};
+}
+inline constexpr int64_t kLeastRowsOfSum = 32;
+inline constexpr int64_t kLeastRowsOfNorm = 8;
+
+// Of one bias gradient.
+inline int64_t ColumnSumBytes(int64_t rows, int64_t columns) {
+  return CutRows(rows, kLeastRowsOfSum).blocks * columns * 4;
+}
+// Of LayerNormBackward: weight and bias.
+inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
+  return CutRows(rows, kLeastRowsOfNorm).blocks * columns * 8;
+}
+// Of AttentionBackward: a float for each row and head.
+inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
+// Of SumOfSquares and Digest: a number of 8 bytes for each block (elementwise.h).
+inline int64_t FlatSumBytes(int64_t count) {
+  return 8 * std::max((count + 65535) / 65536, std::min<int64_t>(1024, (count + 255) / 256));
+}
+
+// The largest of each that a program calls; 0 where it calls none. `product_bytes` is what matrix
+// products may use: the algorithms chosen need no more. With a bias of n elements they have
+// 4 n, rounded up to 256, less.
+struct ScratchShapes {
+  int64_t rows = 0;
+  int64_t norm_columns = 0;
+  int64_t sum_columns = 0;  // bias gradients
+  int64_t heads = 0;
+  int64_t flat_count = 0;  // elements of SumOfSquares and Digest
+  int64_t product_bytes = 0;
+};
+// Operations of a stream run one after the other and share one workspace.
+inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
+  return std::max({NormBackwardBytes(shapes.rows, shapes.norm_columns),
+                   ColumnSumBytes(shapes.rows, shapes.sum_columns),
+                   AttentionBackwardBytes(shapes.rows, shapes.heads),
+                   FlatSumBytes(shapes.flat_count), shapes.product_bytes});
+}
+
+}  // namespace tercio::kernels::cuda
