@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "common/check.h"
 #include "kernels/cpu/attention_scratch.h"
+#include "kernels/cuda/scratch.h"
 #include "kernels/ops.h"
 #include "plan/buckets.h"
 #include "plan/lanes.h"
@@ -26,6 +27,8 @@ constexpr int64_t kFloat = sizeof(float);
 // Rows of the head at once on a GPU: its products are as fast as larger ones, and the logits of
 // 50,304 tokens take 0.8 GB in 16 bits.
 constexpr int64_t kGpuChunkRows = 8192;
+// What cuBLASLt may use in a product; NVIDIA recommends 32 MiB for Hopper.
+constexpr int64_t kProductWorkspace = int64_t{32} << 20;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -112,11 +115,27 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          : SavedElements(stage_tensors, layout.data()));
 }
 
-// For the operations of a GPU.
-int64_t DeviceWorkspace(const v1::JobSpec& job) { return OnGpu(job) ? int64_t{64} << 20 : 0; }
+// For the operations of a GPU: of layers, of the head, and over whole tensors.
+int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
+                        const StageTensors& tensors) {
+  if (!OnGpu(job)) return 0;
+  kernels::cuda::ScratchShapes layers;
+  layers.rows = shape.rows;
+  layers.norm_columns = shape.hidden;
+  layers.sum_columns = std::max({shape.qkv, shape.up, shape.hidden});
+  layers.heads = shape.heads;
+  layers.product_bytes = kProductWorkspace;
+  for (const StageTensor& entry : tensors.tensors) {
+    layers.flat_count = std::max(layers.flat_count, entry.elements);
+  }
+  kernels::cuda::ScratchShapes head;
+  head.rows = shape.chunk_rows;
+  head.sum_columns = shape.last ? shape.vocabulary : 0;
+  return std::max(kernels::cuda::CudaScratchBytes(layers), kernels::cuda::CudaScratchBytes(head));
+}
 
-void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, int threads,
-                  TableBuilder* table) {
+void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageTensors& tensors,
+                  int threads, TableBuilder* table) {
   const int64_t wide = std::max(shape.qkv, shape.up);
   const auto add = [&](const char* name, int64_t count) {
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
@@ -132,9 +151,9 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, int threads,
   add("workspace.gated_gradient", shape.up > shape.ffn ? shape.rows * shape.ffn : 0);
   table->Floats("workspace.rotary", v1::BUFFER_KIND_WORKSPACE,
                 shape.rotary ? shape.tokens * shape.head_dim : 0);
-  table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE, DeviceWorkspace(job));
+  table->Add("workspace.device", v1::BUFFER_KIND_WORKSPACE, DeviceWorkspace(job, shape, tensors));
   table->Floats("workspace.attention", v1::BUFFER_KIND_WORKSPACE,
-                kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
+                OnGpu(job) ? 0 : kernels::AttentionScratch(shape.tokens, shape.head_dim, threads));
 }
 
 // Classes of whole sequences: everything has one row per sequence.
@@ -377,7 +396,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   }
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION,
             ActivationsOfLayer(shape).shared_total);
-  AddWorkspace(job, shape, threads, &table);
+  AddWorkspace(job, shape, tensors, threads, &table);
   AddHead(shape, layout.tensor(), &table);
   AddCommunication(job, layout, shape, stage, &table);
   const int64_t token_bytes =

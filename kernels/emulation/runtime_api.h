@@ -93,6 +93,8 @@ enum cudaGraphExecUpdateResult {
   cudaGraphExecUpdateErrorNodeTypeChanged = 3,
 };
 
+#define CUDART_VERSION 13000
+
 inline constexpr unsigned int cudaStreamNonBlocking = 1;
 inline constexpr unsigned int cudaEventDefault = 0;
 inline constexpr unsigned int cudaEventDisableTiming = 2;

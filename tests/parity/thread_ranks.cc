@@ -89,6 +89,13 @@ void SaveState(const TrainingEngine& engine, const StateSnapshot& snapshot, Stat
 
 absl::Status RunRank(int rank, Shared& shared) {
   const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
+  const Machine* machine = shared.options.machine;
+  std::unique_ptr<Device> device;
+  if (machine != nullptr) {
+    TERCIO_ASSIGN_OR_RETURN(device, machine->open_device(rank));
+  } else {
+    device = CreateCpuDevice(shared.options.threads_per_rank);
+  }
   std::vector<std::unique_ptr<Communicator>> owned;
   Communicators communicators;
   for (const v1::ProcessGroup& group : plan.groups()) {
@@ -98,15 +105,16 @@ absl::Status RunRank(int rank, Shared& shared) {
       std::lock_guard<std::mutex> lock(shared.mutex);
       transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
     }
-    owned.push_back(CreateCommunicator({group.name(), absl::Seconds(60), plan::RanksOf(group)},
-                                       std::move(transport)));
+    auto communicator = CreateCommunicator({group.name(), absl::Seconds(60), plan::RanksOf(group)},
+                                           std::move(transport));
+    if (machine != nullptr) communicator = machine->communicator(std::move(communicator));
+    owned.push_back(std::move(communicator));
     Communicator* made = owned.back().get();
     if (group.kind() == v1::GROUP_KIND_WORLD) communicators.world = made;
     if (group.kind() == v1::GROUP_KIND_TENSOR) communicators.tensor = made;
     if (group.kind() == v1::GROUP_KIND_DATA) communicators.data = made;
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators.pipeline = made;
   }
-  const std::unique_ptr<Device> device = CreateCpuDevice(shared.options.threads_per_rank);
   SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
   SyntheticEncoderSource masked(shared.spec.model());
   SampleSource& synthetic = shared.spec.model().architecture() == "bert"

@@ -1,7 +1,9 @@
 // Trains a job with all its ranks as threads of this process: any layout, no sockets.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -14,8 +16,16 @@ namespace tercio::testing {
 // What each rank holds of itself: values of its NeededSlices.
 using RankCopies = std::map<int, std::vector<std::vector<float>>>;
 
+// What ranks compute on and how they talk, where that is not the CPU over threads.
+struct Machine {
+  std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)> open_device;
+  // Given one that takes memory of the host.
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> communicator;
+};
+
 struct RunOptions {
   int64_t steps = 3;
+  const Machine* machine = nullptr;
   int threads_per_rank = 1;
   bool evaluate = false;
   // Start from this state instead of the initial weights, at step first_step.

@@ -102,7 +102,8 @@ class CudaStream : public Stream {
       : device_(device),
         stream_(stream),
         ranges_(std::move(ranges)),
-        ops_(kernels::CreateCudaOps({stream, workspace.data, workspace.bytes})) {}
+        ops_(kernels::cuda::CreateCudaOps(
+            {stream, workspace.data, workspace.bytes, &operation_errors_, nullptr})) {}
   ~CudaStream() override {
     cudaStreamSynchronize(stream_);
     ops_.reset();
@@ -173,6 +174,9 @@ class CudaStream : public Stream {
 
   absl::Status Synchronize() override {
     Note(Await());
+    if (const auto& error = operation_errors_.first(); error.has_value()) {
+      Note(absl::InternalError(absl::StrCat(error->operation, ": ", error->what)));
+    }
     for (const Arrival& arrival : arrivals_) {
       if (status_.ok()) std::memcpy(arrival.to, arrival.from, static_cast<size_t>(arrival.bytes));
     }
@@ -239,6 +243,7 @@ class CudaStream : public Stream {
   std::byte* landing_ = nullptr;
   int64_t landed_ = 0;
   std::unique_ptr<PinnedRing> ring_;
+  kernels::cuda::OperationErrors operation_errors_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::weak_ptr<StreamWatch*>> watches_;
   std::vector<Arrival> arrivals_;  // for memory of the host that is not pinned

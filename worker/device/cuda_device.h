@@ -30,8 +30,7 @@ class StreamWatch {
   // After the last Poll of a wait.
   virtual void EndWait() = 0;
 
- protected:
-  ~StreamWatch() = default;
+  virtual ~StreamWatch() = default;
 };
 
 // From now on, until the watch is gone. Again for the same one: nothing.

@@ -1,0 +1,162 @@
+// The whole engine on emulated GPUs against the same engine on the CPU: ranks as threads, each with
+// a device of its own, collectives over the host. Streams run as late as they may (emulation), so
+// an operation that forgets to wait for another stream, or a host buffer that is used again too
+// early, shows in the losses.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/emulation/control.h"
+#include "tests/parity/thread_ranks.h"
+#include "worker/collective/host_staged.h"
+#include "worker/device/cuda_device.h"
+#include "worker/engine/step_guard.h"
+
+namespace tercio::testing {
+namespace {
+
+struct Layout {
+  int tensor, pipeline, data;
+  int micro_batch = 2;
+};
+
+v1::JobSpec In(v1::JobSpec spec, const Layout& layout) {
+  v1::ParallelismSpec& parallelism = *spec.mutable_parallelism();
+  parallelism.set_tensor(layout.tensor);
+  parallelism.set_pipeline(layout.pipeline);
+  parallelism.set_data(layout.data);
+  spec.mutable_training()->set_micro_batch(layout.micro_batch);
+  return spec;
+}
+
+v1::JobSpec Cuda(v1::JobSpec spec) {
+  spec.mutable_resources()->set_device("cuda");
+  return spec;
+}
+
+v1::JobSpec With(v1::JobSpec spec, const std::string& precision) {
+  spec.mutable_training()->set_precision(precision);
+  return spec;
+}
+
+class CudaParity : public ::testing::Test {
+ protected:
+  static constexpr int kDevices = 8;
+
+  void SetUp() override {
+    emulation::Settings settings;
+    settings.devices = kDevices;
+    settings.memory_bytes = size_t{256} << 20;
+    settings.streams = emulation::StreamOrder::kWaitedFirst;
+    emulation::Configure(settings);
+  }
+  void TearDown() override { EXPECT_EQ(emulation::MemoryReport(), ""); }
+
+  RunResult OnGpus(const v1::JobSpec& spec, RunOptions options = {}) {
+    const Machine machine = {[](int rank) { return CreateCudaDevice(rank % kDevices); },
+                             [](std::unique_ptr<Communicator> over_host) {
+                               return CreateHostStagedCommunicator(std::move(over_host));
+                             }};
+    options.machine = &machine;
+    options.evaluate = true;
+    auto result = TrainWithThreads(Cuda(spec), options);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : RunResult();
+  }
+  RunResult OnCpu(const v1::JobSpec& spec, RunOptions options = {}) {
+    options.evaluate = true;
+    auto result = TrainWithThreads(spec, options);
+    EXPECT_TRUE(result.ok()) << result.status();
+    return result.ok() ? *std::move(result) : RunResult();
+  }
+
+  static void ExpectClose(const RunResult& gpu, const RunResult& cpu, double tolerance) {
+    ASSERT_EQ(gpu.steps.size(), cpu.steps.size());
+    for (size_t i = 0; i < cpu.steps.size(); ++i) {
+      const StepResult& expected = cpu.steps[i];
+      EXPECT_NEAR(gpu.steps[i].loss, expected.loss, tolerance * expected.loss) << i;
+      EXPECT_NEAR(gpu.steps[i].grad_norm, expected.grad_norm, 4 * tolerance * expected.grad_norm)
+          << i;
+    }
+    EXPECT_NEAR(gpu.validation_loss, cpu.validation_loss, tolerance * cpu.validation_loss);
+    EXPECT_TRUE(gpu.replicas.equal) << gpu.replicas.text;
+  }
+  static void ExpectSameBits(const RunResult& a, const RunResult& b) {
+    ASSERT_EQ(a.steps.size(), b.steps.size());
+    for (size_t i = 0; i < a.steps.size(); ++i) {
+      EXPECT_EQ(a.steps[i].loss, b.steps[i].loss) << i;
+      EXPECT_EQ(a.steps[i].grad_norm, b.steps[i].grad_norm) << i;
+    }
+    EXPECT_EQ(a.state, b.state);
+  }
+};
+
+TEST_F(CudaParity, ModelsOnOneDevice) {
+  for (const v1::JobSpec& spec :
+       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+    SCOPED_TRACE(spec.model().architecture());
+    const v1::JobSpec fp32 = With(In(spec, {1, 1, 1}), "fp32");
+    ExpectClose(OnGpus(fp32), OnCpu(fp32), 1e-4);
+  }
+}
+
+TEST_F(CudaParity, PrecisionsOfSixteenBits) {
+  for (const char* precision : {"bf16", "fp16"}) {
+    SCOPED_TRACE(precision);
+    const v1::JobSpec spec = With(In(SmallLlama(), {1, 1, 1}), precision);
+    // A loss scale at which nothing overflows; without one fp16 would skip all of these steps.
+    RunOptions options;
+    options.steps = 0;
+    std::map<std::string, std::vector<float>> state = OnCpu(spec, options).state;
+    if (spec.training().precision() == "fp16") state[kGuardTensor] = {65536, 0, 2, 0, 0};
+    options.steps = 3;
+    options.state = &state;
+    const RunResult cpu = OnCpu(spec, options);
+    EXPECT_FALSE(cpu.steps.back().skipped);
+    ExpectClose(OnGpus(spec, options), cpu, 1e-2);
+  }
+}
+
+TEST_F(CudaParity, Layouts) {
+  for (const Layout& layout :
+       {Layout{2, 1, 1}, Layout{1, 2, 1}, Layout{1, 1, 2}, Layout{2, 2, 2}}) {
+    SCOPED_TRACE(std::to_string(layout.tensor) + "x" + std::to_string(layout.pipeline) + "x" +
+                 std::to_string(layout.data));
+    const v1::JobSpec spec = With(In(SmallJob(), layout), "fp32");
+    ExpectClose(OnGpus(spec), OnCpu(spec), 1e-4);
+  }
+  v1::JobSpec spec = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  spec.mutable_parallelism()->set_sequence_parallel(true);
+  spec.mutable_parallelism()->set_recompute("selective");
+  ExpectClose(OnGpus(spec), OnCpu(spec), 1e-2);
+}
+
+TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
+  const v1::JobSpec spec = With(In(SmallJob(), {1, 2, 2}), "bf16");
+  RunOptions all;
+  all.steps = 4;
+  const RunResult whole = OnGpus(spec, all);
+  emulation::SetStreamOrder(emulation::StreamOrder::kDrawn, 7);
+  emulation::SetOrders({emulation::Order::kShuffled, emulation::Order::kShuffled, 11});
+  ExpectSameBits(OnGpus(spec, all), whole);
+  RunOptions half;
+  half.steps = 2;
+  const RunResult first = OnGpus(spec, half);
+  RunOptions rest = half;
+  rest.first_step = 3;
+  rest.state = &first.state;
+  EXPECT_EQ(OnGpus(spec, rest).state, whole.state);
+}
+
+// Of as many buckets and lanes as the CPU has: the sums of data ranks have its order.
+TEST_F(CudaParity, ExactSumsDoNotDependOnTheDataDegree) {
+  v1::JobSpec spec = With(SmallJob(), "fp32");
+  spec.mutable_training()->set_reproducibility("exact");
+  const RunResult one = OnGpus(In(spec, {1, 1, 1, 1}));
+  ExpectSameBits(OnGpus(In(spec, {1, 1, 4, 1})), one);
+  ExpectSameBits(OnGpus(In(spec, {1, 2, 2, 1})), one);
+}
+
+}  // namespace
+}  // namespace tercio::testing

@@ -1,0 +1,186 @@
+// The GPU as a device: copies, order, errors. Under the emulation, whose streams run as late as
+// they may, and on a GPU where there is one.
+#include "worker/device/cuda_device.h"
+
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#ifdef TERCIO_CUDA_EMULATED
+#include "kernels/emulation/control.h"
+#endif
+
+namespace tercio {
+namespace {
+
+using ::testing::HasSubstr;
+
+class CudaDeviceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef TERCIO_CUDA_EMULATED
+    emulation::Configure({});
+    emulation::SetStreamOrder(emulation::StreamOrder::kWaitedFirst, 1);
+#endif
+    auto device = CreateCudaDevice(0);
+    if (absl::IsFailedPrecondition(device.status())) GTEST_SKIP() << device.status();
+    ASSERT_TRUE(device.ok()) << device.status();
+    device_ = *std::move(device);
+    stream_ = MakeStream();
+  }
+  std::unique_ptr<Stream> MakeStream() {
+    auto stream = device_->CreateStream(Device::StreamKind::kCompute);
+    EXPECT_TRUE(stream.ok()) << stream.status();
+    return *std::move(stream);
+  }
+  std::unique_ptr<DeviceMemory> Memory(int64_t bytes) {
+    auto memory = device_->Allocate(bytes);
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    return *std::move(memory);
+  }
+  static float* Floats(DeviceMemory& memory) { return reinterpret_cast<float*>(memory.data()); }
+
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Stream> stream_;
+};
+
+TEST_F(CudaDeviceTest, MemoryIsZeroAndCopiesMayBeOverwritten) {
+  constexpr int64_t kCount = 1000;
+  constexpr int64_t kBytes = kCount * 4;
+  const auto memory = Memory(kBytes);
+  std::vector<float> back(kCount, 1.0f);
+  stream_->CopyToHost(back.data(), memory->data(), kBytes);
+  ASSERT_TRUE(stream_->Synchronize().ok());
+  EXPECT_EQ(back, std::vector<float>(kCount, 0.0f));
+  std::vector<float> values(kCount);
+  std::iota(values.begin(), values.end(), 0.0f);
+  const std::vector<float> sent = values;
+  stream_->CopyFromHost(memory->data(), values.data(), kBytes);
+  std::fill(values.begin(), values.end(), -1.0f);
+  stream_->CopyToHost(back.data(), memory->data(), kBytes);
+  ASSERT_TRUE(stream_->Synchronize().ok());
+  EXPECT_EQ(back, sent);
+}
+
+// Many times what is pinned, in pieces of all sizes.
+TEST_F(CudaDeviceTest, CopiesOfAnySizeAndNumber) {
+  constexpr int64_t kLargest = int64_t{70} << 20;
+  const auto memory = Memory(kLargest);
+  for (const int64_t bytes : {int64_t{1}, int64_t{65}, int64_t{5} << 20, kLargest}) {
+    std::vector<unsigned char> values(static_cast<size_t>(bytes));
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<unsigned char>(i * 7 + 3);
+    std::vector<unsigned char> back(values.size());
+    stream_->CopyFromHost(memory->data(), values.data(), bytes);
+    stream_->CopyToHost(back.data(), memory->data(), bytes);
+    ASSERT_TRUE(stream_->Synchronize().ok());
+    ASSERT_EQ(std::memcmp(values.data(), back.data(), values.size()), 0) << bytes;
+  }
+  // The ring is used again while its pieces are still under way.
+  const auto numbers = Memory(400 * 4);
+  std::vector<int> padding(60'000);
+  for (int i = 0; i < 400; ++i) {
+    padding[0] = i;
+    stream_->CopyFromHost(memory->data(), padding.data(), 240'000);
+    stream_->ops().Copy(Floats(*numbers) + i, Floats(*memory), 1);
+  }
+  std::vector<int> back(400);
+  stream_->CopyToHost(back.data(), numbers->data(), 400 * 4);
+  ASSERT_TRUE(stream_->Synchronize().ok());
+  for (int i = 0; i < 400; ++i) ASSERT_EQ(back[static_cast<size_t>(i)], i);
+}
+
+TEST_F(CudaDeviceTest, EventsOrderStreams) {
+  constexpr int64_t kCount = 64;
+  const auto a = Memory(kCount * 4);
+  const auto b = Memory(kCount * 4);
+  const auto other = MakeStream();
+  auto event = device_->CreateEvent();
+  ASSERT_TRUE(event.ok());
+  const std::vector<float> ones(kCount, 1.0f);
+  stream_->CopyFromHost(a->data(), ones.data(), kCount * 4);
+  stream_->ops().Add(Floats(*a), Floats(*a), kCount);
+  stream_->Record(**event);
+  other->Wait(**event);
+  other->ops().Copy(Floats(*b), Floats(*a), kCount);
+  std::vector<float> back(kCount);
+  other->CopyToHost(back.data(), b->data(), kCount * 4);
+  ASSERT_TRUE(other->Synchronize().ok());
+  EXPECT_EQ(back, std::vector<float>(kCount, 2.0f));
+}
+
+TEST_F(CudaDeviceTest, HostFunctionsRunInOrderAndTheirErrorIsKept) {
+  const auto memory = Memory(4);
+  float seen = -1;
+  const float one = 1;
+  stream_->CopyFromHost(memory->data(), &one, 4);
+  stream_->CopyToHost(&seen, memory->data(), 4);
+  float in_function = -1;
+  stream_->RunOnHost([&] {
+    in_function = seen;
+    return absl::InternalError("a fault");
+  });
+  stream_->RunOnHost([&] {
+    in_function = 7;
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(stream_->Synchronize().message(), "a fault");
+  EXPECT_EQ(in_function, 1);
+}
+
+TEST_F(CudaDeviceTest, AGpuThatIsNotThereIsSaid) {
+  const auto device = CreateCudaDevice(1000);
+  EXPECT_TRUE(absl::IsFailedPrecondition(device.status()));
+  EXPECT_THAT(std::string(device.status().message()), HasSubstr("there is no GPU 1000"));
+}
+
+#ifdef TERCIO_CUDA_EMULATED
+
+TEST_F(CudaDeviceTest, TooLittleMemoryNamesWhatIsFree) {
+  const auto memory = device_->Allocate(int64_t{1} << 40);
+  EXPECT_TRUE(absl::IsResourceExhausted(memory.status()));
+  EXPECT_THAT(std::string(memory.status().message()),
+              testing::AllOf(HasSubstr("allocating 1099511627776 bytes"), HasSubstr("are free")));
+  EXPECT_TRUE(device_->Allocate(1000).ok()) << "the device still works";
+}
+
+TEST_F(CudaDeviceTest, AFailedDeviceIsNamedAndStaysFailed) {
+  const auto memory = Memory(4);
+  emulation::InjectFault({cudaErrorECCUncorrectable});
+  stream_->ops().Add(Floats(*memory), Floats(*memory), 1);
+  const absl::Status status = stream_->Synchronize();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cudaErrorECCUncorrectable"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("take the node out of use"));
+  EXPECT_EQ(stream_->Synchronize(), status);
+  EXPECT_FALSE(device_->Allocate(4).ok());
+}
+
+// Work that never ends by itself is ended by who watches.
+TEST_F(CudaDeviceTest, AWatchEndsAWait) {
+  struct Watcher : StreamWatch {
+    absl::Status Poll() override {
+      if (++polls < 3) return absl::OkStatus();
+      gave_up = true;
+      return absl::DeadlineExceededError("too long");
+    }
+    void EndWait() override { ++ends; }
+    int polls = 0;
+    int ends = 0;
+    bool gave_up = false;
+  } watcher;
+  const auto token = std::make_shared<StreamWatch*>(&watcher);
+  Watch(*stream_, token);
+  Watch(*stream_, token);  // once is enough
+  ASSERT_EQ(emulation::EnqueueWork(HandleOf(*stream_), "a peer that does not come",
+                                   [&] { return watcher.gave_up; }),
+            cudaSuccess);
+  EXPECT_EQ(stream_->Synchronize().message(), "too long");
+  EXPECT_EQ(watcher.polls, 3);
+  EXPECT_EQ(watcher.ends, 1);
+}
+
+#endif
+
+}  // namespace
+}  // namespace tercio
