@@ -87,15 +87,15 @@ void SaveState(const TrainingEngine& engine, const StateSnapshot& snapshot, Stat
   }
 }
 
+absl::StatusOr<std::unique_ptr<Device>> OpenDevice(int rank, const RunOptions& options) {
+  if (options.machine != nullptr) return options.machine->open_device(rank);
+  return CreateCpuDevice(options.threads_per_rank);
+}
+
 absl::Status RunRank(int rank, Shared& shared) {
   const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
   const Machine* machine = shared.options.machine;
-  std::unique_ptr<Device> device;
-  if (machine != nullptr) {
-    TERCIO_ASSIGN_OR_RETURN(device, machine->open_device(rank));
-  } else {
-    device = CreateCpuDevice(shared.options.threads_per_rank);
-  }
+  TERCIO_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(rank, shared.options));
   std::vector<std::unique_ptr<Communicator>> owned;
   Communicators communicators;
   for (const v1::ProcessGroup& group : plan.groups()) {

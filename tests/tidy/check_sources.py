@@ -29,7 +29,7 @@ INCLUDES = {
     "kernels/emulation/": ["kernels/emulation/", "common/check.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
-              "kernels/cpu/attention_scratch.h"],
+              "kernels/cpu/attention_scratch.h", "kernels/cuda/scratch.h"],
     "checkpoint/": ["checkpoint/", "common/", "plan/", "proto/"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.
     "config/": ["config/", "checkpoint/model_description.h", "common/", "plan/", "proto/"],
