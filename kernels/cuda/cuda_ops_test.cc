@@ -470,6 +470,52 @@ TEST_F(CudaOpsTest, NanIsNotHidden) {
   }
 }
 
+// Operations can be captured into a graph, which repeats them.
+TEST_F(CudaOpsTest, GraphsRepeatThem) {
+  constexpr int64_t kRows = 40;
+  constexpr int64_t kColumns = 24;
+  std::normal_distribution<float> normal;
+  const auto random = [&](int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = normal(random_);
+    return values;
+  };
+  DeviceBuffer<float> x(random(kRows * kColumns), 0), w(random(kColumns * kColumns), 0);
+  DeviceBuffer<float> bias(random(kColumns), 1);  // products copy it to where it is aligned
+  DeviceBuffer<float> y(kRows * kColumns), normed(kRows * kColumns), mean(kRows), rstd(kRows);
+  DeviceBuffer<float> dw(std::vector<float>(kColumns * kColumns), 0), dbias(random(kColumns), 0);
+  DeviceBuffer<unsigned char> workspace(CudaScratchBytes(scratch_));
+  OperationErrors errors;
+  const auto ops = CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
+                                  CudaScratchBytes(scratch_), &errors, nullptr});
+  const auto step = [&] {
+    ops->Matmul({x.data(), w.data(), bias.data(), y.data(), kRows, kColumns, kColumns});
+    ops->LayerNorm(
+        {y.data(), bias.data(), nullptr, normed.data(), mean.data(), rstd.data(), kRows, kColumns});
+    ops->MatmulBackwardWeight(
+        {y.data(), x.data(), dw.data(), dbias.data(), kRows, kColumns, kColumns, kRows, true});
+  };
+  step();
+  const auto once = dw.Read(stream_);
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  step();
+  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+  EXPECT_EQ(dw.Read(stream_), once);  // nothing has run
+  ASSERT_EQ(cudaGraphInstantiate(&executable, graph, 0), cudaSuccess);
+  for (const float times : {2.0f, 3.0f}) {
+    ASSERT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
+    const auto sum = dw.Read(stream_);
+    for (size_t i = 0; i < sum.size(); ++i) {
+      ASSERT_NEAR(sum[i], times * once[i], 1e-5f * std::abs(sum[i]) + 1e-6f) << i;
+    }
+  }
+  EXPECT_FALSE(errors.first());
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+}
+
 #ifdef TERCIO_CUDA_EMULATED
 TEST_F(CudaOpsTest, TheFirstErrorIsKeptAndEndsTheWork) {
   DeviceBuffer<float> a(std::vector<float>{1, 2}, 0);
