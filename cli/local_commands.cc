@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "common/daemon.h"
+#include "common/gpus.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "common/version.h"
@@ -43,7 +44,9 @@ void PrintPlan(const v1::PlanReport& report) {
 absl::StatusOr<int> PlanJob(const Options& options) {
   std::vector<std::string> changes = options.set;
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
-  TERCIO_ASSIGN_OR_RETURN(const v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
+  TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
+  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+  config::ResolveDevice(&spec, !gpus.list.empty());
   if (options.effective) {
     std::cout << config::EffectiveYaml(spec);
     return kExitOk;

@@ -20,6 +20,7 @@
 #include "cli/trace.h"
 #include "common/daemon.h"
 #include "common/file.h"
+#include "common/gpus.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "config/job_file.h"
@@ -57,7 +58,8 @@ absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& st
   return status;
 }
 
-absl::Status StartPair(const std::string& state_dir, int slots, PrivatePair* pair) {
+absl::Status StartPair(const std::string& state_dir, int slots, const std::string& device,
+                       PrivatePair* pair) {
   auto coordinator = Child::Start("tercio-coordinator",
                                   {"--parent-death", "--state-dir", state_dir, "--listen",
                                    "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"},
@@ -68,8 +70,8 @@ absl::Status StartPair(const std::string& state_dir, int slots, PrivatePair* pai
       pair->agent,
       Child::Start("tercio-agent",
                    {"--parent-death", "--coordinator", pair->coordinator->Ready("coordinator"),
-                    "--state-dir", state_dir + "/agent", "--slots", absl::StrCat(slots),
-                    "--metrics-listen", "127.0.0.1:0", "--name", "local"},
+                    "--state-dir", state_dir + "/agent", "--slots", absl::StrCat(slots), "--device",
+                    device, "--metrics-listen", "127.0.0.1:0", "--name", "local"},
                    state_dir + "/agent.log"));
   std::fprintf(stderr, "coordinator %s, metrics http://%s/metrics and http://%s/metrics\n",
                pair->coordinator->Ready("coordinator").c_str(),
@@ -179,6 +181,17 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
   return status;
 }
 
+// `auto` means this machine's.
+absl::Status ChooseDevice(v1::JobSpec* spec) {
+  if (spec->resources().device() == "cpu") return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+  config::ResolveDevice(spec, !gpus.list.empty());
+  if (spec->resources().device() == "cpu" || !gpus.list.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "resources.device is cuda, and there is no NVIDIA driver with a GPU on this machine; use "
+      "device: cpu, or submit the job to a cluster that has GPUs");
+}
+
 absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   const int ranks = plan::RanksOfJob(spec);
   // Unwritable is a conflict (7), not a fault of the job.
@@ -187,7 +200,7 @@ absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   }
   TERCIO_RETURN_IF_ERROR(CheckBeforeStart(spec, options.state_dir, ranks));
   PrivatePair pair;
-  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, ranks, &pair));
+  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, ranks, spec.resources().device(), &pair));
   TERCIO_ASSIGN_OR_RETURN(const auto client,
                           Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
   grpc::ClientContext context;
@@ -247,7 +260,8 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
     TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
   }
   PrivatePair pair;
-  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, plan::RanksOfJob(spec), &pair));
+  TERCIO_RETURN_IF_ERROR(
+      StartPair(options.state_dir, plan::RanksOfJob(spec), spec.resources().device(), &pair));
   TERCIO_ASSIGN_OR_RETURN(const auto client,
                           Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
@@ -267,8 +281,9 @@ int Run(const Options& given) {
     changes.push_back(absl::StrCat("training.trace_step=", options.trace_step));
   }
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
-  const auto spec = config::ParseJobFile(options.job_file, changes);
+  auto spec = config::ParseJobFile(options.job_file, changes);
   if (!spec.ok()) return Fail(spec.status());
+  if (const absl::Status status = ChooseDevice(&*spec); !status.ok()) return Fail(status);
   BlockStopSignals();
   const absl::StatusOr<int> code = RunJob(*spec, options);
   return code.ok() ? *code : Fail(code.status());

@@ -62,7 +62,9 @@ class JobParser {
     out->set_clip_grad_norm(training.Number("clip_grad_norm", 1.0, 0, kLargest));
     const std::string precision =
         training.OneOf("precision", "auto", {"auto", "fp32", "bf16", "fp16"});
-    out->set_precision(precision == "auto" ? "fp32" : precision);
+    out->set_precision(precision);  // ParseResources knows what "auto" means
+    out->set_reproducibility(training.OneOf("reproducibility", "layout", {"layout", "exact"}));
+    out->set_tf32(training.Flag("tf32", false));
     out->set_seed(static_cast<uint64_t>(training.Integer("seed", 1337, 0)));
     Section evaluate = training.Child("evaluate");
     out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
@@ -165,9 +167,13 @@ class JobParser {
 
   void ParseResources(Section resources) {
     v1::ResourcesSpec* out = spec_.mutable_resources();
-    const std::string device = resources.OneOf("device", "cpu", {"cpu", "cuda", "auto"});
-    if (device == "cuda") resources.Fault("device", NotYet("cuda"));
-    out->set_device("cpu");
+    out->set_device(resources.OneOf("device", "cpu", {"cpu", "cuda", "auto"}));
+    out->set_collectives(resources.OneOf("collectives", "auto", {"auto", "nccl", "host"}));
+    if (out->device() != "auto") ResolveDevice(&spec_, out->device() == "cuda");
+    if (out->device() == "cpu") {
+      if (out->collectives() == "nccl") resources.Fault("collectives", "nccl needs device: cuda");
+      if (spec_.training().tf32()) resources.Fault("device", "training.tf32 needs device: cuda");
+    }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
     const int named = parallelism.automatic() ? 1
                                               : parallelism.tensor() * parallelism.pipeline() *
@@ -329,6 +335,15 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
 
 }  // namespace
 
+void ResolveDevice(v1::JobSpec* spec, bool gpus) {
+  v1::ResourcesSpec& resources = *spec->mutable_resources();
+  if (resources.device() == "auto") resources.set_device(gpus ? "cuda" : "cpu");
+  v1::TrainingSpec& training = *spec->mutable_training();
+  if (training.precision() == "auto") {
+    training.set_precision(resources.device() == "cuda" ? "bf16" : "fp32");
+  }
+}
+
 std::string EffectiveYaml(const v1::JobSpec& spec) {
   const v1::TrainingSpec& training = spec.training();
   const v1::OptimizerSpec& optimizer = training.optimizer();
@@ -362,6 +377,9 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
       Patterns("\n  frozen: ", training.frozen()),
       training.trace_step() > 0 ? absl::StrCat("\n  trace_step: ", training.trace_step()) : "",
       "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
+      "\n  reproducibility: ",
+      training.reproducibility().empty() ? "layout" : training.reproducibility(),
+      "\n  tf32: ", flag(training.tf32()),
       "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
       ", batches: ", training.evaluate().batches(), "}\n");
   if (parallelism.automatic()) {
@@ -377,7 +395,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                     ", zero_stage: ", parallelism.zero_stage(),
                     ", recompute: ", parallelism.recompute(), "}\n");
   }
-  absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(),
+  absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(), ", collectives: ",
+                  spec.resources().collectives().empty() ? "auto" : spec.resources().collectives(),
                   ", ranks: ", spec.resources().ranks(),
                   ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");
   absl::StrAppend(&yaml, "checkpoint: {every_steps: ", spec.checkpoint().every_steps(),

@@ -25,6 +25,10 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
 // The complete job as YAML: every key with its value. Parsing it gives the same spec.
 std::string EffectiveYaml(const v1::JobSpec& spec);
 
+// What `auto` means for resources.device (cuda where there are GPUs) and training.precision (bf16
+// on them, fp32 on CPUs).
+void ResolveDevice(v1::JobSpec* spec, bool gpus);
+
 // `changes` (as --set) made to an existing job, for resume.
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,
                                       const std::vector<std::string>& changes);

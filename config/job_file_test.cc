@@ -133,9 +133,35 @@ TEST(JobFile, BertHasKeysOfItsOwn) {
 }
 
 TEST(JobFile, WhatLaterVersionsBringIsRefusedByName) {
-  for (const char* change : {"resources.device=cuda", "parallelism.zero_stage=1"}) {
+  for (const char* change : {"parallelism.context_parallel=2", "parallelism.zero_stage=1"}) {
     EXPECT_THAT(FaultOf(kGood, {change}), HasSubstr("is not supported by this version")) << change;
   }
+}
+
+TEST(JobFile, DevicesAndWhatFollowsFromThem) {
+  const auto cuda = Parse(kGood, {"resources.device=cuda", "training.precision=auto"});
+  ASSERT_TRUE(cuda.ok()) << cuda.status();
+  EXPECT_EQ(cuda->resources().device(), "cuda");
+  EXPECT_EQ(cuda->training().precision(), "bf16");
+  EXPECT_EQ(cuda->training().reproducibility(), "layout");
+  auto either = Parse(
+      kGood, {"resources.device=auto", "training.precision=auto", "training.reproducibility=exact",
+              "resources.collectives=host", "training.tf32=true"});
+  ASSERT_TRUE(either.ok()) << either.status();
+  EXPECT_EQ(either->resources().device(), "auto");
+  const auto again = Parse(EffectiveYaml(*either));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->SerializeAsString(), either->SerializeAsString());
+  v1::JobSpec on_cpu = *either;
+  ResolveDevice(&on_cpu, false);
+  EXPECT_EQ(on_cpu.resources().device(), "cpu");
+  EXPECT_EQ(on_cpu.training().precision(), "fp32");
+  ResolveDevice(&*either, true);
+  EXPECT_EQ(either->resources().device(), "cuda");
+  EXPECT_EQ(either->training().precision(), "bf16");
+  EXPECT_THAT(FaultOf(kGood, {"resources.collectives=nccl"}), HasSubstr("nccl needs device: cuda"));
+  EXPECT_THAT(FaultOf(kGood, {"training.tf32=true"}),
+              HasSubstr("training.tf32 needs device: cuda"));
 }
 
 TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {

@@ -138,7 +138,7 @@ class Server {
          std::string metrics_address)
       : jobs_(
             coordinator, streams,
-            [&coordinator, directory = flags.state_dir](const v1::JobSpec& spec) {
+            [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
               return Admit(spec, coordinator.Nodes(), directory);
             },
             flags.state_dir, std::move(metrics_address)),

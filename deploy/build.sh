@@ -6,6 +6,10 @@ cd "$(dirname "$0")/.."
 source deploy/environment.sh
 
 programs=(cli/tercio coordinator/tercio-coordinator worker/agent/tercio-agent worker/trainer/tercio-trainer)
+# The trainer for GPUs exists where a toolkit was found (bazel/cuda_toolkit.bzl).
+if bazel query --noshow_progress //worker/trainer:tercio-trainer-cuda > /dev/null 2>&1; then
+  programs+=(worker/trainer/tercio-trainer-cuda)
+fi
 targets=()
 for program in "${programs[@]}"; do targets+=("//${program%/*}:${program##*/}"); done
 

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "config/job_file.h"
 #include "coordinator/core/core.h"
 #include "coordinator/planner/planner.h"
 #include "plan/plan_builder.h"
@@ -40,8 +41,12 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& state_dir) {
 
 }  // namespace
 
-absl::Status Admit(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes,
+absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
                    const std::string& state_dir) {
+  config::ResolveDevice(wanted, std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
+                          return node.state.hello.device_kind() == "cuda";
+                        }));
+  const v1::JobSpec& spec = *wanted;
   const int copies = spec.checkpoint().peer_copies();
   if (copies < 0 || copies > plan::kMostPeerCopies) {
     return absl::InvalidArgumentError(

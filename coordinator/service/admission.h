@@ -10,10 +10,11 @@
 
 namespace tercio::coordinator {
 
-// INVALID_ARGUMENT: can never run, or does not fit into the memory of any of these nodes (checked
-// again where it is placed; without a node only then). FAILED_PRECONDITION: its checkpoints do not
-// fit on the disk of `state_dir`, where keep_last and the one being written must.
-absl::Status Admit(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes,
+// Settles what `auto` means (config::ResolveDevice). INVALID_ARGUMENT: can never run, or does not
+// fit into the memory of any of these nodes (checked again where it is placed; without a node only
+// then). FAILED_PRECONDITION: its checkpoints do not fit on the disk of `state_dir`, where
+// keep_last and the one being written must.
+absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
                    const std::string& state_dir);
 
 }  // namespace tercio::coordinator

@@ -21,9 +21,9 @@ StreamHub::Kind KindOf(const Request& request) {
 }  // namespace
 grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
                                     v1::SubmitResponse* response) {
-  if (absl::Status status = admit_(request->spec()); !status.ok()) return ToGrpc(status);
-  const absl::StatusOr<std::string> id =
-      coordinator_.Submit(request->spec(), request->request_id());
+  v1::JobSpec spec = request->spec();
+  if (absl::Status status = admit_(&spec); !status.ok()) return ToGrpc(status);
+  const absl::StatusOr<std::string> id = coordinator_.Submit(spec, request->request_id());
   if (!id.ok()) return ToGrpc(id.status());
   response->set_job_id(*id);
   return grpc::Status::OK;
@@ -82,8 +82,8 @@ grpc::Status JobServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeReques
   const absl::StatusOr<v1::JobRecord> job =
       request->job().empty() ? coordinator_.NewestUnfinished() : coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
-  const v1::JobSpec& spec = request->has_spec() ? request->spec() : job->spec();
-  if (absl::Status status = admit_(spec); !status.ok()) return ToGrpc(status);
+  v1::JobSpec spec = request->has_spec() ? request->spec() : job->spec();
+  if (absl::Status status = admit_(&spec); !status.ok()) return ToGrpc(status);
   const absl::Status status =
       coordinator_.Ask(ResumeRequested{job->id(), spec, request->accept_data_change()});
   if (!status.ok()) return ToGrpc(status);

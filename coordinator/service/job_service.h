@@ -18,7 +18,7 @@ using JobServiceBase =
 class JobServiceImpl : public JobServiceBase {
  public:
   // `admit` refuses a job that can never run: INVALID_ARGUMENT | RESOURCE_EXHAUSTED.
-  using Admit = std::function<absl::Status(const v1::JobSpec&)>;
+  using Admit = std::function<absl::Status(v1::JobSpec*)>;
   JobServiceImpl(Coordinator& coordinator, StreamHub& streams, Admit admit, std::string state_dir,
                  std::string metrics_address)
       : coordinator_(coordinator),

@@ -47,6 +47,7 @@ struct Flags {
   std::string snapshot_listen;
   int64_t snapshot_reserve = int64_t{1} << 30;
   AgentOptions agent;
+  std::string device = "auto";
   TlsFiles tls = TlsFromEnvironment();
   double stop_grace_seconds = 25;
   int64_t spool_bytes = 64 << 20;
@@ -64,7 +65,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
   const int cores = MachineCores();
   flags->agent.cores = cores;
-  flags->agent.slots = std::max(2, cores);
+  flags->agent.slots = 0;
   flags->agent.node = HostName();
   const auto add = [&](const char* name, std::string* value, const char* variable,
                        const char* help) {
@@ -83,10 +84,17 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of the coordinator");
-  app.add_option("--slots", flags->agent.slots, "CPU ranks offered")
+  app.add_option("--device", flags->device,
+                 "what ranks compute on; auto: cuda where there is a GPU and a trainer for it")
+      ->envname("TERCIO_DEVICE")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--slots", flags->agent.slots,
+                 "ranks offered; default: one for each GPU, or for each core (2 at least). More "
+                 "than there are GPUs: ranks share them")
       ->envname("TERCIO_SLOTS")
       ->check(CLI::Range(1, 4096))
-      ->capture_default_str()
       ->take_last();
   app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
                  "seconds that trainers go on after the agent has died")
@@ -174,8 +182,15 @@ v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses
   hello.set_data_address(options.data_address);
   hello.set_metrics_address(addresses.metrics);
   hello.set_snapshot_address(addresses.snapshots);
-  hello.set_device_kind("cpu");
+  hello.set_device_kind(options.device_kind);
   hello.set_devices(options.slots);
+  for (const Gpu& gpu : options.gpus.list) {
+    v1::DeviceFacts* facts = hello.add_device_facts();
+    facts->set_model(gpu.model);
+    facts->set_uuid(gpu.uuid);
+    facts->set_memory_bytes(gpu.memory_bytes);
+    facts->set_driver(options.gpus.driver);
+  }
   hello.set_cores(options.cores);
   hello.set_memory_bytes(MachineMemoryBytes());
   // A run whose end the coordinator may have missed counts as running until it is told again.
@@ -268,15 +283,44 @@ absl::Status CheckFlags(const Flags& flags) {
   return absl::OkStatus();
 }
 
-// What the flags leave open.
-absl::Status FillIn(Flags& flags) {
-  if (flags.agent.trainer.empty()) {
-    // Beside the agent, or (in Bazel's tree) in the trainer's own folder.
-    flags.agent.trainer = ProgramDirectory() + "/tercio-trainer";
-    if (!PathExists(flags.agent.trainer)) {
-      flags.agent.trainer = ProgramDirectory() + "/../trainer/tercio-trainer";
+// Beside the agent, or (in Bazel's tree) in the trainer's own folder.
+std::string FindTrainer(const std::string& name) {
+  const std::string beside = absl::StrCat(ProgramDirectory(), "/", name);
+  return PathExists(beside) ? beside : absl::StrCat(ProgramDirectory(), "/../trainer/", name);
+}
+
+// What this node computes on, and with which program.
+absl::Status ChooseDevice(Flags& flags) {
+  AgentOptions& agent = flags.agent;
+  const std::string cuda_trainer =
+      agent.trainer.empty() ? FindTrainer("tercio-trainer-cuda") : agent.trainer;
+  if (flags.device != "cpu") {
+    absl::StatusOr<Gpus> gpus = FindGpus();
+    if (!gpus.ok() && flags.device == "cuda") return gpus.status();
+    if (!gpus.ok()) LogWarning(std::string(gpus.status().message()));
+    // A trainer that is named is the CPU's, unless it is said.
+    const bool wanted = flags.device == "cuda" || agent.trainer.empty();
+    if (wanted && gpus.ok() && !gpus->list.empty() && PathExists(cuda_trainer)) {
+      agent.device_kind = "cuda";
+      agent.gpus = *std::move(gpus);
+    } else if (flags.device == "cuda") {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "--device cuda: ",
+          gpus->list.empty() ? "there is no NVIDIA driver with a GPU here"
+                             : absl::StrCat("the trainer program ", cuda_trainer, " is missing")));
     }
   }
+  const bool cuda = agent.device_kind == "cuda";
+  if (agent.trainer.empty()) agent.trainer = cuda ? cuda_trainer : FindTrainer("tercio-trainer");
+  if (agent.slots == 0) {
+    agent.slots = cuda ? static_cast<int>(agent.gpus.list.size()) : std::max(2, agent.cores);
+  }
+  return absl::OkStatus();
+}
+
+// What the flags leave open.
+absl::Status FillIn(Flags& flags) {
+  TERCIO_RETURN_IF_ERROR(ChooseDevice(flags));
   if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
                                             " is missing; name it with --trainer"));

@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/gpus.h"
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/agent_metrics.h"
@@ -36,6 +37,8 @@ struct AgentOptions {
   std::string trainer;       // program
   std::string data_address;  // for collectives
   int slots = 1;
+  std::string device_kind = "cpu";  // "cpu" | "cuda": what the trainer computes on
+  Gpus gpus;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
   // NAME=value, for trainers only.

@@ -68,8 +68,8 @@ class Server {
     streams_ = std::make_unique<coordinator::StreamHub>(coordinator::StreamLimits(),
                                                         [this] { return coordinator_->version(); });
     jobs_ = std::make_unique<coordinator::JobServiceImpl>(
-        *coordinator_, *streams_, [](const v1::JobSpec&) { return absl::OkStatus(); },
-        directory_.path(), "");
+        *coordinator_, *streams_, [](v1::JobSpec*) { return absl::OkStatus(); }, directory_.path(),
+        "");
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
     int port = 0;
