@@ -1,5 +1,6 @@
 """deploy/install_dependencies.sh names the package that could not be installed, whichever way that comes about. apt and
-dpkg are scripts here: nothing is installed."""
+dpkg are scripts here: nothing is installed. deploy/install_cuda.sh makes a toolkit of wheels, which a script in pip's place
+gives."""
 
 import os
 import stat
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import zipfile
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 SCRIPT = os.path.join(TESTS, "..", "deploy", "install_dependencies.sh")
@@ -86,6 +88,65 @@ class InstallTest(unittest.TestCase):
         code, err = self.install("exit 0", missing="prometheus", options=["--tests"])
         self.assertEqual(code, 1)
         self.assertIn("not installed: prometheus\n", err)
+
+
+
+# In python's place: `-m pip download ... --dest DIR ...` copies the wheels, all else is python's.
+FAKE_PYTHON = """#!/bin/bash
+if [[ "$1 $2" != "-m pip" ]]; then exec /usr/bin/env -u PATH {python} "$@"; fi
+if [[ "$3" == --version ]]; then exit 0; fi
+while [[ "$1" != --dest ]]; do shift; done
+cp "$WHEELS"/* "$2"
+"""
+
+
+class InstallCudaTest(unittest.TestCase):
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tercio-install-")
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+        self.prefix = os.path.join(self.folder, "cuda")
+        self.wheels = os.path.join(self.folder, "wheels")
+        os.mkdir(self.wheels)
+        self.wheel("nvcc", {"nvidia/cu13/bin/nvcc": (b"#!/bin/sh\necho release 13.0\n", 0o755),
+                            "nvidia/cu13/nvvm/bin/cicc": (b"x", 0o755), "nvidia_nvcc.dist-info/METADATA": (b"m", 0o644)})
+        self.wheel("nccl", {"nvidia/nccl/include/nccl.h": (b"h", 0o644), "nvidia/nccl/lib/libnccl.so.2": (b"l", 0o755),
+                            "nvidia/nccl/lib/../../../evil": (b"e", 0o644)})
+        path = os.path.join(self.folder, "python3")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(FAKE_PYTHON.replace("{python}", sys.executable))
+        os.chmod(path, 0o755)
+
+    def wheel(self, name, files):
+        with zipfile.ZipFile(os.path.join(self.wheels, name + ".whl"), "w") as archive:
+            for path, (content, mode) in files.items():
+                entry = zipfile.ZipInfo(path)
+                entry.external_attr = (stat.S_IFREG | mode) << 16
+                archive.writestr(entry, content)
+
+    def install(self, *options):
+        environment = {"PATH": self.folder + ":/usr/bin:/bin", "WHEELS": self.wheels, "TMPDIR": self.folder,
+                       "HOME": self.folder}
+        script = os.path.join(TESTS, "..", "deploy", "install_cuda.sh")
+        result = subprocess.run(["bash", script, *options], env=environment, capture_output=True, text=True, check=False)
+        return result.returncode, result.stdout + result.stderr
+
+    def test_parts_of_wheels_become_one_toolkit(self):
+        code, text = self.install("--force", "--prefix", self.prefix)
+        self.assertEqual(code, 0, text)
+        self.assertIn(f"CUDA_HOME={self.prefix}", text)
+        self.assertTrue(os.access(os.path.join(self.prefix, "bin", "nvcc"), os.X_OK))
+        self.assertEqual(os.readlink(os.path.join(self.prefix, "lib", "libnccl.so")), "libnccl.so.2")
+        self.assertEqual(sorted(os.listdir(self.prefix)), ["bin", "include", "lib", "nvvm"])
+        self.assertFalse(os.path.exists(os.path.join(self.folder, "evil")))
+        # What is there is neither changed nor mixed with something else.
+        code, text = self.install("--force", "--prefix", self.prefix)
+        self.assertEqual(code, 1)
+        self.assertIn("exists", text)
+
+    def test_an_unknown_option_is_said(self):
+        self.assertEqual(self.install("--what")[0], 2)
 
 
 if __name__ == "__main__":
