@@ -55,9 +55,14 @@ void InjectFault(const Fault& fault);
 bool IsSticky(cudaError_t error);
 
 // Work for the library functions that are emulated besides (matrix products, collectives). `step`
-// runs in stream order; it returns false where it cannot go on yet, and is called again later, and
-// true when it has finished; then it may be called for a next time (in a graph).
+// runs in stream order; it returns false where it cannot go on yet, since it waits for others, and
+// is called again later, and true when it has finished; then it may be called for a next time (in a
+// graph).
 cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<bool()> step);
+
+// For such libraries. Whether the address lies in an allocation of the device; ends the program
+// where [pointer, pointer + bytes) leaves it.
+bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* user);
 
 // Counts since Configure, of all devices.
 struct Counts {

@@ -188,8 +188,16 @@ void InjectFault(const Fault& fault) {
 cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<bool()> step) {
   if (const cudaError_t error = Enter(what); error != cudaSuccess) return Return(error);
   return Return(Submit(stream, {WorkKind::kLibrary, [step = std::move(step)] {
-                                  return step() ? Progress::kDone : Progress::kWaiting;
+                                  if (step()) return Progress::kDone;
+                                  WaitsForOtherDevice();
+                                  return Progress::kWaiting;
                                 }}));
+}
+
+bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* user) {
+  Device& owner = Process::Get().device(device);
+  std::lock_guard lock(owner.mutex);
+  return owner.memory.Contains(pointer, bytes, user);
 }
 
 Counts GetCounts() { return {Process::Get().kernels, Process::Get().works}; }
