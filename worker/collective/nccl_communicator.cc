@@ -3,9 +3,12 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,6 +23,8 @@
 
 namespace tercio {
 namespace {
+
+constexpr auto kPollInterval = std::chrono::microseconds(50);
 
 using kernels::ConstValues;
 using kernels::Format;
@@ -63,33 +68,43 @@ class CallsUnderWay {
   CallsUnderWay& operator=(const CallsUnderWay&) = delete;
 
   absl::Status Begin(cudaStream_t stream, CollectivePosition position) {
-    Call call;
-    call.position = std::move(position);
-    TERCIO_RETURN_IF_ERROR(Take(&call.begin));
-    TERCIO_RETURN_IF_ERROR(Take(&call.end));
-    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(call.begin, stream), "recording an event"));
-    calls_.push_back(std::move(call));
-    return absl::OkStatus();
+    calls_.push_back({std::move(position)});
+    Call& call = calls_.back();
+    absl::Status status = Take(&call.begin);
+    if (status.ok()) status = Take(&call.end);
+    if (status.ok()) status = CudaStatus(cudaEventRecord(call.begin, stream), "recording an event");
+    if (!status.ok()) Cancel();
+    return status;
   }
   absl::Status End(cudaStream_t stream) {
-    calls_.back().ended = true;
+    calls_.back().enqueued = true;
     return CudaStatus(cudaEventRecord(calls_.back().end, stream), "recording an event");
   }
+  // What was begun last was not enqueued.
+  void Cancel() {
+    Drop(calls_.back());
+    calls_.pop_back();
+  }
 
-  // The oldest that has not ended on the GPU; null: none.
-  const CollectivePosition* Oldest() {
-    while (!calls_.empty() && calls_.front().ended &&
+  // None is left on the GPU.
+  bool Done() {
+    while (!calls_.empty() && calls_.front().enqueued &&
            cudaEventQuery(calls_.front().end) == cudaSuccess) {
+      const Call& call = calls_.front();
       float milliseconds = 0;
-      if (cudaEventElapsedTime(&milliseconds, calls_.front().begin, calls_.front().end) ==
-          cudaSuccess) {
+      if (cudaEventElapsedTime(&milliseconds, call.begin, call.end) == cudaSuccess) {
         seconds_ += static_cast<double>(milliseconds) * 1e-3;
       }
-      idle_.push_back(calls_.front().begin);
-      idle_.push_back(calls_.front().end);
+      idle_.push_back(call.begin);
+      idle_.push_back(call.end);
       calls_.pop_front();
     }
-    return calls_.empty() ? nullptr : &calls_.front().position;
+    return calls_.empty();
+  }
+  // The one that the GPU is at; null: none. What its stream has not reached waits for nobody.
+  const CollectivePosition* Running() {
+    if (Done() || cudaEventQuery(calls_.front().begin) != cudaSuccess) return nullptr;
+    return &calls_.front().position;
   }
 
   // That the GPU has spent in calls which have ended.
@@ -97,10 +112,10 @@ class CallsUnderWay {
 
  private:
   struct Call {
-    CollectivePosition position;
+    CollectivePosition position = {};
     cudaEvent_t begin = nullptr;
     cudaEvent_t end = nullptr;
-    bool ended = false;  // it is enqueued
+    bool enqueued = false;
   };
   absl::Status Take(cudaEvent_t* event) {
     if (idle_.empty()) return CudaStatus(cudaEventCreate(event), "creating an event");
@@ -126,10 +141,24 @@ struct Link {
   int64_t messages = 0;
 };
 
-// The stream of its link has it; done says when.
+// What the stream of its link has; `done` says when. Without, it could not be begun.
 struct NcclMessage : Transfer {
-  absl::Status Wait(absl::Duration) override { return link->stream->Synchronize(); }
+  absl::Status Wait(absl::Duration timeout) override {
+    const absl::Time deadline = SteadyNow() + timeout;
+    while (true) {
+      const cudaError_t state = cudaStreamQuery(HandleOf(*link->stream));
+      if (state != cudaErrorNotReady) return CudaStatus(state, "waiting for a message");
+      TERCIO_RETURN_IF_ERROR(link->handle->AsyncError());
+      if (SteadyNow() > deadline) {
+        return absl::DeadlineExceededError(
+            absl::StrCat(position.operation, " of ", position.count, " bytes, rank ", position.peer,
+                         ": not done within ", absl::FormatDuration(timeout)));
+      }
+      std::this_thread::sleep_for(kPollInterval);
+    }
+  }
   Link* link = nullptr;
+  CollectivePosition position;
   std::unique_ptr<Event> done;
 };
 
@@ -138,15 +167,21 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   using Links = std::map<std::tuple<bool, int, uint32_t>, Link>;  // whether it sends, peer, tag
 
   NcclCommunicator(CommunicatorOptions options, std::unique_ptr<NcclHandle> handle, Links links,
-                   Device& device, int rank, int size)
+                   Device& device, std::shared_ptr<DeviceMemory> number, int rank, int size)
       : options_(std::move(options)),
         handle_(std::move(handle)),
         links_(std::move(links)),
         device_(device),
+        number_(std::move(number)),
         rank_(rank),
-        size_(size) {
-    position_.group = options_.group;
-    position_.peer = -1;
+        size_(size) {}
+  ~NcclCommunicator() override {
+    // Nobody waits any more for what is left, and the streams of the links would, for ever.
+    bool done = calls_.Done();
+    for (auto& [key, link] : links_) {
+      done = done && cudaStreamQuery(HandleOf(*link.stream)) == cudaSuccess;
+    }
+    if (!done) Abort();
   }
 
   const std::string& group() const override { return options_.group; }
@@ -170,6 +205,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   void ReduceScatterSum(Stream& stream, ConstValues in, Values out, int64_t count,
                         float*) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);
+    TERCIO_CHECK(in.stored() == out.stored());
     Call(stream, "reduce-scatter", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclReduceScatter(in.data(), out.data(), static_cast<size_t>(count), TypeOf(in),
                                ncclSum, comm, handle);
@@ -177,6 +213,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
   void AllGather(Stream& stream, ConstValues in, Values out, int64_t count) override {
     if (size_ == 1) return stream.ops().Copy(out, in, count);
+    TERCIO_CHECK(in.stored() == out.stored());
     Call(stream, "all-gather", TypeOf(in), count, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllGather(in.data(), out.data(), static_cast<size_t>(count), TypeOf(in), comm,
                            handle);
@@ -190,12 +227,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
   void Barrier(Stream& stream) override {
     if (size_ == 1) return;
-    if (barrier_ == nullptr) {
-      auto made = device_.Allocate(sizeof(double));
-      if (!made.ok()) return stream.RunOnHost([status = made.status()] { return status; });
-      barrier_ = *std::move(made);
-    }
-    auto* number = reinterpret_cast<double*>(barrier_->data());
+    auto* number = reinterpret_cast<double*>(number_->data());
     Call(stream, "barrier", ncclFloat64, 1, [&](ncclComm_t comm, cudaStream_t handle) {
       return ncclAllReduce(number, number, 1, ncclFloat64, ncclSum, comm, handle);
     });
@@ -213,9 +245,16 @@ class NcclCommunicator : public Communicator, public StreamWatch {
       return ncclRecv(data, static_cast<size_t>(bytes), ncclUint8, 0, comm, handle);
     });
   }
+  // That the stream waits is a call of its own, so that a message which was begun early is not
+  // what the stream hangs on before it needs it.
   void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
     const auto& message = static_cast<NcclMessage&>(*transfer);
-    if (message.done != nullptr) stream.Wait(*message.done);
+    if (message.done == nullptr) return;
+    Watch(stream, self_);
+    Fail(stream, Enqueue(stream, message.position, [&] {
+           stream.Wait(*message.done);
+           return absl::OkStatus();
+         }));
   }
 
   void Abort() override {
@@ -226,29 +265,39 @@ class NcclCommunicator : public Communicator, public StreamWatch {
 
   absl::Status Poll() override;
   void EndWait() override;
+  void GiveUp() override { Abort(); }
 
  private:
   using Function = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
 
-  static void Fail(Stream& stream, const absl::Status& status) {
-    if (!status.ok()) stream.RunOnHost([status] { return status; });
+  // The stream's error. The other ranks cannot go on with this one, nor it with them.
+  void Fail(Stream& stream, const absl::Status& status) {
+    if (status.ok()) return;
+    Abort();
+    stream.RunOnHost([status] { return status; });
   }
 
   void Call(Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
             const Function& call) {
     Watch(stream, self_);
-    position_.sequence = sequence_++;
-    position_.operation = operation;
-    position_.dtype = NameOfType(type);
-    position_.count = count;
-    Fail(stream, Enqueue(stream, *handle_, call));
+    const cudaStream_t raw = HandleOf(stream);
+    CollectivePosition position{group(), sequence_++, operation, NameOfType(type), count, -1};
+    Fail(stream, Enqueue(stream, std::move(position), [&] {
+           return handle_->Enqueue(operation, options_.timeout,
+                                   [&](ncclComm_t comm) { return call(comm, raw); });
+         }));
   }
 
-  absl::Status Enqueue(Stream& stream, NcclHandle& handle, const Function& call) {
+  // What the stream is at, in what `enqueue` gives it.
+  absl::Status Enqueue(Stream& stream, CollectivePosition position,
+                       const std::function<absl::Status()>& enqueue) {
     const cudaStream_t raw = HandleOf(stream);
-    TERCIO_RETURN_IF_ERROR(calls_.Begin(raw, position_));
-    TERCIO_RETURN_IF_ERROR(handle.Enqueue(position_.operation, options_.timeout,
-                                          [&](ncclComm_t comm) { return call(comm, raw); }));
+    TERCIO_RETURN_IF_ERROR(calls_.Begin(raw, std::move(position)));
+    const absl::Status status = enqueue();
+    if (!status.ok()) {
+      calls_.Cancel();
+      return status;
+    }
     return calls_.End(raw);
   }
 
@@ -259,21 +308,23 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     TERCIO_CHECK(found != links_.end());
     Link& link = found->second;
     message->link = &link;
+    message->position = {group(), link.messages++, sends ? "pipeline send" : "pipeline receive",
+                         "bytes", bytes,           GlobalRank(peer)};
     auto done = device_.CreateEvent();
     if (!done.ok()) {
       Fail(stream, done.status());
       return message;
     }
     Watch(stream, self_);
-    Watch(*link.stream, self_);
     stream.Record(*link.ready);
     link.stream->Wait(*link.ready);
-    CollectivePosition position{
-        group(), link.messages++, sends ? "pipeline send" : "pipeline receive",
-        "bytes", bytes,           GlobalRank(peer)};
-    std::swap(position, position_);
-    Fail(stream, Enqueue(*link.stream, *link.handle, call));
-    std::swap(position, position_);
+    const absl::Status begun =
+        link.handle->Enqueue(message->position.operation, options_.timeout,
+                             [&](ncclComm_t comm) { return call(comm, HandleOf(*link.stream)); });
+    if (!begun.ok()) {
+      Fail(stream, begun);
+      return message;
+    }
     message->done = *std::move(done);
     link.stream->Record(*message->done);
     return message;
@@ -287,12 +338,11 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   std::unique_ptr<NcclHandle> handle_;  // null for a group of one
   Links links_;
   Device& device_;
+  const std::shared_ptr<DeviceMemory> number_;  // 0, that barriers add up
   const int rank_;
   const int size_;
-  std::unique_ptr<DeviceMemory> barrier_;
   const std::shared_ptr<StreamWatch*> self_ = std::make_shared<StreamWatch*>(this);
   CallsUnderWay calls_;
-  CollectivePosition position_;
   int64_t sequence_ = 0;
   // Of the wait that goes on.
   bool waiting_ = false;
@@ -302,34 +352,36 @@ class NcclCommunicator : public Communicator, public StreamWatch {
 
 // The call that the wait hangs on: when that changes, its time begins anew.
 absl::Status NcclCommunicator::Poll() {
-  const CollectivePosition* oldest = calls_.Oldest();
+  const CollectivePosition* running = calls_.Running();
+  const bool same = running != nullptr && waiting_ && running->sequence == waits_for_.sequence &&
+                    running->operation == waits_for_.operation && running->peer == waits_for_.peer;
+  if (!same) EndWait();
+  if (running != nullptr && !same) {
+    waiting_ = true;
+    waits_for_ = *running;
+    since_ = SteadyNow();
+    if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(waits_for_);
+  }
   absl::Status status = handle_ != nullptr ? handle_->AsyncError() : absl::OkStatus();
   for (auto& [key, link] : links_) {
     if (status.ok()) status = link.handle->AsyncError();
   }
-  if (oldest == nullptr) {
-    EndWait();
-    return status;
-  }
-  const bool same = waiting_ && oldest->sequence == waits_for_.sequence &&
-                    oldest->operation == waits_for_.operation && oldest->peer == waits_for_.peer;
-  if (!same) {
-    EndWait();
-    waiting_ = true;
-    waits_for_ = *oldest;
-    since_ = SteadyNow();
-    if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(waits_for_);
-  }
-  if (status.ok() && SteadyNow() - since_ > options_.timeout) {
+  if (status.ok() && waiting_ && SteadyNow() - since_ > options_.timeout) {
     status = absl::DeadlineExceededError(
         absl::StrCat("not done within ", absl::FormatDuration(options_.timeout)));
   }
   if (status.ok()) return status;
   Abort();
+  const std::string call = running == nullptr
+                               ? ""
+                               : absl::StrCat(", ", running->operation, " #", running->sequence,
+                                              " of ", running->dtype, " x ", running->count);
+  const std::string peer = running == nullptr || running->peer < 0
+                               ? ""
+                               : absl::StrCat(" with rank ", running->peer, " of the job");
   return absl::Status(status.code(),
-                      absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_, ", ",
-                                   oldest->operation, " #", oldest->sequence, " of ", oldest->dtype,
-                                   " x ", oldest->count, ": ", std::string(status.message())));
+                      absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_, call, peer,
+                                   ": ", std::string(status.message())));
 }
 
 void NcclCommunicator::EndWait() {
@@ -347,6 +399,8 @@ absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world
                                                              Device& device,
                                                              RendezvousStore& rendezvous,
                                                              absl::Duration timeout) {
+  // This comes first: it makes the device the calling thread's.
+  TERCIO_ASSIGN_OR_RETURN(auto number, device.Allocate(sizeof(double)));
   ncclUniqueId id = {};
   if (rank == 0) {
     TERCIO_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "making a unique id"));
@@ -361,7 +415,7 @@ absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world
   }
   TERCIO_ASSIGN_OR_RETURN(auto handle, NcclHandle::Join(id, rank, world_size, "world", timeout));
   return std::unique_ptr<NcclGroups>(
-      new NcclGroups(std::shared_ptr<NcclHandle>(std::move(handle)), rank, device, timeout));
+      new NcclGroups(std::move(handle), std::move(number), rank, device, timeout));
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
@@ -395,7 +449,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
     }
   }
   return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(
-      std::move(options), std::move(handle), std::move(links), device_, index, size));
+      std::move(options), std::move(handle), std::move(links), device_, number_, index, size));
 }
 
 }  // namespace tercio

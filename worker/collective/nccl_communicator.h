@@ -9,8 +9,11 @@
 // each edge, on streams of their own: a message never waits behind one of another kind.
 //
 // Whoever waits for a stream polls the communicators that have work on it: an error of one, a peer
-// that has gone, a call that takes longer than the timeout or Abort ends the wait, and aborts the
-// communicator, so that the GPU does not wait either.
+// that has gone, a call that takes longer than the timeout or Abort ends the wait, and aborts all
+// communicators of the stream, so that the GPU does not wait either. A call's time begins when the
+// GPU reaches it; that of a message when a stream has nothing to do but wait for it. A thread that
+// enqueues more than the driver takes is blocked there, and polls nothing: only Abort by another
+// thread ends that.
 #pragma once
 
 #include <memory>
@@ -39,10 +42,16 @@ class NcclGroups {
   absl::StatusOr<std::unique_ptr<Communicator>> Group(bool edges, CommunicatorOptions options);
 
  private:
-  NcclGroups(std::shared_ptr<NcclHandle> world, int rank, Device& device, absl::Duration timeout)
-      : world_(std::move(world)), rank_(rank), device_(device), timeout_(timeout) {}
+  NcclGroups(std::unique_ptr<NcclHandle> world, std::shared_ptr<DeviceMemory> number, int rank,
+             Device& device, absl::Duration timeout)
+      : world_(std::move(world)),
+        number_(std::move(number)),
+        rank_(rank),
+        device_(device),
+        timeout_(timeout) {}
 
-  const std::shared_ptr<NcclHandle> world_;
+  const std::unique_ptr<NcclHandle> world_;
+  const std::shared_ptr<DeviceMemory> number_;
   const int rank_;
   Device& device_;
   const absl::Duration timeout_;

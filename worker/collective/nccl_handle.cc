@@ -11,29 +11,11 @@ namespace tercio {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
+// The longest that Abort waits for a call of another thread to return.
+constexpr auto kCallPatience = std::chrono::seconds(5);
 
-// Communicators carry their name into NCCL's own log.
-ncclConfig_t Config(const std::string& name) {
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  config.commName = name.c_str();
-  return config;
-}
-
-// Polls a communicator that is being made.
-absl::Status AwaitMade(ncclComm_t comm, const std::string& name, absl::Duration timeout) {
-  const absl::Time deadline = SteadyNow() + timeout;
-  while (true) {
-    ncclResult_t state = ncclSuccess;
-    TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm, &state), "asking for errors"));
-    if (state != ncclInProgress) return NcclStatus(state, absl::StrCat("joining group ", name));
-    if (SteadyNow() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat("joining NCCL group ", name,
-                                                      ": not all ranks have come within ",
-                                                      absl::FormatDuration(timeout)));
-    }
-    std::this_thread::sleep_for(kPollInterval);
-  }
+absl::Status Aborted(std::string_view what) {
+  return absl::AbortedError(absl::StrCat("NCCL, ", std::string(what), ": aborted"));
 }
 
 }  // namespace
@@ -50,53 +32,66 @@ absl::Status NcclStatus(ncclResult_t result, std::string_view what) {
   return absl::InternalError(message);
 }
 
+ncclConfig_t NcclHandle::Config() const {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.commName = name_.c_str();
+  return config;
+}
+
 absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Join(const ncclUniqueId& id, int rank,
                                                              int size, const std::string& name,
                                                              absl::Duration timeout) {
-  ncclConfig_t config = Config(name);
-  ncclComm_t comm = nullptr;
-  const ncclResult_t result = ncclCommInitRankConfig(&comm, size, id, rank, &config);
-  if (result != ncclSuccess && result != ncclInProgress)
-    return NcclStatus(result, "joining " + name);
-  std::unique_ptr<NcclHandle> handle(new NcclHandle(comm));
-  const absl::Status made = AwaitMade(comm, name, timeout);
-  if (!made.ok()) handle->Abort();
-  TERCIO_RETURN_IF_ERROR(made);
+  std::unique_ptr<NcclHandle> handle(new NcclHandle(name));
+  ncclConfig_t config = handle->Config();
+  const ncclResult_t result = ncclCommInitRankConfig(&handle->comm_, size, id, rank, &config);
+  if (result != ncclSuccess && result != ncclInProgress) {
+    return NcclStatus(result, "joining group " + name);
+  }
+  TERCIO_RETURN_IF_ERROR(handle->AwaitMade(timeout));
   return handle;
 }
 
 absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key,
                                                               const std::string& name,
                                                               absl::Duration timeout) {
-  ncclConfig_t config = Config(name);
-  ncclComm_t comm = nullptr;
-  TERCIO_RETURN_IF_ERROR(Enqueue("splitting into " + name, timeout, [&](ncclComm_t parent) {
-    return ncclCommSplit(parent, color, key, &comm, &config);
-  }));
-  if (comm == nullptr) return nullptr;
-  std::unique_ptr<NcclHandle> handle(new NcclHandle(comm));
-  const absl::Status made = AwaitMade(comm, name, timeout);
-  if (!made.ok()) handle->Abort();
-  TERCIO_RETURN_IF_ERROR(made);
+  std::unique_ptr<NcclHandle> handle(new NcclHandle(name));
+  ncclConfig_t config = handle->Config();
+  const absl::Status split = Enqueue("splitting into " + name, timeout, [&](ncclComm_t parent) {
+    return ncclCommSplit(parent, color, key, &handle->comm_, &config);
+  });
+  if (!split.ok()) {
+    Abort();
+    abandoned_ = std::move(handle);
+    return split;
+  }
+  if (handle->comm_ == nullptr) return nullptr;
+  TERCIO_RETURN_IF_ERROR(handle->AwaitMade(timeout));
   return handle;
 }
 
 NcclHandle::~NcclHandle() {
-  if (aborted_) return;
-  // Without an error everything has been waited for: there is nothing left to finish.
-  if (AsyncError().ok()) {
+  if (comm_ == nullptr || aborted_) return;
+  // NCCL finishes what is left, which after an error may take for ever.
+  if (made_ && AsyncError().ok()) {
     ncclCommDestroy(comm_);
   } else {
     Abort();
   }
 }
 
+absl::Status NcclHandle::AwaitMade(absl::Duration timeout) {
+  TERCIO_RETURN_IF_ERROR(Settle(ncclInProgress, absl::StrCat("joining group ", name_), timeout));
+  made_ = true;
+  return absl::OkStatus();
+}
+
 absl::Status NcclHandle::Enqueue(std::string_view what, absl::Duration timeout,
                                  const std::function<ncclResult_t(ncclComm_t)>& call) {
   ncclResult_t result = ncclSuccess;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (aborted_) return absl::AbortedError(absl::StrCat("NCCL, ", std::string(what), ": aborted"));
+    std::lock_guard lock(mutex_);
+    if (aborted_) return Aborted(what);
     result = call(comm_);
   }
   return Settle(result, what, timeout);
@@ -107,25 +102,25 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
   const absl::Time deadline = SteadyNow() + timeout;
   while (result == ncclInProgress) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (aborted_) break;
+      std::lock_guard lock(mutex_);
+      if (aborted_) return Aborted(what);
       TERCIO_RETURN_IF_ERROR(
           NcclStatus(ncclCommGetAsyncError(comm_, &result), "asking for errors"));
     }
     if (result != ncclInProgress) break;
     if (SteadyNow() > deadline) {
-      return absl::DeadlineExceededError(absl::StrCat(
-          "NCCL, ", std::string(what), ": not begun within ", absl::FormatDuration(timeout)));
+      return absl::DeadlineExceededError(absl::StrCat("NCCL, ", std::string(what),
+                                                      ": not all ranks have come within ",
+                                                      absl::FormatDuration(timeout)));
     }
-    std::this_thread::yield();
+    std::this_thread::sleep_for(kPollInterval);
   }
-  if (aborted_) return absl::AbortedError(absl::StrCat("NCCL, ", std::string(what), ": aborted"));
   return NcclStatus(result, what);
 }
 
 absl::Status NcclHandle::AsyncError() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (aborted_) return absl::AbortedError("NCCL: aborted");
+  std::lock_guard lock(mutex_);
+  if (aborted_) return Aborted("a call under way");
   ncclResult_t state = ncclSuccess;
   TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &state), "asking for errors"));
   if (state == ncclInProgress) return absl::OkStatus();
@@ -133,9 +128,10 @@ absl::Status NcclHandle::AsyncError() {
 }
 
 void NcclHandle::Abort() {
-  std::lock_guard<std::mutex> lock(mutex_);
   if (aborted_.exchange(true)) return;
-  ncclCommAbort(comm_);
+  // A call that does not return waits for room on the GPU, behind work that only the abort ends.
+  const std::unique_lock lock(mutex_, kCallPatience);
+  if (comm_ != nullptr) ncclCommAbort(comm_);
 }
 
 }  // namespace tercio

@@ -105,6 +105,8 @@ class CudaStream : public Stream {
         ops_(kernels::cuda::CreateCudaOps(
             {stream, workspace.data, workspace.bytes, &operation_errors_, nullptr})) {}
   ~CudaStream() override {
+    Await().IgnoreError();
+    // Watches have given up what they could not end.
     cudaStreamSynchronize(stream_);
     ops_.reset();
     ring_.reset();
@@ -213,19 +215,22 @@ class CudaStream : public Stream {
       for (const auto& weak : watches_) {
         const auto watch = weak.lock();
         if (watch == nullptr) continue;
-        const absl::Status seen = ends ? absl::OkStatus() : (*watch)->Poll();
+        const absl::Status seen = (*watch)->Poll();
         if (status.ok()) status = seen;
       }
       if (ends || !status.ok()) {
-        EndWaits();
+        EndWaits(status);
         return status;
       }
       if (round > kEagerRounds) std::this_thread::sleep_for(kPollInterval);
     }
   }
-  void EndWaits() {
+  void EndWaits(const absl::Status& status) {
     for (const auto& weak : watches_) {
-      if (const auto watch = weak.lock(); watch != nullptr) (*watch)->EndWait();
+      const auto watch = weak.lock();
+      if (watch == nullptr) continue;
+      (*watch)->EndWait();
+      if (!status.ok()) (*watch)->GiveUp();
     }
   }
 

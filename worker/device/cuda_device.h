@@ -25,10 +25,12 @@ cudaStream_t HandleOf(Stream& stream);
 // Whoever waits for a stream asks these meanwhile, again and again.
 class StreamWatch {
  public:
-  // An error ends the wait, and is the stream's.
+  // An error ends the wait, and is the stream's. Also once when the stream has ended.
   virtual absl::Status Poll() = 0;
   // After the last Poll of a wait.
   virtual void EndWait() = 0;
+  // The stream has failed: what it still has to do for this one must end.
+  virtual void GiveUp() = 0;
 
   virtual ~StreamWatch() = default;
 };

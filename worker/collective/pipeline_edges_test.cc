@@ -1,0 +1,39 @@
+#include "worker/collective/pipeline_edges.h"
+
+#include <set>
+#include <tuple>
+
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+using Edge = std::tuple<int, int, uint32_t>;
+
+TEST(PipelineEdges, EachStageIsInOneEdgeOfARoundAndEveryEdgeIsThereOnce) {
+  for (int stages = 2; stages <= 9; ++stages) {
+    SCOPED_TRACE(stages);
+    std::multiset<Edge> found;
+    for (const EdgeRound& round : RoundsOfEdges(stages)) {
+      EXPECT_FALSE(round.empty());
+      std::set<int> busy;
+      for (const PipelineEdge& edge : round) {
+        EXPECT_TRUE(busy.insert(edge.from).second) << edge.from;
+        EXPECT_TRUE(busy.insert(edge.to).second) << edge.to;
+        found.emplace(edge.from, edge.to, edge.tag);
+      }
+    }
+    std::multiset<Edge> expected;
+    for (int stage = 0; stage < stages; ++stage) {
+      const int next = (stage + 1) % stages;
+      expected.emplace(stage, next, kActivationTag);
+      expected.emplace(next, stage, kGradientTag);
+    }
+    expected.emplace(0, stages - 1, kTiedTag);
+    expected.emplace(stages - 1, 0, kTiedTag);
+    EXPECT_EQ(found, expected);
+  }
+}
+
+}  // namespace
+}  // namespace tercio
