@@ -1,15 +1,18 @@
 // The whole engine on emulated GPUs against the same engine on the CPU: ranks as threads, each with
-// a device of its own, collectives over the host. Streams run as late as they may (emulation), so
-// an operation that forgets to wait for another stream, or a host buffer that is used again too
-// early, shows in the losses.
+// a device of its own, collectives over the host or by NCCL. Streams run as late as they may
+// (emulation), so an operation that forgets to wait for another stream, or a host buffer that is
+// used again too early, shows in the losses.
 #include <cmath>
 #include <string>
 #include <vector>
 
+#include "common/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/emulation/control.h"
 #include "tests/parity/thread_ranks.h"
 #include "worker/collective/host_staged.h"
+#include "worker/collective/memory_rendezvous.h"
+#include "worker/collective/nccl_communicator.h"
 #include "worker/device/cuda_device.h"
 #include "worker/engine/step_guard.h"
 
@@ -40,6 +43,27 @@ v1::JobSpec With(v1::JobSpec spec, const std::string& precision) {
   return spec;
 }
 
+class HostStagedGroups : public Machine::Groups {
+ public:
+  absl::StatusOr<std::unique_ptr<Communicator>> Group(std::unique_ptr<Communicator> over_host,
+                                                      const CommunicatorOptions&, bool) override {
+    return CreateHostStagedCommunicator(std::move(over_host));
+  }
+};
+
+class NcclMachineGroups : public Machine::Groups {
+ public:
+  explicit NcclMachineGroups(std::unique_ptr<NcclGroups> groups) : groups_(std::move(groups)) {}
+  absl::StatusOr<std::unique_ptr<Communicator>> Group(std::unique_ptr<Communicator>,
+                                                      const CommunicatorOptions& options,
+                                                      bool messages) override {
+    return groups_->Group(messages, options);
+  }
+
+ private:
+  std::unique_ptr<NcclGroups> groups_;
+};
+
 class CudaParity : public ::testing::Test {
  protected:
   static constexpr int kDevices = 8;
@@ -53,11 +77,28 @@ class CudaParity : public ::testing::Test {
   }
   void TearDown() override { EXPECT_EQ(emulation::MemoryReport(), ""); }
 
-  RunResult OnGpus(const v1::JobSpec& spec, RunOptions options = {}) {
-    const Machine machine = {[](int rank) { return CreateCudaDevice(rank % kDevices); },
-                             [](std::unique_ptr<Communicator> over_host) {
-                               return CreateHostStagedCommunicator(std::move(over_host));
-                             }};
+  static absl::StatusOr<std::unique_ptr<Device>> OpenDevice(int rank) {
+    return CreateCudaDevice(rank % kDevices);
+  }
+  RunResult OnGpus(const v1::JobSpec& spec, const RunOptions& options = {}) {
+    return On({OpenDevice,
+               [](int, int, Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+                 return std::make_unique<HostStagedGroups>();
+               }},
+              spec, options);
+  }
+  RunResult OnGpusWithNccl(const v1::JobSpec& spec, const RunOptions& options = {}) {
+    MemoryRendezvous store;
+    return On({OpenDevice,
+               [&store](int rank, int size,
+                        Device& device) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+                 TERCIO_ASSIGN_OR_RETURN(
+                     auto groups, NcclGroups::Join(rank, size, device, store, absl::Seconds(60)));
+                 return std::make_unique<NcclMachineGroups>(std::move(groups));
+               }},
+              spec, options);
+  }
+  RunResult On(const Machine& machine, const v1::JobSpec& spec, RunOptions options) {
     options.machine = &machine;
     options.evaluate = true;
     auto result = TrainWithThreads(Cuda(spec), options);
@@ -147,6 +188,26 @@ TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
   rest.first_step = 3;
   rest.state = &first.state;
   EXPECT_EQ(OnGpus(spec, rest).state, whole.state);
+}
+
+// NCCL sums in another order than the CPU, but always in the same one.
+TEST_F(CudaParity, LayoutsWithNccl) {
+  v1::JobSpec plain = With(In(SmallJob(), {2, 2, 2}), "fp32");
+  v1::JobSpec sequences = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  sequences.mutable_parallelism()->set_sequence_parallel(true);
+  sequences.mutable_parallelism()->set_recompute("selective");
+  v1::JobSpec interleaved = With(In(SmallJob(), {1, 2, 2, 1}), "fp32");
+  interleaved.mutable_parallelism()->set_schedule("interleaved");
+  interleaved.mutable_parallelism()->set_virtual_pipeline(2);
+  v1::JobSpec deep = With(In(SmallJob(), {1, 4, 1, 1}), "fp32");
+  for (const v1::JobSpec& spec : {plain, sequences, interleaved, deep}) {
+    SCOPED_TRACE(spec.parallelism().ShortDebugString() + " " + spec.training().precision());
+    emulation::SetStreamOrder(emulation::StreamOrder::kWaitedFirst, 1);
+    const RunResult first = OnGpusWithNccl(spec);
+    ExpectClose(first, OnCpu(spec), spec.training().precision() == "fp32" ? 1e-4 : 1e-2);
+    emulation::SetStreamOrder(emulation::StreamOrder::kDrawn, 5);
+    ExpectSameBits(OnGpusWithNccl(spec), first);
+  }
 }
 
 // Of as many buckets and lanes as the CPU has: the sums of data ranks have its order.

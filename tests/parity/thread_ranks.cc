@@ -87,17 +87,24 @@ void SaveState(const TrainingEngine& engine, const StateSnapshot& snapshot, Stat
   }
 }
 
-absl::StatusOr<std::unique_ptr<Device>> OpenDevice(int rank, const RunOptions& options) {
-  if (options.machine != nullptr) return options.machine->open_device(rank);
-  return CreateCpuDevice(options.threads_per_rank);
-}
-
-absl::Status RunRank(int rank, Shared& shared) {
-  const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
-  const Machine* machine = shared.options.machine;
-  TERCIO_ASSIGN_OR_RETURN(const std::unique_ptr<Device> device, OpenDevice(rank, shared.options));
+// What a rank computes on and talks through, in the order in which it is made.
+struct Equipment {
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Machine::Groups> groups;
   std::vector<std::unique_ptr<Communicator>> owned;
   Communicators communicators;
+};
+
+absl::StatusOr<Equipment> Equip(int rank, const v1::RankPlan& plan, Shared& shared) {
+  const Machine* machine = shared.options.machine;
+  Equipment made;
+  if (machine != nullptr) {
+    TERCIO_ASSIGN_OR_RETURN(made.device, machine->open_device(rank));
+    TERCIO_ASSIGN_OR_RETURN(
+        made.groups, machine->join(rank, static_cast<int>(shared.plan.ranks_size()), *made.device));
+  } else {
+    made.device = CreateCpuDevice(shared.options.threads_per_rank);
+  }
   for (const v1::ProcessGroup& group : plan.groups()) {
     const int index = plan::IndexInGroup(group, rank);
     std::unique_ptr<Transport> transport;
@@ -105,24 +112,34 @@ absl::Status RunRank(int rank, Shared& shared) {
       std::lock_guard<std::mutex> lock(shared.mutex);
       transport = std::move(shared.groups.transports.at(group.name())[static_cast<size_t>(index)]);
     }
-    auto communicator = CreateCommunicator({group.name(), absl::Seconds(60), plan::RanksOf(group)},
-                                           std::move(transport));
-    if (machine != nullptr) communicator = machine->communicator(std::move(communicator));
-    owned.push_back(std::move(communicator));
-    Communicator* made = owned.back().get();
-    if (group.kind() == v1::GROUP_KIND_WORLD) communicators.world = made;
-    if (group.kind() == v1::GROUP_KIND_TENSOR) communicators.tensor = made;
-    if (group.kind() == v1::GROUP_KIND_DATA) communicators.data = made;
-    if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators.pipeline = made;
+    const CommunicatorOptions options = {group.name(), absl::Seconds(60), plan::RanksOf(group)};
+    auto communicator = CreateCommunicator(options, std::move(transport));
+    if (made.groups != nullptr) {
+      TERCIO_ASSIGN_OR_RETURN(communicator,
+                              made.groups->Group(std::move(communicator), options,
+                                                 group.kind() == v1::GROUP_KIND_PIPELINE));
+    }
+    made.owned.push_back(std::move(communicator));
+    Communicator* last = made.owned.back().get();
+    if (group.kind() == v1::GROUP_KIND_WORLD) made.communicators.world = last;
+    if (group.kind() == v1::GROUP_KIND_TENSOR) made.communicators.tensor = last;
+    if (group.kind() == v1::GROUP_KIND_DATA) made.communicators.data = last;
+    if (group.kind() == v1::GROUP_KIND_PIPELINE) made.communicators.pipeline = last;
   }
+  return made;
+}
+
+absl::Status RunRank(int rank, Shared& shared) {
+  const v1::RankPlan plan = plan::SliceForRank(shared.plan, rank);
+  TERCIO_ASSIGN_OR_RETURN(const Equipment equipment, Equip(rank, plan, shared));
   SyntheticSource plain(shared.spec.model().vocab_size(), shared.spec.model().context());
   SyntheticEncoderSource masked(shared.spec.model());
   SampleSource& synthetic = shared.spec.model().architecture() == "bert"
                                 ? static_cast<SampleSource&>(masked)
                                 : static_cast<SampleSource&>(plain);
   SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
-  TERCIO_ASSIGN_OR_RETURN(
-      auto engine, TrainingEngine::Create(shared.spec, plan, *device, communicators, source));
+  TERCIO_ASSIGN_OR_RETURN(auto engine, TrainingEngine::Create(shared.spec, plan, *equipment.device,
+                                                              equipment.communicators, source));
   TERCIO_CHECK_EQ(engine->planned_bytes(), engine->peak_bytes());
   if (shared.options.state != nullptr) {
     TERCIO_RETURN_IF_ERROR(LoadState(*shared.options.state, *engine));

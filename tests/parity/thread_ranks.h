@@ -19,8 +19,19 @@ using RankCopies = std::map<int, std::vector<std::vector<float>>>;
 // What ranks compute on and how they talk, where that is not the CPU over threads.
 struct Machine {
   std::function<absl::StatusOr<std::unique_ptr<Device>>(int rank)> open_device;
-  // Given one that takes memory of the host.
-  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> communicator;
+  // Made by each rank, which asks it for its communicators, of all kinds in the same order. It ends
+  // after them, before the device.
+  class Groups {
+   public:
+    virtual ~Groups() = default;
+    // `over_host` takes memory of the host; `options` are those it was made with. `messages`: it
+    // is for a pipeline.
+    virtual absl::StatusOr<std::unique_ptr<Communicator>> Group(
+        std::unique_ptr<Communicator> over_host, const CommunicatorOptions& options,
+        bool messages) = 0;
+  };
+  std::function<absl::StatusOr<std::unique_ptr<Groups>>(int rank, int world_size, Device& device)>
+      join;
 };
 
 struct RunOptions {

@@ -88,8 +88,7 @@ class CallsUnderWay {
 
   // None is left on the GPU.
   bool Done() {
-    while (!calls_.empty() && calls_.front().enqueued &&
-           cudaEventQuery(calls_.front().end) == cudaSuccess) {
+    while (!calls_.empty() && calls_.front().enqueued && Reached(calls_.front().end)) {
       const Call& call = calls_.front();
       float milliseconds = 0;
       if (cudaEventElapsedTime(&milliseconds, call.begin, call.end) == cudaSuccess) {
@@ -103,7 +102,7 @@ class CallsUnderWay {
   }
   // The one that the GPU is at; null: none. What its stream has not reached waits for nobody.
   const CollectivePosition* Running() {
-    if (Done() || cudaEventQuery(calls_.front().begin) != cudaSuccess) return nullptr;
+    if (Done() || !Reached(calls_.front().begin)) return nullptr;
     return &calls_.front().position;
   }
 
@@ -122,6 +121,11 @@ class CallsUnderWay {
     *event = idle_.back();
     idle_.pop_back();
     return absl::OkStatus();
+  }
+  // An error of the device is said by whoever waits for the stream.
+  static bool Reached(cudaEvent_t event) {
+    const cudaError_t state = cudaEventQuery(event);
+    return !IsUnderWay(state) && state == cudaSuccess;
   }
   static void Drop(const Call& call) {
     if (call.begin != nullptr) cudaEventDestroy(call.begin);
@@ -147,7 +151,7 @@ struct NcclMessage : Transfer {
     const absl::Time deadline = SteadyNow() + timeout;
     while (true) {
       const cudaError_t state = cudaStreamQuery(HandleOf(*link->stream));
-      if (state != cudaErrorNotReady) return CudaStatus(state, "waiting for a message");
+      if (!IsUnderWay(state)) return CudaStatus(state, "waiting for a message");
       TERCIO_RETURN_IF_ERROR(link->handle->AsyncError());
       if (SteadyNow() > deadline) {
         return absl::DeadlineExceededError(
@@ -179,7 +183,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     // Nobody waits any more for what is left, and the streams of the links would, for ever.
     bool done = calls_.Done();
     for (auto& [key, link] : links_) {
-      done = done && cudaStreamQuery(HandleOf(*link.stream)) == cudaSuccess;
+      done = done && !IsUnderWay(cudaStreamQuery(HandleOf(*link.stream)));
     }
     if (!done) Abort();
   }

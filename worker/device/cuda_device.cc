@@ -209,9 +209,8 @@ class CudaStream : public Stream {
     if (watches_.empty()) return CudaStatus(cudaStreamSynchronize(stream_), kWork);
     for (int64_t round = 0;; ++round) {
       const cudaError_t state = cudaStreamQuery(stream_);
-      absl::Status status =
-          state == cudaErrorNotReady ? absl::OkStatus() : CudaStatus(state, kWork);
-      const bool ends = state != cudaErrorNotReady;
+      const bool ends = !IsUnderWay(state);
+      absl::Status status = ends ? CudaStatus(state, kWork) : absl::OkStatus();
       for (const auto& weak : watches_) {
         const auto watch = weak.lock();
         if (watch == nullptr) continue;

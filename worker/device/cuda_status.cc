@@ -38,4 +38,10 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
   }
 }
 
+bool IsUnderWay(cudaError_t query) {
+  if (query != cudaErrorNotReady) return false;
+  cudaGetLastError();
+  return true;
+}
+
 }  // namespace tercio

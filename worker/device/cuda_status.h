@@ -14,4 +14,8 @@ namespace tercio {
 // failed and this process can use it no more.
 absl::Status CudaStatus(cudaError_t error, std::string_view what);
 
+// Whether a query says that something is still under way. Does not leave that as the thread's last
+// error, which the next launch would be blamed for.
+bool IsUnderWay(cudaError_t query);
+
 }  // namespace tercio

@@ -1,0 +1,399 @@
+// Collectives by NCCL on emulated devices: ranks are threads, each with a device of its own.
+#include "worker/collective/nccl_communicator.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/emulation/control.h"
+#include "worker/collective/memory_rendezvous.h"
+#include "worker/collective/pipeline_edges.h"
+#include "worker/device/cuda_device.h"
+
+namespace tercio {
+namespace {
+
+using kernels::ConstValues;
+using kernels::Format;
+using kernels::Values;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::vector<int> AllRanks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+// What one rank has in a test.
+struct Rank {
+  int rank;
+  int size;
+  Device& device;
+  NcclGroups& groups;
+
+  std::unique_ptr<Communicator> Group(std::vector<int> ranks, bool edges = false,
+                                      absl::Duration timeout = absl::Seconds(60)) const {
+    auto made = groups.Group(edges, {"g", timeout, std::move(ranks)});
+    EXPECT_TRUE(made.ok()) << made.status();
+    return *std::move(made);
+  }
+  std::unique_ptr<Communicator> World(absl::Duration timeout = absl::Seconds(60)) const {
+    return Group(AllRanks(size), false, timeout);
+  }
+  std::unique_ptr<Stream> MakeStream() const {
+    return *device.CreateStream(Device::StreamKind::kCompute);
+  }
+  std::unique_ptr<DeviceMemory> Memory(int64_t bytes) const { return *device.Allocate(bytes); }
+};
+
+class NcclCommunicatorTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    emulation::Settings settings;
+    settings.devices = 9;
+    settings.seed = 3;
+    emulation::Configure(settings);
+  }
+  void TearDown() override { EXPECT_EQ(emulation::MemoryReport(), ""); }
+
+  static void OnRanks(int size, const std::function<void(const Rank&)>& body) {
+    MemoryRendezvous store;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] {
+        auto device = CreateCudaDevice(rank);
+        ASSERT_TRUE(device.ok()) << device.status();
+        auto groups = NcclGroups::Join(rank, size, **device, store, absl::Seconds(60));
+        ASSERT_TRUE(groups.ok()) << groups.status();
+        body({rank, size, **device, **groups});
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+// Small whole numbers: their sums are exact in every type and order.
+float NumberOf(int rank, int64_t i) { return static_cast<float>((rank * 5 + i) % 7); }
+
+std::vector<std::byte> Stored(Format format, int64_t count,
+                              const std::function<float(int64_t)>& value) {
+  std::vector<std::byte> bytes(static_cast<size_t>(count) * (format == Format::kFloat32 ? 4 : 2));
+  for (int64_t i = 0; i < count; ++i) {
+    const float x = value(i);
+    const uint16_t bits =
+        format == Format::kBfloat16 ? __float2bfloat16(x).bits : __float2half(x).bits;
+    if (format == Format::kFloat32) {
+      std::memcpy(bytes.data() + i * 4, &x, 4);
+    } else {
+      std::memcpy(bytes.data() + i * 2, &bits, 2);
+    }
+  }
+  return bytes;
+}
+
+std::vector<std::byte> Back(Stream& stream, const std::byte* data, size_t bytes) {
+  std::vector<std::byte> back(bytes);
+  stream.CopyToHost(back.data(), data, static_cast<int64_t>(bytes));
+  EXPECT_EQ(stream.Synchronize(), absl::OkStatus());
+  return back;
+}
+
+void CheckSums(const Rank& rank, Communicator& group, Stream& stream, Format format,
+               int64_t count) {
+  const int n = rank.size;
+  const auto whole = Stored(format, count * n, [&](int64_t i) { return NumberOf(rank.rank, i); });
+  const auto memory = rank.Memory(static_cast<int64_t>(whole.size()));
+  stream.CopyFromHost(memory->data(), whole.data(), static_cast<int64_t>(whole.size()));
+  const auto out = rank.Memory(static_cast<int64_t>(whole.size()) / n);
+  const Values values(memory->data(), format, format);
+  const Values part(out->data(), format, format);
+  group.ReduceScatterSum(stream, values, part, count, nullptr);
+  const auto sum = [&](int64_t i) {
+    float total = 0;
+    for (int r = 0; r < n; ++r) total += NumberOf(r, i);
+    return total;
+  };
+  EXPECT_EQ(Back(stream, out->data(), whole.size() / static_cast<size_t>(n)),
+            Stored(format, count, [&](int64_t i) { return sum(rank.rank * count + i); }));
+  group.AllReduceSum(stream, values, count * n, SumOrder::kRanks, nullptr);
+  EXPECT_EQ(Back(stream, memory->data(), whole.size()), Stored(format, count * n, sum));
+  // Each rank's part of its own numbers, gathered.
+  const auto mine = Stored(format, count, [&](int64_t i) { return NumberOf(rank.rank, i); });
+  stream.CopyFromHost(out->data(), mine.data(), static_cast<int64_t>(mine.size()));
+  group.AllGather(stream, part, values, count);
+  EXPECT_EQ(Back(stream, memory->data(), whole.size()), Stored(format, count * n, [&](int64_t i) {
+              return NumberOf(static_cast<int>(i / count), i % count);
+            }));
+}
+
+TEST_F(NcclCommunicatorTest, CollectivesOfAllTypesAndSizes) {
+  for (const int size : {2, 3, 4}) {
+    SCOPED_TRACE(size);
+    OnRanks(size, [](const Rank& rank) {
+      const auto group = rank.World();
+      const auto stream = rank.MakeStream();
+      // The last ones need several pieces.
+      for (const int64_t count : {1, 7, 1000, 30011}) {
+        for (const Format format : {Format::kFloat32, Format::kBfloat16, Format::kFloat16}) {
+          CheckSums(rank, *group, *stream, format, count);
+        }
+      }
+      EXPECT_GE(group->WaitSeconds(), 0);
+    });
+  }
+}
+
+TEST_F(NcclCommunicatorTest, NumbersBroadcastsAndBarriers) {
+  OnRanks(3, [](const Rank& rank) {
+    const auto group = rank.World();
+    const auto stream = rank.MakeStream();
+    const auto memory = rank.Memory(100'000);
+    const double third = rank.rank == 1 ? 1.0 / 3 : 0;
+    stream->CopyFromHost(memory->data(), &third, 8);
+    group->AllReduceSum(*stream, reinterpret_cast<double*>(memory->data()), 1);
+    double sum = 0;
+    stream->CopyToHost(&sum, memory->data(), 8);
+    group->Barrier(*stream);
+    EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(sum, 1.0 / 3);
+    std::vector<std::byte> bytes(100'000, static_cast<std::byte>(rank.rank));
+    stream->CopyFromHost(memory->data(), bytes.data(), 100'000);
+    group->Broadcast(*stream, memory->data(), 100'000, 2);
+    EXPECT_EQ(Back(*stream, memory->data(), bytes.size()),
+              std::vector<std::byte>(100'000, std::byte{2}));
+  });
+}
+
+// Of two neighbours each has many messages under way in both directions, of both kinds.
+TEST_F(NcclCommunicatorTest, ManyMessagesInBothDirections) {
+  for (const int size : {2, 3}) {
+    SCOPED_TRACE(size);
+    OnRanks(size, [](const Rank& rank) {
+      constexpr int kMessages = 20;
+      constexpr int64_t kBytes = 70'000;
+      const auto group = rank.Group(AllRanks(rank.size), true);
+      const auto stream = rank.MakeStream();
+      const int next = (rank.rank + 1) % rank.size;
+      const int previous = (rank.rank + rank.size - 1) % rank.size;
+      struct Kind {
+        int to, from;
+        uint32_t tag;
+      };
+      std::vector<std::unique_ptr<DeviceMemory>> buffers;
+      std::vector<std::shared_ptr<Transfer>> transfers;
+      std::vector<std::pair<std::byte*, std::byte>> expected;
+      for (int i = 0; i < kMessages; ++i) {
+        for (const Kind& kind :
+             {Kind{next, previous, kActivationTag}, Kind{previous, next, kGradientTag}}) {
+          const auto mark = [&](int from) {
+            return static_cast<std::byte>(from * 64 + i * 2 + static_cast<int>(kind.tag));
+          };
+          buffers.push_back(rank.Memory(kBytes));
+          std::byte* in = buffers.back()->data();
+          transfers.push_back(group->Receive(*stream, in, kBytes, kind.from, kind.tag));
+          expected.emplace_back(in, mark(kind.from));
+          buffers.push_back(rank.Memory(kBytes));
+          const std::vector<std::byte> bytes(kBytes, mark(rank.rank));
+          stream->CopyFromHost(buffers.back()->data(), bytes.data(), kBytes);
+          transfers.push_back(
+              group->Send(*stream, buffers.back()->data(), kBytes, kind.to, kind.tag));
+        }
+      }
+      for (const auto& transfer : transfers) group->Wait(*stream, transfer);
+      for (const auto& [data, mark] : expected) {
+        EXPECT_EQ(Back(*stream, data, kBytes), std::vector<std::byte>(kBytes, mark));
+      }
+      // Later ones are waited for one by one.
+      auto received = group->Receive(*stream, buffers[0]->data(), 0, previous, kActivationTag);
+      auto sent = group->Send(*stream, buffers[1]->data(), 0, next, kActivationTag);
+      EXPECT_EQ(received->Wait(absl::Seconds(60)), absl::OkStatus());
+      EXPECT_EQ(sent->Wait(absl::Seconds(60)), absl::OkStatus());
+      EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+    });
+  }
+}
+
+TEST_F(NcclCommunicatorTest, GroupsSplitFromOne) {
+  OnRanks(4, [](const Rank& rank) {
+    const int pair = rank.rank / 2 * 2;
+    const auto rows = rank.Group({pair, pair + 1});
+    const auto columns = rank.Group({rank.rank % 2, rank.rank % 2 + 2});
+    const auto alone = rank.Group({rank.rank});
+    EXPECT_EQ(rows->rank(), rank.rank % 2);
+    EXPECT_EQ(columns->rank(), rank.rank / 2);
+    EXPECT_EQ(alone->size(), 1);
+    const auto stream = rank.MakeStream();
+    const auto memory = rank.Memory(8);
+    auto* number = reinterpret_cast<double*>(memory->data());
+    double value = 1 << rank.rank;
+    stream->CopyFromHost(number, &value, 8);
+    rows->AllReduceSum(*stream, number, 1);
+    stream->CopyToHost(&value, number, 8);
+    ASSERT_EQ(stream->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(value, pair == 0 ? 3 : 12);
+    columns->AllReduceSum(*stream, number, 1);
+    alone->AllReduceSum(*stream, number, 1);
+    stream->CopyToHost(&value, number, 8);
+    ASSERT_EQ(stream->Synchronize(), absl::OkStatus());
+    EXPECT_EQ(value, 15);
+  });
+}
+
+TEST_F(NcclCommunicatorTest, DifferentCallsAreNamedOnAllRanks) {
+  OnRanks(3, [](const Rank& rank) {
+    const auto group = rank.World();
+    const auto stream = rank.MakeStream();
+    const auto memory = rank.Memory(64);
+    group->Barrier(*stream);
+    if (rank.rank == 1) {
+      group->Broadcast(*stream, memory->data(), 12, 0);
+    } else {
+      group->AllReduceSum(*stream, reinterpret_cast<double*>(memory->data()), 3);
+    }
+    const std::string said(stream->Synchronize().message());
+    EXPECT_THAT(
+        said, AllOf(HasSubstr("rank 1 at broadcast #1 of 12"), HasSubstr("at all-reduce #1 of 3")));
+  });
+}
+
+TEST_F(NcclCommunicatorTest, TheTimeoutNamesTheCallAndEndsTheStream) {
+  std::atomic<bool> ended = false;
+  OnRanks(2, [&](const Rank& rank) {
+    Whereabouts whereabouts(nullptr);
+    const auto memory = rank.Memory(64);
+    auto made =
+        rank.groups.Group(true, {"pipe", absl::Milliseconds(300), AllRanks(2), &whereabouts});
+    ASSERT_TRUE(made.ok()) << made.status();
+    const std::unique_ptr<Communicator> group = *std::move(made);
+    if (rank.rank == 1) {
+      while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    {
+      const auto stream = rank.MakeStream();
+      // Begun early: it is not what the stream hangs on first.
+      const auto early = group->Receive(*stream, memory->data(), 8, 1, kGradientTag);
+      group->AllReduceSum(*stream, reinterpret_cast<double*>(memory->data() + 8), 5);
+      group->Wait(*stream, early);
+      const absl::Status status = stream->Synchronize();
+      EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("group pipe, rank 0 of 2, all-reduce #0 of f64 x 5"),
+                        HasSubstr("300ms")));
+      EXPECT_GT(whereabouts.engine_wait_seconds() + 1, 0);
+      // Later calls fail at once.
+      group->Barrier(*stream);
+      EXPECT_EQ(stream->Synchronize(), status);
+    }
+    const auto stream = rank.MakeStream();
+    group->Barrier(*stream);
+    EXPECT_TRUE(absl::IsAborted(stream->Synchronize()));
+    ended = true;
+  });
+}
+
+TEST_F(NcclCommunicatorTest, AMessageThatDoesNotComeIsNamed) {
+  std::atomic<bool> ended = false;
+  OnRanks(2, [&](const Rank& rank) {
+    const auto memory = rank.Memory(64);
+    const auto group = rank.Group(AllRanks(2), true, absl::Milliseconds(300));
+    if (rank.rank == 1) {
+      while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    const auto stream = rank.MakeStream();
+    group->Wait(*stream, group->Receive(*stream, memory->data(), 8, 1, kGradientTag));
+    EXPECT_THAT(std::string(stream->Synchronize().message()),
+                AllOf(HasSubstr("pipeline receive #0 of bytes x 8 with rank 1 of the job")));
+    ended = true;
+  });
+}
+
+TEST_F(NcclCommunicatorTest, AbortFromAnotherThreadEndsAWait) {
+  std::atomic<bool> ended = false;
+  OnRanks(2, [&](const Rank& rank) {
+    const auto group = rank.World();
+    if (rank.rank == 1) {
+      while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    const auto stream = rank.MakeStream();
+    group->Barrier(*stream);
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      group->Abort();
+    });
+    const absl::Status status = stream->Synchronize();
+    EXPECT_TRUE(absl::IsAborted(status)) << status;
+    other.join();
+    ended = true;
+  });
+}
+
+// A full stream blocks the call itself.
+TEST_F(NcclCommunicatorTest, AbortEndsACallThatCannotBeEnqueued) {
+  std::atomic<bool> ended = false;
+  OnRanks(2, [&](const Rank& rank) {
+    const auto group = rank.World();
+    if (rank.rank == 1) {
+      while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    const auto stream = rank.MakeStream();
+    std::thread other([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      group->Abort();
+    });
+    for (int i = 0; i < 300; ++i) group->Barrier(*stream);
+    EXPECT_TRUE(absl::IsAborted(stream->Synchronize()));
+    other.join();
+    ended = true;
+  });
+}
+
+TEST_F(NcclCommunicatorTest, DestroyedWithWorkLeft) {
+  std::atomic<bool> ended = false;
+  OnRanks(2, [&](const Rank& rank) {
+    const auto stream = rank.MakeStream();
+    const auto memory = rank.Memory(64);
+    auto group = rank.Group(AllRanks(2), true);
+    if (rank.rank == 1) {
+      while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return;
+    }
+    group->Receive(*stream, memory->data(), 8, 1, kActivationTag);
+    group->Barrier(*stream);
+    group.reset();
+    EXPECT_EQ(stream->Synchronize(), absl::OkStatus());
+    ended = true;
+  });
+}
+
+TEST_F(NcclCommunicatorTest, RanksThatShareADeviceOrDoNotCome) {
+  MemoryRendezvous store;
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto device = CreateCudaDevice(0);
+      const auto groups = NcclGroups::Join(rank, 2, **device, store, absl::Seconds(60));
+      EXPECT_THAT(std::string(groups.status().message()), HasSubstr("Duplicate GPU"));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  auto device = CreateCudaDevice(0);
+  const auto groups = NcclGroups::Join(0, 2, **device, store, absl::Milliseconds(100));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(groups.status())) << groups.status();
+}
+
+}  // namespace
+}  // namespace tercio
