@@ -1,7 +1,5 @@
 // Both transports, and the collectives on top of them.
-#include <condition_variable>
 #include <csignal>
-#include <map>
 #include <mutex>
 #include <thread>
 
@@ -9,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "worker/collective/communicator.h"
 #include "worker/collective/gloo_transport.h"
+#include "worker/collective/memory_rendezvous.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
 
@@ -18,34 +17,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
-
-class MemoryStore : public RendezvousStore {
- public:
-  absl::Status Put(const std::string& key, const std::string& value) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-    return absl::OkStatus();
-  }
-  absl::StatusOr<std::vector<std::string>> Get(const std::vector<std::string>& keys,
-                                               absl::Duration timeout) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    std::vector<std::string> result;
-    for (const std::string& key : keys) {
-      if (!changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
-                             [&] { return values_.contains(key); })) {
-        return absl::DeadlineExceededError("missing " + key);
-      }
-      result.push_back(values_[key]);
-    }
-    return result;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 enum class Kind { kThreads, kGloo };
 
@@ -57,7 +28,7 @@ class CollectiveTest : public ::testing::TestWithParam<std::tuple<Kind, int>> {
   // Runs body(communicator, stream) in one thread per rank.
   void OnRanks(absl::Duration timeout, const std::function<void(Communicator&, Stream&)>& body) {
     const auto [kind, size] = GetParam();
-    MemoryStore store;
+    MemoryRendezvous store;
     auto transports = CreateThreadTransports(size);
     std::vector<std::thread> threads;
     for (int rank = 0; rank < size; ++rank) {
