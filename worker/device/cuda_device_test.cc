@@ -156,28 +156,52 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNamedAndStaysFailed) {
   EXPECT_FALSE(device_->Allocate(4).ok());
 }
 
-// Work that never ends by itself is ended by who watches.
+// Work that never ends by itself is ended by who watches: all of them give up with the first.
 TEST_F(CudaDeviceTest, AWatchEndsAWait) {
   struct Watcher : StreamWatch {
     absl::Status Poll() override {
-      if (++polls < 3) return absl::OkStatus();
-      gave_up = true;
-      return absl::DeadlineExceededError("too long");
+      return ++polls < patience ? absl::OkStatus() : absl::DeadlineExceededError("too long");
     }
     void EndWait() override { ++ends; }
+    void GiveUp() override { gave_up = true; }
+    int patience = 1000;
     int polls = 0;
     int ends = 0;
     bool gave_up = false;
+  };
+  Watcher impatient;
+  impatient.patience = 3;
+  Watcher patient;
+  const auto one = std::make_shared<StreamWatch*>(&impatient);
+  const auto other = std::make_shared<StreamWatch*>(&patient);
+  Watch(*stream_, one);
+  Watch(*stream_, one);  // once is enough
+  Watch(*stream_, other);
+  ASSERT_EQ(emulation::EnqueueWork(HandleOf(*stream_), "a peer that does not come",
+                                   [&] { return impatient.gave_up && patient.gave_up; }),
+            cudaSuccess);
+  EXPECT_EQ(stream_->Synchronize().message(), "too long");
+  EXPECT_EQ(impatient.polls, 3);
+  EXPECT_EQ(impatient.ends, 1);
+  // What nobody has synchronized ends with its stream.
+  impatient.gave_up = false;
+  ASSERT_EQ(
+      emulation::EnqueueWork(HandleOf(*stream_), "another", [&] { return impatient.gave_up; }),
+      cudaSuccess);
+  stream_.reset();
+  EXPECT_EQ(impatient.polls, 4);
+}
+
+// An error that a watch sees only when the work has ended is not lost.
+TEST_F(CudaDeviceTest, AWatchIsAskedAtTheEnd) {
+  struct Watcher : StreamWatch {
+    absl::Status Poll() override { return absl::InternalError("not what it should be"); }
+    void EndWait() override {}
+    void GiveUp() override {}
   } watcher;
   const auto token = std::make_shared<StreamWatch*>(&watcher);
   Watch(*stream_, token);
-  Watch(*stream_, token);  // once is enough
-  ASSERT_EQ(emulation::EnqueueWork(HandleOf(*stream_), "a peer that does not come",
-                                   [&] { return watcher.gave_up; }),
-            cudaSuccess);
-  EXPECT_EQ(stream_->Synchronize().message(), "too long");
-  EXPECT_EQ(watcher.polls, 3);
-  EXPECT_EQ(watcher.ends, 1);
+  EXPECT_EQ(stream_->Synchronize().message(), "not what it should be");
 }
 
 #endif
