@@ -15,8 +15,8 @@ using tercio::emulation::NcclSlot;
 
 namespace {
 
-const char* NameOf(int32_t operation) {
-  switch (static_cast<NcclOperation>(operation)) {
+const char* NameOf(NcclOperation operation) {
+  switch (operation) {
     case NcclOperation::kAllReduce:
       return "all-reduce";
     case NcclOperation::kReduceScatter:
@@ -31,10 +31,29 @@ const char* NameOf(int32_t operation) {
   return "?";
 }
 
+const char* NameOfType(int32_t type) {
+  switch (type) {
+    case ncclUint8:
+      return "u8";
+    case ncclFloat16:
+      return "f16";
+    case ncclFloat32:
+      return "f32";
+    case ncclFloat64:
+      return "f64";
+    case ncclBfloat16:
+      return "bf16";
+  }
+  return "?";
+}
+
 std::string Describe(const NcclCall& call) {
-  return std::string(NameOf(call.operation)) + " #" + std::to_string(call.sequence) + " of " +
-         std::to_string(call.count) + " of type " + std::to_string(call.type) + " from " +
-         std::to_string(call.root);
+  const auto operation = static_cast<NcclOperation>(call.operation);
+  const bool has_root =
+      operation == NcclOperation::kBroadcast || operation == NcclOperation::kMessage;
+  return std::string(NameOf(operation)) + " #" + std::to_string(call.sequence) + " of " +
+         NameOfType(call.type) + " x " + std::to_string(call.count) +
+         (has_root ? " from rank " + std::to_string(call.root) : "");
 }
 
 template <typename Number, typename Sum>

@@ -11,6 +11,8 @@ namespace tercio {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
+// A call is usually begun within this many rounds.
+constexpr int kEagerRounds = 200;
 // The longest that Abort waits for a call of another thread to return.
 constexpr auto kCallPatience = std::chrono::seconds(5);
 
@@ -100,7 +102,7 @@ absl::Status NcclHandle::Enqueue(std::string_view what, absl::Duration timeout,
 absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
                                 absl::Duration timeout) {
   const absl::Time deadline = SteadyNow() + timeout;
-  while (result == ncclInProgress) {
+  for (int round = 0; result == ncclInProgress; ++round) {
     {
       std::lock_guard lock(mutex_);
       if (aborted_) return Aborted(what);
@@ -113,7 +115,11 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
                                                       ": not all ranks have come within ",
                                                       absl::FormatDuration(timeout)));
     }
-    std::this_thread::sleep_for(kPollInterval);
+    if (round < kEagerRounds) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPollInterval);
+    }
   }
   return NcclStatus(result, what);
 }
