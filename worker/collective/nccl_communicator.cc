@@ -170,9 +170,11 @@ class NcclCommunicator : public Communicator, public StreamWatch {
  public:
   using Links = std::map<std::tuple<bool, int, uint32_t>, Link>;  // whether it sends, peer, tag
 
-  NcclCommunicator(CommunicatorOptions options, std::unique_ptr<NcclHandle> handle, Links links,
-                   Device& device, std::shared_ptr<DeviceMemory> number, int rank, int size)
+  NcclCommunicator(CommunicatorOptions options, std::shared_ptr<NcclHandle> world,
+                   std::unique_ptr<NcclHandle> handle, Links links, Device& device,
+                   std::shared_ptr<DeviceMemory> number, int rank, int size)
       : options_(std::move(options)),
+        world_(std::move(world)),
         handle_(std::move(handle)),
         links_(std::move(links)),
         device_(device),
@@ -261,7 +263,9 @@ class NcclCommunicator : public Communicator, public StreamWatch {
          }));
   }
 
+  // The world's goes too: taking it down in order may wait for the others, who may be gone.
   void Abort() override {
+    world_->Abort();
     if (handle_ != nullptr) handle_->Abort();
     for (auto& [key, link] : links_) link.handle->Abort();
   }
@@ -339,7 +343,8 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
 
   CommunicatorOptions options_;
-  std::unique_ptr<NcclHandle> handle_;  // null for a group of one
+  const std::shared_ptr<NcclHandle> world_;  // that the others were split from
+  std::unique_ptr<NcclHandle> handle_;       // null for a group of one
   Links links_;
   Device& device_;
   const std::shared_ptr<DeviceMemory> number_;  // 0, that barriers add up
@@ -452,8 +457,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
       links[{sends, sends ? edge->to : edge->from, edge->tag}] = std::move(link);
     }
   }
-  return std::unique_ptr<Communicator>(std::make_unique<NcclCommunicator>(
-      std::move(options), std::move(handle), std::move(links), device_, number_, index, size));
+  return std::unique_ptr<Communicator>(
+      std::make_unique<NcclCommunicator>(std::move(options), world_, std::move(handle),
+                                         std::move(links), device_, number_, index, size));
 }
 
 }  // namespace tercio

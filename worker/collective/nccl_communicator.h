@@ -37,12 +37,12 @@ class NcclGroups {
                                                           absl::Duration timeout);
 
   // The communicator of the group of options.ranks, split from the world's: collective over the
-  // whole job, so every rank asks for its groups in the same order of kinds. `edges`: messages
-  // between neighbours are possible, too.
+  // whole job, so every rank asks for its groups in the same order of kinds, before one of them is
+  // aborted. `edges`: messages between neighbours are possible, too.
   absl::StatusOr<std::unique_ptr<Communicator>> Group(bool edges, CommunicatorOptions options);
 
  private:
-  NcclGroups(std::unique_ptr<NcclHandle> world, std::shared_ptr<DeviceMemory> number, int rank,
+  NcclGroups(std::shared_ptr<NcclHandle> world, std::shared_ptr<DeviceMemory> number, int rank,
              Device& device, absl::Duration timeout)
       : world_(std::move(world)),
         number_(std::move(number)),
@@ -50,7 +50,7 @@ class NcclGroups {
         device_(device),
         timeout_(timeout) {}
 
-  const std::unique_ptr<NcclHandle> world_;
+  const std::shared_ptr<NcclHandle> world_;
   const std::shared_ptr<DeviceMemory> number_;
   const int rank_;
   Device& device_;
