@@ -63,6 +63,6 @@ python3 tests/e2e/partition_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guide_test.py --results "$results/checks.jsonl"
 
 # Tests of several processes share the cores with nobody: two at a time, and those tagged cpu:2 alone.
-bazel test --noshow_progress --test_summary=none --jobs=2 --local_test_jobs=2 "${filter[@]}" \
+bazel test --noshow_progress --test_summary=none --jobs=2 --local_test_jobs=2 --build_tests_only "${filter[@]}" \
   --build_event_json_file="$results/events.json" //...
 python3 tests/summary.py --events "$results/events.json" --checks "$results/checks.jsonl" --bazel_code $?
