@@ -45,8 +45,10 @@ absl::StatusOr<int> PlanJob(const Options& options) {
   std::vector<std::string> changes = options.set;
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
   TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
-  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
-  config::ResolveDevice(&spec, !gpus.list.empty());
+  if (spec.resources().device() == "auto") {
+    TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+    config::ResolveDevice(&spec, !gpus.list.empty());
+  }
   if (options.effective) {
     std::cout << config::EffectiveYaml(spec);
     return kExitOk;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "worker/collective/communicator.h"
+#include "worker/collective/pipeline_edges.h"
 #include "worker/device/device.h"
 
 namespace tercio {
@@ -15,7 +16,7 @@ class PipelineLinks {
  public:
   PipelineLinks(Communicator& group, Stream& stream) : group_(group), stream_(stream) {}
 
-  enum Tag : uint32_t { kActivation = 0, kGradient = 1, kTied = 2 };
+  enum Tag : uint32_t { kActivation = kActivationTag, kGradient = kGradientTag, kTied = kTiedTag };
 
   // Start a message of `bytes`; `buffer` is free again after WaitSend, or holds the message after
   // WaitReceive.
