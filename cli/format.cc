@@ -75,6 +75,7 @@ Json JobToJson(const v1::JobStatus& job) {
     json["plan"]["schedule"] = job.plan().layout().schedule();
     json["plan"]["micro_batches"] = job.plan().layout().micro_batches();
     json["plan"]["lanes"] = job.plan().lanes();
+    json["plan"]["collectives"] = TextOrNull(job.plan().collectives());
     Json ranks = Json::array();
     for (const v1::RankPlacement& rank : job.plan().ranks()) {
       ranks.push_back({{"rank", rank.rank()}, {"node", rank.node()}, {"device", rank.device()}});

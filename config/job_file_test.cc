@@ -160,6 +160,9 @@ TEST(JobFile, DevicesAndWhatFollowsFromThem) {
   EXPECT_EQ(either->resources().device(), "cuda");
   EXPECT_EQ(either->training().precision(), "bf16");
   EXPECT_THAT(FaultOf(kGood, {"resources.collectives=nccl"}), HasSubstr("nccl needs device: cuda"));
+  EXPECT_THAT(FaultOf(kGood, {"resources.device=cuda", "resources.collectives=nccl",
+                              "training.reproducibility=exact"}),
+              HasSubstr("training.reproducibility: exact needs host"));
   EXPECT_THAT(FaultOf(kGood, {"training.tf32=true"}),
               HasSubstr("training.tf32 needs device: cuda"));
 }

@@ -129,25 +129,21 @@ struct ResidualBackwardArgs {
   Dropout dropout;
 };
 
-// h += bias (kept for the backward pass; only where h is fp32); g = gelu(h): the tanh form of
-// GPT-2, or, where `exact`, h * Phi(h) with the distribution function of the normal distribution
-// (Hendrycks and Gimpel 2016).
-struct BiasGeluArgs {
-  Values h;
-  ConstValues bias;  // or null
+// g = gelu(h): the tanh form of GPT-2, or, where `exact`, h * Phi(h) with the distribution function
+// of the normal distribution (Hendrycks and Gimpel 2016).
+struct GeluArgs {
+  ConstValues h;
   Values g;
   int64_t rows, columns;
   bool exact = false;
 };
 
-// dh = dg * gelu'(h), dh may be dg; dbias += leaf sum of dh (if not null).
-struct BiasGeluBackwardArgs {
+// dh = dg * gelu'(h); dh may be dg.
+struct GeluBackwardArgs {
   ConstValues dg;
   ConstValues h;
   Values dh;
-  float* dbias;
   int64_t rows, columns;
-  int64_t rows_per_leaf;
   bool exact = false;
 };
 
@@ -373,8 +369,15 @@ class Ops {
   // for), in one pass.
   virtual void ResidualLayerNorm(const ResidualArgs& residual, const LayerNormArgs& norm) = 0;
   virtual void ResidualBackward(const ResidualBackwardArgs& args) = 0;
-  virtual void BiasGelu(const BiasGeluArgs& args) = 0;
-  virtual void BiasGeluBackward(const BiasGeluBackwardArgs& args) = 0;
+  virtual void Gelu(const GeluArgs& args) = 0;
+  virtual void GeluBackward(const GeluBackwardArgs& args) = 0;
+  // Matmul, then Gelu of its result (gelu.h is matmul.y), which a backend may take before it is
+  // rounded.
+  virtual void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) = 0;
+  // MatmulBackwardInput, then GeluBackward of its result: gelu.dg and gelu.dh are product.dx, which
+  // a backend may round once only.
+  virtual void MatmulGeluBackward(const MatmulBackwardInputArgs& product,
+                                  const GeluBackwardArgs& gelu) = 0;
   virtual void Swiglu(const SwigluArgs& args) = 0;
   virtual void SwigluBackward(const SwigluBackwardArgs& args) = 0;
   virtual void Rotary(const RotaryArgs& args) = 0;

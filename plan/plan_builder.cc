@@ -1,6 +1,7 @@
 #include "plan/plan_builder.h"
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
+#include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/reproducibility.h"
 #include "plan/schedule.h"
@@ -79,6 +81,26 @@ std::string NearestLayouts(const v1::JobSpec& job, const v1::Layout& wanted, int
   return absl::StrCat("nearest tensor x pipeline x data that work: ", absl::StrJoin(texts, ", "));
 }
 
+// Ranks of the same GPU, or those of which one adds in an order of its own, cannot have NCCL's.
+absl::StatusOr<std::string> ChooseCollectives(const v1::JobSpec& job,
+                                              const std::vector<DeviceSlot>& slots) {
+  if (!OnGpu(job)) return "";
+  const std::string& wanted = job.resources().collectives();
+  if (wanted == "host") return "host";
+  std::map<std::pair<std::string, int>, size_t> holder;
+  for (size_t rank = 0; rank < slots.size(); ++rank) {
+    const DeviceSlot& slot = slots[rank];
+    const auto [other, alone] = holder.try_emplace({slot.node, slot.gpu}, rank);
+    if (alone) continue;
+    if (wanted != "nccl") return "host";
+    return absl::InvalidArgumentError(absl::StrCat(
+        "resources.collectives: nccl, but ranks ", other->second, " and ", rank, " share GPU ",
+        slot.gpu, " of node ", slot.node,
+        ", which NCCL refuses; use collectives: auto, or as many ranks as there are GPUs"));
+  }
+  return OrderIsFixed(job) ? "host" : "nccl";
+}
+
 }  // namespace
 
 int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data) {
@@ -97,6 +119,7 @@ absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& lay
   TERCIO_RETURN_IF_ERROR(CheckLayout(job, layout, static_cast<int>(slots.size())));
   TERCIO_RETURN_IF_ERROR(ParseScheduleKind(layout.schedule()).status());
   v1::Plan plan;
+  TERCIO_ASSIGN_OR_RETURN(*plan.mutable_collectives(), ChooseCollectives(job, slots));
   *plan.mutable_layout() = layout;
   *plan.mutable_model() = job.model();
   plan.set_lanes(LanesOf(job, layout));
@@ -129,6 +152,7 @@ v1::RankPlan SliceWithoutStage(const v1::Plan& plan, int rank) {
   slice.set_padded_vocabulary(plan.padded_vocabulary());
   *slice.mutable_placement() = plan.ranks(rank);
   slice.set_threads(plan.threads_per_rank());
+  slice.set_collectives(plan.collectives());
   for (v1::ProcessGroup& group : GroupsOfRank(plan.layout(), rank)) {
     *slice.add_groups() = std::move(group);
   }

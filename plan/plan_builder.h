@@ -14,11 +14,12 @@ namespace tercio::plan {
 struct DeviceSlot {
   std::string node;
   int device = 0;
+  int gpu = -1;  // of the node, that the slot stands for; -1: none
 };
 
 // REQUIRES: job.model.vocab_size > 0 and slots.size() == world size (rank r goes to slots[r];
 // callers order slots so that tensor groups share a node). INVALID_ARGUMENT when the layout is
-// impossible.
+// impossible, or collectives of NCCL are asked for and two ranks share a GPU.
 absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
                                    const std::vector<DeviceSlot>& slots, int threads_per_rank);
 

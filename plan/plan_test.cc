@@ -341,6 +341,30 @@ TEST(PlanBuilder, BucketsTileTheGradients) {
   EXPECT_EQ(SliceForRank(*plan, 5).groups_size(), 4);
 }
 
+TEST(PlanBuilder, CollectivesGoOverNcclWhereEveryRankHasAGpuOfItsOwn) {
+  v1::JobSpec job = Job();
+  const auto collectives = [&](std::vector<DeviceSlot> slots) {
+    const auto plan = BuildPlan(job, LayoutOf(1, 1, 4), slots, 1);
+    if (!plan.ok()) return std::string(plan.status().message());
+    EXPECT_EQ(SliceWithoutStage(*plan, 2).collectives(), plan->collectives());
+    return plan->collectives();
+  };
+  const std::vector<DeviceSlot> alone = {{"a", 0, 0}, {"a", 1, 1}, {"b", 0, 0}, {"b", 1, 1}};
+  const std::vector<DeviceSlot> shared = {{"a", 0, 0}, {"a", 1, 1}, {"a", 2, 0}, {"a", 3, 1}};
+  EXPECT_EQ(collectives(alone), "");  // CPUs
+  job.mutable_resources()->set_device("cuda");
+  EXPECT_EQ(collectives(alone), "nccl");
+  EXPECT_EQ(collectives(shared), "host");
+  job.mutable_training()->set_reproducibility("exact");
+  EXPECT_EQ(collectives(alone), "host");
+  job.mutable_training()->clear_reproducibility();
+  job.mutable_resources()->set_collectives("host");
+  EXPECT_EQ(collectives(alone), "host");
+  job.mutable_resources()->set_collectives("nccl");
+  EXPECT_EQ(collectives(alone), "nccl");
+  EXPECT_THAT(collectives(shared), HasSubstr("ranks 0 and 2 share GPU 0 of node a"));
+}
+
 TEST(PlanBuilder, ImpossibleLayoutsSayWhyAndWhatWorks) {
   v1::JobSpec job = Job();
   const auto fault = [&](int tensor, int pipeline, int data, int ranks) {

@@ -154,17 +154,14 @@ void Stepper::StartWhenReady(JobState& job) {
   }
   if (RefusesOtherData(job, record.checkpoint_step())) return;
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
-  std::vector<plan::DeviceSlot> slots;
-  for (const v1::RankSlot& slot : job.placement->slots().slots()) {
-    slots.push_back({slot.node(), slot.device()});
-  }
   absl::StatusOr<v1::Plan> plan =
-      settings_.make_plan(PresentSpec(record), slots, ShareOfRanks(job));
+      settings_.make_plan(PresentSpec(record), SlotsOf(*job.placement), ShareOfRanks(job));
   if (!plan.ok()) {
     record.set_error(std::string(plan.status().message()));
     Finish(job, v1::JOB_PHASE_FAILED);
     return;
   }
+  TakeProducts(job, *plan);
   ChooseStart(job, *plan);
   if (RefusesOtherData(job, record.resume_step())) return;
   record.set_data_digest(progress.data_digest());
@@ -181,6 +178,16 @@ void Stepper::StartWhenReady(JobState& job) {
        absl::StrCat("attempt ", record.attempt(), " starts after step ", record.resume_step(),
                     " on ", job.placement->ranks(), " ranks"));
   for (const auto& [name, node] : job.placement->nodes()) SendStart(job, name);
+}
+
+std::vector<plan::DeviceSlot> Stepper::SlotsOf(const Placement& placement) const {
+  std::vector<plan::DeviceSlot> slots;
+  for (const v1::RankSlot& slot : placement.slots().slots()) {
+    const auto node = state_.nodes.find(slot.node());
+    const int gpus = node == state_.nodes.end() ? 0 : node->second.hello.device_facts_size();
+    slots.push_back({slot.node(), slot.device(), gpus == 0 ? -1 : slot.device() % gpus});
+  }
+  return slots;
 }
 
 // Cores and memory are shared by the ranks of a node; the plan needs one number for all ranks.

@@ -165,6 +165,63 @@ TEST(Devices, JobsOfANodeHaveDifferentOnes) {
   EXPECT_EQ(cluster.state_.jobs.at("second").placement->DeviceOf(0), 1);
 }
 
+// What the first attempt has chosen is kept, for its job and for the next one like it.
+TEST(Products, AreChosenOnce) {
+  Cluster cluster;
+  cluster.device_kind_ = "cuda";
+  v1::JobSpec spec = SmallSpec(2);
+  spec.mutable_resources()->set_device("cuda");
+  cluster.Do(Submitted{kJob, spec});
+  cluster.Attach("a");
+  cluster.StartAll();
+  const auto choose = [&](int stage, const std::string& gpu, int64_t m) {
+    return cluster.Say("a", [&](v1::AgentMessage& message) {
+      v1::ProductsChosen* chosen = message.mutable_products_chosen();
+      *chosen->mutable_run() = RunWith(cluster.job().attempt());
+      chosen->set_stage(stage);
+      chosen->mutable_products()->set_gpu(gpu);
+      chosen->mutable_products()->add_algorithms()->set_m(m);
+    });
+  };
+  const auto rows = [&](const std::string& job) {
+    std::vector<int64_t> found;
+    for (const auto& algorithm :
+         cluster.state_.jobs.at(job).plan->stages(0).products().algorithms()) {
+      found.push_back(algorithm.m());
+    }
+    return found;
+  };
+  EXPECT_TRUE(choose(0, "H", 1).changed_plans.contains(kJob));
+  EXPECT_FALSE(choose(7, "H", 2).changed_plans.contains(kJob));
+  choose(0, "H", 3);
+  EXPECT_EQ(rows(kJob), (std::vector<int64_t>{1, 3}));
+  cluster.Break();
+  cluster.StartAll();
+  EXPECT_EQ(rows(kJob), (std::vector<int64_t>{1, 3}));
+  choose(0, "other", 4);  // the ranks came to another kind of GPU
+  EXPECT_EQ(rows(kJob), (std::vector<int64_t>{4}));
+  cluster.RestartCoordinator();
+  EXPECT_EQ(rows(kJob), (std::vector<int64_t>{4}));
+
+  v1::Plan plan = *cluster.state_.jobs.at(kJob).plan;
+  const auto next = [&](const std::string& id, const v1::JobSpec& job) {
+    cluster.Attach("b" + id);
+    cluster.Do(Submitted{id, job});
+    v1::RunId run;
+    run.set_job_id(id);
+    run.set_attempt(1);
+    cluster.Do(CheckpointFound{run, 0, "", 0, {}});
+    cluster.Say("b" + id, [&](v1::AgentMessage& message) {
+      *message.mutable_data_prepared()->mutable_run() = run;
+      message.mutable_data_prepared()->set_vocab_size(20);
+    });
+    return rows(id);
+  };
+  EXPECT_EQ(next("like", spec), (std::vector<int64_t>{4}));
+  spec.mutable_training()->set_precision("fp16");
+  EXPECT_EQ(next("other", spec), (std::vector<int64_t>{}));
+}
+
 TEST(Devices, AGpusMemoryIsTheRanksAndNotTheNodes) {
   v1::AgentHello hello;
   hello.set_devices(2);

@@ -226,6 +226,9 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
         const std::string& error = message.fault_injected().error();
         Note(job, error.empty() ? "drill_done" : "drill_failed", error, node);
       });
+    case v1::AgentMessage::kProductsChosen:
+      return WithRun(message.products_chosen().run(),
+                     [&](JobState& job) { ProductsChosen(job, message.products_chosen()); });
     case v1::AgentMessage::kTrace:
       if (Happened(message.trace().run())) {
         effects_.traces.emplace_back(message.trace().run().job_id(), message.trace().trace());

@@ -91,8 +91,10 @@ class Stepper {
   // Ends the job where it would go on from this step with other data than before.
   bool RefusesOtherData(JobState& job, int64_t start);
   void StartWhenReady(JobState& job);
+  std::vector<plan::DeviceSlot> SlotsOf(const Placement& placement) const;
   RankShare ShareOfRanks(const JobState& job) const;
   void RankPhased(JobState& job, const v1::RankPhase& phase);
+  void ProductsChosen(JobState& job, const v1::ProductsChosen& chosen);
   void Stepped(JobState& job, const v1::StepReport& report);
   void RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit);
   void Fault(JobState& job, const FaultReport& report);
@@ -116,6 +118,7 @@ class Stepper {
   void Held(const std::string& node, const v1::SnapshotsHeld& said);
   std::optional<SnapshotChoice> FindSnapshot(JobState& job, const v1::Plan& plan);
   void ChooseStart(JobState& job, const v1::Plan& plan);
+  void TakeProducts(const JobState& job, v1::Plan& plan) const;
   void DistrustSnapshot(v1::JobRecord& record);
   static bool KnowsSources(const JobState& job);
   void AddSnapshots(JobState& job, const std::string& node, v1::StartRun* start);

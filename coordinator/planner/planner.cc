@@ -130,8 +130,6 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   }
   const std::string& device = job.resources().device();
   if (device != "cpu" && device != "cuda") return unsupported("resources.device " + device);
-  if (job.training().tf32()) return unsupported("training.tf32");
-  if (job.resources().collectives() == "nccl") return unsupported("resources.collectives nccl");
   if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
   if (parallelism.context_parallel() > 1)
     return unsupported("parallelism.context_parallel above 1");

@@ -63,17 +63,12 @@ struct ExactGelu {
 };
 
 template <typename Gelu>
-HWY_INLINE void GeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
-  const float* bias = a.bias;
+HWY_INLINE void GeluRange(const GeluArgs& a, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) {
-    float* h = a.h + i * a.columns;
+    const float* h = a.h + i * a.columns;
     float* g = a.g + i * a.columns;
     ForVectors(a.columns, [&](auto load, auto store) HWY_ATTR {
-      Vector x = load(h);
-      if (bias != nullptr) {
-        x = hn::Add(x, load(bias));
-        store(x, h);
-      }
+      const Vector x = load(h);
       store(hn::Mul(x, Gelu::Share(x)), g);
     });
     RoundRow(g, a.columns, a.g.format());
@@ -81,7 +76,7 @@ HWY_INLINE void GeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
 }
 
 template <typename Gelu>
-HWY_INLINE void GeluBackwardRange(const BiasGeluBackwardArgs& a, int64_t begin, int64_t end) {
+HWY_INLINE void GeluBackwardRange(const GeluBackwardArgs& a, int64_t begin, int64_t end) {
   const float* dg = a.dg + begin;
   const float* h = a.h + begin;
   float* dh = a.dh + begin;
@@ -89,11 +84,11 @@ HWY_INLINE void GeluBackwardRange(const BiasGeluBackwardArgs& a, int64_t begin, 
                               HWY_ATTR { store(hn::Mul(load(dg), Gelu::Slope(load(h))), dh); });
 }
 
-void BiasGeluRows(const BiasGeluArgs& a, int64_t begin, int64_t end) {
-  a.exact ? GeluRows<ExactGelu>(a, begin, end) : GeluRows<TanhGelu>(a, begin, end);
+void GeluRows(const GeluArgs& a, int64_t begin, int64_t end) {
+  a.exact ? GeluRange<ExactGelu>(a, begin, end) : GeluRange<TanhGelu>(a, begin, end);
 }
 
-void BiasGeluBackwardRange(const BiasGeluBackwardArgs& a, int64_t begin, int64_t end) {
+void GeluBackwardElements(const GeluBackwardArgs& a, int64_t begin, int64_t end) {
   a.exact ? GeluBackwardRange<ExactGelu>(a, begin, end)
           : GeluBackwardRange<TanhGelu>(a, begin, end);
 }
@@ -104,21 +99,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tercio::kernels {
 
-HWY_EXPORT(BiasGeluRows);
-HWY_EXPORT(BiasGeluBackwardRange);
+HWY_EXPORT(GeluRows);
+HWY_EXPORT(GeluBackwardElements);
 
-void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool) {
+void GeluCpu(const GeluArgs& args, ThreadPool& pool) {
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(BiasGeluRows)(args, begin, end);
+    HWY_DYNAMIC_DISPATCH(GeluRows)(args, begin, end);
   });
 }
 
-void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool) {
+void GeluBackwardCpu(const GeluBackwardArgs& args, ThreadPool& pool) {
   OverRows(args.rows, args.columns, pool, [&](int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(BiasGeluBackwardRange)(args, begin * args.columns, end * args.columns);
+    HWY_DYNAMIC_DISPATCH(GeluBackwardElements)(args, begin * args.columns, end * args.columns);
   });
-  if (args.dbias == nullptr) return;
-  ColumnLeafSums(args.dh, args.rows, args.columns, args.rows_per_leaf, args.dbias, pool);
 }
 
 // One row for each sequence: in double, where no cancellation shows in the float.

@@ -44,13 +44,19 @@ class CpuOps : public Ops {
     ResidualBackwardCpu(a, pool_);
     if (a.dropout.probability > 0) Round(a.dbranch, a.rows * a.columns);
   }
-  void BiasGelu(const BiasGeluArgs& a) override {
-    TERCIO_CHECK(a.bias == nullptr || a.h.format() == Format::kFloat32);
-    BiasGeluCpu(a, pool_);
-  }
-  void BiasGeluBackward(const BiasGeluBackwardArgs& a) override {
-    BiasGeluBackwardCpu(a, pool_);
+  void Gelu(const GeluArgs& a) override { GeluCpu(a, pool_); }
+  void GeluBackward(const GeluBackwardArgs& a) override {
+    GeluBackwardCpu(a, pool_);
     Round(a.dh, a.rows * a.columns);
+  }
+  void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) override {
+    Matmul(matmul);
+    Gelu(gelu);
+  }
+  void MatmulGeluBackward(const MatmulBackwardInputArgs& product,
+                          const GeluBackwardArgs& gelu) override {
+    MatmulBackwardInput(product);
+    GeluBackward(gelu);
   }
   void Swiglu(const SwigluArgs& a) override { SwigluCpu(a, pool_); }
   void SwigluBackward(const SwigluBackwardArgs& a) override {

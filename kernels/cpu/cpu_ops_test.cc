@@ -163,11 +163,11 @@ TEST_F(CpuOpsTest, GeluAndItsGradient) {
     Floats h = Random(count, 3.0f);
     const Floats before = h;
     Floats g(h.size());
-    ops_->BiasGelu({h.data(), nullptr, g.data(), 1, count});
+    ops_->Gelu({h.data(), g.data(), 1, count});
     ExpectRows(g, reference::Gelu(Exact(before)), count, 1e-6, "gelu");
     const Floats dg = Random(count);
     Floats dh(h.size());
-    ops_->BiasGeluBackward({dg.data(), h.data(), dh.data(), nullptr, 1, count, 1});
+    ops_->GeluBackward({dg.data(), h.data(), dh.data(), 1, count});
     ExpectRows(dh,
                reference::NumericGradient([](const Values& x) { return reference::Gelu(x); },
                                           Exact(before), Exact(dg)),
@@ -181,11 +181,11 @@ TEST_F(CpuOpsTest, ExactGeluAndItsGradient) {
     Floats h = Random(count, range);
     const Floats before = h;
     Floats g(h.size());
-    ops_->BiasGelu({h.data(), nullptr, g.data(), 1, count, true});
+    ops_->Gelu({h.data(), g.data(), 1, count, true});
     ExpectRows(g, reference::ExactGelu(Exact(before)), count, 1e-6, "exact gelu");
     const Floats dg = Random(count);
     Floats dh(h.size());
-    ops_->BiasGeluBackward({dg.data(), h.data(), dh.data(), nullptr, 1, count, 1, true});
+    ops_->GeluBackward({dg.data(), h.data(), dh.data(), 1, count, true});
     ExpectRows(dh,
                reference::NumericGradient([](const Values& x) { return reference::ExactGelu(x); },
                                           Exact(before), Exact(dg)),

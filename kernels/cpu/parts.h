@@ -41,8 +41,8 @@ void LayerNormBackwardCpu(const LayerNormBackwardArgs& args, ThreadPool& pool);
 void ResidualCpu(const ResidualArgs& args, const LayerNormArgs* norm, ThreadPool& pool);
 void ResidualBackwardCpu(const ResidualBackwardArgs& args, ThreadPool& pool);
 
-void BiasGeluCpu(const BiasGeluArgs& args, ThreadPool& pool);
-void BiasGeluBackwardCpu(const BiasGeluBackwardArgs& args, ThreadPool& pool);
+void GeluCpu(const GeluArgs& args, ThreadPool& pool);
+void GeluBackwardCpu(const GeluBackwardArgs& args, ThreadPool& pool);
 
 void BiasTanhCpu(const BiasTanhArgs& args, ThreadPool& pool);
 void TanhBackwardCpu(const TanhBackwardArgs& args, ThreadPool& pool);

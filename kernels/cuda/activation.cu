@@ -1,9 +1,8 @@
-// Bias and GELU in both forms, SwiGLU, tanh, and their gradients.
+// GELU in both forms, SwiGLU, tanh, and their gradients.
 //
 // Launch geometry: primitives/rows.cuh; a lane has a group of 16 bytes.
-// Bytes for each element of the result, B = 2 or 4: BiasGelu 2 B (3 B with a bias, which is kept in
-// h); its gradient 3 B, the bias gradient in the same pass; SwiGLU 3 B, its gradient 5 B; tanh 2 B,
-// its gradient 3 B. Bound by memory.
+// Bytes for each element of the result, B = 2 or 4: GELU 2 B, its gradient 3 B; SwiGLU 3 B, its
+// gradient 5 B; tanh 2 B, its gradient 3 B. Bound by memory.
 #include "kernels/cuda/parts.h"
 #include "kernels/cuda/primitives/groups.cuh"
 #include "kernels/cuda/primitives/rows.cuh"
@@ -37,8 +36,7 @@ struct ExactGelu {
 template <typename T, typename Gelu>
 struct ApplyGelu {
   static constexpr int kWidth = kGroup<T>;
-  T* h;
-  const T* bias;
+  const T* h;
   T* g;
   int64_t columns;
 
@@ -47,13 +45,6 @@ struct ApplyGelu {
     const int64_t at = row * columns + column;
     float x[kWidth];
     LoadGroup<kAligned>(h + at, count, x);
-    if (bias != nullptr) {
-      float b[kWidth];
-      LoadGroup<kAligned>(bias + column, count, b);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) x[j] += b[j];
-      StoreGroup<kAligned>(x, count, h + at);
-    }
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) x[j] *= Gelu::Share(x[j]);
     StoreGroup<kAligned>(x, count, g + at);
@@ -63,35 +54,20 @@ struct ApplyGelu {
 template <typename T, typename Gelu>
 struct GeluGradient {
   static constexpr int kWidth = kGroup<T>;
-  static constexpr int kSums = 1;
   const T* dg;
   const T* h;
   T* dh;
   int64_t columns;
 
   template <bool kAligned>
-  __device__ __forceinline__ void Values(int64_t row, int64_t column, int64_t count,
-                                         float (&g)[kWidth]) const {
+  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
     const int64_t at = row * columns + column;
-    float x[kWidth];
+    float g[kWidth], x[kWidth];
     LoadGroup<kAligned>(dg + at, count, g);
     LoadGroup<kAligned>(h + at, count, x);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) g[j] *= Gelu::Slope(x[j]);
     StoreGroup<kAligned>(g, count, dh + at);
-  }
-  template <bool kAligned>
-  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count) const {
-    float g[kWidth];
-    Values<kAligned>(row, column, count, g);
-  }
-  template <bool kAligned>
-  __device__ __forceinline__ void Run(int64_t row, int64_t column, int64_t count,
-                                      float (&sums)[kSums][kWidth]) const {
-    float g[kWidth];
-    Values<kAligned>(row, column, count, g);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sums[0][j] += g[j];
   }
 };
 
@@ -183,36 +159,32 @@ struct TanhGradient {
 };
 
 template <typename Gelu>
-void LaunchGelu(const BiasGeluArgs& a, cudaStream_t stream) {
+void LaunchGelu(const GeluArgs& a, cudaStream_t stream) {
   ByStorage(a.g.stored(), [&]<typename T>() {
-    const ApplyGelu<T, Gelu> operation{As<T>(a.h), As<T>(a.bias), As<T>(a.g), a.columns};
+    const ApplyGelu<T, Gelu> operation{As<T>(a.h), As<T>(a.g), a.columns};
     LaunchRows(operation, a.rows, a.columns,
-               Aligned({operation.h, operation.bias, operation.g}, a.columns, sizeof(T)), stream);
+               Aligned({operation.h, operation.g}, a.columns, sizeof(T)), stream);
   });
 }
 
 template <typename Gelu>
-void LaunchGeluGradient(const BiasGeluBackwardArgs& a, const CudaContext& context) {
+void LaunchGeluGradient(const GeluBackwardArgs& a, cudaStream_t stream) {
   ByStorage(a.dh.stored(), [&]<typename T>() {
     const GeluGradient<T, Gelu> operation{As<T>(a.dg), As<T>(a.h), As<T>(a.dh), a.columns};
-    const bool aligned = Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T));
-    if (a.dbias == nullptr) {
-      return LaunchRows(operation, a.rows, a.columns, aligned, context.stream);
-    }
-    auto* parts = context.Scratch<float>(ColumnSumBytes(a.rows, a.columns));
-    LaunchColumnSums(operation, a.rows, a.columns, aligned, parts, {a.dbias}, true, context.stream);
+    LaunchRows(operation, a.rows, a.columns,
+               Aligned({operation.dg, operation.h, operation.dh}, a.columns, sizeof(T)), stream);
   });
 }
 
 }  // namespace
 
-void BiasGeluCuda(const BiasGeluArgs& a, const CudaContext& context) {
-  TERCIO_CHECK(a.bias == nullptr || a.h.format() == Format::kFloat32);
+void GeluCuda(const GeluArgs& a, const CudaContext& context) {
   a.exact ? LaunchGelu<ExactGelu>(a, context.stream) : LaunchGelu<TanhGelu>(a, context.stream);
 }
 
-void BiasGeluBackwardCuda(const BiasGeluBackwardArgs& a, const CudaContext& context) {
-  a.exact ? LaunchGeluGradient<ExactGelu>(a, context) : LaunchGeluGradient<TanhGelu>(a, context);
+void GeluBackwardCuda(const GeluBackwardArgs& a, const CudaContext& context) {
+  a.exact ? LaunchGeluGradient<ExactGelu>(a, context.stream)
+          : LaunchGeluGradient<TanhGelu>(a, context.stream);
 }
 
 void SwigluCuda(const SwigluArgs& a, const CudaContext& context) {

@@ -39,7 +39,8 @@ class CudaOps : public Ops {
   explicit CudaOps(const CudaOpsOptions& options)
       : errors_(*options.errors),
         context_{options.stream, options.workspace, options.workspace_bytes, SharedBytes()},
-        products_(options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
+        products_({options.tf32, false},
+                  options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(options.workspace) % 256, 0);
   }
 
@@ -55,9 +56,10 @@ class CudaOps : public Ops {
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
     Run("MatmulBackwardWeight", [&] {
-      if (a.m > 0) products_.MatmulBackwardWeight(a, context_);
+      const bool all = a.m > 0 && products_.MatmulBackwardWeight(a, context_);
       if (a.m == 0 && !a.accumulate) SetZero("MatmulBackwardWeight", a.dw, a.n * a.k * 4);
-      if (a.dbias != nullptr) ColumnSumsCuda(a.dy, a.m, a.n, a.accumulate, a.dbias, context_);
+      if (a.dbias == nullptr || all) return;
+      ColumnSumsCuda(a.dy, a.m, a.n, a.accumulate, a.dbias, context_);
     });
   }
   void LayerNorm(const LayerNormArgs& a) override {
@@ -75,11 +77,27 @@ class CudaOps : public Ops {
   void ResidualBackward(const ResidualBackwardArgs& a) override {
     Run("ResidualBackward", [&] { ResidualBackwardCuda(a, context_); });
   }
-  void BiasGelu(const BiasGeluArgs& a) override {
-    Run("BiasGelu", [&] { BiasGeluCuda(a, context_); });
+  void Gelu(const GeluArgs& a) override {
+    Run("Gelu", [&] { GeluCuda(a, context_); });
   }
-  void BiasGeluBackward(const BiasGeluBackwardArgs& a) override {
-    Run("BiasGeluBackward", [&] { BiasGeluBackwardCuda(a, context_); });
+  void GeluBackward(const GeluBackwardArgs& a) override {
+    Run("GeluBackward", [&] { GeluBackwardCuda(a, context_); });
+  }
+  void MatmulGelu(const MatmulArgs& matmul, const GeluArgs& gelu) override {
+    Run("MatmulGelu", [&] {
+      if (matmul.m == 0 || matmul.n == 0 || products_.MatmulGelu(matmul, gelu, context_)) return;
+      products_.Matmul(matmul, context_);
+      GeluCuda(gelu, context_);
+    });
+  }
+  void MatmulGeluBackward(const MatmulBackwardInputArgs& product,
+                          const GeluBackwardArgs& gelu) override {
+    Run("MatmulGeluBackward", [&] {
+      if (product.m == 0 || product.k == 0) return;
+      if (products_.MatmulGeluBackward(product, gelu, context_)) return;
+      products_.MatmulBackwardInput(product, context_);
+      GeluBackwardCuda(gelu, context_);
+    });
   }
   void Swiglu(const SwigluArgs& a) override {
     Run("Swiglu", [&] { SwigluCuda(a, context_); });

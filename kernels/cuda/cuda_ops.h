@@ -33,6 +33,7 @@ struct CudaOpsOptions {
   OperationErrors* errors = nullptr;
   // Of products: those known before are taken, those chosen are added. Null: nobody asks.
   ProductAlgorithms* algorithms = nullptr;
+  bool tf32 = false;  // products of fp32 factors may round them to TF32
 };
 
 std::unique_ptr<Ops> CreateCudaOps(const CudaOpsOptions& options);

@@ -177,14 +177,12 @@ TEST_F(CudaOpsTest, Gelu) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : kShapes) {
       for (const bool exact : {false, true}) {
-        Begin(format, NameOf("BiasGelu", rows, columns));
+        Begin(format, NameOf("Gelu", rows, columns));
         const int h = AddValues("h", rows * columns, 0, 3);
-        const bool biased = format == Format::kFloat32 && exact;
-        const int bias = biased ? AddValues("bias", columns) : kNone;
         const int g = AddValues("g", rows * columns, columns);
         Near(kNear, {g});
         Check([&](Ops& ops, const Bound& t) {
-          ops.BiasGelu({t.values(h), t.values(bias), t.values(g), rows, columns, exact});
+          ops.Gelu({t.values(h), t.values(g), rows, columns, exact});
         });
       }
     }
@@ -193,21 +191,17 @@ TEST_F(CudaOpsTest, Gelu) {
 
 TEST_F(CudaOpsTest, GeluBackward) {
   for (const Format format : kFormats) {
-    for (const auto& [rows, columns] : kSumShapes) {
+    for (const auto& [rows, columns] : kShapes) {
       for (const bool exact : {false, true}) {
-        for (const bool wants_bias : {false, true}) {
-          Begin(format, NameOf("BiasGeluBackward", rows, columns));
-          const int dg = AddValues("dg", rows * columns, columns);
-          const int h = AddValues("h", rows * columns, 0, 3);
-          const int dh = AddValues("dh", rows * columns, columns);
-          const int dbias = wants_bias ? AddFloats("dbias", columns) : kNone;
-          Near(kNear, {dg, dh, dbias});
-          for (const int to : {dh, dg}) {  // dh may be dg
-            Check([&](Ops& ops, const Bound& t) {
-              ops.BiasGeluBackward({t.values(dg), t.values(h), t.values(to), t.floats(dbias), rows,
-                                    columns, rows, exact});
-            });
-          }
+        Begin(format, NameOf("GeluBackward", rows, columns));
+        const int dg = AddValues("dg", rows * columns, columns);
+        const int h = AddValues("h", rows * columns, 0, 3);
+        const int dh = AddValues("dh", rows * columns, columns);
+        Near(kNear, {dg, dh});
+        for (const int to : {dh, dg}) {  // dh may be dg
+          Check([&](Ops& ops, const Bound& t) {
+            ops.GeluBackward({t.values(dg), t.values(h), t.values(to), rows, columns, exact});
+          });
         }
       }
     }
@@ -429,7 +423,7 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
     ops.LayerNorm({v, v, v, v, f, f, 0, 8});
     ops.LayerNormBackward({v, v, v, f, f, v, f, f, 0, 8, 1});
     ops.Residual({v, v, v, v, 0, 8, {}});
-    ops.BiasGeluBackward({v, v, v, f, 0, 8, 1, false});
+    ops.GeluBackward({v, v, v, 0, 8, false});
     ops.EmbeddingBackward({nullptr, v, f, 0, 8, 0, 2});
     ops.CrossEntropyLocal({v, nullptr, f, 0, 8, 8, 0, false});
     ops.AddLosses({f, nullptr, 0, 0, 1});

@@ -4,15 +4,26 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
+#include <vector>
+
+#include "kernels/cuda/elementwise.h"
 
 namespace tercio::kernels::cuda {
 namespace {
 
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(ProductAlgorithm::words));
 
-constexpr uint32_t kBestAlignment = 256;
-constexpr uintptr_t kBiasAlignment = 16;
+constexpr int64_t kSideUnit = 256;  // of what is taken from the workspace
+// Of timing.
+constexpr size_t kCandidates = 16;
+constexpr int kWarmUps = 2;
+constexpr int kTimedRuns = 8;
+constexpr float kNoise = 0.02f;
+// Of biases and of GELU's input, which lie beside the matrices.
+constexpr uintptr_t kSideAlignment = 16;
+constexpr int64_t kGeluInputColumns = 8;  // their number is a multiple
 
 struct DeleteHandle {
   void operator()(cublasLtHandle_t handle) const { cublasLtDestroy(handle); }
@@ -46,7 +57,8 @@ cudaDataType_t TypeOf(Format format) {
 uint32_t AlignmentOf(const void* pointer) {
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const uintptr_t lowest = address & (~address + 1);
-  return lowest == 0 || lowest > kBestAlignment ? kBestAlignment : static_cast<uint32_t>(lowest);
+  return lowest == 0 || lowest > kProductAlignment ? kProductAlignment
+                                                   : static_cast<uint32_t>(lowest);
 }
 
 // A row-major matrix is, to a library that counts by columns, its own transpose: so a result is
@@ -58,10 +70,11 @@ struct Product {
   ConstValues first;
   ConstValues second;
   Values result;
-  ConstValues bias;  // or null
+  const void* bias;  // of the result's storage, or where to the gradient goes; or null
   int64_t rows, columns, depth;
-  bool transpose_first;   // first lies as (depth x rows)
-  bool transpose_second;  // second lies as (columns x depth)
+  bool transpose_first;              // first lies as (depth x rows)
+  bool transpose_second;             // second lies as (columns x depth)
+  const void* gelu_input = nullptr;  // as the result; written forward, read backward
 };
 
 struct Prepared {
@@ -98,22 +111,56 @@ cublasStatus_t MakeLayout(Format format, int64_t rows, int64_t columns,
   return status;
 }
 
+cublasLtEpilogue_t EpilogueOf(const Product& p) {
+  switch (p.shape.epilogue) {
+    case ProductEpilogue::kNone:
+      return p.bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT : CUBLASLT_EPILOGUE_BIAS;
+    case ProductEpilogue::kGelu:
+      return p.bias == nullptr ? CUBLASLT_EPILOGUE_GELU_AUX : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case ProductEpilogue::kGeluGradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case ProductEpilogue::kBiasGradient:
+      return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  return CUBLASLT_EPILOGUE_DEFAULT;
+}
+
+// What lies beside the matrices. While the library looks for algorithms it reads of the addresses
+// only how well they are aligned: that must be so of all that will come.
+cublasStatus_t SetSides(cublasLtMatmulDesc_t desc, const Product& p, const void* bias,
+                        const void* gelu_input) {
+  Calls calls;
+  if (p.bias != nullptr) calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
+  if (p.gelu_input != nullptr) {
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu_input));
+  }
+  return calls.status();
+}
+
+cublasStatus_t DescribeEpilogue(const Product& p, cublasLtMatmulDesc_t desc) {
+  Calls calls;
+  calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, EpilogueOf(p)));
+  const int32_t type = TypeOf(p.result.stored());
+  if (p.bias != nullptr) calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type));
+  if (p.gelu_input != nullptr) {
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.rows));
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, type));
+  }
+  const void* const like_all = reinterpret_cast<const void*>(kSideAlignment);
+  calls(SetSides(desc, p, like_all, like_all));
+  return calls.status();
+}
+
 cublasStatus_t Describe(const Product& p, Prepared& to) {
   Calls calls;
   cublasLtMatmulDesc_t desc = nullptr;
-  calls(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  calls(cublasLtMatmulDescCreate(
+      &desc, p.shape.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F));
   if (!calls.ok()) return calls.status();
   to.desc.reset(desc);
   calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_TRANSA, p.transpose_first ? CUBLAS_OP_T : CUBLAS_OP_N));
   calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_TRANSB, p.transpose_second ? CUBLAS_OP_T : CUBLAS_OP_N));
-  if (p.bias != nullptr) {
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const int32_t type = TypeOf(p.bias.stored());
-    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue));
-    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, type));
-    const void* bias = p.bias.data();
-    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
-  }
+  calls(DescribeEpilogue(p, desc));
   calls(p.transpose_first ? MakeLayout(p.first.stored(), p.depth, p.rows, to.first)
                           : MakeLayout(p.first.stored(), p.rows, p.depth, to.first));
   calls(p.transpose_second ? MakeLayout(p.second.stored(), p.columns, p.depth, to.second)
@@ -128,9 +175,10 @@ cublasStatus_t Prefer(cublasLtMatmulPreference_t preference,
   return cublasLtMatmulPreferenceSetAttribute(preference, attribute, &value, sizeof(value));
 }
 
-// The first of the library's ranking that needs at most workspace_bytes.
-cublasStatus_t FindAlgorithm(cublasLtHandle_t handle, const Product& p, const Prepared& prepared,
-                             int64_t workspace_bytes, ProductAlgorithm& to) {
+// The first `most` of the library's ranking that need at most workspace_bytes; one at least.
+cublasStatus_t FindAlgorithms(cublasLtHandle_t handle, const Product& p, const Prepared& prepared,
+                              int64_t workspace_bytes, size_t most,
+                              std::vector<ProductAlgorithm>& to) {
   Calls calls;
   cublasLtMatmulPreference_t preference = nullptr;
   calls(cublasLtMatmulPreferenceCreate(&preference));
@@ -146,75 +194,102 @@ cublasStatus_t FindAlgorithm(cublasLtHandle_t handle, const Product& p, const Pr
   calls(Prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment[1]));
   calls(Prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment[2]));
   calls(Prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment[2]));
-  cublasLtMatmulHeuristicResult_t result = {};
+  std::vector<cublasLtMatmulHeuristicResult_t> results(most);
   int found = 0;
   if (calls.ok()) {
     calls(cublasLtMatmulAlgoGetHeuristic(handle, prepared.desc.get(), prepared.first.get(),
                                          prepared.second.get(), prepared.result.get(),
-                                         prepared.result.get(), preference, 1, &result, &found));
+                                         prepared.result.get(), preference, static_cast<int>(most),
+                                         results.data(), &found));
   }
   if (!calls.ok()) return calls.status();
-  if (found == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (result.state != CUBLAS_STATUS_SUCCESS) return result.state;
-  std::memcpy(to.words.data(), &result.algo, sizeof(result.algo));
-  to.workspace_bytes = static_cast<int64_t>(result.workspaceSize);
-  return CUBLAS_STATUS_SUCCESS;
+  for (int i = 0; i < found; ++i) {
+    const cublasLtMatmulHeuristicResult_t& result = results[static_cast<size_t>(i)];
+    if (result.state != CUBLAS_STATUS_SUCCESS) continue;
+    ProductAlgorithm algorithm;
+    std::memcpy(algorithm.words.data(), &result.algo, sizeof(result.algo));
+    algorithm.workspace_bytes = static_cast<int64_t>(result.workspaceSize);
+    to.push_back(algorithm);
+  }
+  return to.empty() ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
 }
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// The library has the tanh form, on 16-bit results.
+bool GeluFits(ConstValues input, int64_t columns, bool exact) {
+  return !exact && input.stored() != Format::kFloat32 && columns % kGeluInputColumns == 0 &&
+         reinterpret_cast<uintptr_t>(input.data()) % kSideAlignment == 0;
+}
 
 }  // namespace
 
 class Products::Library {
  public:
-  Library(ProductAlgorithms* algorithms, OperationErrors* errors)
-      : algorithms_(*algorithms), errors_(*errors) {}
+  Library(bool times, ProductAlgorithms* algorithms, OperationErrors* errors)
+      : times_(times), algorithms_(*algorithms), errors_(*errors) {}
 
-  void Multiply(const char* operation, Product p, const CudaContext& context) {
+  void Multiply(const char* operation, const Product& p, const CudaContext& context) {
+    if (TryMultiply(operation, p, context)) return;
+    Report(operation, p.shape, CUBLAS_STATUS_NOT_SUPPORTED);
+  }
+
+  // False: the library cannot do that.
+  bool TryMultiply(const char* operation, Product p, const CudaContext& context) {
     for (const ConstValues values : {p.first, p.second, ConstValues(p.result)}) {
       TERCIO_CHECK(values.stored() == values.format());
     }
     TERCIO_CHECK(p.first.stored() == p.second.stored());
-    TERCIO_CHECK(p.bias == nullptr || p.bias.stored() == p.result.stored());
-    CudaContext rest = context;
-    if (p.bias != nullptr) AlignBias(operation, p, rest);
     p.shape.alignment = {AlignmentOf(p.first.data()), AlignmentOf(p.second.data()),
                          AlignmentOf(p.result.data())};
-    Prepared* prepared = Prepare(operation, p, rest.workspace_bytes);
-    if (prepared == nullptr) return;
-    if (p.bias != nullptr) {
-      const void* bias = p.bias.data();
-      const cublasStatus_t status =
-          SetDesc(prepared->desc.get(), CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-      if (status != CUBLAS_STATUS_SUCCESS) return Report(operation, p.shape, status);
-    }
-    const float alpha = 1;
-    const float beta = p.shape.accumulate ? 1 : 0;
-    const cublasStatus_t status = cublasLtMatmul(
-        handle_.get(), prepared->desc.get(), &alpha, p.first.data(), prepared->first.get(),
-        p.second.data(), prepared->second.get(), &beta, p.result.data(), prepared->result.get(),
-        p.result.data(), prepared->result.get(), &prepared->algorithm, rest.workspace,
-        static_cast<size_t>(rest.workspace_bytes), rest.stream);
+    Prepared* prepared = Prepare(operation, p, context);
+    if (prepared == nullptr) return false;
+    if (errors_.first()) return true;
+    const cublasStatus_t status = Run(p, *prepared, context);
     if (status != CUBLAS_STATUS_SUCCESS) Report(operation, p.shape, status);
+    return true;
+  }
+
+  // Of the front of the workspace, for what the library wants aligned: taken also where it is not
+  // needed, for products of one shape have one algorithm, and so one workspace.
+  static std::byte* TakeSide(int64_t bytes, CudaContext& context) {
+    const int64_t taken = RoundUp(bytes, kSideUnit);
+    auto* side = context.Scratch<std::byte>(taken);
+    context.workspace += taken;
+    context.workspace_bytes -= taken;
+    return side;
+  }
+
+  // Where the library can read it.
+  const void* AlignedBias(const char* operation, ConstValues bias, int64_t count,
+                          CudaContext& context) {
+    if (bias == nullptr) return nullptr;
+    TERCIO_CHECK(bias.stored() == bias.format());
+    const int64_t bytes = bias.BytesFor(count);
+    std::byte* copy = TakeSide(bytes, context);
+    if (reinterpret_cast<uintptr_t>(bias.data()) % kSideAlignment == 0) return bias.data();
+    const cudaError_t error = cudaMemcpyAsync(copy, bias.data(), static_cast<size_t>(bytes),
+                                              cudaMemcpyDeviceToDevice, context.stream);
+    if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
+    return copy;
   }
 
  private:
-  // The library wants biases aligned. The front of the workspace is for a copy of this one: also
-  // where none is made, for products of one shape have one algorithm, and so one workspace.
-  void AlignBias(const char* operation, Product& p, CudaContext& context) {
-    const int64_t bytes = p.bias.BytesFor(p.rows);
-    const int64_t taken = RoundUp(bytes, kBestAlignment);
-    auto* copy = context.Scratch<std::byte>(taken);
-    context.workspace += taken;
-    context.workspace_bytes -= taken;
-    if (reinterpret_cast<uintptr_t>(p.bias.data()) % kBiasAlignment == 0) return;
-    const cudaError_t error = cudaMemcpyAsync(copy, p.bias.data(), static_cast<size_t>(bytes),
-                                              cudaMemcpyDeviceToDevice, context.stream);
-    if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
-    p.bias = ConstValues(copy, p.bias.format(), p.bias.stored());
+  cublasStatus_t Run(const Product& p, const Prepared& prepared, const CudaContext& context) {
+    const float alpha = 1;
+    const float beta = p.shape.accumulate ? 1 : 0;
+    Calls calls;
+    calls(SetSides(prepared.desc.get(), p, p.bias, p.gelu_input));
+    if (!calls.ok()) return calls.status();
+    return cublasLtMatmul(handle_.get(), prepared.desc.get(), &alpha, p.first.data(),
+                          prepared.first.get(), p.second.data(), prepared.second.get(), &beta,
+                          p.result.data(), prepared.result.get(), p.result.data(),
+                          prepared.result.get(), &prepared.algorithm, context.workspace,
+                          static_cast<size_t>(context.workspace_bytes), context.stream);
   }
 
-  Prepared* Prepare(const char* operation, const Product& p, int64_t workspace_bytes) {
+  // Null: there is no algorithm. Other errors are reported, and what is returned is not to be used.
+  Prepared* Prepare(const char* operation, const Product& p, const CudaContext& context) {
     const auto found = prepared_.find(p.shape);
     if (found != prepared_.end()) return &found->second;
     if (handle_ == nullptr) {
@@ -222,26 +297,75 @@ class Products::Library {
       const cublasStatus_t status = cublasLtCreate(&handle);
       if (status != CUBLAS_STATUS_SUCCESS) {
         Report(operation, p.shape, status);
-        return nullptr;
+        return &broken_;
       }
       handle_.reset(handle);
     }
     Prepared made;
-    cublasStatus_t status = Describe(p, made);
     const auto known = algorithms_.find(p.shape);
-    ProductAlgorithm algorithm;
+    if (known != algorithms_.end() && known->second == kNoAlgorithm) return nullptr;
+    cublasStatus_t status = Describe(p, made);
+    std::vector<ProductAlgorithm> found_ones;
     if (known != algorithms_.end()) {
-      algorithm = known->second;
+      found_ones.push_back(known->second);
     } else if (status == CUBLAS_STATUS_SUCCESS) {
-      status = FindAlgorithm(handle_.get(), p, made, workspace_bytes, algorithm);
+      status = FindAlgorithms(handle_.get(), p, made, context.workspace_bytes,
+                              times_ ? kCandidates : 1, found_ones);
+    }
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+      algorithms_[p.shape] = kNoAlgorithm;
+      return nullptr;
     }
     if (status != CUBLAS_STATUS_SUCCESS) {
       Report(operation, p.shape, status);
-      return nullptr;
+      return &broken_;
     }
-    algorithms_[p.shape] = algorithm;
-    std::memcpy(&made.algorithm, algorithm.words.data(), sizeof(made.algorithm));
+    const size_t best = found_ones.size() > 1 ? Fastest(p, found_ones, made, context) : 0;
+    algorithms_[p.shape] = found_ones[best];
+    SetAlgorithm(found_ones[best], made);
     return &prepared_.emplace(p.shape, std::move(made)).first->second;
+  }
+
+  static void SetAlgorithm(const ProductAlgorithm& algorithm, Prepared& to) {
+    std::memcpy(&to.algorithm, algorithm.words.data(), sizeof(to.algorithm));
+  }
+
+  // The index of the fastest; what comes earlier in the library's ranking goes before what is
+  // faster by less than kNoise.
+  size_t Fastest(const Product& p, const std::vector<ProductAlgorithm>& candidates,
+                 Prepared& prepared, const CudaContext& context) {
+    size_t best = 0;
+    float best_milliseconds = std::numeric_limits<float>::infinity();
+    for (size_t i = 0; i < candidates.size(); ++i) {
+      SetAlgorithm(candidates[i], prepared);
+      const float milliseconds = Time(p, prepared, context);
+      if (milliseconds >= best_milliseconds * (1 - kNoise)) continue;
+      best = i;
+      best_milliseconds = milliseconds;
+    }
+    return best;
+  }
+
+  // Infinity where it fails. Waits for the stream.
+  float Time(const Product& p, const Prepared& prepared, const CudaContext& context) {
+    const auto repeat = [&](int count) {
+      for (int i = 0; i < count; ++i) {
+        if (Run(p, prepared, context) != CUBLAS_STATUS_SUCCESS) return false;
+      }
+      return true;
+    };
+    cudaEvent_t begin = nullptr;
+    cudaEvent_t end = nullptr;
+    float milliseconds = std::numeric_limits<float>::infinity();
+    if (cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess &&
+        repeat(kWarmUps) && cudaEventRecord(begin, context.stream) == cudaSuccess &&
+        repeat(kTimedRuns) && cudaEventRecord(end, context.stream) == cudaSuccess &&
+        cudaEventSynchronize(end) == cudaSuccess) {
+      cudaEventElapsedTime(&milliseconds, begin, end);
+    }
+    if (begin != nullptr) cudaEventDestroy(begin);
+    if (end != nullptr) cudaEventDestroy(end);
+    return milliseconds;
   }
 
   void Report(const char* operation, const ProductShape& shape, cublasStatus_t status) {
@@ -251,49 +375,102 @@ class Products::Library {
                                   cublasLtGetStatusString(status));
   }
 
+  const bool times_;
   ProductAlgorithms& algorithms_;
   OperationErrors& errors_;
   Owned<cublasLtHandle_t, DeleteHandle> handle_;
   std::map<ProductShape, Prepared> prepared_;
+  Prepared broken_;  // where an error was reported
 };
 
-Products::Products(ProductAlgorithms* algorithms, OperationErrors* errors)
-    : library_(std::make_unique<Library>(algorithms, errors)) {}
+Products::Products(const ProductOptions& options, ProductAlgorithms* algorithms,
+                   OperationErrors* errors)
+    : tf32_(options.tf32), library_(std::make_unique<Library>(options.times, algorithms, errors)) {}
 Products::~Products() = default;
+
+ProductShape Products::ShapeOf(ProductKind kind, Format operands, Format result, int64_t m,
+                               int64_t n, int64_t k) const {
+  ProductShape shape{kind, operands, result, m, n, k};
+  shape.tf32 = tf32_ && operands == Format::kFloat32;
+  return shape;
+}
 
 // y^T (n x m) = w (lies as k x n, transposed) * x (k x m)
 void Products::Matmul(const MatmulArgs& a, const CudaContext& context) {
-  const ProductShape shape{ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k,
-                           a.bias != nullptr,     a.accumulate};
-  library_->Multiply("Matmul", {shape, a.w, a.x, a.y, a.bias, a.n, a.m, a.k, true, false}, context);
+  constexpr char kName[] = "Matmul";
+  CudaContext rest = context;
+  ProductShape shape = ShapeOf(ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k);
+  shape.bias = a.bias != nullptr;
+  shape.accumulate = a.accumulate;
+  const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
+  library_->Multiply(kName, {shape, a.w, a.x, a.y, bias, a.n, a.m, a.k, true, false}, rest);
+}
+
+bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaContext& context) {
+  TERCIO_CHECK(gelu.h.data() == a.y.data() && gelu.rows == a.m && gelu.columns == a.n);
+  if (!GeluFits(gelu.h, a.n, gelu.exact) || a.accumulate) return false;
+  constexpr char kName[] = "MatmulGelu";
+  CudaContext rest = context;
+  ProductShape shape = ShapeOf(ProductKind::kForward, a.x.format(), a.y.format(), a.m, a.n, a.k);
+  shape.epilogue = ProductEpilogue::kGelu;
+  shape.bias = a.bias != nullptr;
+  const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
+  return library_->TryMultiply(
+      kName, {shape, a.w, a.x, gelu.g, bias, a.n, a.m, a.k, true, false, a.y.data()}, rest);
 }
 
 // dx^T (k x m) = w (k x n) * dy (n x m)
 void Products::MatmulBackwardInput(const MatmulBackwardInputArgs& a, const CudaContext& context) {
-  const ProductShape shape{ProductKind::kInputGradient,
-                           a.dy.format(),
-                           a.dx.format(),
-                           a.m,
-                           a.n,
-                           a.k,
-                           false,
-                           a.accumulate};
+  ProductShape shape =
+      ShapeOf(ProductKind::kInputGradient, a.dy.format(), a.dx.format(), a.m, a.n, a.k);
+  shape.accumulate = a.accumulate;
   library_->Multiply("MatmulBackwardInput",
                      {shape, a.w, a.dy, a.dx, nullptr, a.k, a.m, a.n, false, false}, context);
 }
 
-// dw^T (k x n) = x (k x m) * dy (lies as n x m, transposed)
-void Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const CudaContext& context) {
-  const ProductShape shape{ProductKind::kWeightGradient,
-                           a.dy.format(),
-                           Format::kFloat32,
-                           a.m,
-                           a.n,
-                           a.k,
-                           false,
-                           a.accumulate};
-  library_->Multiply("MatmulBackwardWeight",
-                     {shape, a.x, a.dy, a.dw, nullptr, a.k, a.n, a.m, false, true}, context);
+bool Products::MatmulGeluBackward(const MatmulBackwardInputArgs& a, const GeluBackwardArgs& gelu,
+                                  const CudaContext& context) {
+  TERCIO_CHECK(gelu.dg.data() == a.dx.data() && gelu.dh.data() == a.dx.data());
+  TERCIO_CHECK(gelu.rows == a.m && gelu.columns == a.k);
+  if (!GeluFits(gelu.h, a.k, gelu.exact) || a.accumulate) return false;
+  ProductShape shape =
+      ShapeOf(ProductKind::kInputGradient, a.dy.format(), a.dx.format(), a.m, a.n, a.k);
+  shape.epilogue = ProductEpilogue::kGeluGradient;
+  return library_->TryMultiply(
+      "MatmulGeluBackward",
+      {shape, a.w, a.dy, a.dx, nullptr, a.k, a.m, a.n, false, false, gelu.h.data()}, context);
 }
+
+// dw^T (k x n) = x (k x m) * dy (lies as n x m, transposed)
+bool Products::MatmulBackwardWeight(const MatmulBackwardWeightArgs& a, const CudaContext& context) {
+  constexpr char kName[] = "MatmulBackwardWeight";
+  ProductShape shape =
+      ShapeOf(ProductKind::kWeightGradient, a.dy.format(), Format::kFloat32, a.m, a.n, a.k);
+  shape.accumulate = a.accumulate;
+  Product product{shape, a.x, a.dy, a.dw, nullptr, a.k, a.n, a.m, false, true};
+  if (a.dbias == nullptr) {
+    library_->Multiply(kName, product, context);
+    return true;
+  }
+  CudaContext rest = context;
+  std::byte* sums = library_->TakeSide(a.n * 4, rest);
+  product.shape.epilogue = ProductEpilogue::kBiasGradient;
+  product.bias = sums;
+  if (!library_->TryMultiply(kName, product, rest)) {
+    product.shape.epilogue = ProductEpilogue::kNone;
+    product.bias = nullptr;
+    library_->Multiply(kName, product, context);
+    return false;
+  }
+  auto* from = reinterpret_cast<const float*>(sums);
+  if (a.accumulate) {
+    Add(a.dbias, from, a.n, context.stream);
+  } else {
+    Convert(a.dbias, from, a.n, context.stream);
+  }
+  return true;
+}
+
+std::string ProductLibrary() { return "cuBLASLt " + std::to_string(cublasLtGetVersion()); }
 
 }  // namespace tercio::kernels::cuda

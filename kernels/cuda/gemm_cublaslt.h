@@ -1,12 +1,14 @@
-// Matrix products by cuBLASLt; gemm_cublaslt.cc is the only file that knows it. Sums are fp32,
-// without TF32; a result is rounded once, by the library. Descriptors and the algorithm of a shape
-// are made at its first product and kept. Algorithms are the first of the library's own ranking
-// that fits the workspace, unless the table says another; none adds in an order that is not fixed.
+// Matrix products by cuBLASLt, with what it can do in the same pass; gemm_cublaslt.cc is the only
+// file that knows it. Sums are fp32; a result is rounded once, by the library. Descriptors and the
+// algorithm of a shape are made at its first product and kept. Algorithms are the first of the
+// library's own ranking that fits the workspace, or, where they are timed, the fastest of it,
+// unless the table says another; none adds in an order that is not fixed.
 //
 // Threads: thread-compatible. Errors go to OperationErrors; a product that fails writes nothing.
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "kernels/cuda/errors.h"
 #include "kernels/cuda/parts.h"
@@ -14,20 +16,39 @@
 
 namespace tercio::kernels::cuda {
 
+struct ProductOptions {
+  bool tf32 = false;   // products of fp32 factors may round these
+  bool times = false;  // a product runs many times when its shape is new: its buffers are garbage
+};
+
 class Products {
  public:
   // `algorithms` is read and added to; it outlives the object.
-  Products(ProductAlgorithms* algorithms, OperationErrors* errors);
+  Products(const ProductOptions& options, ProductAlgorithms* algorithms, OperationErrors* errors);
   ~Products();
 
   void Matmul(const MatmulArgs& args, const CudaContext& context);
   void MatmulBackwardInput(const MatmulBackwardInputArgs& args, const CudaContext& context);
-  // Without dbias. All rows are one leaf.
-  void MatmulBackwardWeight(const MatmulBackwardWeightArgs& args, const CudaContext& context);
+  // All rows are one leaf. Whether the bias gradient is done, too.
+  bool MatmulBackwardWeight(const MatmulBackwardWeightArgs& args, const CudaContext& context);
+
+  // Both operations at once, where the library can; false: nothing was done. GELU is then that of
+  // the result before it is rounded.
+  bool MatmulGelu(const MatmulArgs& args, const GeluArgs& gelu, const CudaContext& context);
+  bool MatmulGeluBackward(const MatmulBackwardInputArgs& args, const GeluBackwardArgs& gelu,
+                          const CudaContext& context);
 
  private:
   class Library;
+
+  ProductShape ShapeOf(ProductKind kind, Format operands, Format result, int64_t m, int64_t n,
+                       int64_t k) const;
+
+  const bool tf32_;
   std::unique_ptr<Library> library_;
 };
+
+// Name and version: algorithms mean nothing to another one.
+std::string ProductLibrary();
 
 }  // namespace tercio::kernels::cuda

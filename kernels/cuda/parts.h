@@ -40,8 +40,8 @@ void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& c
 void ColumnSumsCuda(ConstValues value, int64_t rows, int64_t columns, bool accumulate, float* out,
                     const CudaContext& context);
 
-void BiasGeluCuda(const BiasGeluArgs& args, const CudaContext& context);
-void BiasGeluBackwardCuda(const BiasGeluBackwardArgs& args, const CudaContext& context);
+void GeluCuda(const GeluArgs& args, const CudaContext& context);
+void GeluBackwardCuda(const GeluBackwardArgs& args, const CudaContext& context);
 void SwigluCuda(const SwigluArgs& args, const CudaContext& context);
 void SwigluBackwardCuda(const SwigluBackwardArgs& args, const CudaContext& context);
 void BiasTanhCuda(const BiasTanhArgs& args, const CudaContext& context);

@@ -17,17 +17,30 @@ namespace tercio::kernels::cuda {
 
 enum class ProductKind { kForward, kInputGradient, kWeightGradient };
 
+// What is done with a result before it is written.
+enum class ProductEpilogue {
+  kNone,
+  kGelu,          // forward: y is written as it is, and GELU of it beside it
+  kGeluGradient,  // input gradient: times the slope of GELU
+  kBiasGradient,  // weight gradient: the bias's beside it
+};
+
+// What more alignment than this does not make faster.
+inline constexpr uint32_t kProductAlignment = 16;
+
 // Everything that the choice depends on.
 struct ProductShape {
   ProductKind kind = ProductKind::kForward;
   Format operands = Format::kFloat32;
   Format result = Format::kFloat32;
   int64_t m = 0, n = 0, k = 0;  // of ops.h
+  ProductEpilogue epilogue = ProductEpilogue::kNone;
   bool bias = false;
   bool accumulate = false;
-  // The largest powers of two, at most 256, that divide the addresses of both factors and the
-  // result.
-  std::array<uint32_t, 3> alignment = {256, 256, 256};
+  bool tf32 = false;  // factors of fp32 may be rounded to 10 bits behind the point
+  // The largest powers of two, at most kProductAlignment, that divide the addresses of both factors
+  // and the result.
+  std::array<uint32_t, 3> alignment = {kProductAlignment, kProductAlignment, kProductAlignment};
 
   auto operator<=>(const ProductShape&) const = default;
 };
@@ -38,6 +51,8 @@ struct ProductAlgorithm {
 
   bool operator==(const ProductAlgorithm&) const = default;
 };
+// Of a shape whose epilogue the library lacks: it is done apart.
+inline constexpr ProductAlgorithm kNoAlgorithm = {{}, -1};
 
 using ProductAlgorithms = std::map<ProductShape, ProductAlgorithm>;
 

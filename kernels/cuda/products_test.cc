@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/cuda/product_timing.h"
 #include "kernels/cuda/testing/both_backends.h"
 
 namespace tercio::kernels::cuda {
@@ -50,6 +51,72 @@ TEST_F(ProductsTest, Products) {
             options);
       }
     }
+  }
+}
+
+// GELU is that of the sum before it is rounded here, and of the rounded one on the CPU: they may be
+// one step of the format apart, times the slope.
+TEST_F(ProductsTest, WithGelu) {
+  const Options options{false, 0};
+  for (const Format format : kFormats) {
+    const double step = format == Format::kFloat32   ? 1e-6
+                        : format == Format::kFloat16 ? 1.0 / 1024
+                                                     : 1.0 / 128;
+    for (const auto& [m, n, k] : kShapes) {
+      for (const bool exact : {false, true}) {
+        for (const bool biased : {false, true}) {
+          Begin(format, "gelu of a product " + std::to_string(m) + " x " + std::to_string(n) +
+                            " x " + std::to_string(k));
+          const int x = AddValues("x", m * k, 0, 1 / std::sqrt(static_cast<double>(k)));
+          const int w = AddValues("w", n * k);
+          const int bias = biased ? AddValues("bias", n) : Bound::kNone;
+          const int h = AddValues("h", m * n);
+          const int g = AddValues("g", m * n);
+          const int dy = AddValues("dy", m * n, 0, 1 / std::sqrt(static_cast<double>(n)));
+          const int input = AddValues("input", m * k, 0, 2);
+          const int dx = AddValues("dx", m * k);
+          Near(4e-6, {h});
+          Near(step, {g, dx});
+          Check(
+              [&](Ops& ops, const Bound& t) {
+                ops.MatmulGelu({t.values(x), t.values(w), t.values(bias), t.values(h), m, n, k},
+                               {t.values(h), t.values(g), m, n, exact});
+                ops.MatmulGeluBackward({t.values(dy), t.values(w), t.values(dx), m, n, k},
+                                       {t.values(dx), t.values(input), t.values(dx), m, k, exact});
+              },
+              options);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(ProductsTest, Tf32IsAskedFor) {
+  const Options options{false, 0};
+  const auto [m, n, k] = Shape{7, 33, 64};
+  for (const bool tf32 : {false, true}) {
+    tf32_ = tf32;
+    Begin(Format::kFloat32, "tf32");
+    const int x = AddValues("x", m * k);
+    const int w = AddValues("w", n * k);
+    const int y = AddValues("y", m * n);
+    Near(2e-3, {y});
+    const auto seen = Check(
+        [&, m = m, n = n, k = k](Ops& ops, const Bound& t) {
+          ops.Matmul({t.values(x), t.values(w), nullptr, t.values(y), m, n, k});
+        },
+        options);
+    double error = 0;
+    for (int64_t i = 0; i < m * n; ++i) {
+      double exact = 0;
+      for (int64_t j = 0; j < k; ++j) {
+        exact += At(x).data[static_cast<size_t>(i / n * k + j)] *
+                 At(w).data[static_cast<size_t>(i % n * k + j)];
+      }
+      error = std::max(error,
+                       std::abs(seen[static_cast<size_t>(y)].data[static_cast<size_t>(i)] - exact));
+    }
+    EXPECT_EQ(error > 1e-4, tf32) << error;
   }
 }
 
@@ -116,6 +183,78 @@ TEST_F(AlgorithmsTest, FitTheWorkspaceAndAreKept) {
   const ProductAlgorithms before = small;
   EXPECT_EQ(Multiply(1 << 20, &small, &errors), without);
   EXPECT_EQ(small, before);
+}
+
+// The emulated library ranks the slower one first.
+TEST_F(AlgorithmsTest, TimingTakesTheFastest) {
+  Begin(Format::kBfloat16, "timing");
+  constexpr int64_t kWorkspace = 1 << 20;
+  using enum ProductEpilogue;
+  std::vector<ProductShape> shapes;
+  for (const auto& [kind, epilogue] :
+       {std::pair(ProductKind::kForward, kNone), std::pair(ProductKind::kForward, kGelu),
+        std::pair(ProductKind::kInputGradient, kGeluGradient),
+        std::pair(ProductKind::kInputGradient, kNone),
+        std::pair(ProductKind::kWeightGradient, kBiasGradient)}) {
+    const bool weight = kind == ProductKind::kWeightGradient;
+    shapes.push_back({kind, Format::kBfloat16, weight ? Format::kFloat32 : Format::kBfloat16, 40,
+                      64, 48, epilogue, epilogue == kGelu, weight});
+  }
+  ProductShape impossible = shapes[1];
+  impossible.n = 12;
+  shapes.push_back(impossible);
+  DeviceBuffer<unsigned char> operands(BytesForTiming(shapes)), workspace(kWorkspace);
+  ProductAlgorithms table;
+  OperationErrors errors;
+  TimeProducts(shapes,
+               {reinterpret_cast<std::byte*>(operands.data()),
+                reinterpret_cast<std::byte*>(workspace.data()), kWorkspace},
+               stream_, &table, &errors);
+  ASSERT_FALSE(errors.first()) << errors.first()->what;
+  EXPECT_EQ(table.size(), shapes.size());
+  for (size_t i = 0; i + 1 < shapes.size(); ++i) {
+    ASSERT_TRUE(table.contains(shapes[i])) << i;
+    EXPECT_EQ(table[shapes[i]].workspace_bytes, 0) << i;
+  }
+  impossible.epilogue = kNone;
+  EXPECT_TRUE(table.contains(impossible));
+}
+
+// What the library does in the same pass is in the table; what it cannot do is done apart.
+TEST_F(AlgorithmsTest, EpiloguesAreUsedWhereTheyFit) {
+  const auto epilogues = [&](int64_t n, Format format, bool exact) {
+    ProductAlgorithms algorithms;
+    algorithms_ = &algorithms;
+    Begin(format, "epilogues");
+    const int x = AddValues("x", 4 * n);
+    const int y = AddValues("y", 4 * n);
+    const int g = AddValues("g", 4 * n);
+    const int w = AddValues("w", n * n);
+    const int dw = AddFloats("dw", n * n);
+    const int dbias = AddFloats("dbias", n);
+    RunOnDevice(
+        [&](Ops& ops, const Bound& t) {
+          ops.MatmulGelu({t.values(x), t.values(w), nullptr, t.values(y), 4, n, n},
+                         {t.values(y), t.values(g), 4, n, exact});
+          ops.MatmulGeluBackward({t.values(y), t.values(w), t.values(g), 4, n, n},
+                                 {t.values(g), t.values(x), t.values(g), 4, n, exact});
+          ops.MatmulBackwardWeight(
+              {t.values(y), t.values(x), t.floats(dw), t.floats(dbias), 4, n, n, 4, true});
+        },
+        0);
+    algorithms_ = nullptr;
+    std::vector<ProductEpilogue> found;
+    for (const auto& [shape, algorithm] : algorithms) found.push_back(shape.epilogue);
+    return found;
+  };
+  using enum ProductEpilogue;
+  const std::vector<ProductEpilogue> all = {kGelu, kGeluGradient, kBiasGradient};
+  const std::vector<ProductEpilogue> only_sums = {kNone, kNone, kBiasGradient};
+  EXPECT_EQ(epilogues(16, Format::kBfloat16, false), all);
+  EXPECT_EQ(epilogues(16, Format::kFloat16, false), all);
+  EXPECT_EQ(epilogues(16, Format::kBfloat16, true), only_sums);
+  EXPECT_EQ(epilogues(16, Format::kFloat32, false), only_sums);
+  EXPECT_EQ(epilogues(12, Format::kBfloat16, false), only_sums);
 }
 
 TEST_F(AlgorithmsTest, OneThatDoesNotFitIsAnErrorWithTheOperationsName) {

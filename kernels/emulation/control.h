@@ -57,8 +57,10 @@ bool IsSticky(cudaError_t error);
 // Work for the library functions that are emulated besides (matrix products, collectives). `step`
 // runs in stream order; it returns false where it cannot go on yet, since it waits for others, and
 // is called again later, and true when it has finished; then it may be called for a next time (in a
-// graph).
-cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<bool()> step);
+// graph). `microseconds`: what it takes of the device's clock, which is virtual, beside the one of
+// any work.
+cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<bool()> step,
+                        int64_t microseconds = 0);
 
 // For such libraries. Whether the address lies in an allocation of the device; ends the program
 // where [pointer, pointer + bytes) leaves it.

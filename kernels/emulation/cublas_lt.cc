@@ -3,6 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -14,8 +15,12 @@ struct cublasLtMatmulDescOpaque {
   cublasOperation_t transpose_a = CUBLAS_OP_N;
   cublasOperation_t transpose_b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;
-  int32_t bias_type = -1;  // that of D
+  const void* bias = nullptr;  // or where its gradient goes
+  int32_t bias_type = -1;      // that of D
+  const void* auxiliary = nullptr;
+  int64_t auxiliary_leading = 0;
+  int32_t auxiliary_type = -1;  // that of D
+  bool tf32 = false;
 };
 struct cublasLtMatrixLayoutOpaque {
   cudaDataType_t type;
@@ -36,7 +41,10 @@ using Layout = cublasLtMatrixLayoutOpaque;
 constexpr uint64_t kMagic = 0x7465726369756c74;
 constexpr uint64_t kSplitWorkspace = 64 << 10;
 constexpr int64_t kSplitDepth = 32;  // products of this depth or more can be split
-constexpr uint64_t kBiasAlignment = 16;
+// Of each algorithm, on the device's clock: the one that comes first is not the fastest.
+constexpr int64_t kMicroseconds[2] = {10, 15};
+constexpr uint64_t kSideAlignment = 16;   // of biases and auxiliary matrices
+constexpr int64_t kAuxiliaryLeading = 8;  // what it is a multiple of
 
 // What an algorithm is for, in cublasLtMatmulAlgo_t::data.
 enum Word { kIsMagic, kNumber, kProblem, kAlignmentAB, kAlignmentCD, kWorkspace };
@@ -73,6 +81,7 @@ uint64_t Hash(const Problem& p) {
   add(p.desc->transpose_a);
   add(p.desc->transpose_b);
   add(p.desc->epilogue);
+  add(p.desc->tf32);
   for (const Layout* layout : {p.a, p.b, p.c, p.d}) {
     add(layout->type);
     add(layout->rows);
@@ -80,6 +89,44 @@ uint64_t Hash(const Problem& p) {
     add(layout->leading);
   }
   return hash;
+}
+
+bool HasBias(cublasLtEpilogue_t epilogue) {
+  return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+         epilogue == CUBLASLT_EPILOGUE_BGRADB;
+}
+bool HasAuxiliary(cublasLtEpilogue_t epilogue) {
+  return epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+         epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+cublasStatus_t CheckSides(const Problem& p) {
+  const auto& desc = *p.desc;
+  if (HasBias(desc.epilogue)) {
+    if (desc.bias == nullptr) return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the bias is null");
+    if (desc.bias_type != -1 && desc.bias_type != p.d->type) {
+      return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias has not the type of D");
+    }
+    if (Alignment(desc.bias) < kSideAlignment) {
+      return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias is not aligned");
+    }
+  } else if (desc.bias != nullptr) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "there is a bias, and the epilogue has none");
+  }
+  if (!HasAuxiliary(desc.epilogue)) {
+    if (desc.auxiliary == nullptr) return CUBLAS_STATUS_SUCCESS;
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an auxiliary matrix that the epilogue has not");
+  }
+  if (desc.auxiliary == nullptr || Alignment(desc.auxiliary) < kSideAlignment) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the auxiliary matrix is null, or not aligned");
+  }
+  if (desc.auxiliary_leading % kAuxiliaryLeading != 0 || desc.auxiliary_leading < p.d->rows) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "columns of the auxiliary matrix");
+  }
+  if (desc.auxiliary_type != -1 && desc.auxiliary_type != p.d->type) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the auxiliary matrix has not the type of D");
+  }
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t CheckProblem(const Problem& p) {
@@ -101,18 +148,7 @@ cublasStatus_t CheckProblem(const Problem& p) {
   if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "these types are not multiplied");
   }
-  if (p.desc->epilogue == CUBLASLT_EPILOGUE_BIAS) {
-    if (p.desc->bias == nullptr) return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the bias is null");
-    if (p.desc->bias_type != -1 && p.desc->bias_type != p.d->type) {
-      return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias has not the type of D");
-    }
-    if (Alignment(p.desc->bias) < kBiasAlignment) {
-      return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias is not aligned");
-    }
-  } else if (p.desc->bias != nullptr) {
-    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "there is a bias, and the epilogue has none");
-  }
-  return CUBLAS_STATUS_SUCCESS;
+  return CheckSides(p);
 }
 
 double Read(const void* from, cudaDataType_t type, int64_t index) {
@@ -143,6 +179,48 @@ struct Product {
   int64_t parts;  // the depth is summed in so many, and these are added in fp32
 };
 
+// sqrt(2/pi) (x + 0.044715 x^3): the tanh form, which is the library's.
+double GeluArgument(double x) { return 0.7978845608028654 * (x + 0.044715 * x * x * x); }
+double Gelu(double x) { return 0.5 * x * (1 + std::tanh(GeluArgument(x))); }
+double GeluSlope(double x) {
+  const double t = std::tanh(GeluArgument(x));
+  return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
+}
+
+// A factor as the tensor cores see it: TF32 has 10 bits behind the point.
+double Factor(const cublasLtMatmulDescOpaque& desc, const void* from, cudaDataType_t type,
+              int64_t index) {
+  const double value = Read(from, type, index);
+  if (!desc.tf32 || type != CUDA_R_32F) return value;
+  int exponent = 0;
+  const double fraction = std::frexp(value, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
+}
+
+// What is written to D, from the sum; the auxiliary matrix is written or read.
+float Finish(const Product& p, int64_t i, int64_t j, float sum) {
+  const cublasLtMatmulDescOpaque& desc = p.desc;
+  if (HasBias(desc.epilogue) && desc.epilogue != CUBLASLT_EPILOGUE_BGRADB) {
+    sum += static_cast<float>(Read(desc.bias, p.d.type, i));
+  }
+  if (!HasAuxiliary(desc.epilogue)) return sum;
+  const int64_t at = j * desc.auxiliary_leading + i;
+  if (desc.epilogue == CUBLASLT_EPILOGUE_DGELU) {
+    return static_cast<float>(sum * GeluSlope(Read(desc.auxiliary, p.d.type, at)));
+  }
+  Write(const_cast<void*>(desc.auxiliary), p.d.type, at, sum);
+  return static_cast<float>(Gelu(sum));
+}
+
+// Sums of B over the depth, one for each column of D.
+void WriteBiasGradient(const Product& p, int64_t depth, int64_t b_column, int64_t b_depth) {
+  for (int64_t j = 0; j < p.d.columns; ++j) {
+    double sum = 0;
+    for (int64_t k = 0; k < depth; ++k) sum += Read(p.b_data, p.b.type, j * b_column + k * b_depth);
+    Write(const_cast<void*>(p.desc.bias), p.d.type, j, static_cast<float>(sum));
+  }
+}
+
 void Multiply(const Product& p) {
   const bool transpose_a = p.desc.transpose_a == CUBLAS_OP_T;
   const bool transpose_b = p.desc.transpose_b == CUBLAS_OP_T;
@@ -157,8 +235,8 @@ void Multiply(const Product& p) {
       for (int64_t part = 0; part < p.parts; ++part) {
         double partial = 0;
         for (int64_t k = depth * part / p.parts; k < depth * (part + 1) / p.parts; ++k) {
-          partial += Read(p.a_data, p.a.type, i * a_row + k * a_depth) *
-                     Read(p.b_data, p.b.type, j * b_column + k * b_depth);
+          partial += Factor(p.desc, p.a_data, p.a.type, i * a_row + k * a_depth) *
+                     Factor(p.desc, p.b_data, p.b.type, j * b_column + k * b_depth);
         }
         sum += static_cast<float>(partial);
       }
@@ -166,10 +244,10 @@ void Multiply(const Product& p) {
       const int64_t at = j * p.d.leading + i;
       // Where beta is 0, C may hold anything.
       if (p.beta != 0) sum += p.beta * static_cast<float>(Read(p.c_data, p.d.type, at));
-      if (p.desc.bias != nullptr) sum += static_cast<float>(Read(p.desc.bias, p.d.type, i));
-      Write(p.d_data, p.d.type, at, sum);
+      Write(p.d_data, p.d.type, at, Finish(p, i, j, sum));
     }
   }
+  if (p.desc.epilogue == CUBLASLT_EPILOGUE_BGRADB) WriteBiasGradient(p, depth, b_column, b_depth);
 }
 
 template <typename T>
@@ -226,6 +304,8 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
   return "";
 }
 
+size_t cublasLtGetVersion() { return 130000; }
+
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = new cublasLtContext;
   return CUBLAS_STATUS_SUCCESS;
@@ -234,10 +314,12 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return Delete(handle);
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
-  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) {
+  if ((compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32) ||
+      scale != CUDA_R_32F) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "sums in other formats than fp32");
   }
   *desc = new cublasLtMatmulDescOpaque;
+  (*desc)->tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) { return Delete(desc); }
@@ -257,6 +339,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return Set(desc->bias, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       return Set(desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+      return Set(desc->auxiliary, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+      return Set(desc->auxiliary_leading, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+      return Set(desc->auxiliary_type, value, bytes);
   }
   return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an unknown attribute of a product");
 }
@@ -385,9 +473,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         alpha_value,
                         beta_value,
                         words[kNumber] == 1 ? 2 : 1};
-  const cudaError_t error = tercio::emulation::EnqueueWork(stream, "cublasLtMatmul", [product] {
+  const auto run = [product] {
     Multiply(product);
     return true;
-  });
+  };
+  const cudaError_t error =
+      tercio::emulation::EnqueueWork(stream, "cublasLtMatmul", run, kMicroseconds[words[kNumber]]);
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

@@ -106,6 +106,7 @@ bool Device::StepUnderLock(CUstream_st* waited, std::unique_lock<std::mutex>& lo
 void Device::FinishFront(CUstream_st& stream) {
   stream.queue.pop_front();
   ++stream.finished;
+  Spend(1);
   ++Process::Get().works;
   if (stream.destroyed && stream.queue.empty()) streams.erase(&stream);
 }

@@ -83,9 +83,9 @@ struct CUevent_st {
   // Shared with the work that records it or waits for it, which may outlive the event.
   struct State {
     std::mutex mutex;
-    uint64_t recorded = 0;   // number of the last cudaEventRecord
-    uint64_t completed = 0;  // of the last that has happened
-    std::chrono::steady_clock::time_point time;
+    uint64_t recorded = 0;          // number of the last cudaEventRecord
+    uint64_t completed = 0;         // of the last that has happened
+    int64_t microseconds = 0;       // of the device's clock, when it happened
     CUstream_st* stream = nullptr;  // that it was recorded on
   };
   int device;
@@ -124,6 +124,10 @@ class Device {
   cudaError_t fault() const { return fault_.load(); }
   // From now on everything fails.
   void Fail(cudaError_t error) { fault_.store(error); }
+  // Virtual, so that what is timed has the same time in every run: each work takes a microsecond,
+  // and what Spend says.
+  int64_t clock() const { return clock_.load(); }
+  void Spend(int64_t microseconds) { clock_ += microseconds; }
 
   const int index;
   std::mutex mutex;
@@ -147,6 +151,7 @@ class Device {
   std::condition_variable changed_;
   bool running_ = false;
   std::atomic<cudaError_t> fault_{cudaSuccess};
+  std::atomic<int64_t> clock_{0};
 };
 
 // Everything that CUDA keeps for a process.

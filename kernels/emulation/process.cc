@@ -185,13 +185,19 @@ void InjectFault(const Fault& fault) {
   process.faults.push_back(fault);
 }
 
-cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<bool()> step) {
+cudaError_t EnqueueWork(cudaStream_t stream, const char* what, std::function<bool()> step,
+                        int64_t microseconds) {
   if (const cudaError_t error = Enter(what); error != cudaSuccess) return Return(error);
-  return Return(Submit(stream, {WorkKind::kLibrary, [step = std::move(step)] {
-                                  if (step()) return Progress::kDone;
-                                  WaitsForOtherDevice();
-                                  return Progress::kWaiting;
-                                }}));
+  Device& device = Process::Get().device(TheThread().device);
+  return Return(
+      Submit(stream, {WorkKind::kLibrary, [step = std::move(step), microseconds, &device] {
+                        if (step()) {
+                          device.Spend(microseconds);
+                          return Progress::kDone;
+                        }
+                        WaitsForOtherDevice();
+                        return Progress::kWaiting;
+                      }}));
 }
 
 bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* user) {

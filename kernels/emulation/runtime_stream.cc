@@ -223,7 +223,9 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream_handle) {
                     .Enqueue(*stream, {WorkKind::kEventRecord, [state = event->state, ticket] {
                                          std::lock_guard lock(state->mutex);
                                          state->completed = std::max(state->completed, ticket);
-                                         state->time = std::chrono::steady_clock::now();
+                                         const int device = state->stream->device;
+                                         state->microseconds =
+                                             Process::Get().device(device).clock();
                                          return Progress::kDone;
                                        }}));
 }
@@ -269,7 +271,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
     if (ticket == 0) return Return(cudaErrorInvalidResourceHandle);
     if (!Reached(*event->state, ticket)) return Return(cudaErrorNotReady);
   }
-  using Milliseconds = std::chrono::duration<float, std::milli>;
-  *milliseconds = Milliseconds(second->state->time - first->state->time).count();
+  *milliseconds =
+      static_cast<float>(second->state->microseconds - first->state->microseconds) * 1e-3f;
   return cudaSuccess;
 }

@@ -9,11 +9,14 @@
 #include "common/status_macros.h"
 #include "gtest/gtest.h"
 #include "kernels/emulation/control.h"
+#include "plan/plan_builder.h"
+#include "plan/rank_layout.h"
 #include "tests/parity/thread_ranks.h"
 #include "worker/collective/host_staged.h"
 #include "worker/collective/memory_rendezvous.h"
 #include "worker/collective/nccl_communicator.h"
 #include "worker/device/cuda_device.h"
+#include "worker/engine/product_shapes.h"
 #include "worker/engine/step_guard.h"
 
 namespace tercio::testing {
@@ -188,6 +191,43 @@ TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
   rest.first_step = 3;
   rest.state = &first.state;
   EXPECT_EQ(OnGpus(spec, rest).state, whole.state);
+}
+
+// What is timed before the first step is all that steps multiply, and nothing else.
+TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
+  v1::JobSpec wide = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  wide.mutable_parallelism()->set_sequence_parallel(true);
+  v1::JobSpec exact = With(In(SmallJob(), {1, 1, 2, 1}), "fp32");
+  exact.mutable_training()->set_reproducibility("exact");
+  for (const v1::JobSpec& given : {wide, exact, With(In(SmallLlama(), {1, 2, 1}), "bf16"),
+                                   With(In(SmallJob(), {1, 1, 1, 4}), "fp16")}) {
+    SCOPED_TRACE(given.ShortDebugString());
+    const v1::JobSpec spec = Cuda(given);
+    const auto layout = plan::LayoutOfJob(spec);
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    std::vector<plan::DeviceSlot> slots;
+    for (int rank = 0; rank < plan::WorldSize(*layout); ++rank) slots.push_back({"n", rank, rank});
+    const auto plan = plan::BuildPlan(spec, *layout, slots, 1);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    std::vector<CudaDeviceOptions> of_rank(slots.size());
+    for (CudaDeviceOptions& options : of_rank) {
+      options.algorithms = std::make_shared<kernels::cuda::ProductAlgorithms>();
+    }
+    RunOptions options;
+    options.steps = 1;
+    On({[&](int rank) { return CreateCudaDevice(rank, of_rank[static_cast<size_t>(rank)]); },
+        [](int, int, Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+          return std::make_unique<HostStagedGroups>();
+        }},
+       spec, options);
+    for (int rank = 0; rank < plan->ranks_size(); ++rank) {
+      std::vector<kernels::cuda::ProductShape> used;
+      for (const auto& [shape, algorithm] : *of_rank[static_cast<size_t>(rank)].algorithms) {
+        used.push_back(shape);
+      }
+      EXPECT_TRUE(used == ProductShapes(spec, plan::SliceForRank(*plan, rank))) << rank;
+    }
+  }
 }
 
 // NCCL sums in another order than the CPU, but always in the same one.

@@ -489,7 +489,8 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
     if (message.sequence() <= trainer->received) return;
     trainer->received = message.sequence();
     // Of what is not kept, hearing it twice does no harm.
-    const bool kept = message.has_phase() || message.has_trace() || message.step().has_record();
+    const bool kept = message.has_phase() || message.has_trace() || message.has_products_chosen() ||
+                      message.step().has_record();
     if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});
   }
   Measure(key, hello.rank(), message);

@@ -98,12 +98,13 @@ class CudaStream : public Stream {
  public:
   // The device must outlive the stream.
   CudaStream(Device& device, cudaStream_t stream, std::shared_ptr<PinnedRanges> ranges,
-             Workspace workspace)
+             Workspace workspace, const CudaDeviceOptions& options)
       : device_(device),
         stream_(stream),
         ranges_(std::move(ranges)),
-        ops_(kernels::cuda::CreateCudaOps(
-            {stream, workspace.data, workspace.bytes, &operation_errors_, nullptr})) {}
+        algorithms_(options.algorithms),
+        ops_(kernels::cuda::CreateCudaOps({stream, workspace.data, workspace.bytes,
+                                           &operation_errors_, algorithms_.get(), options.tf32})) {}
   ~CudaStream() override {
     Await().IgnoreError();
     // Watches have given up what they could not end.
@@ -248,6 +249,7 @@ class CudaStream : public Stream {
   int64_t landed_ = 0;
   std::unique_ptr<PinnedRing> ring_;
   kernels::cuda::OperationErrors operation_errors_;
+  const std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::weak_ptr<StreamWatch*>> watches_;
   std::vector<Arrival> arrivals_;  // for memory of the host that is not pinned
@@ -265,7 +267,8 @@ std::string FreeMemory() {
 
 class CudaDevice : public Device {
  public:
-  CudaDevice(int ordinal, std::string name) : ordinal_(ordinal), name_(std::move(name)) {}
+  CudaDevice(int ordinal, std::string name, CudaDeviceOptions options)
+      : ordinal_(ordinal), name_(std::move(name)), options_(std::move(options)) {}
 
   std::string name() const override { return name_; }
   std::string DescribeProducts(kernels::Format) override { return ""; }
@@ -313,7 +316,8 @@ class CudaDevice : public Device {
     // What others wait for goes first.
     TERCIO_ASSIGN_OR_RETURN(const cudaStream_t stream,
                             NewStream(kind == StreamKind::kCommunication ? greatest : least));
-    return std::unique_ptr<Stream>(std::make_unique<CudaStream>(*this, stream, ranges_, workspace));
+    return std::unique_ptr<Stream>(
+        std::make_unique<CudaStream>(*this, stream, ranges_, workspace, options_));
   }
 
   absl::StatusOr<std::unique_ptr<Event>> CreateEvent() override {
@@ -340,12 +344,13 @@ class CudaDevice : public Device {
 
   const int ordinal_;
   const std::string name_;
+  const CudaDeviceOptions options_;
   const std::shared_ptr<PinnedRanges> ranges_ = std::make_shared<PinnedRanges>();
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
+absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDeviceOptions options) {
   int count = 0;
   TERCIO_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"));
   if (ordinal < 0 || ordinal >= count) {
@@ -355,7 +360,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal) {
   cudaDeviceProp properties = {};
   TERCIO_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "describing the GPU"));
-  auto device = std::make_unique<CudaDevice>(ordinal, properties.name);
+  auto device = std::make_unique<CudaDevice>(ordinal, properties.name, std::move(options));
   TERCIO_RETURN_IF_ERROR(device->Bind());
   return std::unique_ptr<Device>(std::move(device));
 }

@@ -75,12 +75,9 @@ void EncoderHead::LogitsOfChunk(const MicroBatch& batch, kernels::ConstValues hi
   const int64_t c = shape_.hidden;
   const int64_t rows = chunk.rows;
   ops_.Gather({hidden, batch.predicted + chunk.at, at_.rows, rows, c});
-  // The activation is that of the rounded sum, which is kept: so the bias comes before.
-  const kernels::ConstValues bias = weights_.transform_bias.In(parameters_);
-  ops_.Matmul({at_.rows, weights_.transform.In(parameters_),
-               reduced() ? bias : kernels::ConstValues(), at_.transform, rows, c, c});
-  ops_.BiasGelu({at_.transform, reduced() ? kernels::ConstValues() : bias, at_.activation, rows, c,
-                 traits_.exact_gelu});
+  ops_.MatmulGelu({at_.rows, weights_.transform.In(parameters_),
+                   weights_.transform_bias.In(parameters_), at_.transform, rows, c, c},
+                  {at_.transform, at_.activation, rows, c, traits_.exact_gelu});
   ops_.LayerNorm({at_.activation, weights_.norm.In(parameters_), weights_.norm_bias.In(parameters_),
                   at_.norm, at_.mean, at_.rstd, rows, c, traits_.norm_eps});
   ops_.Matmul({at_.norm, weights_.head.In(parameters_), weights_.head_bias.In(parameters_),
@@ -130,12 +127,11 @@ void EncoderHead::BackwardChunk(const MicroBatch& batch, const Chunk& chunk,
   norm.columns = c;
   norm.rows_per_leaf = shape_.tokens;
   ops_.LayerNormBackward(norm);
-  ops_.BiasGeluBackward({at_.gradient, at_.transform, at_.transform_gradient,
-                         weights_.transform_bias.GradientIn(gradients), rows, c, shape_.tokens,
-                         traits_.exact_gelu});
-  ops_.MatmulBackwardWeight({at_.transform_gradient, at_.rows,
-                             weights_.transform.GradientIn(gradients), nullptr, rows, c, c,
-                             shape_.tokens, true});
+  ops_.GeluBackward(
+      {at_.gradient, at_.transform, at_.transform_gradient, rows, c, traits_.exact_gelu});
+  ops_.MatmulBackwardWeight(
+      {at_.transform_gradient, at_.rows, weights_.transform.GradientIn(gradients),
+       weights_.transform_bias.GradientIn(gradients), rows, c, c, shape_.tokens, true});
   ops_.MatmulBackwardInput(
       {at_.transform_gradient, weights_.transform.In(parameters_), at_.gradient, rows, c, c});
   ops_.ScatterAdd({at_.gradient, batch.predicted + chunk.at, gradient, rows, c});

@@ -63,7 +63,6 @@ class EncoderHead {
     int32_t* first_rows;
   };
 
-  bool reduced() const { return shape_.precision.format != kernels::Format::kFloat32; }
   template <typename Body>
   void ForChunks(const MicroBatch& batch, int64_t first_sequence, int64_t sequences,
                  const Body& body) const;

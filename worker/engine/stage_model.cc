@@ -242,11 +242,11 @@ void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, bo
                shape_.heads + shape_.key_heads, shape_.head_dim, inverse});
 }
 
-void StageModel::Activate(kernels::Values up, WeightRef bias, kernels::Values out, int64_t rows) {
+void StageModel::Activate(kernels::ConstValues up, kernels::Values out, int64_t rows) {
   if (traits_.gated_mlp) {
     ops_.Swiglu({up, out, rows, shape_.ffn});
   } else {
-    ops_.BiasGelu({up, bias.In(parameters_), out, rows, shape_.ffn, traits_.exact_gelu});
+    ops_.Gelu({up, out, rows, shape_.ffn, traits_.exact_gelu});
   }
 }
 
@@ -304,12 +304,15 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   add.dropout =
       DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, first_local_row_);
   ops_.ResidualLayerNorm(add, MiddleNorm(batch, layer));
-  // The activation is that of the rounded sum, which is kept: so the bias comes before.
-  const bool fused = shape_.precision.format == kernels::Format::kFloat32;
-  ops_.Matmul({GatherRows(at.norm2), w.up.In(parameters_),
-               fused ? nullptr : w.up_bias.In(parameters_), at.up, rows, shape_.up, shape_.hidden,
-               false});
-  Activate(at.up, fused ? w.up_bias : WeightRef(), at.gelu, rows);
+  const kernels::MatmulArgs up{
+      GatherRows(at.norm2), w.up.In(parameters_), w.up_bias.In(parameters_), at.up, rows, shape_.up,
+      shape_.hidden};
+  if (traits_.gated_mlp) {
+    ops_.Matmul(up);
+    Activate(at.up, at.gelu, rows);
+  } else {
+    ops_.MatmulGelu(up, {at.up, at.gelu, rows, shape_.ffn, traits_.exact_gelu});
+  }
 }
 
 void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
@@ -353,7 +356,7 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
   }
   const LayerView at = ViewOf(batch, layer);
   ops_.LayerNorm(MiddleNorm(batch, layer));
-  Activate(at.up, {}, at.gelu, RowsOf(batch));  // the bias was added in place
+  Activate(at.up, at.gelu, RowsOf(batch));
 }
 
 // Whole sequences together where they are short, pieces of one sequence where they are long. The
@@ -507,19 +510,17 @@ void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, Weigh
       });
 }
 
-void StageModel::BackwardActivation(const MicroBatch& batch, kernels::ConstValues up,
-                                    WeightRef bias, GradientLanes& lanes) {
-  if (traits_.gated_mlp) {
-    ops_.SwigluBackward({gated_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn});
-    return;
+void StageModel::BackwardDown(kernels::ConstValues branch, WeightRef weight,
+                              kernels::ConstValues up) {
+  kernels::MatmulBackwardInputArgs product{branch,      weight.In(parameters_), wide_gradient_,
+                                           shape_.rows, shape_.hidden,          shape_.ffn};
+  if (!traits_.gated_mlp) {
+    return ops_.MatmulGeluBackward(
+        product, {wide_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn, traits_.exact_gelu});
   }
-  lanes.Accumulate(
-      batch.index, {bias}, ops_, [&](const plan::LaneSegment& segment, float* gradients) {
-        const int64_t start = segment.first_sequence * shape_.tokens * shape_.ffn;
-        ops_.BiasGeluBackward({wide_gradient_ + start, up + start, wide_gradient_ + start,
-                               bias.GradientIn(gradients), segment.sequences * shape_.tokens,
-                               shape_.ffn, shape_.tokens, traits_.exact_gelu});
-      });
+  product.dx = gated_gradient_;
+  ops_.MatmulBackwardInput(product);
+  ops_.SwigluBackward({gated_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn});
 }
 
 void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
@@ -547,12 +548,9 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values
   const kernels::ConstValues branch = BackwardResidual(
       batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, w.down_bias, flow, lanes);
   BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
-  const kernels::Values gradient = traits_.gated_mlp ? gated_gradient_ : wide_gradient_;
-  ops_.MatmulBackwardInput(
-      {branch, w.down.In(parameters_), gradient, shape_.rows, shape_.hidden, shape_.ffn});
-  BackwardActivation(batch, at.up, w.up_bias, lanes);
-  BackwardWeight(batch, w.up, {}, wide_gradient_, GatherRows(at.norm2), shape_.up, shape_.hidden,
-                 lanes);
+  BackwardDown(branch, w.down, at.up);
+  BackwardWeight(batch, w.up, w.up_bias, wide_gradient_, GatherRows(at.norm2), shape_.up,
+                 shape_.hidden, lanes);
   ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
                             shape_.up, shape_.hidden});
   BackwardInput(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, lanes);

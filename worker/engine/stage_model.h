@@ -156,7 +156,7 @@ class StageModel {
   void BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias,
                      kernels::ConstValues x, const float* mean, const float* rstd,
                      kernels::Values flow, GradientLanes& lanes);
-  void Activate(kernels::Values up, WeightRef bias, kernels::Values out, int64_t rows);
+  void Activate(kernels::ConstValues up, kernels::Values out, int64_t rows);
   void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
   void ForwardAttention(const MicroBatch& batch, int layer);
@@ -173,9 +173,8 @@ class StageModel {
                     GradientLanes& lanes);
   void BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
                            GradientLanes& lanes);
-  // Gradient of the activation's input, from wide_gradient_ or gated_gradient_ into wide_gradient_.
-  void BackwardActivation(const MicroBatch& batch, kernels::ConstValues up, WeightRef bias,
-                          GradientLanes& lanes);
+  // Gradient of the activation's input, into wide_gradient_.
+  void BackwardDown(kernels::ConstValues branch, WeightRef weight, kernels::ConstValues up);
   void BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow, GradientLanes& lanes);
   void BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
                          GradientLanes& lanes);

@@ -27,10 +27,15 @@ class Backend {
 
   // This rank's part of a process group, for memory of its device; all ranks of the job join their
   // groups in the order of their plans. Waits for the others: DEADLINE_EXCEEDED | UNAVAILABLE when
-  // one does not come. `rendezvous` is used during the call only.
+  // one does not come. `rendezvous` is used during the call only; after OpenDevice.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
                                                                   CommunicatorOptions options,
                                                                   RendezvousStore& rendezvous) = 0;
+
+  // Settles with which algorithms this rank multiplies matrices, before its first step: those of
+  // the plan; for what that lacks, one rank of the stage chooses and tells the others. Returns what
+  // this rank has chosen, for the plan. After OpenDevice.
+  virtual absl::StatusOr<v1::ProductTable> ChooseProducts(RendezvousStore& rendezvous) = 0;
 };
 
 // The assignment must outlive it.

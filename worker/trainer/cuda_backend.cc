@@ -1,16 +1,24 @@
 #include <cuda_runtime.h>
 
+#include <memory>
 #include <utility>
 
+#include "absl/time/time.h"
 #include "common/status_macros.h"
 #include "worker/collective/host_staged.h"
+#include "worker/collective/nccl_communicator.h"
 #include "worker/device/cuda_device.h"
 #include "worker/device/cuda_status.h"
 #include "worker/trainer/backend.h"
 #include "worker/trainer/host_group.h"
+#include "worker/trainer/nccl_interface.h"
+#include "worker/trainer/product_choice.h"
 
 namespace tercio {
 namespace {
+
+// All trainers start within it; later calls have the job's own timeout.
+constexpr absl::Duration kJoinTimeout = absl::Minutes(5);
 
 class CudaBackend : public Backend {
  public:
@@ -23,19 +31,45 @@ class CudaBackend : public Backend {
     int count = 0;
     TERCIO_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&count), "looking for GPUs"));
     const int slot = assignment_.plan().placement().device();
-    return CreateCudaDevice(count == 0 ? slot : slot % count);
+    CudaDeviceOptions options;
+    options.tf32 = assignment_.spec().training().tf32();
+    options.algorithms = algorithms_;
+    TERCIO_ASSIGN_OR_RETURN(auto device,
+                            CreateCudaDevice(count == 0 ? slot : slot % count, options));
+    device_ = device.get();
+    return device;
   }
 
   absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
                                                           CommunicatorOptions options,
                                                           RendezvousStore& rendezvous) override {
+    if (assignment_.plan().collectives() == "nccl") {
+      if (nccl_ == nullptr) TERCIO_RETURN_IF_ERROR(JoinNccl(rendezvous));
+      return nccl_->Group(group.kind() == v1::GROUP_KIND_PIPELINE, std::move(options));
+    }
     TERCIO_ASSIGN_OR_RETURN(auto over_host,
                             JoinHostGroup(assignment_, group, std::move(options), rendezvous));
     return CreateHostStagedCommunicator(std::move(over_host));
   }
 
+  absl::StatusOr<v1::ProductTable> ChooseProducts(RendezvousStore& rendezvous) override {
+    return tercio::ChooseProducts(assignment_, *device_, rendezvous, algorithms_.get());
+  }
+
  private:
+  absl::Status JoinNccl(RendezvousStore& rendezvous) {
+    UseInterfaceOf(assignment_.data_address());
+    TERCIO_ASSIGN_OR_RETURN(
+        nccl_, NcclGroups::Join(assignment_.plan().placement().rank(), assignment_.world_size(),
+                                *device_, rendezvous, kJoinTimeout));
+    return absl::OkStatus();
+  }
+
   const v1::TrainerAssignment& assignment_;
+  const std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms_ =
+      std::make_shared<kernels::cuda::ProductAlgorithms>();
+  Device* device_ = nullptr;
+  std::unique_ptr<NcclGroups> nccl_;
 };
 
 }  // namespace

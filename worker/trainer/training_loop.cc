@@ -77,6 +77,7 @@ class TrainingLoop {
 
   absl::StatusOr<TrainingOutcome> RunAll();
   absl::Status Connect();
+  absl::Status ChooseProducts();
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status LoadState();
@@ -137,6 +138,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   }
   TERCIO_ASSIGN_OR_RETURN(device_, backend_->OpenDevice());
   TERCIO_RETURN_IF_ERROR(Connect());
+  TERCIO_RETURN_IF_ERROR(ChooseProducts());
   TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(Device::StreamKind::kCompute));
   const std::string& precision = assignment_.spec().training().precision();
   const std::string products =
@@ -196,6 +198,17 @@ absl::Status TrainingLoop::Connect() {
     if (group.kind() == v1::GROUP_KIND_DATA) communicators_.data = made;
     if (group.kind() == v1::GROUP_KIND_PIPELINE) communicators_.pipeline = made;
   }
+  return absl::OkStatus();
+}
+
+absl::Status TrainingLoop::ChooseProducts() {
+  TERCIO_ASSIGN_OR_RETURN(v1::ProductTable chosen, backend_->ChooseProducts(link_));
+  if (chosen.algorithms_size() == 0) return absl::OkStatus();
+  v1::TrainerMessage message;
+  v1::ProductsChosen* news = message.mutable_products_chosen();
+  news->set_stage(assignment_.plan().placement().pipeline_index());
+  *news->mutable_products() = std::move(chosen);
+  link_.Send(std::move(message));
   return absl::OkStatus();
 }
 

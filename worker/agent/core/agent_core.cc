@@ -84,6 +84,10 @@ class Stepper {
       *report.mutable_trace()->mutable_run() = ToRunId(event.run);
       *report.mutable_trace()->mutable_trace() = event.message.trace();
       Tell(std::move(report));
+    } else if (event.message.has_products_chosen()) {
+      *report.mutable_products_chosen() = event.message.products_chosen();
+      *report.mutable_products_chosen()->mutable_run() = ToRunId(event.run);
+      Tell(std::move(report));
     } else if (event.message.has_failure()) {
       rank->failure = event.message.failure();
     }

@@ -1,0 +1,110 @@
+#include "worker/engine/product_shapes.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "plan/lanes.h"
+#include "plan/memory_map.h"
+#include "plan/model_traits.h"
+#include "plan/precision.h"
+#include "worker/engine/stage_weights.h"
+
+namespace tercio {
+namespace {
+
+using kernels::Format;
+using kernels::cuda::ProductEpilogue;
+using kernels::cuda::ProductKind;
+using kernels::cuda::ProductShape;
+
+constexpr int64_t kGeluColumns = 8;  // what the library's GELU wants them to be a multiple of
+
+class Shapes {
+ public:
+  Shapes(const v1::JobSpec& job, const v1::RankPlan& plan)
+      : shape_(plan::ShapeOfStage(job, plan.layout(), plan.placement().pipeline_index())),
+        traits_(plan::TraitsOf(job.model())),
+        format_(shape_.precision.format),
+        tf32_(job.training().tf32() && format_ == Format::kFloat32),
+        weights_(FindWeights(
+            plan::TensorsOfStage(job.model(), plan.layout(), plan.placement().pipeline_index()),
+            plan.stage().layers())) {
+    const int lanes = plan::LanesPerDataRank(plan.lanes(), plan.layout().data());
+    for (int i = 0; i < plan.layout().micro_batches(); ++i) {
+      for (const plan::LaneSegment& segment : plan::SegmentsOfMicroBatch(
+               i, plan.layout().micro_batch(), shape_.sequences_per_rank, lanes)) {
+        segments_.insert({segment.sequences * shape_.tokens, !segment.starts_lane});
+      }
+    }
+  }
+
+  std::vector<ProductShape> Get() {
+    const LayerWeights& layer = weights_.layers.front();
+    const auto& s = shape_;
+    Linear(s.qkv, s.hidden, layer.qkv_bias.elements > 0);
+    Linear(s.hidden, s.attention, false);
+    const auto gelu = [&](ProductEpilogue epilogue) {
+      const bool fits = !traits_.gated_mlp && !traits_.exact_gelu && format_ != Format::kFloat32 &&
+                        s.ffn % kGeluColumns == 0;
+      return fits ? epilogue : ProductEpilogue::kNone;
+    };
+    Linear(s.up, s.hidden, layer.up_bias.elements > 0, gelu(ProductEpilogue::kGelu));
+    Linear(s.hidden, s.ffn, false, ProductEpilogue::kNone, gelu(ProductEpilogue::kGeluGradient));
+    if (s.last && s.causal) Head();
+    return {shapes_.begin(), shapes_.end()};
+  }
+
+ private:
+  void Add(ProductKind kind, int64_t m, int64_t n, int64_t k, ProductEpilogue epilogue, bool bias,
+           bool accumulate) {
+    const Format result = kind == ProductKind::kWeightGradient ? Format::kFloat32 : format_;
+    shapes_.insert({kind, format_, result, m, n, k, epilogue, bias, accumulate, tf32_});
+  }
+
+  // y (rows x n) of x (rows x k), forward and backward. The bias of what follows a sum over tensor
+  // ranks is added elsewhere.
+  void Linear(int64_t n, int64_t k, bool bias, ProductEpilogue forward = ProductEpilogue::kNone,
+              ProductEpilogue backward = ProductEpilogue::kNone) {
+    Add(ProductKind::kForward, shape_.rows, n, k, forward, bias, false);
+    Add(ProductKind::kInputGradient, shape_.rows, n, k, backward, false, false);
+    for (const auto& [rows, accumulate] : segments_) {
+      Add(ProductKind::kWeightGradient, rows, n, k,
+          bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false, accumulate);
+    }
+  }
+
+  // In chunks of rows, as StageModel::ChunksOf cuts them.
+  void Head() {
+    for (const auto& [rows, accumulates] : segments_) {
+      const int64_t run = shape_.tokens > shape_.chunk_rows ? shape_.tokens : rows;
+      for (int64_t at = 0; at < run; at += shape_.chunk_rows) {
+        const int64_t m = std::min(shape_.chunk_rows, run - at);
+        Add(ProductKind::kForward, m, shape_.vocabulary, shape_.hidden, ProductEpilogue::kNone,
+            false, false);
+        Add(ProductKind::kInputGradient, m, shape_.vocabulary, shape_.hidden,
+            ProductEpilogue::kNone, false, false);
+        for (const bool accumulate : {accumulates, accumulates || rows > m}) {
+          Add(ProductKind::kWeightGradient, m, shape_.vocabulary, shape_.hidden,
+              ProductEpilogue::kNone, false, accumulate);
+        }
+      }
+    }
+  }
+
+  const plan::StageShape shape_;
+  const plan::ModelTraits traits_;
+  const Format format_;
+  const bool tf32_;
+  const StageWeights weights_;
+  std::set<std::pair<int64_t, bool>> segments_;  // rows, and whether they add to what is there
+  std::set<ProductShape> shapes_;
+};
+
+}  // namespace
+
+std::vector<ProductShape> ProductShapes(const v1::JobSpec& job, const v1::RankPlan& plan) {
+  return Shapes(job, plan).Get();
+}
+
+}  // namespace tercio

@@ -1,0 +1,105 @@
+#include "worker/trainer/product_choice.h"
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "kernels/cuda/gemm_cublaslt.h"
+#include "kernels/cuda/product_timing.h"
+#include "plan/memory_map.h"
+#include "worker/device/cuda_device.h"
+#include "worker/engine/product_shapes.h"
+#include "worker/trainer/product_table.h"
+
+namespace tercio {
+namespace {
+
+using kernels::cuda::ProductAlgorithms;
+using kernels::cuda::ProductEpilogue;
+using kernels::cuda::ProductShape;
+
+// Of a rank's timing, which takes seconds.
+constexpr absl::Duration kPatience = absl::Minutes(10);
+
+std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
+                                  const ProductAlgorithms& algorithms) {
+  std::vector<ProductShape> missing;
+  for (const ProductShape& shape : shapes) {
+    if (!algorithms.contains(shape)) missing.push_back(shape);
+  }
+  return missing;
+}
+
+// Adds to the algorithms.
+absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes, Device& device,
+                  ProductAlgorithms* algorithms) {
+  auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
+  auto workspace = device.Allocate(workspace_bytes);
+  if (!operands.ok() || !workspace.ok()) {
+    LogWarning(
+        absl::StrCat("algorithms of products are not timed: ",
+                     std::string((operands.ok() ? workspace : operands).status().message())));
+    return absl::OkStatus();
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(Device::StreamKind::kCompute));
+  kernels::cuda::OperationErrors errors;
+  kernels::cuda::TimeProducts(shapes, {(*operands)->data(), (*workspace)->data(), workspace_bytes},
+                              HandleOf(*stream), algorithms, &errors);
+  if (!errors.first()) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("timing products: ", errors.first()->operation, ": ", errors.first()->what));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& assignment,
+                                                Device& device, RendezvousStore& rendezvous,
+                                                ProductAlgorithms* algorithms) {
+  const v1::RankPlan& plan = assignment.plan();
+  v1::ProductTable chosen;
+  chosen.set_gpu(device.name());
+  chosen.set_library(kernels::cuda::ProductLibrary());
+  const auto take = [&](const v1::ProductTable& table) {
+    const bool ours = table.gpu() == chosen.gpu() && table.library() == chosen.library();
+    if (ours) TakeProducts(table, algorithms);
+  };
+  take(plan.stage().products());
+  const std::vector<ProductShape> missing =
+      Missing(ProductShapes(assignment.spec(), plan), *algorithms);
+  if (missing.empty()) return v1::ProductTable();
+  const std::string key = absl::StrCat("products/", plan.placement().pipeline_index());
+  if (plan.placement().tensor_index() > 0 || plan.placement().data_index() > 0) {
+    TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found, rendezvous.Get({key}, kPatience));
+    v1::ProductTable table;
+    if (found.size() != 1 || !table.ParseFromString(found[0])) {
+      return absl::InternalError("the rendezvous has given something else than products");
+    }
+    take(table);
+    return v1::ProductTable();
+  }
+  const ProductCache cache(assignment.data_cache_dir() + "/products", chosen.gpu(),
+                           chosen.library());
+  ProductAlgorithms known;
+  TakeProducts(cache.Read(), &known);
+  const int64_t workspace =
+      plan::FindBuffer(plan.stage().memory(), "workspace.device").size_bytes();
+  TERCIO_RETURN_IF_ERROR(Time(Missing(missing, known), workspace, device, &known));
+  for (ProductShape shape : missing) {
+    if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
+    if (shape.epilogue == ProductEpilogue::kNone) continue;
+    shape.epilogue = ProductEpilogue::kNone;  // where it is done apart
+    if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
+  }
+  take(chosen);
+  TERCIO_RETURN_IF_ERROR(rendezvous.Put(key, chosen.SerializeAsString()));
+  const absl::Status kept = cache.Add(chosen);
+  if (!kept.ok()) {
+    LogWarning(absl::StrCat("algorithms of products are not kept: ", std::string(kept.message())));
+  }
+  return chosen;
+}
+
+}  // namespace tercio

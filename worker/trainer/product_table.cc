@@ -1,0 +1,117 @@
+#include "worker/trainer/product_table.h"
+
+#include <algorithm>
+#include <cctype>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+using kernels::Format;
+using kernels::cuda::ProductAlgorithm;
+using kernels::cuda::ProductAlgorithms;
+using kernels::cuda::ProductEpilogue;
+using kernels::cuda::ProductKind;
+using kernels::cuda::ProductShape;
+
+// False: not one of `most` + 1 values.
+template <typename Enum>
+bool Number(int value, Enum most, Enum* to) {
+  *to = static_cast<Enum>(value);
+  return value >= 0 && value <= static_cast<int>(most);
+}
+
+bool Parse(const v1::ProductAlgorithm& from, ProductShape* shape, ProductAlgorithm* algorithm) {
+  shape->m = from.m();
+  shape->n = from.n();
+  shape->k = from.k();
+  shape->bias = from.bias();
+  shape->accumulate = from.accumulate();
+  shape->tf32 = from.tf32();
+  algorithm->workspace_bytes = from.workspace_bytes();
+  if (from.alignment_size() != static_cast<int>(shape->alignment.size()) ||
+      from.words_size() != static_cast<int>(algorithm->words.size())) {
+    return false;
+  }
+  std::copy(from.alignment().begin(), from.alignment().end(), shape->alignment.begin());
+  std::copy(from.words().begin(), from.words().end(), algorithm->words.begin());
+  return Number(from.kind(), ProductKind::kWeightGradient, &shape->kind) &&
+         Number(from.operands(), Format::kFloat16, &shape->operands) &&
+         Number(from.result(), Format::kFloat16, &shape->result) &&
+         Number(from.epilogue(), ProductEpilogue::kBiasGradient, &shape->epilogue);
+}
+
+std::string FileName(const std::string& gpu, const std::string& library) {
+  std::string name = absl::StrCat(gpu, " ", library);
+  for (char& letter : name) {
+    if (!std::isalnum(static_cast<unsigned char>(letter))) letter = '-';
+  }
+  return name;
+}
+
+}  // namespace
+
+void AddProduct(const ProductShape& shape, const ProductAlgorithm& algorithm,
+                v1::ProductTable* table) {
+  v1::ProductAlgorithm* to = table->add_algorithms();
+  to->set_kind(static_cast<int>(shape.kind));
+  to->set_operands(static_cast<int>(shape.operands));
+  to->set_result(static_cast<int>(shape.result));
+  to->set_m(shape.m);
+  to->set_n(shape.n);
+  to->set_k(shape.k);
+  to->set_epilogue(static_cast<int>(shape.epilogue));
+  to->set_bias(shape.bias);
+  to->set_accumulate(shape.accumulate);
+  to->set_tf32(shape.tf32);
+  to->mutable_alignment()->Add(shape.alignment.begin(), shape.alignment.end());
+  to->mutable_words()->Add(algorithm.words.begin(), algorithm.words.end());
+  to->set_workspace_bytes(algorithm.workspace_bytes);
+}
+
+void TakeProducts(const v1::ProductTable& table, ProductAlgorithms* to) {
+  for (const v1::ProductAlgorithm& entry : table.algorithms()) {
+    ProductShape shape;
+    ProductAlgorithm algorithm;
+    if (Parse(entry, &shape, &algorithm)) to->emplace(shape, algorithm);
+  }
+}
+
+ProductCache::ProductCache(const std::string& directory, const std::string& gpu,
+                           const std::string& library)
+    : directory_(directory),
+      gpu_(gpu),
+      library_(library),
+      path_(absl::StrCat(directory, "/", FileName(gpu, library), ".pb")) {}
+
+v1::ProductTable ProductCache::Read() const {
+  v1::ProductTable table;
+  const absl::StatusOr<std::string> bytes = ReadFile(path_);
+  if (!bytes.ok() || !table.ParseFromString(*bytes) || table.gpu() != gpu_ ||
+      table.library() != library_) {
+    table.Clear();
+    table.set_gpu(gpu_);
+    table.set_library(library_);
+  }
+  return table;
+}
+
+absl::Status ProductCache::Add(const v1::ProductTable& table) const {
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory_));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(path_ + ".lock", /*wait=*/true));
+  v1::ProductTable all = Read();
+  ProductAlgorithms known;
+  TakeProducts(all, &known);
+  ProductAlgorithms offered;
+  TakeProducts(table, &offered);
+  for (const auto& [shape, algorithm] : offered) {
+    if (known.emplace(shape, algorithm).second) AddProduct(shape, algorithm, &all);
+  }
+  return WriteFileDurably(path_, all.SerializeAsString());
+}
+
+}  // namespace tercio

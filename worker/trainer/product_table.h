@@ -1,0 +1,38 @@
+// Algorithms of matrix products, as plans carry them and as nodes keep them in a file.
+#pragma once
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/cuda/product_algorithms.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio {
+
+void AddProduct(const kernels::cuda::ProductShape& shape,
+                const kernels::cuda::ProductAlgorithm& algorithm, v1::ProductTable* table);
+
+// What the table says of shapes that `to` does not have. Entries that make no sense are left out.
+void TakeProducts(const v1::ProductTable& table, kernels::cuda::ProductAlgorithms* to);
+
+// A file of a node with what its ranks have chosen, so that no shape is timed twice: one for each
+// model of GPU and version of the library. Threads and processes: any.
+class ProductCache {
+ public:
+  // Of a directory that need not be there yet.
+  ProductCache(const std::string& directory, const std::string& gpu, const std::string& library);
+
+  // Empty where there is none, or it is damaged.
+  v1::ProductTable Read() const;
+  // Adds to the file what it does not have.
+  absl::Status Add(const v1::ProductTable& table) const;
+
+ private:
+  const std::string directory_;
+  const std::string gpu_;
+  const std::string library_;
+  const std::string path_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,85 @@
+#include "worker/trainer/product_table.h"
+
+#include <memory>
+
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+using kernels::Format;
+using kernels::cuda::ProductAlgorithm;
+using kernels::cuda::ProductAlgorithms;
+using kernels::cuda::ProductEpilogue;
+using kernels::cuda::ProductKind;
+using kernels::cuda::ProductShape;
+
+ProductShape ShapeOf(int64_t m) {
+  return {ProductKind::kWeightGradient,
+          Format::kBfloat16,
+          Format::kFloat32,
+          m,
+          3,
+          5,
+          ProductEpilogue::kBiasGradient,
+          true,
+          true,
+          true,
+          {16, 8, 4}};
+}
+constexpr ProductAlgorithm kAlgorithm = {{1, 2, 3, 4, 5, 6, 7, ~uint64_t{0}}, 77};
+
+TEST(ProductTable, ComesBackAsItWas) {
+  v1::ProductTable table;
+  AddProduct(ShapeOf(1), kAlgorithm, &table);
+  AddProduct(ShapeOf(2), kernels::cuda::kNoAlgorithm, &table);
+  ProductAlgorithms back;
+  TakeProducts(table, &back);
+  EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(1), kAlgorithm},
+                                     {ShapeOf(2), kernels::cuda::kNoAlgorithm}}));
+  // What is there stays.
+  back[ShapeOf(1)] = {};
+  TakeProducts(table, &back);
+  EXPECT_EQ(back[ShapeOf(1)], ProductAlgorithm());
+}
+
+TEST(ProductTable, NonsenseIsLeftOut) {
+  v1::ProductTable good;
+  AddProduct(ShapeOf(1), kAlgorithm, &good);
+  v1::ProductTable table;
+  for (int i = 0; i < 6; ++i) *table.add_algorithms() = good.algorithms(0);
+  table.mutable_algorithms(0)->set_kind(3);
+  table.mutable_algorithms(1)->set_operands(-1);
+  table.mutable_algorithms(2)->set_epilogue(99);
+  table.mutable_algorithms(3)->clear_words();
+  table.mutable_algorithms(4)->add_alignment(1);
+  table.mutable_algorithms(5)->set_result(3);
+  ProductAlgorithms back;
+  TakeProducts(table, &back);
+  EXPECT_TRUE(back.empty());
+}
+
+TEST(ProductCache, OneFileForEachGpuAndLibrary) {
+  const TempDir dir;
+  const std::string path = dir.path() + "/products";
+  const ProductCache cache(path, "GPU/1", "lib 2");
+  EXPECT_EQ(cache.Read().gpu(), "GPU/1");
+  EXPECT_EQ(cache.Read().algorithms_size(), 0);
+  v1::ProductTable table;
+  AddProduct(ShapeOf(1), kAlgorithm, &table);
+  ASSERT_TRUE(cache.Add(table).ok());
+  AddProduct(ShapeOf(2), kAlgorithm, &table);
+  ASSERT_TRUE(cache.Add(table).ok());
+  EXPECT_EQ(cache.Read().algorithms_size(), 2);
+  EXPECT_EQ(ProductCache(path, "GPU/1", "lib 3").Read().algorithms_size(), 0);
+  EXPECT_EQ(ProductCache(path, "GPU-1", "lib 2").Read().algorithms_size(), 0);  // the same file
+  ASSERT_TRUE(WriteFileDurably(path + "/GPU-1-lib-2.pb", "damaged").ok());
+  EXPECT_EQ(cache.Read().algorithms_size(), 0);
+  ASSERT_TRUE(cache.Add(table).ok());
+  EXPECT_EQ(cache.Read().algorithms_size(), 2);
+}
+
+}  // namespace
+}  // namespace tercio
