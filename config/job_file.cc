@@ -175,8 +175,9 @@ class JobParser {
       if (spec_.training().tf32()) resources.Fault("device", "training.tf32 needs device: cuda");
     }
     if (out->collectives() == "nccl" && spec_.training().reproducibility() == "exact") {
-      resources.Fault("collectives",
-                      "nccl adds in an order of its own: training.reproducibility: exact needs host");
+      resources.Fault(
+          "collectives",
+          "nccl adds in an order of its own: training.reproducibility: exact needs host");
     }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
     const int named = parallelism.automatic() ? 1
