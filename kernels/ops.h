@@ -341,18 +341,35 @@ struct AddLossesArgs {
   int64_t rows_per_sum;
 };
 
-// One AdamW step as torch.optim.AdamW: g = gradient * clip; p -= lr*decay*p; m, v updated;
-// p -= lr * (m / bias_correction1) / (sqrt(v / bias_correction2) + eps). rounded = p, if not null.
-struct AdamWArgs {
+// Weights p with their gradient and moments, and what the model reads where that is not fp32, else
+// null.
+struct AdamWTensor {
   float* parameter;
   const float* gradient;
   float* m;
   float* v;
+  Values rounded;
   int64_t count;
-  float learning_rate, beta1, beta2, eps, weight_decay;
+  float weight_decay;
+};
+
+// One AdamW step of each tensor as torch.optim.AdamW: g = gradient * clip; p -= lr*decay*p; m, v
+// updated; p -= lr * (m / bias_correction1) / (sqrt(v / bias_correction2) + eps); rounded = p. The
+// list is the host's, and read during the call only. Tensors do not overlap.
+struct AdamWArgs {
+  const AdamWTensor* tensors;
+  int64_t tensor_count;
+  float learning_rate, beta1, beta2, eps;
   double bias_correction1, bias_correction2;  // 1 - beta^step
   float clip = 1;
-  Values rounded;  // what the model reads where that is not fp32
+};
+
+// *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks in
+// order.
+struct SumOfSquares {
+  const float* values;
+  int64_t count;
+  double* sum;
 };
 
 class Ops {
@@ -402,9 +419,8 @@ class Ops {
   virtual void Zero(Values a, int64_t count) = 0;
   // to[i] = from[i], in the format of `to`. They may be one.
   virtual void Copy(Values to, ConstValues from, int64_t count) = 0;
-  // *sum = sum of squares in double: blocks of 64 Ki elements, 16 interleaved sums in each, blocks
-  // in order.
-  virtual void SumOfSquares(const float* a, int64_t count, double* sum) = 0;
+  // The list is the host's, and read during the call only.
+  virtual void SumsOfSquares(const SumOfSquares* sums, int64_t count) = 0;
   // *digest = sum of bits(a[i]) * k(i) modulo 2^64, with the odd 32-bit numbers
   // k(i) = (2i + 1) * 0x9e3779b1 modulo 2^32: exact, and so the same for any number of threads and
   // any vector width. No change of a single element goes unseen, whatever it is: neither factor of

@@ -126,7 +126,8 @@ int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
   layers.heads = shape.heads;
   layers.product_bytes = kProductWorkspace;
   for (const StageTensor& entry : tensors.tensors) {
-    layers.flat_count = std::max(layers.flat_count, entry.elements);
+    layers.digest_count = std::max(layers.digest_count, entry.elements);
+    layers.squares_count += entry.elements;
   }
   kernels::cuda::ScratchShapes head;
   head.rows = shape.chunk_rows;

@@ -125,8 +125,11 @@ class CpuOps : public Ops {
     for (int64_t i = 0; i < a.rows; ++i) a.sums[(a.first_row + i) / a.rows_per_sum] += a.loss[i];
   }
   void AdamW(const AdamWArgs& a) override {
-    AdamWCpu(a, pool_);
-    if (a.rounded != nullptr) Copy(a.rounded, a.parameter, a.count);
+    for (int64_t i = 0; i < a.tensor_count; ++i) {
+      const AdamWTensor& tensor = a.tensors[i];
+      AdamWCpu(a, tensor, pool_);
+      if (tensor.rounded != nullptr) Copy(tensor.rounded, tensor.parameter, tensor.count);
+    }
   }
   void Add(Values a, ConstValues b, int64_t count) override {
     AddCpu(a, b, count, pool_);
@@ -141,8 +144,10 @@ class CpuOps : public Ops {
     }
     if (to.format() != from.format()) Round(to, count);
   }
-  void SumOfSquares(const float* a, int64_t count, double* sum) override {
-    *sum = SumOfSquaresCpu(a, count, pool_);
+  void SumsOfSquares(const SumOfSquares* sums, int64_t count) override {
+    for (int64_t i = 0; i < count; ++i) {
+      *sums[i].sum = SumOfSquaresCpu(sums[i].values, sums[i].count, pool_);
+    }
   }
   void Digest(const float* a, int64_t count, uint64_t* digest) override {
     *digest = DigestCpu(a, count, pool_);

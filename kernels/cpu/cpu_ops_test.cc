@@ -633,8 +633,10 @@ TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
     for (const float value : parameter) states.push_back({value, 0, 0});
     for (int64_t step = 1; step <= 5; ++step) {
       const Floats gradient = Random(count);
-      ops_->AdamW({parameter.data(), gradient.data(), m.data(), v.data(), count, 1e-2f, 0.9f, 0.95f,
-                   1e-8f, 0.1f, 1 - std::pow(0.9, step), 1 - std::pow(0.95, step), 0.5f});
+      const AdamWTensor tensor = {parameter.data(), gradient.data(), m.data(), v.data(),
+                                  nullptr,          count,           0.1f};
+      ops_->AdamW({&tensor, 1, 1e-2f, 0.9f, 0.95f, 1e-8f, 1 - std::pow(0.9, step),
+                   1 - std::pow(0.95, step), 0.5f});
       for (size_t i = 0; i < states.size(); ++i) {
         states[i] =
             reference::AdamW(states[i], 0.5 * gradient[i], 1e-2, 0.9, 0.95, 1e-8, 0.1, step);
@@ -644,15 +646,20 @@ TEST_F(CpuOpsTest, AdamWFollowsItsFormula) {
   }
 }
 
-TEST_F(CpuOpsTest, SumOfSquares) {
+TEST_F(CpuOpsTest, SumsOfSquares) {
   for (const int64_t count : {0, 1, 15, 17, 65536, 65537, 200000}) {
     const Floats values = Random(count);
     double exact = 0;
     for (const float value : values) exact += static_cast<double>(value) * value;
     double two = 0;
     double one = 0;
-    ops_->SumOfSquares(values.data(), count, &two);
-    CreateCpuOps(1)->SumOfSquares(values.data(), count, &one);
+    const SumOfSquares sums[] = {{values.data(), count, &two}, {values.data(), 1, &one}};
+    ops_->SumsOfSquares(sums, count > 0 ? 2 : 1);
+    if (count > 0) {
+      EXPECT_EQ(one, static_cast<double>(values[0]) * values[0]);
+    }
+    const SumOfSquares again = {values.data(), count, &one};
+    CreateCpuOps(1)->SumsOfSquares(&again, 1);
     EXPECT_EQ(one, two);
     EXPECT_NEAR(two, exact, 1e-12 * (exact + 1));
   }

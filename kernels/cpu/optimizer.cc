@@ -16,9 +16,9 @@ namespace tercio::kernels::HWY_NAMESPACE {
 
 // Loshchilov & Hutter, "Decoupled weight decay regularization", algorithm 2, in the order of
 // operations of torch.optim.AdamW.
-void AdamWRange(const AdamWArgs& a, int64_t begin, int64_t end) {
+void AdamWRange(const AdamWArgs& a, const AdamWTensor& tensor, int64_t begin, int64_t end) {
   const Tag d;
-  const Vector keep = hn::Set(d, 1.0f - a.learning_rate * a.weight_decay);
+  const Vector keep = hn::Set(d, 1.0f - a.learning_rate * tensor.weight_decay);
   const Vector clip = hn::Set(d, a.clip);
   const Vector rest1 = hn::Set(d, static_cast<float>(1.0 - static_cast<double>(a.beta1)));
   const Vector beta2 = hn::Set(d, a.beta2);
@@ -26,10 +26,10 @@ void AdamWRange(const AdamWArgs& a, int64_t begin, int64_t end) {
   const Vector eps = hn::Set(d, a.eps);
   const Vector root2 = hn::Set(d, static_cast<float>(std::sqrt(a.bias_correction2)));
   const Vector step = hn::Set(d, static_cast<float>(-a.learning_rate / a.bias_correction1));
-  float* parameter = a.parameter + begin;
-  const float* gradient = a.gradient + begin;
-  float* m_all = a.m + begin;
-  float* v_all = a.v + begin;
+  float* parameter = tensor.parameter + begin;
+  const float* gradient = tensor.gradient + begin;
+  float* m_all = tensor.m + begin;
+  float* v_all = tensor.v + begin;
   ForVectors(end - begin, [&](auto load, auto store) HWY_ATTR {
     const Vector g = hn::Mul(load(gradient), clip);
     const Vector old_m = load(m_all);
@@ -89,9 +89,9 @@ double SumOfSquaresOfBlock(const float* a, int64_t count) {
 
 }  // namespace
 
-void AdamWCpu(const AdamWArgs& args, ThreadPool& pool) {
-  OverBlocks(args.count, pool, [&](int64_t, int64_t begin, int64_t end) {
-    HWY_DYNAMIC_DISPATCH(AdamWRange)(args, begin, end);
+void AdamWCpu(const AdamWArgs& args, const AdamWTensor& tensor, ThreadPool& pool) {
+  OverBlocks(tensor.count, pool, [&](int64_t, int64_t begin, int64_t end) {
+    HWY_DYNAMIC_DISPATCH(AdamWRange)(args, tensor, begin, end);
   });
 }
 

@@ -70,7 +70,7 @@ void CrossEntropyLocalCpu(const CrossEntropyLocalArgs& args, ThreadPool& pool);
 void CrossEntropyCombineCpu(const CrossEntropyCombineArgs& args);
 void CrossEntropyBackwardCpu(const CrossEntropyBackwardArgs& args, ThreadPool& pool);
 
-void AdamWCpu(const AdamWArgs& args, ThreadPool& pool);
+void AdamWCpu(const AdamWArgs& args, const AdamWTensor& tensor, ThreadPool& pool);
 void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool);
 void RoundCpu(float* x, int64_t count, Format format, ThreadPool& pool);
 // The first `columns` elements of each row.

@@ -183,15 +183,12 @@ class CudaOps : public Ops {
       }
     });
   }
-  void SumOfSquares(const float* a, int64_t count, double* sum) override {
-    Run("SumOfSquares", [&] {
-      cuda::SumOfSquares(a, count, context_.Scratch<double>(8 * SumScratch(count)), sum,
-                         context_.stream);
-    });
+  void SumsOfSquares(const SumOfSquares* sums, int64_t count) override {
+    Run("SumsOfSquares", [&] { SumsOfSquaresCuda(sums, count, context_); });
   }
   void Digest(const float* a, int64_t count, uint64_t* digest) override {
     Run("Digest", [&] {
-      cuda::Digest(a, count, context_.Scratch<uint64_t>(8 * SumScratch(count)), digest,
+      cuda::Digest(a, count, context_.Scratch<uint64_t>(DigestBytes(count)), digest,
                    context_.stream);
     });
   }

@@ -367,12 +367,50 @@ TEST_F(CudaOpsTest, AdamW) {
       const int rounded = format == Format::kFloat32 ? kNone : AddValues("rounded", count);
       for (double& value : At(v).data) value = static_cast<float>(std::abs(value));
       Check([&](Ops& ops, const Bound& t) {
-        ops.AdamW({t.floats(parameter), t.floats(gradient), t.floats(m), t.floats(v), count, 1e-2f,
-                   0.9f, 0.95f, 1e-8f, 0.1f, 1 - std::pow(0.9, 3), 1 - std::pow(0.95, 3), 0.7f,
-                   t.values(rounded)});
+        const AdamWTensor tensor = {t.floats(parameter),
+                                    t.floats(gradient),
+                                    t.floats(m),
+                                    t.floats(v),
+                                    t.values(rounded),
+                                    count,
+                                    0.1f};
+        ops.AdamW({&tensor, 1, 1e-2f, 0.9f, 0.95f, 1e-8f, 1 - std::pow(0.9, 3),
+                   1 - std::pow(0.95, 3), 0.7f});
       });
     }
   }
+}
+
+// More tensors than a launch takes, of all lengths, some of them empty: pieces of a few buffers, at
+// any alignment.
+TEST_F(CudaOpsTest, ManyTensorsAtOnce) {
+  constexpr int64_t kTensors = 300;
+  const auto length = [](int64_t i) {
+    return i % 7 == 3 ? 0 : i % 50 == 0 ? 5000 + i : 3 * i % 41;
+  };
+  int64_t total = 0;
+  for (int64_t i = 0; i < kTensors; ++i) total += length(i);
+  Begin(Format::kBfloat16, "many tensors");
+  const int parameter = AddFloats("parameter", total);
+  const int gradient = AddFloats("gradient", total);
+  const int m = AddFloats("m", total);
+  const int v = AddFloats("v", total, 0, 0.1, 1);
+  const int rounded = AddValues("rounded", total);
+  const int sums = AddDoubles("sums", kTensors);
+  for (double& value : At(v).data) value = static_cast<float>(std::abs(value));
+  Check([&](Ops& ops, const Bound& t) {
+    std::vector<AdamWTensor> tensors;
+    std::vector<SumOfSquares> squares;
+    int64_t at = 0;
+    for (int64_t i = 0; i < kTensors; at += length(i), ++i) {
+      tensors.push_back({t.floats(parameter) + at, t.floats(gradient) + at, t.floats(m) + at,
+                         t.floats(v) + at, t.values(rounded) + at, length(i),
+                         i % 2 == 0 ? 0.1f : 0.0f});
+      squares.push_back({t.floats(gradient) + at, length(i), t.doubles(sums) + i});
+    }
+    ops.SumsOfSquares(squares.data(), kTensors);
+    ops.AdamW({tensors.data(), kTensors, 1e-2f, 0.9f, 0.95f, 1e-8f, 0.3, 0.2, 0.7f});
+  });
 }
 
 TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
@@ -391,7 +429,8 @@ TEST_F(CudaOpsTest, AddZeroCopySumsAndDigest) {
         ops.Zero(t.values(zero), count);
         ops.Copy(t.values(b), t.floats(wide), count);
         ops.Copy(t.floats(back), t.values(b), count);
-        ops.SumOfSquares(t.floats(wide), count, t.doubles(sum));
+        const SumOfSquares squares = {t.floats(wide), count, t.doubles(sum)};
+        ops.SumsOfSquares(&squares, 1);
         ops.Digest(t.floats(wide), count, t.bits(digest));
       });
     }
@@ -404,12 +443,6 @@ TEST_F(CudaOpsTest, CopiesOntoThemselves) {
     Begin(format, "copy");
     const int a = AddValues("a", 1003);
     Check([&](Ops& ops, const Bound& t) { ops.Copy(t.values(a), t.values(a), 1003); });
-  }
-}
-
-TEST(CudaScratch, IsWhatSumsWant) {
-  for (const int64_t count : {0, 1, 255, 256, 257, 300000, 65536 * 1024, 65536 * 1024 + 1}) {
-    EXPECT_EQ(FlatSumBytes(count), 8 * SumScratch(count)) << count;
   }
 }
 
@@ -427,7 +460,10 @@ TEST_F(CudaOpsTest, NothingOfNoRows) {
     ops.EmbeddingBackward({nullptr, v, f, 0, 8, 0, 2});
     ops.CrossEntropyLocal({v, nullptr, f, 0, 8, 8, 0, false});
     ops.AddLosses({f, nullptr, 0, 0, 1});
-    ops.AdamW({f, f, f, f, 0, 1, 1, 1, 1, 1, 1, 1, 1, nullptr});
+    const AdamWTensor tensor = {f, f, f, f, nullptr, 0, 1};
+    ops.AdamW({&tensor, 1, 1, 1, 1, 1, 1, 1, 1});
+    ops.AdamW({nullptr, 0, 1, 1, 1, 1, 1, 1, 1});
+    ops.SumsOfSquares(nullptr, 0);
     ops.Add(v, v, 0);
   });
 }

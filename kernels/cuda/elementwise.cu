@@ -4,6 +4,7 @@
 #include "kernels/cuda/primitives/launch.cuh"
 #include "kernels/cuda/primitives/split.h"
 #include "kernels/cuda/primitives/vector.cuh"
+#include "kernels/cuda/scratch.h"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -11,9 +12,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kWarp = 32;
 constexpr int64_t kMaxBlocks = 1024;  // of loops over the grid
-constexpr int64_t kSumBlock = 65536;  // elements whose squares are summed by themselves
-constexpr int kSumLanes = 16;         // interleaved sums
-constexpr int64_t kSumTile = 2048;    // elements in shared memory
 constexpr uint32_t kFactor = 0x9e3779b1u;
 
 // Groups hold 16 bytes of the smallest element.
@@ -87,45 +85,6 @@ void LaunchElementwise(const Operation& operation, const Split& split, cudaStrea
          stream, operation, split);
 }
 
-// A block sums the squares of kSumBlock elements; thread t < kSumLanes those of index t modulo
-// kSumLanes. All threads bring the elements to shared memory.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    SumOfSquaresKernel(const T* a, int64_t count, double* parts) {
-  auto* tile = DynamicShared<float>();
-  const int64_t begin = blockIdx.x * kSumBlock;
-  const int64_t elements = count - begin < kSumBlock ? count - begin : kSumBlock;
-  const int thread = static_cast<int>(threadIdx.x);
-  double sum = 0;
-  for (int64_t offset = 0; offset < elements; offset += kSumTile) {
-    const int64_t rest = elements - offset;
-    const int size = static_cast<int>(rest < kSumTile ? rest : kSumTile);
-    for (int i = thread; i < size; i += kThreads) tile[i] = ToFloat(a[begin + offset + i]);
-    __syncthreads();
-    if (thread < kSumLanes) {
-      for (int i = thread; i < size; i += kSumLanes) {
-        const double value = tile[i];
-        sum += value * value;
-      }
-    }
-    __syncthreads();
-  }
-  auto* sums = DynamicShared<double>();
-  if (thread < kSumLanes) sums[thread] = sum;
-  __syncthreads();
-  if (thread != 0) return;
-  double total = 0;
-  for (int i = 0; i < kSumLanes; ++i) total += sums[i];
-  parts[blockIdx.x] = total;
-}
-
-// One thread adds the parts in ascending order.
-__global__ void AddInOrderKernel(const double* parts, int64_t count, double* sum) {
-  double total = 0;
-  for (int64_t i = 0; i < count; ++i) total += parts[i];
-  *sum = total;
-}
-
 __device__ __forceinline__ uint64_t WarpSum(uint64_t value) {
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
     value += __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(distance));
@@ -170,10 +129,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *digest = total;
 }
 
-int64_t SumBlocks(int64_t count) { return (count + kSumBlock - 1) / kSumBlock; }
-int64_t DigestBlocks(int64_t count) {
-  return std::min(kMaxBlocks, (count + kThreads - 1) / kThreads);
-}
+int64_t DigestBlocks(int64_t count) { return DigestBytes(count) / 8; }
 
 }  // namespace
 
@@ -201,19 +157,6 @@ void Convert(To* to, const From* from, int64_t count, cudaStream_t stream) {
   }
 }
 
-int64_t SumScratch(int64_t count) { return std::max(SumBlocks(count), DigestBlocks(count)); }
-
-template <typename T>
-void SumOfSquares(const T* a, int64_t count, double* scratch, double* sum, cudaStream_t stream) {
-  const int64_t blocks = SumBlocks(count);
-  if (blocks > 0) {
-    Launch(SumOfSquaresKernel<T>,
-           {dim3(static_cast<unsigned>(blocks)), kThreads, kSumTile * sizeof(float)}, stream, a,
-           count, scratch);
-  }
-  Launch(AddInOrderKernel, {1, 1}, stream, scratch, blocks, sum);
-}
-
 template <typename T>
 void Digest(const T* a, int64_t count, uint64_t* scratch, uint64_t* digest, cudaStream_t stream) {
   const int64_t blocks = DigestBlocks(count);
@@ -224,11 +167,10 @@ void Digest(const T* a, int64_t count, uint64_t* scratch, uint64_t* digest, cuda
   Launch(AddDigestsKernel, {1, kThreads}, stream, scratch, blocks, digest);
 }
 
-#define INSTANTIATE(T)                                                           \
-  template void Add(T*, const T*, int64_t, cudaStream_t);                        \
-  template void Zero(T*, int64_t, cudaStream_t);                                 \
-  template void Convert(T*, const float*, int64_t, cudaStream_t);                \
-  template void SumOfSquares(const T*, int64_t, double*, double*, cudaStream_t); \
+#define INSTANTIATE(T)                                            \
+  template void Add(T*, const T*, int64_t, cudaStream_t);         \
+  template void Zero(T*, int64_t, cudaStream_t);                  \
+  template void Convert(T*, const float*, int64_t, cudaStream_t); \
   template void Digest(const T*, int64_t, uint64_t*, uint64_t*, cudaStream_t)
 INSTANTIATE(float);
 INSTANTIATE(__nv_bfloat16);

@@ -26,12 +26,8 @@ void Copy(T* to, const T* from, int64_t count, cudaStream_t stream) {
   Convert(to, from, count, stream);
 }
 
-// Elements that SumOfSquares and Digest want as scratch, of 8 bytes each.
-int64_t SumScratch(int64_t count);
-// *sum as Ops::SumOfSquares of the values.
-template <typename T>
-void SumOfSquares(const T* a, int64_t count, double* scratch, double* sum, cudaStream_t stream);
-// *digest as Ops::Digest; the bits of 16-bit elements count as numbers of 16 bits.
+// *digest as Ops::Digest; the bits of 16-bit elements count as numbers of 16 bits. Scratch:
+// DigestBytes (scratch.h).
 template <typename T>
 void Digest(const T* a, int64_t count, uint64_t* scratch, uint64_t* digest, cudaStream_t stream);
 

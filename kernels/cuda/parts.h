@@ -65,5 +65,6 @@ void CrossEntropyBackwardCuda(const CrossEntropyBackwardArgs& args, const CudaCo
 void AddLossesCuda(const AddLossesArgs& args, const CudaContext& context);
 
 void AdamWCuda(const AdamWArgs& args, const CudaContext& context);
+void SumsOfSquaresCuda(const SumOfSquares* sums, int64_t count, const CudaContext& context);
 
 }  // namespace tercio::kernels::cuda

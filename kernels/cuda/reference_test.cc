@@ -178,8 +178,10 @@ TEST_F(ReferenceTest, AdamW) {
   const auto beta1 = static_cast<double>(0.9f);
   const auto beta2 = static_cast<double>(0.95f);
   Run([&](Ops& ops, const Bound& t) {
-    ops.AdamW({t.floats(parameter), t.floats(gradient), t.floats(m), t.floats(v), count, 1e-2f,
-               0.9f, 0.95f, 1e-8f, 0.1f, 1 - std::pow(beta1, 3), 1 - std::pow(beta2, 3)});
+    const AdamWTensor tensor = {
+        t.floats(parameter), t.floats(gradient), t.floats(m), t.floats(v), nullptr, count, 0.1f};
+    ops.AdamW(
+        {&tensor, 1, 1e-2f, 0.9f, 0.95f, 1e-8f, 1 - std::pow(beta1, 3), 1 - std::pow(beta2, 3)});
   });
   for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
     const reference::AdamWState expected =

@@ -31,10 +31,14 @@ inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
 }
 // Of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
-// Of SumOfSquares and Digest: a number of 8 bytes for each block (elementwise.h).
-inline int64_t FlatSumBytes(int64_t count) {
-  return 8 * std::max((count + 65535) / 65536, std::min<int64_t>(1024, (count + 255) / 256));
+// Of Digest: a number of 8 bytes for each block (elementwise.h).
+inline int64_t DigestBytes(int64_t count) {
+  return 8 * std::min<int64_t>(1024, (count + 255) / 256);
 }
+// Of SumsOfSquares of so many elements in all: a number of 8 bytes for each block of a tensor.
+inline constexpr int64_t kSquaresBlock = 65536;
+inline constexpr int64_t kSumsOfLaunch = 128;  // tensors that are summed at once
+inline int64_t SquaresBytes(int64_t count) { return 8 * (count / kSquaresBlock + kSumsOfLaunch); }
 
 // The largest of each that a program calls; 0 where it calls none. `product_bytes` is what matrix
 // products may use: the algorithms chosen need no more. With a bias of n elements they have
@@ -44,7 +48,8 @@ struct ScratchShapes {
   int64_t norm_columns = 0;
   int64_t sum_columns = 0;  // bias gradients
   int64_t heads = 0;
-  int64_t flat_count = 0;  // elements of SumOfSquares and Digest
+  int64_t digest_count = 0;   // elements of Digest
+  int64_t squares_count = 0;  // of all tensors of SumsOfSquares together
   int64_t product_bytes = 0;
 };
 // Operations of a stream run one after the other and share one workspace.
@@ -52,7 +57,8 @@ inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
   return std::max({NormBackwardBytes(shapes.rows, shapes.norm_columns),
                    ColumnSumBytes(shapes.rows, shapes.sum_columns),
                    AttentionBackwardBytes(shapes.rows, shapes.heads),
-                   FlatSumBytes(shapes.flat_count), shapes.product_bytes});
+                   DigestBytes(shapes.digest_count), SquaresBytes(shapes.squares_count),
+                   shapes.product_bytes});
 }
 
 }  // namespace tercio::kernels::cuda

@@ -75,6 +75,9 @@ class InlineStream : public Stream {
   }
   void Record(Event& event) override { static_cast<CpuEvent&>(event).Finish(); }
   void Wait(Event& event) override { static_cast<CpuEvent&>(event).Wait(); }
+  void Join(Stream& other) override {
+    RunOnHost([&other] { return other.Synchronize(); });
+  }
   absl::Status Synchronize() override { return status_; }
 
  private:
@@ -135,6 +138,9 @@ class ThreadStream : public Stream {
       awaited.Wait();
       return absl::OkStatus();
     });
+  }
+  void Join(Stream& other) override {
+    RunOnHost([&other] { return other.Synchronize(); });
   }
   absl::Status Synchronize() override {
     std::unique_lock<std::mutex> lock(mutex_);

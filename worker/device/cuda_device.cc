@@ -175,8 +175,24 @@ class CudaStream : public Stream {
          "waiting for an event");
   }
 
+  void Join(Stream& other) override {
+    auto& joined = static_cast<CudaStream&>(other);
+    if (joined_event_ == nullptr) {
+      auto made = device_.CreateEvent();
+      if (!made.ok()) return Note(made.status());
+      joined_event_ = *std::move(made);
+    }
+    joined.Record(*joined_event_);
+    Wait(*joined_event_);
+    if (std::find(joined_.begin(), joined_.end(), &joined) == joined_.end()) {
+      joined_.push_back(&joined);
+    }
+  }
+
   absl::Status Synchronize() override {
     Note(Await());
+    for (CudaStream* joined : joined_) Note(joined->Synchronize());
+    joined_.clear();
     if (const auto& error = operation_errors_.first(); error.has_value()) {
       Note(absl::InternalError(absl::StrCat(error->operation, ": ", error->what)));
     }
@@ -205,30 +221,42 @@ class CudaStream : public Stream {
     landing_ = pinned_->data() + kRingBytes;
   }
 
+  using Watches = std::vector<std::shared_ptr<StreamWatch*>>;
+
+  // Of this stream and of those that it waits for.
+  Watches LiveWatches() const {
+    Watches live;
+    const auto add = [&live](const CudaStream& stream) {
+      for (const auto& weak : stream.watches_) {
+        if (auto watch = weak.lock(); watch != nullptr) live.push_back(std::move(watch));
+      }
+    };
+    add(*this);
+    for (const CudaStream* joined : joined_) add(*joined);
+    return live;
+  }
+
   // With watches the stream is asked instead of waited for, since what it does may never end.
   absl::Status Await() {
-    if (watches_.empty()) return CudaStatus(cudaStreamSynchronize(stream_), kWork);
+    const Watches watches = LiveWatches();
+    if (watches.empty()) return CudaStatus(cudaStreamSynchronize(stream_), kWork);
     for (int64_t round = 0;; ++round) {
       const cudaError_t state = cudaStreamQuery(stream_);
       const bool ends = !IsUnderWay(state);
       absl::Status status = ends ? CudaStatus(state, kWork) : absl::OkStatus();
-      for (const auto& weak : watches_) {
-        const auto watch = weak.lock();
-        if (watch == nullptr) continue;
+      for (const auto& watch : watches) {
         const absl::Status seen = (*watch)->Poll();
         if (status.ok()) status = seen;
       }
       if (ends || !status.ok()) {
-        EndWaits(status);
+        EndWaits(watches, status);
         return status;
       }
       if (round > kEagerRounds) std::this_thread::sleep_for(kPollInterval);
     }
   }
-  void EndWaits(const absl::Status& status) {
-    for (const auto& weak : watches_) {
-      const auto watch = weak.lock();
-      if (watch == nullptr) continue;
+  static void EndWaits(const Watches& watches, const absl::Status& status) {
+    for (const auto& watch : watches) {
       (*watch)->EndWait();
       if (!status.ok()) (*watch)->GiveUp();
     }
@@ -252,6 +280,8 @@ class CudaStream : public Stream {
   const std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::weak_ptr<StreamWatch*>> watches_;
+  std::vector<CudaStream*> joined_;  // since the last Synchronize
+  std::unique_ptr<Event> joined_event_;
   std::vector<Arrival> arrivals_;  // for memory of the host that is not pinned
   absl::Status status_;
 };

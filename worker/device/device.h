@@ -56,6 +56,10 @@ class Stream {
   virtual void Record(Event& event) = 0;  // completes when the work before it has
   virtual void Wait(Event& event) = 0;    // later work of this stream waits for the event
 
+  // Later work of this stream waits for what the other one, of the same device, has until now, and
+  // its errors are this stream's, too. The other lives until the next Synchronize.
+  virtual void Join(Stream& other) = 0;
+
   // Blocks until everything enqueued has run. Returns the first error since the stream was made.
   virtual absl::Status Synchronize() = 0;
 };

@@ -150,7 +150,7 @@ class Engine : public TrainingEngine {
   void Initialize();
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
-  void Forward(const MicroBatch& batch);
+  void Measure(const char* name, int micro_batch, int chunk, const std::function<void()>& work);
   void Backward(const MicroBatch& batch, int flow_index);
   void SumOverSequenceParts();
   void ReduceBucket(int layer);
@@ -288,7 +288,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   const MicroBatch batch = BatchAt(step, action);
   const int flow = action.flow();
   const auto measure = [&](const char* name, const std::function<void()>& work) {
-    trace_.Measure(name, batch.index, batch.chunk, work);
+    Measure(name, batch.index, batch.chunk, work);
   };
   switch (action.kind()) {
     case v1::ACTION_KIND_RECEIVE_ACTIVATION:
@@ -338,6 +338,17 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   }
 }
 
+// A device that works later is waited for while a step is traced; its errors stay in the stream.
+void Engine::Measure(const char* name, int micro_batch, int chunk,
+                     const std::function<void()>& work) {
+  if (!trace_.on()) return work();
+  compute_->Synchronize().IgnoreError();
+  trace_.Measure(name, micro_batch, chunk, [&] {
+    work();
+    compute_->Synchronize().IgnoreError();
+  });
+}
+
 void Engine::Backward(const MicroBatch& batch, int flow_index) {
   const bool last = batch.index + 1 == plan_.layout().micro_batches();
   // With one stage only the first flow buffer exists.
@@ -385,13 +396,10 @@ void Engine::ReduceBucket(int layer) {
 }
 
 void Engine::FinishReduction() {
-  compute_->RunOnHost([this] {
-    where_.BeginJoin();
-    const double start = StepTrace::Now();
-    absl::Status status = communication_->Synchronize();
-    where_.EndJoin(StepTrace::Now() - start);
-    return status;
-  });
+  where_.BeginJoin();
+  const double start = StepTrace::Now();
+  compute_->Join(*communication_);
+  where_.EndJoin(StepTrace::Now() - start);
   SumOverSequenceParts();
   JoinTiedGradients();
   links_.WaitAll();
@@ -434,13 +442,15 @@ void Engine::MeasureGradients() {
   compute_->CopyFromHost(exchange_ + ExchangeCount() - 1, &signal_, sizeof(signal_));
   ClearForeignSums();
   if (plan_.placement().data_index() == 0) {
+    std::vector<kernels::SumOfSquares> sums;
     for (const plan::StageTensor& entry : tensors_.tensors) {
       if (entry.role == plan::TensorRole::kHead) continue;
       if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
       if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
-      compute_->ops().SumOfSquares(lanes_.result() + entry.gradient_offset, entry.elements,
-                                   NormSlot(entry.tensor.index, tensor_index));
+      sums.push_back({lanes_.result() + entry.gradient_offset, entry.elements,
+                      NormSlot(entry.tensor.index, tensor_index)});
     }
+    compute_->ops().SumsOfSquares(sums.data(), static_cast<int64_t>(sums.size()));
   }
   communicators_.world->AllReduceSum(*compute_, exchange_, ExchangeCount());
 }
@@ -515,7 +525,6 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   result.signal = known_.back();
   result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
   TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
-  TERCIO_RETURN_IF_ERROR(compute_->Synchronize());
   result.communication_seconds = communicators_.world->WaitSeconds() +
                                  communicators_.tensor->WaitSeconds() +
                                  communicators_.pipeline->WaitSeconds() - waited;
@@ -555,7 +564,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
   where_.BeginAction("optimizer");
   if (verdict.taken) {
-    trace_.Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
+    Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
   }
   return absl::OkStatus();
 }
@@ -565,29 +574,34 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   const double limit = spec_.training().clip_grad_norm();
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
+  std::vector<kernels::AdamWTensor> tensors;
   for (const plan::StageTensor& entry : tensors_.tensors) {
     if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;
     const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, spec_.training());
     if (policy.frozen) continue;
-    kernels::AdamWArgs args{};
-    args.parameter = parameters_ + entry.parameter_offset;
-    args.gradient = lanes_.result() + entry.gradient_offset;
-    args.m = first_moments_ + entry.parameter_offset;
-    args.v = second_moments_ + entry.parameter_offset;
-    args.count = entry.elements;
-    args.learning_rate = static_cast<float>(result.learning_rate);
-    args.beta1 = static_cast<float>(optimizer.beta1());
-    args.beta2 = static_cast<float>(optimizer.beta2());
-    args.eps = static_cast<float>(optimizer.eps());
-    args.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
-    args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(taken_step));
-    args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(taken_step));
-    args.clip = static_cast<float>(clip * unscale);
+    kernels::AdamWTensor tensor{};
+    tensor.parameter = parameters_ + entry.parameter_offset;
+    tensor.gradient = lanes_.result() + entry.gradient_offset;
+    tensor.m = first_moments_ + entry.parameter_offset;
+    tensor.v = second_moments_ + entry.parameter_offset;
+    tensor.count = entry.elements;
+    tensor.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
     if (rounded_parameters_ != nullptr) {
-      args.rounded = rounded_parameters_ + entry.parameter_offset;
+      tensor.rounded = rounded_parameters_ + entry.parameter_offset;
     }
-    compute_->ops().AdamW(args);
+    tensors.push_back(tensor);
   }
+  kernels::AdamWArgs args{};
+  args.tensors = tensors.data();
+  args.tensor_count = static_cast<int64_t>(tensors.size());
+  args.learning_rate = static_cast<float>(result.learning_rate);
+  args.beta1 = static_cast<float>(optimizer.beta1());
+  args.beta2 = static_cast<float>(optimizer.beta2());
+  args.eps = static_cast<float>(optimizer.eps());
+  args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(taken_step));
+  args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(taken_step));
+  args.clip = static_cast<float>(clip * unscale);
+  compute_->ops().AdamW(args);
 }
 
 // One global batch of validation samples, micro-batch after micro-batch through activation slot 0.

@@ -297,7 +297,7 @@ class BothBackendsTest : public DeviceTest {
   std::vector<Tensor> tensors_;
   std::mt19937_64 random_{kSeed};
   // Enough for all cases.
-  ScratchShapes scratch_ = {1300, 300, 300, 8, 140003, 1 << 20};
+  ScratchShapes scratch_ = {1300, 300, 300, 8, 140003, 140003, 1 << 20};
   ProductAlgorithms* algorithms_ = nullptr;
   bool tf32_ = false;
 
