@@ -67,6 +67,7 @@ Json JobToJson(const v1::JobStatus& job) {
   json["tokens"] = job.tokens();
   json["tokens_per_second"] =
       job.has_tokens_per_second() ? NumberOrNull(job.tokens_per_second()) : Json(nullptr);
+  json["mfu"] = job.has_mfu() ? NumberOrNull(job.mfu()) : Json(nullptr);
   json["restarts"] = job.restarts();
   json["attempt"] = job.attempt();
   json["plan"] = nullptr;
@@ -196,6 +197,7 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
   }
   if (job.has_tokens_per_second()) {
     absl::StrAppendFormat(&line, "  %.0f tok/s", job.tokens_per_second());
+    if (job.has_mfu()) absl::StrAppendFormat(&line, "  MFU %.1f%%", 100 * job.mfu());
     const double tokens_left =
         static_cast<double>((job.steps() - job.step()) * job.spec().training().global_batch()) *
         job.spec().model().context();

@@ -8,9 +8,9 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/local_cluster.h"
 #include "common/daemon.h"
 #include "common/gpus.h"
-#include "common/machine.h"
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "config/job_file.h"
@@ -65,8 +65,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
     }());
     ranks = layout.tensor() * layout.pipeline() * layout.data();
   }
-  const coordinator::Cluster cluster = coordinator::LocalCluster(
-      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
+  TERCIO_ASSIGN_OR_RETURN(const coordinator::Cluster cluster, ClusterHere(spec, ranks));
   const v1::PlanReport report = coordinator::PlanLayouts(spec, cluster);
   if (options.format() != Output::kTable) {
     std::cout << PlanReportToJson(report).dump(2) << std::endl;

@@ -16,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/follow.h"
 #include "cli/format.h"
+#include "cli/local_cluster.h"
 #include "cli/request_id.h"
 #include "cli/trace.h"
 #include "common/daemon.h"
@@ -160,8 +161,7 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
 
 // Everything that can be found wrong before a job exists: exit code 2.
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
-  const coordinator::Cluster cluster = coordinator::LocalCluster(
-      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
+  TERCIO_ASSIGN_OR_RETURN(const coordinator::Cluster cluster, ClusterHere(spec, ranks));
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
   const absl::StatusOr<data::PreparedData> prepared =

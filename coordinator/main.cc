@@ -112,7 +112,11 @@ Settings MakeSettings(const Flags& flags) {
   settings.allow_drills = flags.allow_drills;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                           const RankShare& share) {
-    return MakePlan(spec, slots, share.threads, share.memory_bytes);
+    Cluster cluster;
+    cluster.threads_per_rank = share.threads;
+    cluster.memory_bytes = share.memory_bytes;
+    if (!share.gpu.empty()) UseGpus(share.gpu, spec.training(), &cluster);
+    return MakePlan(spec, slots, cluster);
   };
   settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,
                                int* ranks) {

@@ -21,8 +21,10 @@
 namespace tercio::plan {
 namespace {
 
-// Tokens of a micro-batch above which a processor's products gain nothing more.
+// Tokens of a micro-batch above which products gain nothing more: a processor's; and a GPU's, where
+// each micro-batch also reads and writes all gradients of weights.
 constexpr int64_t kTokensPerMicroBatch = 2048;
+constexpr int64_t kTokensPerGpuMicroBatch = 65536;
 
 v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int stage, int threads) {
   const ScheduleShape schedule = ShapeOfSchedule(layout);
@@ -103,11 +105,13 @@ absl::StatusOr<std::string> ChooseCollectives(const v1::JobSpec& job,
 
 }  // namespace
 
-int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data) {
+int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t less_than) {
   const int64_t share = job.training().global_batch() / data;
+  const int64_t most = OnGpu(job) ? kTokensPerGpuMicroBatch : kTokensPerMicroBatch;
   int64_t best = 1;
   for (const int64_t candidate : Divisors(share)) {
-    const bool fits = candidate * job.model().context() <= kTokensPerMicroBatch;
+    if (less_than > 0 && candidate >= less_than) break;
+    const bool fits = candidate * job.model().context() <= most;
     const bool fills = pipeline == 1 || share / candidate >= 2 * pipeline;
     if (candidate == 1 || (fits && fills)) best = candidate;
   }

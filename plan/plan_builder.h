@@ -29,8 +29,9 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank);
 v1::RankPlan SliceWithoutStage(const v1::Plan& plan, int rank);
 
 // The micro-batch for `auto`: the largest divisor of a rank's share of the global batch that has at
-// most 2,048 tokens and, with a pipeline, leaves at least two micro-batches per stage. At least 1.
-int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data);
+// most 2,048 tokens, on a GPU 65,536, and, with a pipeline, leaves at least two micro-batches per
+// stage. At least 1. Below `less_than`, if that is not 0: for one that does not fit in memory.
+int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t less_than = 0);
 
 // Ranks that a job needs.
 int RanksOfJob(const v1::JobSpec& job);

@@ -401,6 +401,13 @@ TEST(PlanBuilder, RanksOfAJob) {
 
 TEST(PlanBuilder, MicroBatchForAuto) {
   EXPECT_EQ(ChooseMicroBatch(Job(), 1, 1), 48);
+  EXPECT_EQ(ChooseMicroBatch(Job(), 1, 1, 48), 24);
+  EXPECT_EQ(ChooseMicroBatch(Job(), 1, 1, 2), 1);
+  v1::JobSpec long_job = Job();
+  long_job.mutable_model()->set_context(4096);
+  EXPECT_EQ(ChooseMicroBatch(long_job, 1, 1), 1);
+  long_job.mutable_resources()->set_device("cuda");
+  EXPECT_EQ(ChooseMicroBatch(long_job, 1, 1), 16);
   EXPECT_EQ(ChooseMicroBatch(Job(), 4, 2), 3);  // at least eight micro-batches of 24 sequences
 }
 

@@ -201,6 +201,7 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
         node == state_.nodes.end() ? v1::AgentHello::default_instance() : node->second.hello;
     share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
     share.memory_bytes = std::min(share.memory_bytes, MemoryOfRank(hello, count));
+    if (hello.device_facts_size() > 0) share.gpu = hello.device_facts(0).model();
   }
   const int wanted = job.record.spec().resources().threads_per_rank();
   if (wanted > 0) share.threads = wanted;
@@ -253,6 +254,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   record.set_tokens(step.tokens());
   record.set_loss(step.loss());
   record.set_tokens_per_second(report.tokens_per_second());
+  if (report.mfu() > 0) record.set_mfu(report.mfu());
   NoteSpike(job, step);
   if (step.skipped() && step.spike().empty()) Note(job, "step_skipped", DescribeSkipped(step));
   if (step.has_validation_loss()) record.set_validation_loss(step.validation_loss());

@@ -96,6 +96,7 @@ State Restore(Stored stored, double now);
 struct RankShare {
   int threads = 1;
   int64_t memory_bytes = int64_t{1} << 62;
+  std::string gpu;  // model of one of them; empty: none
 };
 
 // So often a job goes back and over the data that led to a spike; then it only reports them.

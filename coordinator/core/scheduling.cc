@@ -3,12 +3,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/stepper.h"
+#include "plan/gpu_figures.h"
 
 namespace tercio::coordinator {
 namespace {
-
-// Of a GPU, for the driver, CUDA's context and NCCL's buffers.
-constexpr int64_t kGpuReserve = int64_t{2} << 30;
 
 // Of the placements that hold any.
 std::vector<const Placement*> HeldPlacements(const State& state) {
@@ -67,7 +65,7 @@ int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks) {
   }
   // Slots beyond the GPUs share them.
   const int shared = (hello.devices() + hello.device_facts_size() - 1) / hello.device_facts_size();
-  return least == kUnknownMemory ? least : (least - kGpuReserve) / std::max(1, shared);
+  return least == kUnknownMemory ? least : (least - plan::kGpuReserveBytes) / std::max(1, shared);
 }
 
 bool TakesRanks(const NodeState& node) {

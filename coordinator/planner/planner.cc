@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
+#include "plan/gpu_figures.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/rank_layout.h"
@@ -83,6 +84,21 @@ v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
         absl::StrFormat("does not fit in memory: needs %.1f MiB a rank, there are %.1f MiB",
                         static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB,
                         static_cast<double>(cluster.memory_bytes) / kMiB));
+  }
+  return candidate;
+}
+
+// Micro-batches that are not asked for become smaller until they fit.
+v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
+                                 const Cluster& cluster) {
+  v1::LayoutCandidate candidate = Judge(job, layout, cluster);
+  while (job.training().micro_batch() == 0 && candidate.predicted_valid() &&
+         !candidate.rejected().empty() && layout.micro_batch() > 1) {
+    layout.set_micro_batch(static_cast<int32_t>(
+        plan::ChooseMicroBatch(job, layout.pipeline(), layout.data(), layout.micro_batch())));
+    layout.set_micro_batches(static_cast<int32_t>(job.training().global_batch() /
+                                                  (int64_t{layout.micro_batch()} * layout.data())));
+    candidate = Judge(job, layout, cluster);
   }
   return candidate;
 }
@@ -190,7 +206,7 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
     layouts.push_back(*layout);
   }
   for (const v1::Layout& layout : layouts) {
-    *report.add_layouts() = Judge(job, layout, cluster);
+    *report.add_layouts() = JudgeFitting(job, layout, cluster);
     const v1::LayoutCandidate& candidate = report.layouts(report.layouts_size() - 1);
     if (!candidate.rejected().empty()) continue;
     const bool better =
@@ -227,14 +243,10 @@ absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster&
 }
 
 absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
-                                  const std::vector<plan::DeviceSlot>& slots, int threads_per_rank,
-                                  int64_t memory_bytes) {
-  Cluster cluster;
-  cluster.memory_bytes = memory_bytes;
+                                  const std::vector<plan::DeviceSlot>& slots, Cluster cluster) {
   cluster.ranks = static_cast<int>(slots.size());
-  cluster.threads_per_rank = threads_per_rank;
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
-  return plan::BuildPlan(job, layout, slots, threads_per_rank);
+  return plan::BuildPlan(job, layout, slots, cluster.threads_per_rank);
 }
 
 absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes) {
@@ -269,6 +281,16 @@ Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per
   cluster.flops_per_second = 60e9 * cores_per_rank;
   cluster.memory_bytes = memory_bytes / ranks;
   return cluster;
+}
+
+void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster) {
+  // One that is not known counts as an A100: what matters is how rates compare.
+  const plan::GpuFigures figures =
+      plan::FiguresOf(model).value_or(*plan::FiguresOf("A100-SXM4-80GB"));
+  constexpr double kReached = 0.5;  // of either peak, in training
+  cluster->flops_per_second = kReached * plan::PeakFlops(figures, training);
+  cluster->bytes_per_second = kReached * figures.link_bytes_per_second;
+  cluster->seconds_per_message = 20e-6;
 }
 
 }  // namespace tercio::coordinator

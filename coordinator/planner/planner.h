@@ -9,6 +9,7 @@
 //   backward pass pipeline = 2 messages a micro-batch of b s h * 4 bytes
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,7 +31,8 @@ struct Cluster {
 };
 
 // Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that
-// fits. Where the job names its layout that is the only candidate. vocab_size 0 counts as 256.
+// fits. Where the job names its layout that is the only candidate. A micro-batch that the job leaves
+// to the planner is halved until it fits. vocab_size 0 counts as 256.
 v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 
 // The layout that the job gets. INVALID_ARGUMENT: impossible; RESOURCE_EXHAUSTED: fits in no layout
@@ -38,9 +40,9 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& job, const Cluster& cluster);
 
 // What the coordinator uses: the chosen layout on these slots.
+// `cluster.ranks` is not looked at.
 absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
-                                  const std::vector<plan::DeviceSlot>& slots, int threads_per_rank,
-                                  int64_t memory_bytes);
+                                  const std::vector<plan::DeviceSlot>& slots, Cluster cluster);
 
 // Whether the job can ever run with so much memory for each rank: values that this version has, a
 // possible layout. INVALID_ARGUMENT (where it does not fit, with its memory table).
@@ -51,5 +53,8 @@ int64_t CheckpointBytes(const v1::JobSpec& job);
 
 // This machine, shared by `ranks` ranks.
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);
+
+// Its ranks are on GPUs of this model (as the driver names it; plan/gpu_figures.h).
+void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster);
 
 }  // namespace tercio::coordinator

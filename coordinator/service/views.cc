@@ -69,6 +69,7 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   if (record.has_loss()) status.set_loss(record.loss());
   if (record.has_validation_loss()) status.set_validation_loss(record.validation_loss());
   if (record.has_tokens_per_second()) status.set_tokens_per_second(record.tokens_per_second());
+  if (record.has_mfu()) status.set_mfu(record.mfu());
   status.set_restarts(record.restarts());
   status.set_attempt(record.attempt());
   if (record.checkpoint_step() > 0) {

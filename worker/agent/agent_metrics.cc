@@ -53,6 +53,10 @@ struct AgentMetrics::Families {
                  "Steps of the job whose loss or gradient norm was far above those before.");
   Family<Gauge>& tokens_per_second =
       NewGauge(registry, "tercio_tokens_per_second", "Tokens a second of the whole job.");
+  Family<Gauge>& mfu =
+      NewGauge(registry, "tercio_mfu_ratio",
+               "Model-FLOPs utilisation of the job, with attention counted full or causal; only on "
+               "GPUs whose peak is known.");
   Family<Gauge>& step = NewGauge(registry, "tercio_step", "Last completed step.");
   Family<Gauge>& step_seconds =
       NewGauge(registry, "tercio_step_seconds", "Duration of the last step.");
@@ -100,6 +104,10 @@ void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, int
   families_->tokens.Add(labels).Increment(static_cast<double>(tokens));
   families_->steps.Add(labels).Increment(static_cast<double>(steps));
   families_->tokens_per_second.Add(labels).Set(step.tokens_per_second());
+  if (step.mfu() > 0) {
+    families_->mfu.Add(With(labels, "convention", "full")).Set(step.mfu());
+    families_->mfu.Add(With(labels, "convention", "causal")).Set(step.mfu_causal());
+  }
   families_->step.Add(labels).Set(static_cast<double>(step.step()));
   families_->step_seconds.Add(labels).Set(step.step_seconds());
   families_->communication_seconds.Add(labels).Set(step.communication_seconds());
@@ -158,6 +166,9 @@ void AgentMetrics::Forget(const RankLabels& rank) {
   }
   for (const char* source : {"memory", "disk"}) {
     families_->load_seconds.Remove(&families_->load_seconds.Add(With(labels, "source", source)));
+  }
+  for (const char* convention : {"full", "causal"}) {
+    families_->mfu.Remove(&families_->mfu.Add(With(labels, "convention", convention)));
   }
   for (const char* kind : {"planned", "used", "peak", "resident"}) {
     families_->memory.Remove(&families_->memory.Add(With(labels, "kind", kind)));

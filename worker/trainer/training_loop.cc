@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -17,6 +18,8 @@
 #include "common/steady_time.h"
 #include "nlohmann/json.hpp"
 #include "plan/data_position.h"
+#include "plan/gpu_figures.h"
+#include "plan/model_tensors.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
 #include "plan/snapshots.h"
@@ -91,6 +94,9 @@ class TrainingLoop {
   bool EvaluatesAfter(int64_t step) const;
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
               bool evaluated);
+  // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 where the peak of
+  // this rank's device is not known.
+  double Utilisation(double tokens_per_second, bool causal) const;
   void ReportMemory();
   void ReportTrace(int64_t step);
   double Signal();
@@ -357,6 +363,13 @@ absl::Status TrainingLoop::Save(int64_t step) {
   return absl::OkStatus();
 }
 
+double TrainingLoop::Utilisation(double tokens_per_second, bool causal) const {
+  const std::optional<plan::GpuFigures> figures = plan::FiguresOf(device_->name());
+  if (!figures.has_value()) return 0;
+  return plan::FlopsPerToken(assignment_.spec().model(), causal) * tokens_per_second /
+         (plan::PeakFlops(*figures, training()) * assignment_.world_size());
+}
+
 void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds,
                           double validation_loss, bool evaluated) {
   const absl::Time now = SteadyNow();
@@ -370,6 +383,8 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
   report->set_communication_seconds(result.communication_seconds);
   report->set_compute_seconds(std::max(0.0, seconds - result.communication_seconds));
   report->set_tokens_per_second(static_cast<double>(tokens_per_step) / seconds);
+  report->set_mfu(Utilisation(report->tokens_per_second(), /*causal=*/false));
+  report->set_mfu_causal(Utilisation(report->tokens_per_second(), /*causal=*/true));
   report->set_loss(result.loss);
   report->set_grad_norm(result.grad_norm);
   if (IsRankZero()) {

@@ -1,0 +1,29 @@
+// What NVIDIA's data sheets say of GPUs, for plans and for how well one is used. Pure.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio::plan {
+
+struct GpuFigures {
+  double flops_per_second = 0;       // dense products of 16-bit values with fp32 sums
+  double tf32_flops_per_second = 0;  // of TF32 values
+  double fp32_flops_per_second = 0;  // of fp32 values, without tensor cores
+  double memory_bytes_per_second = 0;
+  double link_bytes_per_second = 0;  // of one direction to the GPUs of its node
+};
+
+// By the name that the driver gives a GPU ("NVIDIA H200"); none: one that is not in the list.
+std::optional<GpuFigures> FiguresOf(std::string_view model);
+
+// The most products that it can compute in the job's precision.
+double PeakFlops(const GpuFigures& figures, const v1::TrainingSpec& training);
+
+// Memory of a GPU that no plan counts on: driver, CUDA's context, NCCL's buffers.
+inline constexpr int64_t kGpuReserveBytes = int64_t{2} << 30;
+
+}  // namespace tercio::plan
