@@ -118,6 +118,11 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
   if (sample.reset_required) {
     return GpuFault{absl::StrCat("the driver wants it reset: ", Reset(gpu)), true};
   }
+  if (!sample.error.empty()) {
+    return GpuFault{absl::StrCat("the driver does not say how it is: ", sample.error,
+                                 "; nvidia-smi and the kernel's log may tell more"),
+                    false};
+  }
   if (sample.remap_failed.value_or(false)) {
     return GpuFault{"rows of its memory are faulty and could not be remapped: replace it", false};
   }

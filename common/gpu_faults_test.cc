@@ -48,6 +48,12 @@ TEST_F(GpuFaultsTest, LostOrToBeReset) {
   EXPECT_TRUE(EndsRuns());
 }
 
+TEST_F(GpuFaultsTest, ADriverThatKnowsNothing) {
+  sample_.error = "Unknown Error";
+  EXPECT_THAT(Text(), HasSubstr("Unknown Error"));
+  EXPECT_FALSE(EndsRuns());
+}
+
 TEST_F(GpuFaultsTest, MemoryThatIsFaulty) {
   sample_.ecc_corrected = 1000;
   sample_.retirement_pending = true;

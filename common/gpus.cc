@@ -90,9 +90,12 @@ class Reader {
 void SampleLoad(const nvml::Functions& nvml, nvml::Device device, Reader& reader,
                 GpuSample* sample) {
   nvml::Memory memory = {};
-  if (reader.Good(nvml.device_memory(device, &memory))) {
+  const int result = nvml.device_memory(device, &memory);
+  if (reader.Good(result)) {
     sample->memory_total_bytes = static_cast<int64_t>(memory.total);
     sample->memory_used_bytes = static_cast<int64_t>(memory.used);
+  } else if (!sample->lost && !sample->reset_required) {
+    sample->error = nvml.error_string(result);
   }
   nvml::Utilization utilization = {};
   if (nvml.utilization != nullptr && reader.Good(nvml.utilization(device, &utilization))) {
@@ -209,7 +212,7 @@ class NvmlSession : public GpuSession {
         continue;
       }
       SampleLoad(nvml_, devices_[i], reader, &sample);
-      if (sample.lost) continue;  // each further question may take long
+      if (sample.lost || !sample.error.empty()) continue;  // each further question may take long
       SampleErrors(nvml_, devices_[i], reader, &sample);
       SampleLinksAndModes(nvml_, devices_[i], reader, &sample);
       SampleProcesses(nvml_, devices_[i], reader, &sample);

@@ -53,8 +53,9 @@ struct GpuProcess {
 
 // How a GPU is at one moment. What it or its driver does not say is absent.
 struct GpuSample {
-  bool lost = false;                               // fallen off the bus, or otherwise out of reach
-  bool reset_required = false;                     // before it can be used again
+  bool lost = false;            // fallen off the bus, or otherwise out of reach
+  bool reset_required = false;  // before it can be used again
+  std::string error;            // why the driver says nothing else of it; empty: it does
   std::optional<double> utilization_ratio;         // of time with a kernel running
   std::optional<double> memory_utilization_ratio;  // of time with memory in use
   std::optional<int64_t> memory_total_bytes;

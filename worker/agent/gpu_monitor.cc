@@ -157,9 +157,8 @@ void GpuMonitor::Run(const std::shared_ptr<State>& state) {
     }
     state->looked = wanted;
     state->changed.notify_all();
-    state->changed.wait_for(lock, absl::ToChronoNanoseconds(state->options.interval), [&] {
-      return state->stopped || state->wanted > state->looked;
-    });
+    state->changed.wait_for(lock, absl::ToChronoNanoseconds(state->options.interval),
+                            [&] { return state->stopped || state->wanted > state->looked; });
   }
   state->done = true;
   state->changed.notify_all();

@@ -1,5 +1,5 @@
-// Looks at the node's GPUs every few seconds, in a thread of its own, since a driver that hangs must
-// not hang the agent: what others ask is answered from the last look, or that there is none.
+// Looks at the node's GPUs every few seconds, in a thread of its own, since a driver that hangs
+// must not hang the agent: what others ask is answered from the last look, or that there is none.
 //
 // Threads: all methods from any thread; Start, then Stop, once each. Callbacks come from the
 // monitor's thread, none after Stop. A thread that hangs in the driver then is left behind.
