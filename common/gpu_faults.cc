@@ -57,9 +57,14 @@ std::string Reset(const Gpu& gpu) {
 
 // Those of CUDA's errors that a program cannot cause by itself (CUDA runtime API, "cudaError").
 constexpr std::string_view kDeviceErrors[] = {
-    "cudaErrorInitializationError", "cudaErrorDevicesUnavailable",  "cudaErrorNoDevice",
-    "cudaErrorECCUncorrectable",    "cudaErrorNvlinkUncorrectable", "cudaErrorHardwareStackError",
-    "cudaErrorContained",           "cudaErrorSystemNotReady",      "cudaErrorUnknown",
+    "cudaErrorInitializationError",
+    "cudaErrorDevicesUnavailable",
+    "cudaErrorNoDevice",
+    "cudaErrorECCUncorrectable",
+    "cudaErrorNvlinkUncorrectable",
+    "cudaErrorContained",
+    "cudaErrorSystemNotReady",
+    "cudaErrorUnknown",
     "cudaErrorDeviceUninitialized",
 };
 

@@ -27,6 +27,7 @@ constexpr Entry kEntries[] = {
     ENTRY(cudaErrorNvlinkUncorrectable, "an NVLink has an error that it cannot correct"),
     ENTRY(cudaErrorInvalidResourceHandle, "not a handle that lives, or of another device"),
     ENTRY(cudaErrorNotReady, "not finished yet"),
+    ENTRY(cudaErrorPeerAccessAlreadyEnabled, "the device may reach that one already"),
     ENTRY(cudaErrorIllegalAddress, "a kernel used an address that it may not"),
     ENTRY(cudaErrorLaunchOutOfResources, "a kernel needs more registers than a block has"),
     ENTRY(cudaErrorLaunchTimeout, "a kernel ran too long"),
