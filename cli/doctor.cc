@@ -32,8 +32,10 @@ Looked AskDriver() {
   Looked looked;
   const auto session = GpuSession::Open();
   if (absl::IsNotFound(session.status())) return looked;
-  looked.gpus = session.status();
-  if (!session.ok()) return looked;
+  if (!session.ok()) {
+    looked.gpus = session.status();
+    return looked;
+  }
   const Gpus& all = (*session)->gpus();
   const std::vector<GpuSample> samples = (*session)->Sample();
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
