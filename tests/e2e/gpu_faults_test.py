@@ -18,9 +18,11 @@ class FakeGpus:
     """Machines with two GPUs each; `machine` is the one that is started next."""
 
     machine = "a"
+    fault = None  # of the device, under trainers of agents that are started next
 
     def environment(self):
-        return {**super().environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "fake_nvml"),
+        fault = {"TERCIO_EMULATED_FAULT": self.fault} if self.fault else {}
+        return {**super().environment(), **fault, "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "fake_nvml"),
                 "TERCIO_FAKE_NVML": self.path("gpus-of-" + self.machine), "TERCIO_GPU_INTERVAL": "0.1",
                 "TERCIO_TRAINER": os.path.join(BUILT, "worker", "trainer", "tercio-trainer-emulated")}
 
@@ -36,8 +38,8 @@ class GpuFaults(FakeGpus, ClusterTest):
 
     def setUp(self):
         super().setUp()
-        _, ready = self.coordinator()
-        self.address = ready["coordinator"]
+        _, self.ready = self.coordinator()
+        self.address = self.ready["coordinator"]
 
     def gpu_agent(self, name, *more):
         self.machine = name
@@ -79,6 +81,7 @@ class GpuFaults(FakeGpus, ClusterTest):
         self.assertIn("restart the node", node["faulty_devices"][0]["fault"])
         out, _ = self.tercio(*self.reach("nodes"))
         self.assertIn("GPU 1: XID 79", out)
+        self.assertIn("tercio_devices_faulty 1", self.metrics(self.ready))
         page = self.metrics(ready)
         self.assertIn('tercio_gpu_xid_errors_total{gpu="1",uuid="GPU-1",xid="79"} 1', page)
         self.assertIn('tercio_gpu_faulty{gpu="1",uuid="GPU-1"} 1', page)
@@ -135,6 +138,20 @@ class GpuFaults(FakeGpus, ClusterTest):
                 self.finish(job)
                 self.assertEqual([rank["device"] for rank in self.get(job)["plan"]["ranks"]], [1])
                 self.assertEqual(self.nodes()["a"]["faulty_devices"], [])
+
+    def test_a_rank_that_dies_of_a_device_error_goes_on_elsewhere(self):
+        self.fault = "214 cudaMemcpyAsync 60"  # cudaErrorECCUncorrectable
+        self.gpu_agent("a")
+        job = self.submit(*JOB, *layout(1, 1, 1))
+        self.fault = None
+        self.gpu_agent("b")
+        self.finish(job)
+        ended = [event for event in self.events(job) if event["kind"] == "rank_exited"]
+        self.assertEqual([(event["node"], event["message"].count("cudaErrorECCUncorrectable")) for event in ended],
+                         [("a", 2), ("a", 2)])
+        for gpu, event in enumerate(ended):
+            self.assertIn(f"; GPU {gpu} (GPU-{gpu}): cudaErrorECCUncorrectable", event["message"])
+        self.assertEqual(self.get(job)["plan"]["ranks"][0]["node"], "b")
 
     def test_a_driver_that_hangs_does_not_hang_the_agent(self):
         child, ready = self.gpu_agent("a")

@@ -70,6 +70,23 @@ std::string HostName() {
   return name;
 }
 
+void AddGpuOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--gpu-others", flags->gpu_others,
+                 "memory that processes of others may have on a GPU that takes ranks (such as "
+                 "1GiB)")
+      ->envname("TERCIO_GPU_OTHERS")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--gpu-interval", flags->gpu_interval_seconds,
+                 "seconds between two looks at the GPUs")
+      ->envname("TERCIO_GPU_INTERVAL")
+      ->check(CLI::Range(0.05, 3600.0))
+      ->capture_default_str()
+      ->take_last();
+}
+
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
@@ -106,20 +123,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->envname("TERCIO_SLOTS")
       ->check(CLI::Range(1, 4096))
       ->take_last();
-  app.add_option("--gpu-others", flags->gpu_others,
-                 "memory that processes of others may have on a GPU that takes ranks (such as "
-                 "1GiB)")
-      ->envname("TERCIO_GPU_OTHERS")
-      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--gpu-interval", flags->gpu_interval_seconds,
-                 "seconds between two looks at the GPUs")
-      ->envname("TERCIO_GPU_INTERVAL")
-      ->check(CLI::Range(0.05, 3600.0))
-      ->capture_default_str()
-      ->take_last();
+  AddGpuOptions(app, flags);
   app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
                  "seconds that trainers go on after the agent has died")
       ->envname("TERCIO_AGENT_GRACE")
