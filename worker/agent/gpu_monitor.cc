@@ -51,7 +51,7 @@ struct GpuMonitor::State {
   mutable std::mutex mutex;
   std::condition_variable changed;
   std::vector<Watched> watched;
-  absl::Time answered = absl::InfinitePast();
+  absl::Time answered = SteadyNow();
   uint64_t wanted = 0;  // looks that were asked for, and those that are done
   uint64_t looked = 0;
   bool in_driver = false;
@@ -98,6 +98,7 @@ bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::v
 GpuMonitor::GpuMonitor(Options options) : state_(std::make_shared<State>(std::move(options))) {}
 
 void GpuMonitor::Start(Callbacks callbacks) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
   state_->callbacks = std::move(callbacks);
   state_->answered = SteadyNow();
   state_->thread = std::thread([state = state_] { Run(state); });
