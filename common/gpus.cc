@@ -44,7 +44,11 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
       status = check(nvml.device_uuid(device, text, nvml::kTextBytes), "the GPU's UUID");
       if (status.ok()) gpu.uuid = text;
     }
-    if (status.ok()) status = check(nvml.device_memory(device, &memory), "the GPU's memory");
+    if (status.ok()) {
+      // One that shares the host's memory has none of its own.
+      const int result = nvml.device_memory(device, &memory);
+      if (result != nvml::kNotSupported) status = check(result, "the GPU's memory");
+    }
     gpu.memory_bytes = static_cast<int64_t>(memory.total);
     gpu.error = std::string(status.message());
     if (!status.ok()) gpu.model.clear();
@@ -94,7 +98,7 @@ void SampleLoad(const nvml::Functions& nvml, nvml::Device device, Reader& reader
   if (reader.Good(result)) {
     sample->memory_total_bytes = static_cast<int64_t>(memory.total);
     sample->memory_used_bytes = static_cast<int64_t>(memory.used);
-  } else if (!sample->lost && !sample->reset_required) {
+  } else if (!sample->lost && !sample->reset_required && result != nvml::kNotSupported) {
     sample->error = nvml.error_string(result);
   }
   nvml::Utilization utilization = {};

@@ -18,8 +18,8 @@ struct Gpu {
   int index = 0;      // the driver's number, as in nvidia-smi -i
   std::string model;  // "NVIDIA H200"; empty when `error` is not
   std::string uuid;
-  int64_t memory_bytes = 0;
-  std::string error;  // why the driver says no more of it; empty: it does
+  int64_t memory_bytes = 0;  // 0: not known
+  std::string error;         // why the driver says no more of it; empty: it does
 };
 
 struct Gpus {

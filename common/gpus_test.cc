@@ -98,6 +98,20 @@ TEST_F(GpusTest, WhatAGpuDoesNotSupportIsAbsent) {
   EXPECT_TRUE(samples[1].power_watts.has_value());
 }
 
+TEST_F(GpusTest, OneWithoutMemoryOfItsOwnIsWell) {
+  Say("0.unsupported memory_used\n");
+  const auto gpus = FindGpus();
+  ASSERT_TRUE(gpus.ok()) << gpus.status();
+  EXPECT_EQ(gpus->list[0].error, "");
+  EXPECT_EQ(gpus->list[0].memory_bytes, 0);
+  const auto session = GpuSession::Open();
+  ASSERT_TRUE(session.ok()) << session.status();
+  const auto samples = (*session)->Sample();
+  EXPECT_EQ(samples[0].error, "");
+  EXPECT_EQ(samples[0].memory_used_bytes, std::nullopt);
+  EXPECT_EQ(samples[0].power_watts, 250.5);
+}
+
 TEST_F(GpusTest, XidsAreToldOnceAndOnlyNewOnes) {
   Say("0.xid 31\n");
   const auto session = GpuSession::Open();

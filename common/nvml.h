@@ -17,6 +17,7 @@ using EventSet = struct EventSetSt*;
 
 // Results.
 inline constexpr int kSuccess = 0;
+inline constexpr int kNotSupported = 3;
 inline constexpr int kInsufficientSize = 7;
 inline constexpr int kTimeout = 10;
 inline constexpr int kGpuIsLost = 15;

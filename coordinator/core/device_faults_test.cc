@@ -178,6 +178,30 @@ TEST(DeviceFaults, ADeviceThatFailedUnderARankIsAvoidedWherePossible) {
   }
 }
 
+TEST(DeviceFaults, ATensorGroupIsPutOnGpusOfOneModel) {
+  GpuCluster cluster;
+  for (const char* node : {"a", "b", "c"}) {
+    v1::AgentHello hello = cluster.Hello(node);
+    if (node[0] != 'a') hello.mutable_device_facts(0)->set_model("A100");
+    cluster.Do(NodeAttached{hello});
+  }
+  v1::JobSpec spec = GpuSpec(1);
+  spec.mutable_parallelism()->set_tensor(4);
+  spec.mutable_resources()->set_ranks(4);
+  cluster.Do(Submitted{kJob, spec});
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING) << cluster.job().error();
+  for (int rank = 0; rank < 4; ++rank) {
+    const bool first = rank < 2;
+    EXPECT_EQ(cluster.placement().NodeOf(rank), first ? "a" : rank == 2 ? "b" : "c");
+    EXPECT_EQ(cluster.placement().DeviceOf(rank), first ? rank : 1);
+  }
+  // Five are left, and yet not enough of either model.
+  cluster.SayFaults("a", {{0, kLost}});
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
+  EXPECT_THAT(cluster.job().error(),
+              HasSubstr("the 4 of a tensor group must be of one model: 3 of H200, 2 of A100"));
+}
+
 TEST(DeviceFaults, AJobWaitsForNodesWithTheSameNccl) {
   GpuCluster cluster;
   for (const char* node : {"a", "b"}) {
