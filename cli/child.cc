@@ -20,17 +20,6 @@ extern char** environ;
 namespace tercio::cli {
 namespace {
 
-// Beside this program, or where Bazel puts it.
-std::string Locate(const std::string& program) {
-  const std::string here = ProgramDirectory();
-  const std::string folder = program == "tercio-agent" ? "worker/agent" : "coordinator";
-  for (const std::string& path :
-       {absl::StrCat(here, "/", program), absl::StrCat(here, "/../", folder, "/", program)}) {
-    if (access(path.c_str(), X_OK) == 0) return path;
-  }
-  return program;
-}
-
 absl::Status StatusOfExit(int status, const std::string& program, const std::string& log_path) {
   const absl::StatusOr<std::string> log = ReadFile(log_path);
   std::string words = log.ok() ? *log : "";
@@ -75,8 +64,8 @@ absl::StatusOr<pid_t> Spawn(const std::string& program, std::vector<std::string>
   posix_spawnattr_setpgroup(&attributes, 0);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
   pid_t pid = -1;
-  const int error =
-      posix_spawnp(&pid, Locate(program).c_str(), &actions, &attributes, pointers.data(), environ);
+  const int error = posix_spawnp(&pid, LocateProgram(program).c_str(), &actions, &attributes,
+                                 pointers.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   if (error != 0) {
@@ -97,6 +86,18 @@ std::string ReadLine(int descriptor) {
 }
 
 }  // namespace
+
+std::string LocateProgram(const std::string& program) {
+  const std::string here = ProgramDirectory();
+  const std::string folder = program == "tercio-agent"               ? "worker/agent"
+                             : program.starts_with("tercio-trainer") ? "worker/trainer"
+                                                                     : "coordinator";
+  for (const std::string& path :
+       {absl::StrCat(here, "/", program), absl::StrCat(here, "/../", folder, "/", program)}) {
+    if (access(path.c_str(), X_OK) == 0) return path;
+  }
+  return program;
+}
 
 absl::StatusOr<std::unique_ptr<Child>> Child::Start(const std::string& program,
                                                     const std::vector<std::string>& arguments,

@@ -11,6 +11,9 @@
 
 namespace tercio::cli {
 
+// The path of another of Tercio's programs: beside this one, or where Bazel puts it; else its name.
+std::string LocateProgram(const std::string& program);
+
 class Child {
  public:
   // Starts PROGRAM (beside this program's own file) and waits for its ready line. When it ends

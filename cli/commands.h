@@ -40,6 +40,9 @@ int Plan(const Options& options);
 int Completion(const Options& options);
 int Version(const Options& options);
 
+// This machine, whether it can train (doctor.cc).
+int Doctor(const Options& options);
+
 // Data sets (data_commands.cc).
 int DataTokenize(const Options& options);
 int DataInspect(const Options& options);

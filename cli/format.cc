@@ -139,6 +139,14 @@ Json LogToJson(const v1::LogLine& line) {
           {"line", line.line()}};
 }
 
+Json FaultyDevicesToJson(const v1::Node& node) {
+  Json devices = Json::array();
+  for (const v1::FaultyDevice& faulty : node.faulty_devices()) {
+    devices.push_back({{"device", faulty.device()}, {"fault", faulty.fault()}});
+  }
+  return devices;
+}
+
 Json NodeToJson(const v1::Node& node) {
   return {{"name", node.name()},
           {"address", node.address()},
@@ -147,6 +155,7 @@ Json NodeToJson(const v1::Node& node) {
           {"metrics_address", node.metrics_address()},
           {"devices", node.devices()},
           {"free", node.free()},
+          {"faulty_devices", FaultyDevicesToJson(node)},
           {"reason", TextOrNull(node.reason())}};
 }
 

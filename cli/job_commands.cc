@@ -244,6 +244,20 @@ int Drill(const Options& options) {
   });
 }
 
+namespace {
+
+// Why it takes no ranks, or which of its GPUs take none.
+std::string ReasonOf(const v1::Node& node) {
+  std::string reason = node.reason();
+  for (const v1::FaultyDevice& faulty : node.faulty_devices()) {
+    absl::StrAppend(&reason, reason.empty() ? "" : "; ", "GPU ", faulty.device(), ": ",
+                    faulty.fault());
+  }
+  return reason;
+}
+
+}  // namespace
+
 int Nodes(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
@@ -256,11 +270,12 @@ int Nodes(const Options& options) {
       return kExitOk;
     }
     std::vector<std::vector<std::string>> rows = {
-        {"NAME", "STATE", "DEVICES", "FREE", "METRICS", "REASON"}};
+        {"NAME", "STATE", "DEVICES", "FREE", "FAULTY", "METRICS", "REASON"}};
     for (const v1::Node& node : response.nodes()) {
       rows.push_back({node.name(), node.state(),
                       absl::StrCat(node.devices(), " ", node.device_kind()),
-                      absl::StrCat(node.free()), node.metrics_address(), node.reason()});
+                      absl::StrCat(node.free()), absl::StrCat(node.faulty_devices_size()),
+                      node.metrics_address(), ReasonOf(node)});
     }
     std::cout << Table(rows);
     return kExitOk;

@@ -81,7 +81,7 @@ int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(co
 
 constexpr char kVerbs[] =
     "plan submit run list get watch logs events history wait cancel resume checkpoint nodes data "
-    "generate evaluate completion version";
+    "generate evaluate doctor completion version";
 
 }  // namespace
 

@@ -321,12 +321,17 @@ void AddLocalVerbs(CommandLine& line) {
   command->add_option("shell", o.shell, "bash or zsh")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh"}));
+  command = line.Add("doctor", "looks whether this machine can train; exit 7 when it cannot",
+                     "doctor -o json", Doctor);
+  line.Reach(command, false);
+  command->add_option("--state-dir", o.directory,
+                      "directory whose disk is tried (default $XDG_STATE_HOME/tercio)");
   line.Add("version", "the version of this program", "version", Version);
 }
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"login", "plot", "diff", "report", "init", "doctor"};
+  static const std::string kLater[] = {"login", "plot", "diff", "report", "init"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);

@@ -22,7 +22,6 @@
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/gpus.h"
-#include "common/machine.h"
 #include "common/status_macros.h"
 #include "config/job_file.h"
 #include "coordinator/planner/planner.h"

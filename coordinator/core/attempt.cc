@@ -26,6 +26,7 @@ std::string DescribeExit(const v1::ExitRecord& exit) {
   } else if (exit.last_log_lines_size() > 0) {
     absl::StrAppend(&text, ": ", exit.last_log_lines(exit.last_log_lines_size() - 1));
   }
+  if (!exit.device_error().empty()) absl::StrAppend(&text, "; ", exit.device_error());
   return text;
 }
 
@@ -281,7 +282,9 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
   const bool found = Found(job, exit);
   Note(job, "rank_exited", what, node, exit.rank());
   if (found) return;
-  if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit)) CountCrash(record);
+  const bool of_device = !exit.device_error().empty();
+  if (of_device) job.avoided.devices.insert({node, job.placement->DeviceOf(exit.rank())});
+  if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit) && !of_device) CountCrash(record);
   Fault(job, {what, exit.permanent() || exit.out_of_memory(), node});
 }
 

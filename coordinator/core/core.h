@@ -47,6 +47,13 @@ struct RunHealthState {
   std::map<int, v1::RankPosition> positions;
 };
 
+// What a job does without as long as there is something else.
+struct Avoided {
+  std::set<std::string> nodes;                    // that were too slow for it
+  std::set<std::pair<std::string, int>> devices;  // whose GPU has failed under it
+  bool empty() const { return nodes.empty() && devices.empty(); }
+};
+
 struct JobState {
   v1::JobRecord record;
   // Of the newest attempt that has one; null before. Durable, beside the record.
@@ -57,7 +64,7 @@ struct JobState {
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
   bool tried_to_shrink = false;  // in vain, with what is free now
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
-  std::set<std::string> avoided;           // nodes that were too slow for it
+  Avoided avoided;
   // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
   // from a checkpoint.
   std::vector<std::string> snapshot_sources;
@@ -255,7 +262,10 @@ bool HasDevicesFor(const NodeState& node, const v1::JobSpec& spec);
 inline constexpr int64_t kUnknownMemory = int64_t{1} << 62;
 int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks);
 
-// Devices that no job holds, of a node that takes ranks; 0 for others.
+// Why the slot takes no ranks: its GPU is faulty. Empty: it does.
+std::string FaultOfSlot(const NodeState& node, int slot);
+
+// Devices that no job holds and that are not faulty, of a node that takes ranks; 0 for others.
 int FreeSlots(const State& state, const std::string& node);
 // Of all nodes.
 std::map<std::string, int> FreeSlots(const State& state);

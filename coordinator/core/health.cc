@@ -23,6 +23,13 @@ RunHealthState& Stepper::HealthOf(JobState& job) {
 }
 
 void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat) {
+  DeviceFaults faults;
+  std::set<int> lost;
+  for (const v1::DeviceFault& fault : heartbeat.device_faults()) {
+    faults[fault.device()] = fault.fault();
+    if (fault.ends_runs()) lost.insert(fault.device());
+  }
+  HearDeviceFaults(node, faults, lost);
   for (const v1::RunHealth& health : heartbeat.health()) {
     WithRun(health.run(), [&](JobState& job) {
       if (job.record.phase() != v1::JOB_PHASE_STARTING &&
@@ -50,9 +57,9 @@ void Stepper::Changed(JobState& job, const StragglerChange& change) {
       job.record.phase() != v1::JOB_PHASE_RUNNING) {
     return;
   }
-  job.avoided.insert(node);
+  job.avoided.nodes.insert(node);
   int own = job.placement->ranks();
-  for (const std::string& avoided : job.avoided) own -= job.placement->RanksOn(avoided);
+  for (const std::string& avoided : job.avoided.nodes) own -= job.placement->RanksOn(avoided);
   if (RoomBeside(job.record.spec(), job.avoided).free + own < job.placement->ranks()) {
     Note(job, "straggler_kept", absl::StrCat("there are no devices to replace those of ", node),
          node, change.rank);

@@ -33,6 +33,12 @@ void Stepper::Handle(const NodeAttached& attached) {
                         HasLiveRun(found->second.record.phase());
     if (!wanted) SendStop(name, run, 0);
   }
+  DeviceFaults faults;
+  for (int i = 0; i < attached.hello.device_facts_size(); ++i) {
+    const std::string& fault = attached.hello.device_facts(i).fault();
+    if (!fault.empty()) faults[i] = fault;
+  }
+  HearDeviceFaults(name, faults, {});
   for (auto& [id, job] : state_.jobs) Reconcile(job, name, attached.hello, same_spool);
 }
 
@@ -128,7 +134,7 @@ bool Stepper::OthersSuffice(const std::string& name) const {
   return std::all_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
     const v1::JobRecord& record = entry.second.record;
     return IsTerminal(record.phase()) ||
-           plan::RanksOfJob(record.spec()) <= RoomBeside(record.spec(), {name}).total;
+           plan::RanksOfJob(record.spec()) <= RoomBeside(record.spec(), {{name}, {}}).total;
   });
 }
 

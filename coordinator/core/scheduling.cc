@@ -17,14 +17,7 @@ std::vector<const Placement*> HeldPlacements(const State& state) {
   return held;
 }
 
-int FreeOf(const std::string& name, const NodeState& node,
-           const std::vector<const Placement*>& held) {
-  int free = node.hello.devices();
-  for (const Placement* placement : held) free -= placement->RanksOn(name);
-  return std::max(0, free);
-}
-
-// The numbers of the node's devices that nobody holds, ascending.
+// The numbers of the node's devices that nobody holds and that are not faulty, ascending.
 std::vector<int> FreeDevices(const std::string& name, const NodeState& node,
                              const std::vector<const Placement*>& held) {
   std::vector<bool> taken(static_cast<size_t>(std::max(0, node.hello.devices())));
@@ -38,9 +31,60 @@ std::vector<int> FreeDevices(const std::string& name, const NodeState& node,
   }
   std::vector<int> free;
   for (size_t i = 0; i < taken.size(); ++i) {
-    if (!taken[i]) free.push_back(static_cast<int>(i));
+    const int slot = static_cast<int>(i);
+    if (!taken[i] && FaultOfSlot(node, slot).empty()) free.push_back(slot);
   }
   return free;
+}
+
+int FreeOf(const std::string& name, const NodeState& node,
+           const std::vector<const Placement*>& held) {
+  return static_cast<int>(FreeDevices(name, node, held).size());
+}
+
+int FaultySlots(const NodeState& node) {
+  if (node.record.device_faults().empty()) return 0;
+  int faulty = 0;
+  for (int slot = 0; slot < node.hello.devices(); ++slot) {
+    faulty += FaultOfSlot(node, slot).empty() ? 0 : 1;
+  }
+  return faulty;
+}
+
+const v1::DeviceFacts& FactsOfSlot(const NodeState& node, int slot) {
+  const int gpus = node.hello.device_facts_size();
+  return gpus == 0 ? v1::DeviceFacts::default_instance() : node.hello.device_facts(slot % gpus);
+}
+
+DeviceWish WishOf(const v1::JobSpec& spec, int ranks) {
+  DeviceWish wish;
+  wish.ranks = ranks;
+  wish.tensor = spec.parallelism().automatic() ? 0 : std::max(1, spec.parallelism().tensor());
+  wish.one_nccl = spec.resources().device() == "cuda" && spec.resources().collectives() != "host";
+  return wish;
+}
+
+// The faulty GPUs of nodes that a job could be on, a few of them by name.
+std::string DescribeFaulty(const State& state, const v1::JobSpec& spec) {
+  constexpr int kMostNamed = 3;
+  int named = 0;
+  int more = 0;
+  std::string text;
+  for (const auto& [name, node] : state.nodes) {
+    if (!TakesRanks(node) || !HasDevicesFor(node, spec)) continue;
+    const std::map<int, std::string> faults(node.record.device_faults().begin(),
+                                            node.record.device_faults().end());
+    for (const auto& [device, fault] : faults) {
+      if (named == kMostNamed) {
+        ++more;
+        continue;
+      }
+      ++named;
+      absl::StrAppend(&text, "; GPU ", device, " of node ", name, " is faulty: ", fault);
+    }
+  }
+  if (more > 0) absl::StrAppend(&text, "; and ", more, " more GPUs");
+  return text;
 }
 
 // Agents of versions that knew no GPUs say nothing.
@@ -68,6 +112,13 @@ int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks) {
   return least == kUnknownMemory ? least : (least - plan::kGpuReserveBytes) / std::max(1, shared);
 }
 
+std::string FaultOfSlot(const NodeState& node, int slot) {
+  // Slots beyond the GPUs share them.
+  const int gpus = std::max(1, node.hello.device_facts_size());
+  const auto found = node.record.device_faults().find(slot % gpus);
+  return found == node.record.device_faults().end() ? "" : found->second;
+}
+
 bool TakesRanks(const NodeState& node) {
   return node.connected && !node.lost && !node.leaving && !node.record.drained() &&
          !node.record.quarantined();
@@ -88,30 +139,40 @@ std::map<std::string, int> FreeSlots(const State& state) {
   return free;
 }
 
-Stepper::Room Stepper::RoomBeside(const v1::JobSpec& spec,
-                                  const std::set<std::string>& avoided) const {
-  const std::vector<const Placement*> held = HeldPlacements(state_);
-  Room room;
+std::vector<FreeDevice> Stepper::FreeDevicesFor(const v1::JobSpec& spec, const Avoided& avoided,
+                                                const JobState* without) const {
+  std::vector<const Placement*> held = HeldPlacements(state_);
+  if (without != nullptr) std::erase(held, without->placement.get());
+  std::vector<FreeDevice> free;
   for (const auto& [name, node] : state_.nodes) {
-    if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.contains(name)) continue;
-    room.total += node.hello.devices();
-    room.free += FreeOf(name, node, held);
+    if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.nodes.contains(name)) continue;
+    for (const int slot : FreeDevices(name, node, held)) {
+      if (avoided.devices.contains({name, slot})) continue;
+      const v1::DeviceFacts& facts = FactsOfSlot(node, slot);
+      free.push_back({name, slot, facts.model(), facts.nccl()});
+    }
+  }
+  return free;
+}
+
+Stepper::Room Stepper::RoomBeside(const v1::JobSpec& spec, const Avoided& avoided) const {
+  Room room;
+  room.free = static_cast<int>(FreeDevicesFor(spec, avoided).size());
+  for (const auto& [name, node] : state_.nodes) {
+    if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.nodes.contains(name)) continue;
+    room.total += node.hello.devices() - FaultySlots(node);
   }
   return room;
 }
 
 PlacementPtr Stepper::TakeDevices(const v1::JobSpec& spec, int ranks,
-                                  const std::set<std::string>& avoided) const {
-  const std::vector<const Placement*> held = HeldPlacements(state_);
+                                  const Avoided& avoided) const {
   v1::RankSlots slots;
-  for (const auto& [name, node] : state_.nodes) {
-    if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.contains(name)) continue;
-    for (const int device : FreeDevices(name, node, held)) {
-      if (slots.slots_size() == ranks) break;
-      v1::RankSlot* slot = slots.add_slots();
-      slot->set_node(name);
-      slot->set_device(device);
-    }
+  for (const FreeDevice& device :
+       ChooseDevices(FreeDevicesFor(spec, avoided), WishOf(spec, ranks))) {
+    v1::RankSlot* slot = slots.add_slots();
+    slot->set_node(std::string(device.node));
+    slot->set_device(device.device);
   }
   return std::make_shared<const Placement>(std::move(slots));
 }
@@ -145,27 +206,31 @@ bool Stepper::Assign(JobState& job) {
   v1::JobRecord& record = job.record;
   const int ranks = plan::RanksOfJob(record.spec());
   // Slow is better than not at all.
-  const bool avoids = !job.avoided.empty() && RoomBeside(record.spec(), job.avoided).free >= ranks;
-  if (!avoids) {
-    const Room room = RoomBeside(record.spec(), {});
-    if (room.free < ranks) {
-      if (Shrink(job, room.free)) return true;
-      Wait(job, ranks, room.free, room.total);
-      return false;
-    }
+  PlacementPtr placement = NoPlacement();
+  if (!job.avoided.empty()) placement = TakeDevices(record.spec(), ranks, job.avoided);
+  if (placement->ranks() == 0) placement = TakeDevices(record.spec(), ranks, {});
+  if (placement->ranks() == 0) {
+    if (Shrink(job, RoomBeside(record.spec(), {}).free)) return true;
+    Wait(job, ranks);
+    return false;
   }
   if (record.elastic_ranks() > 0) Note(job, "grown", absl::StrCat("all ", ranks, " ranks again"));
   record.set_elastic_ranks(0);
   record.clear_elastic_parallelism();
-  Place(job, TakeDevices(record.spec(), ranks, avoids ? job.avoided : std::set<std::string>()));
+  Place(job, std::move(placement));
   BeginAttempt(job);
   return true;
 }
 
-void Stepper::Wait(JobState& job, int ranks, int free, int total) {
-  const bool gpus = job.record.spec().resources().device() == "cuda";
-  std::string reason = absl::StrCat("waiting: needs ", ranks, gpus ? " GPUs, " : " devices, ", free,
-                                    " are free of ", total);
+void Stepper::Wait(JobState& job, int ranks) {
+  const v1::JobSpec& spec = job.record.spec();
+  const Room room = RoomBeside(spec, {});
+  std::string reason = absl::StrCat("waiting: needs ", ranks,
+                                    spec.resources().device() == "cuda" ? " GPUs, " : " devices, ",
+                                    room.free, " are free of ", room.total);
+  const std::string why = WhyNoDevices(FreeDevicesFor(spec, {}), WishOf(spec, ranks));
+  if (!why.empty()) absl::StrAppend(&reason, "; ", why);
+  absl::StrAppend(&reason, DescribeFaulty(state_, spec));
   for (const auto& [name, node] : state_.nodes) {
     if (node.lost || (!node.record.drained() && !node.record.quarantined())) continue;
     absl::StrAppend(&reason, "; node ", name, " is ",
@@ -197,6 +262,13 @@ bool Stepper::Shrink(JobState& job, int free) {
     job.tried_to_shrink = true;
     return false;
   }
+  v1::JobSpec smaller = record.spec();
+  *smaller.mutable_parallelism() = *layout;
+  PlacementPtr placement = TakeDevices(smaller, ranks, {});
+  if (placement->ranks() == 0) {
+    job.tried_to_shrink = true;
+    return false;
+  }
   record.set_elastic_ranks(ranks);
   *record.mutable_elastic_parallelism() = *layout;
   Note(job, "shrunk",
@@ -204,7 +276,7 @@ bool Stepper::Shrink(JobState& job, int free) {
                     " ranks (tensor ", layout->tensor(), ", pipeline ", layout->pipeline(),
                     ", data ", layout->data(), "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));
-  Place(job, TakeDevices(record.spec(), ranks, {}));
+  Place(job, std::move(placement));
   BeginAttempt(job);
   return true;
 }
@@ -217,7 +289,8 @@ void Stepper::GrowWhereRoom() {
       continue;
     }
     const int ranks = plan::RanksOfJob(record.spec());
-    if (RoomBeside(record.spec(), {}).free + job.placement->ranks() < ranks) {
+    const std::vector<FreeDevice> free = FreeDevicesFor(record.spec(), {}, &job);
+    if (ChooseDevices(free, WishOf(record.spec(), ranks)).empty()) {
       job.room_since = 0;
     } else if (job.room_since == 0) {
       job.room_since = now_;

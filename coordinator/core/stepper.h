@@ -1,15 +1,17 @@
 // One step of the coordinator's core at work. Private to coordinator/core; in several files by what
 // brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
-// (health.cc), the life of an attempt (attempt.cc), what its ranks find wrong with it
-// (findings.cc), snapshots in memory (memory.cc), devices (scheduling.cc), and what is told to
-// nodes (messages.cc).
+// (health.cc), their GPUs (device_faults.cc), the life of an attempt (attempt.cc), what its ranks
+// find wrong with it (findings.cc), snapshots in memory (memory.cc), devices (scheduling.cc), and
+// what is told to nodes (messages.cc).
 #pragma once
 
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "coordinator/core/core.h"
+#include "coordinator/core/devices.h"
 #include "coordinator/core/ledger.h"
 #include "plan/snapshots.h"
 
@@ -83,6 +85,13 @@ class Stepper {
   void Inspected(JobState& job, const std::string& node, const v1::RunInspected& answer);
   void Hang(JobState& job);
 
+  // ---- device_faults.cc ----
+  using DeviceFaults = std::map<int, std::string>;  // by GPU
+  // What the node's agent says of its GPUs now; ranks on those of `lost` cannot go on.
+  void HearDeviceFaults(const std::string& node, const DeviceFaults& faults,
+                        const std::set<int>& lost);
+  void EndRunsOn(const std::string& node, const DeviceFaults& faults, const std::set<int>& lost);
+
   // ---- attempt.cc ----
   void BeginAttempt(JobState& job);
   void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
@@ -142,14 +151,16 @@ class Stepper {
     int free = 0;
     int total = 0;  // with those that are held
   };
-  Room RoomBeside(const v1::JobSpec& spec, const std::set<std::string>& avoided) const;
-  // REQUIRES: there is room for them.
-  PlacementPtr TakeDevices(const v1::JobSpec& spec, int ranks,
-                           const std::set<std::string>& avoided) const;
+  Room RoomBeside(const v1::JobSpec& spec, const Avoided& avoided) const;
+  // As if `without` held none.
+  std::vector<FreeDevice> FreeDevicesFor(const v1::JobSpec& spec, const Avoided& avoided,
+                                         const JobState* without = nullptr) const;
+  // Of no ranks when there is no room for so many.
+  PlacementPtr TakeDevices(const v1::JobSpec& spec, int ranks, const Avoided& avoided) const;
   // Fewer ranks than asked for, where the job allows it and has waited long enough.
   bool Shrink(JobState& job, int free);
   void GrowWhereRoom();
-  void Wait(JobState& job, int ranks, int free, int total);
+  void Wait(JobState& job, int ranks);
 
   // ---- messages.cc ----
   // Gives the job these devices, or none.

@@ -29,10 +29,12 @@ class JobCollector : public prometheus::Collectable {
     std::map<std::string, int> states;
     int devices = 0;
     int free = 0;
+    int faulty = 0;
     for (const Coordinator::NodeView& node : coordinator_.Nodes()) {
       ready += node.state.connected ? 1 : 0;
       devices += node.state.connected ? node.state.hello.devices() : 0;
       free += node.free;
+      faulty += node.state.connected ? node.state.record.device_faults_size() : 0;
       ++states[node.name];
     }
     for (const char* state : {"ready", "lost", "draining", "drained", "quarantined"}) {
@@ -42,6 +44,8 @@ class JobCollector : public prometheus::Collectable {
     Add("tercio_nodes", "Nodes that are connected.", MetricType::Gauge, {}, ready);
     Add("tercio_devices", "Devices of connected nodes.", MetricType::Gauge, {}, devices);
     Add("tercio_devices_free", "Devices that no job holds.", MetricType::Gauge, {}, free);
+    Add("tercio_devices_faulty", "GPUs of connected nodes that take no ranks.", MetricType::Gauge,
+        {}, faulty);
     AddStreams();
     return std::move(families_);
   }

@@ -1,6 +1,8 @@
 #include "coordinator/service/job_service.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
@@ -193,6 +195,12 @@ grpc::Status JobServiceImpl::Nodes(grpc::ServerContext*, const v1::NodesRequest*
     node->set_device_kind(hello.device_kind());
     node->set_devices(hello.devices());
     node->set_free(view.free);
+    const auto& faults = view.state.record.device_faults();
+    for (const auto& [device, fault] : std::map<int, std::string>(faults.begin(), faults.end())) {
+      v1::FaultyDevice* faulty = node->add_faulty_devices();
+      faulty->set_device(device);
+      faulty->set_fault(fault);
+    }
     node->mutable_last_heartbeat()->set_seconds(static_cast<int64_t>(view.state.last_heard));
   }
   return grpc::Status::OK;

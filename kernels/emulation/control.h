@@ -52,6 +52,8 @@ struct Fault {
   int device = 0;
 };
 void InjectFault(const Fault& fault);
+// For programs under test: their environment may hold one for device 0,
+// TERCIO_EMULATED_FAULT="NUMBER CALL AFTER", where NUMBER is that of the error.
 bool IsSticky(cudaError_t error);
 
 // Work for the library functions that are emulated besides (matrix products, collectives). `step`

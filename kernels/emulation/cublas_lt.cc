@@ -304,7 +304,7 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
   return "";
 }
 
-size_t cublasLtGetVersion() { return 130000; }
+size_t cublasLtGetVersion() { return CUDART_VERSION * 10; }  // as CUDA's: 130000
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   *handle = new cublasLtContext;

@@ -134,6 +134,7 @@ class Device {
   // Guarded by mutex.
   std::set<CUstream_st*> streams;
   MemoryTable memory;
+  std::set<int> peers;                             // that cudaDeviceEnablePeerAccess was called for
   std::map<const void*, int> kernel_shared_bytes;  // what cudaFuncSetAttribute allows
   std::chrono::steady_clock::time_point last_run = std::chrono::steady_clock::now();
   StreamOrder order;

@@ -1,4 +1,5 @@
 #include <cstdio>
+#include <cstdlib>
 
 #include "common/check.h"
 #include "kernels/emulation/device.h"
@@ -10,7 +11,16 @@ Process& Process::Get() {
   return process;
 }
 
-Process::Process() { Configure(Settings()); }
+Process::Process() {
+  Configure(Settings());
+  int error = 0;
+  char call[64] = "";
+  long long after = 0;
+  const char* fault = std::getenv("TERCIO_EMULATED_FAULT");
+  if (fault == nullptr) return;
+  TERCIO_CHECK_EQ(std::sscanf(fault, "%d %63s %lld", &error, call, &after), 3);
+  faults.push_back({static_cast<cudaError_t>(error), call, after, 0});
+}
 
 Process::~Process() {
   stop_ = true;

@@ -180,6 +180,23 @@ cudaError_t cudaDeviceSynchronize() {
   return Return(error);
 }
 
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  if (!Exists(device) || !Exists(peer)) return Return(cudaErrorInvalidDevice);
+  *can = device == peer ? 0 : 1;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags) {
+  if (const cudaError_t error = Enter("cudaDeviceEnablePeerAccess"); error != cudaSuccess) {
+    return Return(error);
+  }
+  Device& device = *Process::Get().CurrentDevice();
+  if (!Exists(peer) || peer == device.index) return Return(cudaErrorInvalidDevice);
+  if (flags != 0) return Return(cudaErrorInvalidValue);
+  std::lock_guard lock(device.mutex);
+  return Return(device.peers.insert(peer).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled);
+}
+
 cudaError_t cudaGetLastError() {
   const cudaError_t error = cudaPeekAtLastError();
   TheThread().last_error = cudaSuccess;
@@ -273,6 +290,21 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   const Copy copy = {
       static_cast<char*>(to), bytes, static_cast<const char*>(from), bytes, bytes, 1};
   return Return(SubmitCopy(copy, kind, stream, "cudaMemcpyAsync"));
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device,
+                                size_t bytes, cudaStream_t stream) {
+  if (const cudaError_t error = Enter("cudaMemcpyPeerAsync"); error != cudaSuccess) {
+    return Return(error);
+  }
+  if (!Exists(to_device) || !Exists(from_device)) return Return(cudaErrorInvalidDevice);
+  if (!tercio::emulation::LiesOnDevice(to_device, to, bytes, "cudaMemcpyPeerAsync") ||
+      !tercio::emulation::LiesOnDevice(from_device, from, bytes, "cudaMemcpyPeerAsync")) {
+    return Return(cudaErrorInvalidValue);
+  }
+  const Copy copy = {
+      static_cast<char*>(to), bytes, static_cast<const char*>(from), bytes, bytes, 1};
+  return Return(SubmitCopy(copy, cudaMemcpyDeviceToDevice, stream, "cudaMemcpyPeerAsync"));
 }
 
 cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,

@@ -369,5 +369,32 @@ TEST_F(Runtime, DevicesDescribeThemselves) {
   EXPECT_EQ(version, 13000);
 }
 
+TEST_F(Runtime, DevicesReachEachOther) {
+  Settings settings;
+  settings.devices = 2;
+  Configure(settings);
+  int can = -1;
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 0, 1), cudaSuccess);
+  EXPECT_EQ(can, 1);
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 1, 1), cudaSuccess);
+  EXPECT_EQ(can, 0);
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 0, 2), cudaErrorInvalidDevice);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaSuccess);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(1, 0), cudaErrorPeerAccessAlreadyEnabled);
+  EXPECT_EQ(cudaDeviceEnablePeerAccess(0, 0), cudaErrorInvalidDevice);
+  int* here = NewInts(1);
+  ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+  int* there = NewInts(1);
+  ASSERT_EQ(cudaSetDevice(0), cudaSuccess);
+  cudaStream_t stream = NewStream();
+  Launch(Store, {1, 1}, stream, here, 7);
+  EXPECT_EQ(cudaMemcpyPeerAsync(there, 1, here, 0, sizeof(int), stream), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyPeerAsync(there, 0, here, 0, sizeof(int), stream), cudaErrorInvalidValue);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(Read(there), 7);
+  for (int* memory : {here, there}) EXPECT_EQ(cudaFree(memory), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
 }  // namespace
 }  // namespace tercio::emulation

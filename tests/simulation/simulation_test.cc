@@ -78,7 +78,9 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kSnapshotsAreKept, "SnapshotsAreKept"},
                       Variant{Broken::kNobodyIsBlamed, "NobodyIsBlamed"},
                       Variant{Broken::kDataIsReadAgain, "DataIsReadAgain"},
-                      Variant{Broken::kRollsBackForEver, "RollsBackForEver"}),
+                      Variant{Broken::kRollsBackForEver, "RollsBackForEver"},
+                      Variant{Broken::kFaultyGpusAreUsed, "FaultyGpusAreUsed"},
+                      Variant{Broken::kLostGpusAreWaitedFor, "LostGpusAreWaitedFor"}),
     [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace

@@ -134,6 +134,7 @@ v1::JobSpec World::Spec(int number) {
 void World::Fault() {
   if (!Faulty()) {
     // What people and operators would mend.
+    for (auto& [name, node] : nodes_) node.gpu_faults.clear();
     for (const char* name : {"a", "b", "c"}) {
       const auto node = state_.nodes.find(name);
       if (node == state_.nodes.end()) continue;
@@ -161,6 +162,7 @@ void World::FaultOfNode(const std::string& name, Node& node) {
   if (Chance(0.01)) node.blocked_from = now_ + Uniform(0, 30);
   if (Chance(0.01)) KillAgent(name);
   if (Chance(0.005)) KillMachine(name, Chance(0.3));
+  FaultOfGpus(name, node);
   std::vector<std::pair<RunKey, int>> live;
   for (const auto& [key, trainer] : node.trainers) {
     if (trainer.alive) live.push_back(key);

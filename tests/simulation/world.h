@@ -6,12 +6,13 @@
 // late; agents die and come back, with or without their trainers, with or without their disk,
 // always without the copies of snapshots in their memory; trainers die or freeze; the coordinator
 // dies before or after a commit and comes back with another clock; disks are full; checkpoints are
-// damaged; bits turn over in a replica's weights; some batches make a spike; people cancel, resume,
-// drain and undrain.
+// damaged; bits turn over in a replica's weights; some batches make a spike; GPUs fail and are
+// mended; people cancel, resume, drain and undrain.
 //
 // Checked at every event:
 //   - a rank starts only when no node that the coordinator counts as alive runs an older attempt
-//   - devices are never given out twice
+//   - devices are never given out twice, nor while they are known to be faulty; nothing goes on
+//     that is on a GPU which is known to be lost
 //   - a job that has ended stays as it is until somebody resumes it
 //   - a step or a log line of an attempt enters the history once
 //   - a rank that starts finds the checkpoint that it is told to start from, or is sent to a copy
@@ -73,6 +74,8 @@ enum class Broken {
   kNobodyIsBlamed,         // for weights that differ
   kDataIsReadAgain,        // after a roll back
   kRollsBackForEver,       // however often it has
+  kFaultyGpusAreUsed,      // what is heard of them is forgotten
+  kLostGpusAreWaitedFor,   // ranks on them go on
 };
 
 class World {
@@ -127,7 +130,8 @@ class World {
     double blocked_to = 0;  // nothing arrives before that time
     double blocked_from = 0;
     std::map<std::pair<RunKey, int>, Trainer> trainers;
-    std::shared_ptr<SnapshotStore> memory;  // of the agent; null while it is down
+    std::shared_ptr<SnapshotStore> memory;                   // of the agent; null while it is down
+    std::map<int, std::pair<std::string, bool>> gpu_faults;  // what, and whether it is lost
   };
   // All ranks of an attempt, which step together.
   struct Training {
@@ -238,6 +242,13 @@ class World {
   void SpoilCopies(coordinator::Event& event);
   void ReviveLostAttempts();
 
+  // ---- world_gpus.cc ----
+  void FaultOfGpus(const std::string& name, Node& node);
+  static void SayGpus(const Node& node, v1::AgentHello* hello);
+  static void SayGpus(const Node& node, v1::AgentHeartbeat* heartbeat);
+  void HearGpus(const coordinator::Event& event);
+  void CheckGpus(const coordinator::Effects& effects);
+
   static uint64_t NextWeights(uint64_t weights, int64_t batch);
   static bool IsPoison(const std::string& job, int64_t batch);
   static double LossOf(uint64_t weights) { return static_cast<double>(weights >> 12); }
@@ -274,6 +285,10 @@ class World {
   std::set<std::tuple<std::string, RunKey, int, int64_t>> ever_held_;
   std::map<std::string, std::set<std::tuple<RunKey, int, int64_t>>> heard_;  // by the coordinator
   std::map<std::string, std::pair<RunKey, std::string>> last_started_;  // of each job, its layout
+
+  // GPUs that the coordinator has heard to be faulty, and lost, of each node.
+  std::map<std::string, std::set<int>> faulty_;
+  std::map<std::string, std::set<int>> lost_;
 
   std::map<std::string, Node> nodes_;
   std::map<RunKey, Training> trainings_;

@@ -60,6 +60,7 @@ void World::Apply(Event event) {
   const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body) ||
                          (said != nullptr && said->message.has_snapshots_held());
   Hear(event);
+  HearGpus(event);
   const int owed = OwedBlame(event);
   const std::map<std::string, int64_t> blames = BlamesAt(event.now);
   const std::map<std::string, int> roll_backs = RollBacks();
@@ -73,6 +74,7 @@ void World::Apply(Event event) {
   Commit(effects, by_commit);
   NoteRollBacks(event, roll_backs);
   CheckState(effects, resumed);
+  CheckGpus(effects);
   if (Faulty() && Chance(0.0005)) return KillCoordinator();
   if (broken_ != Broken::kEffectsBeforeCommit) Deliver(effects);
 }
@@ -159,6 +161,9 @@ void World::BreakState(double now) {
         }
       }
       break;
+    case Broken::kFaultyGpusAreUsed:
+      for (auto& [name, node] : state_.nodes) node.record.clear_device_faults();
+      break;
     case Broken::kBackoffNeverEnds:
       for (auto& [id, job] : state_.jobs) job.record.set_retry_at(now + 10);
       break;
@@ -200,6 +205,12 @@ Effects World::StepBroken(Event& event) {
     case Broken::kResumeTooEarly:
       if (auto* found = std::get_if<coordinator::CheckpointFound>(&event.body); found != nullptr) {
         found->step = broken_ == Broken::kResumeTooFar ? found->step + 1 : 0;
+      }
+      break;
+    case Broken::kLostGpusAreWaitedFor:
+      if (said == nullptr || !said->message.has_heartbeat()) break;
+      for (v1::DeviceFault& fault : *said->message.mutable_heartbeat()->mutable_device_faults()) {
+        fault.set_ends_runs(false);
       }
       break;
     case Broken::kNobodyIsBlamed:
@@ -350,6 +361,8 @@ void World::StartCoordinator() {
     clock_ += Uniform(-3600, 86'400);
   }
   state_ = Restore(disk_, CoordinatorNow());
+  faulty_.clear();
+  lost_.clear();
   for (auto& [id, job] : state_.jobs) {
     if (broken_ == Broken::kProgressIsForgotten) job.record.clear_progress();
     if (broken_ == Broken::kAttemptNumbersAgain && job.record.attempt() > 0) {

@@ -74,6 +74,7 @@ void World::Connect(const std::string& name) {
     hello.set_cores(2);
     hello.set_spool_id(node.disk.spool_id);
     hello.set_snapshot_address(name);
+    SayGpus(node, &hello);
     for (const v1::RunId& run : RunsOf(node.state, /*ended=*/true)) *hello.add_running() = run;
     Post(coordinator::NodeAttached{hello});
     v1::AgentMessage held;
@@ -141,7 +142,7 @@ void World::Heartbeat(const std::string& name) {
       health->set_stalled_seconds(now_ - training->second.last_progress);
     }
   }
-  message.mutable_heartbeat();
+  SayGpus(node, message.mutable_heartbeat());
   FromNode(name, message);
 }
 

@@ -1,12 +1,14 @@
 #include "worker/agent/agent_metrics.h"
 
 #include <mutex>
+#include <utility>
 
 #include "common/metrics_server.h"
 #include "common/status_macros.h"
 #include "prometheus/counter.h"
 #include "prometheus/gauge.h"
 #include "prometheus/registry.h"
+#include "worker/agent/gpu_metrics.h"
 
 namespace tercio {
 namespace {
@@ -36,6 +38,34 @@ Family<Gauge>& NewGauge(prometheus::Registry& registry, const char* name, const 
 Family<Counter>& NewCounter(prometheus::Registry& registry, const char* name, const char* help) {
   return BuildCounter().Name(name).Help(help).Register(registry);
 }
+
+// What is counted as it happens, and the GPUs as they are.
+class Page : public prometheus::Collectable {
+ public:
+  explicit Page(std::shared_ptr<prometheus::Registry> registry) : registry_(std::move(registry)) {}
+
+  void ShowGpus(std::function<std::vector<GpuReading>()> read, const std::string& driver) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    read_ = std::move(read);
+    driver_ = driver;
+  }
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    std::vector<prometheus::MetricFamily> families = registry_->Collect();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!read_) return families;
+    for (prometheus::MetricFamily& family : GpuMetrics(read_(), driver_)) {
+      families.push_back(std::move(family));
+    }
+    return families;
+  }
+
+ private:
+  const std::shared_ptr<prometheus::Registry> registry_;
+  mutable std::mutex mutex_;
+  std::function<std::vector<GpuReading>()> read_;
+  std::string driver_;
+};
 
 }  // namespace
 
@@ -83,6 +113,7 @@ struct AgentMetrics::Families {
                                    "Copies of snapshots of ranks in the agent's memory.")
                               .Add({});
   Gauge& running = NewGauge(registry, "tercio_trainers", "Trainers that run on this node.").Add({});
+  const std::shared_ptr<Page> page = std::make_shared<Page>(owned);
   std::unique_ptr<MetricsServer> server;  // last: it reads the rest until it is gone
 };
 
@@ -93,7 +124,7 @@ absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::str
   std::unique_ptr<AgentMetrics> metrics(new AgentMetrics);
   metrics->families_ = std::make_unique<Families>();
   TERCIO_ASSIGN_OR_RETURN(metrics->families_->server,
-                          MetricsServer::Listen(address, metrics->families_->owned));
+                          MetricsServer::Listen(address, metrics->families_->page));
   metrics->address_ = metrics->families_->server->address();
   return metrics;
 }
@@ -152,6 +183,11 @@ void AgentMetrics::Loaded(const RankLabels& rank, const std::string& source, dou
 
 void AgentMetrics::SetSnapshotBytes(int64_t bytes) {
   families_->snapshot_bytes.Set(static_cast<double>(bytes));
+}
+
+void AgentMetrics::ShowGpus(std::function<std::vector<GpuReading>()> read,
+                            const std::string& driver) {
+  families_->page->ShowGpus(std::move(read), driver);
 }
 
 void AgentMetrics::SetRunning(int trainers) { families_->running.Set(trainers); }

@@ -4,11 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/trainer.pb.h"
+#include "worker/agent/gpu_monitor.h"
 
 namespace tercio {
 
@@ -38,6 +41,9 @@ class AgentMetrics {
   void Loaded(const RankLabels& labels, const std::string& source, double seconds);
   void SetRunning(int trainers);
   void SetSnapshotBytes(int64_t bytes);
+  // From now on the page also shows what `read` returns at each scrape. Called once; `read` must be
+  // good for as long as this object.
+  void ShowGpus(std::function<std::vector<GpuReading>()> read, const std::string& driver);
   // Gauges of a rank go when it ends, so that nothing stale is shown.
   void Forget(const RankLabels& labels);
 

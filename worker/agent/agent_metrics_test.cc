@@ -113,5 +113,26 @@ TEST(AgentMetrics, SaysThatAnAddressIsInUse) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr((*first)->address()));
 }
 
+TEST(AgentMetrics, ShowsGpusAsTheyAreAtEachScrape) {
+  const auto metrics = AgentMetrics::Serve("127.0.0.1:0");
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  EXPECT_THAT(Fetch((*metrics)->address()), Not(HasSubstr("tercio_gpu_")));
+  GpuReading reading;
+  reading.gpu = {1, "Fake GPU", "GPU-1", 1, ""};
+  reading.sample.emplace();
+  double watts = 100;
+  (*metrics)->ShowGpus(
+      [&] {
+        reading.sample->power_watts = watts++;
+        return std::vector<GpuReading>{reading};
+      },
+      "580.1");
+  EXPECT_THAT(Fetch((*metrics)->address()),
+              HasSubstr("tercio_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"} 100\n"));
+  const std::string page = Fetch((*metrics)->address());
+  EXPECT_THAT(page, HasSubstr("tercio_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"} 101\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_trainers 0\n"));
+}
+
 }  // namespace
 }  // namespace tercio

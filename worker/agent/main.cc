@@ -26,6 +26,8 @@
 #include "common/version.h"
 #include "worker/agent/agent_metrics.h"
 #include "worker/agent/agent_store.h"
+#include "worker/agent/device_choice.h"
+#include "worker/agent/gpu_monitor.h"
 #include "worker/agent/node_link.h"
 #include "worker/agent/run_manager.h"
 #include "worker/agent/runtime_directory.h"
@@ -38,6 +40,12 @@ namespace {
 
 // From SIGTERM to SIGKILL for trainers that are still there when the time to leave is over.
 constexpr double kKillSeconds = 5;
+// For the first look at the GPUs, before the coordinator hears of them.
+constexpr absl::Duration kFirstLookPatience = absl::Seconds(10);
+// When a rank has failed: what the driver has said of its GPU lately, and how long it may take to
+// say it.
+constexpr absl::Duration kTroubleWindow = absl::Seconds(60);
+constexpr absl::Duration kTroublePatience = absl::Seconds(2);
 // Ends the agent and leaves its trainers, for the agent that is started next.
 constexpr int kLeaveTrainers = SIGUSR1;
 
@@ -48,6 +56,8 @@ struct Flags {
   int64_t snapshot_reserve = int64_t{1} << 30;
   AgentOptions agent;
   std::string device = "auto";
+  int64_t gpu_others = int64_t{1} << 30;
+  double gpu_interval_seconds = 5;
   TlsFiles tls = TlsFromEnvironment();
   double stop_grace_seconds = 25;
   int64_t spool_bytes = 64 << 20;
@@ -58,6 +68,23 @@ std::string HostName() {
   char name[256] = "node";
   gethostname(name, sizeof(name) - 1);
   return name;
+}
+
+void AddGpuOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--gpu-others", flags->gpu_others,
+                 "memory that processes of others may have on a GPU that takes ranks (such as "
+                 "1GiB)")
+      ->envname("TERCIO_GPU_OTHERS")
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 50))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--gpu-interval", flags->gpu_interval_seconds,
+                 "seconds between two looks at the GPUs")
+      ->envname("TERCIO_GPU_INTERVAL")
+      ->check(CLI::Range(0.05, 3600.0))
+      ->capture_default_str()
+      ->take_last();
 }
 
 // The exit code; *done when there is nothing more to do (--help).
@@ -96,6 +123,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->envname("TERCIO_SLOTS")
       ->check(CLI::Range(1, 4096))
       ->take_last();
+  AddGpuOptions(app, flags);
   app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
                  "seconds that trainers go on after the agent has died")
       ->envname("TERCIO_AGENT_GRACE")
@@ -174,7 +202,8 @@ struct Addresses {
 };
 
 v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses,
-                         const std::string& spool_id, const RunManager& runs) {
+                         const std::string& spool_id, const RunManager& runs,
+                         const GpuMonitor& gpus) {
   v1::AgentHello hello;
   hello.set_spool_id(spool_id);
   hello.set_node(options.node);
@@ -184,12 +213,14 @@ v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses
   hello.set_snapshot_address(addresses.snapshots);
   hello.set_device_kind(options.device_kind);
   hello.set_devices(options.slots);
-  for (const Gpu& gpu : options.gpus.list) {
+  for (const GpuReading& reading : gpus.Readings()) {
     v1::DeviceFacts* facts = hello.add_device_facts();
-    facts->set_model(gpu.model);
-    facts->set_uuid(gpu.uuid);
-    facts->set_memory_bytes(gpu.memory_bytes);
+    facts->set_model(reading.gpu.model);
+    facts->set_uuid(reading.gpu.uuid);
+    facts->set_memory_bytes(reading.gpu.memory_bytes);
     facts->set_driver(options.gpus.driver);
+    facts->set_nccl(options.nccl);
+    if (reading.fault.has_value()) facts->set_fault(reading.fault->text);
   }
   hello.set_cores(options.cores);
   hello.set_memory_bytes(MachineMemoryBytes());
@@ -197,6 +228,19 @@ v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses
   for (const v1::RunId& run : runs.Running(/*ended=*/true)) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());
   return hello;
+}
+
+v1::AgentHeartbeat MakeHeartbeat(RunManager& runs, const GpuMonitor& gpus) {
+  v1::AgentHeartbeat heartbeat = runs.Heartbeat();
+  const std::vector<GpuReading> readings = gpus.Readings();
+  for (size_t i = 0; i < readings.size(); ++i) {
+    if (!readings[i].fault.has_value()) continue;
+    v1::DeviceFault* fault = heartbeat.add_device_faults();
+    fault->set_device(static_cast<int>(i));
+    fault->set_fault(readings[i].fault->text);
+    fault->set_ends_runs(readings[i].fault->ends_runs);
+  }
+  return heartbeat;
 }
 
 // When the node will have left, in seconds of the steady clock; 0 while it stays.
@@ -221,14 +265,14 @@ std::string Explain(const Flags& flags, const grpc::Status& status) {
 
 void StartLink(NodeLink& link, const Flags& flags, const Addresses& addresses,
                const AgentStore& store, SnapshotStore& snapshots, RunManager& runs,
-               const LeavingAt& leaving_at) {
+               const GpuMonitor& gpus, const LeavingAt& leaving_at) {
   const AgentOptions& options = flags.agent;
   NodeLink::Callbacks callbacks;
   callbacks.explain = [&flags](const grpc::Status& status) { return Explain(flags, status); };
-  callbacks.hello = [&options, addresses, &store, &runs] {
-    return MakeHello(options, addresses, store.spool_id(), runs);
+  callbacks.hello = [&options, addresses, &store, &runs, &gpus] {
+    return MakeHello(options, addresses, store.spool_id(), runs, gpus);
   };
-  callbacks.heartbeat = [&runs] { return runs.Heartbeat(); };
+  callbacks.heartbeat = [&runs, &gpus] { return MakeHeartbeat(runs, gpus); };
   callbacks.on_message = [&link, &snapshots, &runs](const v1::CoordinatorMessage& message) {
     if (message.has_drop_snapshots()) return snapshots.Drop(message.drop_snapshots().job_id());
     const std::string& fault = message.inject_fault().fault();
@@ -283,44 +327,9 @@ absl::Status CheckFlags(const Flags& flags) {
   return absl::OkStatus();
 }
 
-// Beside the agent, or (in Bazel's tree) in the trainer's own folder.
-std::string FindTrainer(const std::string& name) {
-  const std::string beside = absl::StrCat(ProgramDirectory(), "/", name);
-  return PathExists(beside) ? beside : absl::StrCat(ProgramDirectory(), "/../trainer/", name);
-}
-
-// What this node computes on, and with which program.
-absl::Status ChooseDevice(Flags& flags) {
-  AgentOptions& agent = flags.agent;
-  const std::string cuda_trainer =
-      agent.trainer.empty() ? FindTrainer("tercio-trainer-cuda") : agent.trainer;
-  if (flags.device != "cpu") {
-    absl::StatusOr<Gpus> gpus = FindGpus();
-    if (!gpus.ok() && flags.device == "cuda") return gpus.status();
-    if (!gpus.ok()) LogWarning(std::string(gpus.status().message()));
-    // A trainer that is named is the CPU's, unless it is said.
-    const bool wanted = flags.device == "cuda" || agent.trainer.empty();
-    if (wanted && gpus.ok() && !gpus->list.empty() && PathExists(cuda_trainer)) {
-      agent.device_kind = "cuda";
-      agent.gpus = *std::move(gpus);
-    } else if (flags.device == "cuda") {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "--device cuda: ",
-          gpus->list.empty() ? "there is no NVIDIA driver with a GPU here"
-                             : absl::StrCat("the trainer program ", cuda_trainer, " is missing")));
-    }
-  }
-  const bool cuda = agent.device_kind == "cuda";
-  if (agent.trainer.empty()) agent.trainer = cuda ? cuda_trainer : FindTrainer("tercio-trainer");
-  if (agent.slots == 0) {
-    agent.slots = cuda ? static_cast<int>(agent.gpus.list.size()) : std::max(2, agent.cores);
-  }
-  return absl::OkStatus();
-}
-
 // What the flags leave open.
 absl::Status FillIn(Flags& flags) {
-  TERCIO_RETURN_IF_ERROR(ChooseDevice(flags));
+  TERCIO_RETURN_IF_ERROR(ChooseDevice(flags.device, &flags.agent));
   if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
                                             " is missing; name it with --trainer"));
@@ -412,10 +421,38 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flag
   return std::unique_ptr<SnapshotServer>();
 }
 
+GpuMonitor::Options MonitorOptions(const Flags& flags) {
+  GpuMonitor::Options options;
+  options.gpus = flags.agent.gpus;
+  options.unusable = flags.agent.gpus_unusable;
+  options.shared = flags.agent.slots > static_cast<int>(flags.agent.gpus.list.size());
+  options.others_bytes = flags.gpu_others;
+  options.interval = absl::Seconds(flags.gpu_interval_seconds);
+  return options;
+}
+
+// What is wrong with GPUs is said at once, so that it is heard before the ends of their ranks.
+void StartMonitor(GpuMonitor& gpus, NodeLink& link, RunManager& runs) {
+  GpuMonitor::Callbacks callbacks;
+  callbacks.in_use = [&runs] { return runs.GpusInUse(); };
+  callbacks.on_change = [&gpus, &link, &runs] {
+    for (const GpuReading& reading : gpus.Readings()) {
+      if (!reading.fault.has_value()) continue;
+      LogWarning(absl::StrCat("GPU ", reading.gpu.index, " takes no ranks: ", reading.fault->text));
+    }
+    v1::AgentMessage message;
+    *message.mutable_heartbeat() = MakeHeartbeat(runs, gpus);
+    link.Say(std::move(message));
+  };
+  gpus.Start(std::move(callbacks));
+  gpus.Look(kFirstLookPatience);
+}
+
 absl::Status RunAgent(Flags flags) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
   TERCIO_RETURN_IF_ERROR(FillIn(flags));
+  GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
   TERCIO_ASSIGN_OR_RETURN(const auto metrics, AgentMetrics::Serve(flags.metrics_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
   TERCIO_ASSIGN_OR_RETURN(const auto store,
@@ -424,6 +461,12 @@ absl::Status RunAgent(Flags flags) {
   flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
 
   LeavingAt leaving_at = 0;
+  if (!flags.agent.gpus.list.empty()) {
+    flags.agent.gpu_trouble = [&gpus](int gpu) {
+      return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
+    };
+    metrics->ShowGpus([&gpus] { return gpus.Readings(); }, flags.agent.gpus.driver);
+  }
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
   SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
@@ -445,7 +488,9 @@ absl::Status RunAgent(Flags flags) {
   }
   const Addresses addresses = {metrics->address(),
                                *snapshot_server == nullptr ? "" : (*snapshot_server)->address()};
-  StartLink(link, flags, addresses, *store, snapshots, runs, leaving_at);
+  const absl::Cleanup stop_monitor = [&gpus] { gpus.Stop(); };
+  if (!flags.agent.gpus.list.empty()) StartMonitor(gpus, link, runs);
+  StartLink(link, flags, addresses, *store, snapshots, runs, gpus, leaving_at);
   std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
               flags.coordinator.c_str(), metrics->address().c_str());
   std::fflush(stdout);

@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "checkpoint/weight_source.h"
 #include "common/file.h"
+#include "common/gpu_faults.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/data/prepared_data.h"
@@ -308,6 +309,26 @@ v1::AgentHeartbeat RunManager::Heartbeat() {
   return heartbeat;
 }
 
+int RunManager::GpuOf(const RunKey& key, int rank) const {
+  const auto run = state_.runs.find(key);
+  if (options_.gpus.list.empty() || run == state_.runs.end()) return -1;
+  const auto found = run->second.ranks.find(rank);
+  if (found == run->second.ranks.end()) return -1;
+  // Slots beyond the GPUs share them.
+  return found->second.plan.placement().device() % static_cast<int>(options_.gpus.list.size());
+}
+
+std::set<int> RunManager::GpusInUse() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::set<int> gpus;
+  for (const auto& [key, run] : state_.runs) {
+    for (const auto& [index, rank] : run.ranks) {
+      if (rank.life == RankState::Life::kLive) gpus.insert(GpuOf(key, index));
+    }
+  }
+  return gpus;
+}
+
 v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
   v1::AgentMessage message;
   v1::DataPrepared* answer = message.mutable_data_prepared();
@@ -344,6 +365,11 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
   options.environment = options_.trainer_environment;
   options.environment.push_back(
       absl::StrCat("TERCIO_TRAINER_TOKEN=", state_.runs.at(key).start.token()));
+  // By its UUID: numbers change when the driver loses a GPU. The trainer sees no other.
+  if (const int gpu = GpuOf(key, rank); gpu >= 0) {
+    options.environment.push_back(
+        absl::StrCat("CUDA_VISIBLE_DEVICES=", options_.gpus.list[static_cast<size_t>(gpu)].uuid));
+  }
   options.log_path = LogPath(key, rank);
   return TrainerProcess::Start(options, LineSender(key, rank), ExitHandler(key, rank));
 }
@@ -366,6 +392,7 @@ TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank) {
 TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
   return [this, key, rank](const ProcessExit& exit) {
     TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
+    if (event.signal != 0 || event.exit_code != 0) ExplainByGpu(&event);
     std::lock_guard<std::mutex> lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
     const RankLabels labels = LabelsOf(key, rank);
@@ -373,6 +400,23 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
     metrics_.Forget(labels);
     Apply({0, std::move(event)});
   };
+}
+
+// Asks the driver what it has seen of the rank's GPU, outside the lock: it may take a while.
+void RunManager::ExplainByGpu(TrainerEnded* event) const {
+  int gpu = -1;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    gpu = GpuOf(event->run, event->rank);
+    if (gpu < 0 || !options_.gpu_trouble || state_.runs.at(event->run).stopping) return;
+  }
+  const GpuMonitor::Trouble trouble = options_.gpu_trouble(gpu);
+  const std::string error(DeviceErrorIn(event->reason));
+  if (trouble.text.empty() && error.empty()) return;
+  const Gpu& facts = options_.gpus.list[static_cast<size_t>(gpu)];
+  event->gpu_note = absl::StrCat("GPU ", facts.index, " (", facts.uuid, "): ", error,
+                                 error.empty() || trouble.text.empty() ? "" : ", ", trouble.text);
+  event->gpu_failed = trouble.of_device || !error.empty();
 }
 
 RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "worker/agent/agent_metrics.h"
 #include "worker/agent/agent_store.h"
 #include "worker/agent/core/agent_core.h"
+#include "worker/agent/gpu_monitor.h"
 #include "worker/agent/rank_inspector.h"
 #include "worker/agent/trainer_process.h"
 
@@ -39,6 +41,11 @@ struct AgentOptions {
   int slots = 1;
   std::string device_kind = "cpu";  // "cpu" | "cuda": what the trainer computes on
   Gpus gpus;
+  std::string nccl;           // version that the trainer is linked with; empty: none, or not known
+  std::string gpus_unusable;  // why the trainer cannot run on any of them; empty: it can
+  // What the driver has said lately of the GPU at this place of `gpus.list`; empty where there are
+  // none. May take seconds.
+  std::function<GpuMonitor::Trouble(int gpu)> gpu_trouble;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
   // NAME=value, for trainers only.
@@ -65,6 +72,8 @@ class RunManager {
   // Whether the attempt is here, and the token is its token.
   bool TakesPart(const v1::RunId& run, const std::string& token) const;
   v1::AgentHeartbeat Heartbeat();
+  // Places in `AgentOptions::gpus.list` on which ranks live.
+  std::set<int> GpusInUse() const;
 
   // For the trainer service. The command writer is used until Detach; a later Attach of the same
   // rank replaces it.
@@ -133,6 +142,9 @@ class RunManager {
 
   absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
   v1::AgentMessage Prepare(const v1::PrepareData& request) const;
+  // The place of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
+  int GpuOf(const RunKey& key, int rank) const;
+  void ExplainByGpu(TrainerEnded* event) const;
   std::string LogPath(const RunKey& key, int rank) const;
   std::string PagePath(const RunKey& key, int rank) const;
   TrainerProcess::OnLines LineSender(const RunKey& key, int rank);

@@ -6,8 +6,10 @@
 #include <numeric>
 #include <vector>
 
+#include "common/gpu_faults.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "worker/device/cuda_status.h"
 #ifdef TERCIO_CUDA_EMULATED
 #include "kernels/emulation/control.h"
 #endif
@@ -207,6 +209,19 @@ TEST_F(CudaDeviceTest, AWatchIsAskedAtTheEnd) {
 }
 
 #endif
+
+TEST(CudaStatus, SaysHowToMendAndWhoseFaultItIs) {
+  const auto words = [](cudaError_t error) {
+    return std::string(CudaStatus(error, "asking").message());
+  };
+  EXPECT_THAT(words(cudaErrorInsufficientDriver), HasSubstr("or newer"));
+  EXPECT_THAT(words(cudaErrorDevicesUnavailable), HasSubstr("nvidia-smi -q -d COMPUTE"));
+  EXPECT_THAT(words(cudaErrorSystemNotReady), HasSubstr("nvidia-fabricmanager"));
+  EXPECT_EQ(DeviceErrorIn(words(cudaErrorECCUncorrectable)), "cudaErrorECCUncorrectable");
+  EXPECT_EQ(DeviceErrorIn(words(cudaErrorDevicesUnavailable)), "cudaErrorDevicesUnavailable");
+  EXPECT_EQ(DeviceErrorIn(words(cudaErrorIllegalAddress)), "");
+  EXPECT_EQ(DeviceErrorIn(words(cudaErrorMemoryAllocation)), "");
+}
 
 }  // namespace
 }  // namespace tercio

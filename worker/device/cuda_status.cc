@@ -27,6 +27,19 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
     case cudaErrorInsufficientDriver:
       return absl::FailedPreconditionError(absl::StrCat(
           Words(error, what), "; the driver must be of CUDA ", CUDART_VERSION / 1000, " or newer"));
+    case cudaErrorDevicesUnavailable:
+      return absl::FailedPreconditionError(
+          absl::StrCat(Words(error, what),
+                       "; another process has it, or its compute mode is exclusive or "
+                       "prohibited: nvidia-smi -q -d COMPUTE shows it, -c DEFAULT changes it"));
+    case cudaErrorSystemNotReady:
+      return absl::FailedPreconditionError(
+          absl::StrCat(Words(error, what), "; GPUs on an NVSwitch need nvidia-fabricmanager"));
+    case cudaErrorSystemDriverMismatch:
+      return absl::FailedPreconditionError(
+          absl::StrCat(Words(error, what),
+                       "; the kernel's module and the libraries are of different drivers: "
+                       "restart the node"));
     case cudaErrorNoKernelImageForDevice:
       return absl::FailedPreconditionError(absl::StrCat(
           Words(error, what), "; this build has no code for this GPU (bazel/cuda.bzl)"));

@@ -1,4 +1,5 @@
-// tercio-trainer: one rank of one attempt. Started by the agent, never by hand.
+// tercio-trainer: one rank of one attempt, started by the agent; by hand only to ask what it is
+// linked with (--version) or how the devices are (--doctor), which it answers in JSON.
 //
 // Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot mend, 4 stopped after a save.
 #include <sched.h>
@@ -6,6 +7,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
 #include "worker/progress/progress_page.h"
+#include "worker/trainer/device_report.h"
 #include "worker/trainer/log_file.h"
 #include "worker/trainer/stack_dump.h"
 #include "worker/trainer/training_loop.h"
@@ -130,11 +133,18 @@ ExitNote Run(const Arguments& arguments, ProgressPage* page) {
 
 int main(int argc, char** argv) {
   tercio::InitLogging("trainer");
+  const std::string question = argc == 2 ? argv[1] : "";
+  if (question == "--version" || question == "--doctor") {
+    std::printf(
+        "%s\n",
+        (question == "--version" ? tercio::DescribeLibraries() : tercio::ExamineDevices()).c_str());
+    return tercio::kFinished;
+  }
   tercio::Arguments arguments;
   if (!tercio::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
         "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH] "
-        "[--log PATH]");
+        "[--log PATH]; or --version, --doctor");
     return tercio::kUsage;
   }
   tercio::AskForBatchScheduling();

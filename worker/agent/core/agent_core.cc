@@ -112,6 +112,11 @@ class Stepper {
     exit.set_corrupt_rank_plus_one(rank->failure.corrupt_rank_plus_one());
     exit.set_roll_back_from(rank->failure.roll_back_from());
     exit.set_out_of_memory(event.out_of_memory);
+    if (event.gpu_failed) {
+      exit.set_device_error(event.gpu_note);
+    } else if (!event.gpu_note.empty()) {
+      exit.mutable_reason()->append(exit.reason().empty() ? "" : "; ").append(event.gpu_note);
+    }
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
     RankEnded(event.run, event.rank, std::move(exit));
   }

@@ -90,6 +90,8 @@ struct TrainerEnded {
   std::string reason;
   bool permanent = false;
   bool out_of_memory = false;  // killed by the kernel, for want of memory
+  std::string gpu_note;     // what the driver has said of its GPU; empty: nothing, or it has none
+  bool gpu_failed = false;  // and that no program can have caused it
 };
 // The agent will end: no run starts any more.
 struct Leaving {};

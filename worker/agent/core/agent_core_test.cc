@@ -250,6 +250,32 @@ TEST(AgentCore, AnotherAgentAdoptsWhatThisOneHasStarted) {
   EXPECT_EQ(Words(next, StartRun(2, {0})), (Strings{"stopped 2"})) << "it has ended before";
 }
 
+// What the driver says of the GPU is the rank's own word no more than the log is; whether the GPU
+// has failed decides what the coordinator makes of it.
+TEST(AgentCore, TheEndOfARankNamesItsGpu) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1}));
+  TrainerEnded program{{"job", 1}, 0, 1, 0, {}, "an address", false};
+  program.gpu_note = "GPU 0: XID 31";
+  TrainerEnded gpu{{"job", 1}, 1, 0, 9, {}, "", false};
+  gpu.gpu_note = "GPU 1: XID 48";
+  gpu.gpu_failed = true;
+  std::vector<v1::ExitRecord> exits;
+  for (const TrainerEnded& ended : {program, gpu}) {
+    for (const AgentEffect& effect : Step(state, {0, ended})) {
+      const auto* told = std::get_if<TellCoordinator>(&effect);
+      if (told != nullptr && told->message.has_rank_exited()) {
+        exits.push_back(told->message.rank_exited().exit());
+      }
+    }
+  }
+  ASSERT_EQ(exits.size(), 2u);
+  EXPECT_EQ(exits[0].reason(), "an address; GPU 0: XID 31");
+  EXPECT_EQ(exits[0].device_error(), "");
+  EXPECT_EQ(exits[1].reason(), "");
+  EXPECT_EQ(exits[1].device_error(), "GPU 1: XID 48");
+}
+
 TEST(AgentCore, AnAdoptedRankGoesOnAsIfNothingHadBeen) {
   AgentState state;
   Memory memory;

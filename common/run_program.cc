@@ -1,0 +1,109 @@
+#include "common/run_program.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "common/steady_time.h"
+
+extern char** environ;
+
+namespace tercio {
+namespace {
+
+constexpr int kPollMilliseconds = 20;
+
+absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, int output, bool quiet) {
+  const std::string program = arguments.front();
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  pointers.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
+  if (quiet) {
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  }
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = -1;
+  const int error =
+      posix_spawn(&pid, program.c_str(), &actions, &attributes, pointers.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (error != 0) {
+    return absl::NotFoundError(absl::StrCat("cannot start ", program, ": ", std::strerror(error)));
+  }
+  return pid;
+}
+
+// Until the other end is closed. Whether it was in time.
+bool ReadAll(int descriptor, absl::Time deadline, std::string* text) {
+  char buffer[4096];
+  while (true) {
+    const double left = absl::ToDoubleMilliseconds(deadline - SteadyNow());
+    pollfd entry = {descriptor, POLLIN, 0};
+    const int ready = poll(&entry, 1, static_cast<int>(std::clamp(left, 0.0, 1e6)));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) return false;
+    const ssize_t count = read(descriptor, buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return true;
+    text->append(buffer, static_cast<size_t>(count));
+  }
+}
+
+// Whether the process has ended by then; it is not waited for any more.
+bool Wait(pid_t pid, absl::Time deadline, int* status) {
+  while (waitpid(pid, status, WNOHANG) != pid) {
+    if (SteadyNow() >= deadline) return false;
+    poll(nullptr, 0, kPollMilliseconds);
+  }
+  return true;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments,
+                                       absl::Duration patience, bool quiet) {
+  const std::string& program = arguments.front();
+  int output[2];
+  if (pipe2(output, O_CLOEXEC) != 0) {
+    return absl::InternalError(
+        absl::StrCat("cannot make a pipe for ", program, ": ", std::strerror(errno)));
+  }
+  const absl::Time deadline = SteadyNow() + patience;
+  const absl::StatusOr<pid_t> pid = Spawn(arguments, output[1], quiet);
+  close(output[1]);
+  std::string text;
+  const bool read = pid.ok() && ReadAll(output[0], deadline, &text);
+  close(output[0]);
+  if (!pid.ok()) return pid.status();
+  int status = 0;
+  if (!read || !Wait(*pid, deadline, &status)) {
+    // One that hangs in a driver outlives even this.
+    kill(*pid, SIGKILL);
+    Wait(*pid, SteadyNow() + absl::Seconds(1), &status);
+    return absl::DeadlineExceededError(
+        absl::StrCat(program, " has not ended within ", absl::FormatDuration(patience)));
+  }
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return text;
+  return absl::InternalError(
+      absl::StrCat(program, WIFEXITED(status) ? " has ended with code " : " was killed by signal ",
+                   WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status)));
+}
+
+}  // namespace tercio

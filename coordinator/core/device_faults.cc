@@ -1,0 +1,74 @@
+// GPUs that take no ranks, as their agents say.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/core/stepper.h"
+
+namespace tercio::coordinator {
+namespace {
+
+std::string NameOf(const NodeState& node, int device) {
+  std::string name = absl::StrCat("GPU ", device);
+  if (device >= 0 && device < node.hello.device_facts_size()) {
+    const v1::DeviceFacts& facts = node.hello.device_facts(device);
+    if (!facts.model().empty())
+      absl::StrAppend(&name, " (", facts.model(), ", ", facts.uuid(), ")");
+  }
+  return name;
+}
+
+}  // namespace
+
+void Stepper::HearDeviceFaults(const std::string& name, const DeviceFaults& faults,
+                               const std::set<int>& lost) {
+  NodeState& node = state_.nodes.at(name);
+  const DeviceFaults before(node.record.device_faults().begin(), node.record.device_faults().end());
+  if (faults != before) {
+    for (const auto& [device, fault] : faults) {
+      const auto known = before.find(device);
+      if (known != before.end() && known->second == fault) continue;
+      NoteNode(name, "device_faulty", absl::StrCat(NameOf(node, device), ": ", fault));
+    }
+    for (const auto& [device, fault] : before) {
+      if (faults.contains(device)) continue;
+      NoteNode(name, "device_recovered", absl::StrCat(NameOf(node, device), " takes ranks again"));
+    }
+    node.record.clear_device_faults();
+    for (const auto& [device, fault] : faults) {
+      (*node.record.mutable_device_faults())[device] = fault;
+    }
+    effects_.changed_nodes.insert(name);
+    reschedule_ = true;
+  }
+  if (!faults.empty()) EndRunsOn(name, faults, lost);
+}
+
+// Whoever has not started yet goes elsewhere. Ranks that run on a GPU which is lost would find it
+// out themselves, if only by waiting for it for ever.
+void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
+                        const std::set<int>& lost) {
+  const NodeState& node = state_.nodes.at(name);
+  for (auto& [id, job] : state_.jobs) {
+    const v1::JobPhase phase = job.record.phase();
+    if (!HoldsSlots(phase) || phase == v1::JOB_PHASE_STOPPING || !job.placement->Has(name))
+      continue;
+    const std::vector<int>& ranks = job.placement->nodes().at(name).ranks;
+    const auto hit = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
+      const int gpus = std::max(1, node.hello.device_facts_size());
+      const int device = job.placement->DeviceOf(rank) % gpus;
+      return phase == v1::JOB_PHASE_PREPARING ? faults.contains(device) : lost.contains(device);
+    });
+    if (hit == ranks.end()) continue;
+    const int gpus = std::max(1, node.hello.device_facts_size());
+    const int device = job.placement->DeviceOf(*hit) % gpus;
+    const std::string what = absl::StrCat(NameOf(node, device), " of node ", name,
+                                          ", on which rank ", *hit, " is: ", faults.at(device));
+    if (phase == v1::JOB_PHASE_PREPARING) {
+      Move(job, what);
+    } else {
+      Fault(job, {what, false, ""});
+    }
+  }
+}
+
+}  // namespace tercio::coordinator
