@@ -158,6 +158,10 @@ class JobParser {
                       {"gpipe", "1f1b", "interleaved"});
     out->set_schedule(schedule);
     out->set_sequence_parallel(section.Flag("sequence_parallel", false));
+    out->set_tensor_overlap(static_cast<int32_t>(section.Integer("tensor_overlap", 1, 1, 64)));
+    if (out->tensor_overlap() > 1 && out->sequence_parallel()) {
+      section.Fault("tensor_overlap", NotYet("a value above 1 with sequence_parallel"));
+    }
     out->set_zero_stage(static_cast<int32_t>(section.Integer("zero_stage", 0, 0, 3)));
     out->set_recompute(section.OneOf("recompute", "none", {"none", "selective", "full"}));
     if (out->context_parallel() > 1) section.Fault("context_parallel", NotYet("a value above 1"));
@@ -397,6 +401,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                     ", context_parallel: ", parallelism.context_parallel(),
                     ", schedule: ", parallelism.schedule(),
                     ", sequence_parallel: ", flag(parallelism.sequence_parallel()),
+                    ", tensor_overlap: ", std::max(1, parallelism.tensor_overlap()),
                     ", zero_stage: ", parallelism.zero_stage(),
                     ", recompute: ", parallelism.recompute(), "}\n");
   }

@@ -267,6 +267,16 @@ const char* KindName(v1::BufferKind kind) {
 
 }  // namespace
 
+std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts) {
+  std::vector<RowPiece> pieces;
+  for (int64_t i = 0; i < parts; ++i) {
+    const int64_t first = rows * i / parts;
+    const int64_t end = rows * (i + 1) / parts;
+    if (end > first) pieces.push_back({first, end - first});
+  }
+  return pieces;
+}
+
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
   const v1::ModelSpec& model = job.model();
   const ModelTraits traits = TraitsOf(model);
@@ -277,6 +287,8 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.precision = PrecisionOf(job);
   shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
   shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
+  shape.tensor_overlap =
+      layout.tensor() > 1 && !shape.sequence_parallel ? std::max(1, layout.tensor_overlap()) : 1;
   shape.hidden = model.hidden();
   shape.attention = model.hidden() / layout.tensor();
   shape.heads = model.heads() / layout.tensor();

@@ -3,7 +3,9 @@
 // step.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
@@ -44,11 +46,19 @@ struct StageShape {
   int64_t classes = 0;
   bool sequence_parallel = false;
   Recompute recompute = Recompute::kNone;
+  int tensor_overlap = 1;  // parts (PiecesOfRows) of products that are summed over tensor ranks
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
   Precision precision;     // of activations, their gradients and the weights that the model reads
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
+
+// Rows cut into so many runs of nearly equal length, ascending; none is empty.
+struct RowPiece {
+  int64_t first;
+  int64_t count;
+};
+std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts);
 
 // What the forward pass of a micro-batch leaves for its backward pass: offsets in bytes into an
 // activation slot, or, where it is computed again, into a buffer that all layers share. Per layer,

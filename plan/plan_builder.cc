@@ -188,6 +188,7 @@ absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   layout.set_context_parallel(1);
   layout.set_schedule(wanted.schedule().empty() ? "1f1b" : wanted.schedule());
   layout.set_sequence_parallel(wanted.sequence_parallel());
+  layout.set_tensor_overlap(std::max(1, wanted.tensor_overlap()));
   layout.set_recompute(wanted.recompute().empty() ? "none" : wanted.recompute());
   const int model_ranks = layout.tensor() * layout.pipeline();
   const int ranks = job.resources().ranks() > 0 ? job.resources().ranks()

@@ -197,10 +197,13 @@ TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
 TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
   v1::JobSpec wide = With(In(SmallJob(), {2, 2, 2}), "bf16");
   wide.mutable_parallelism()->set_sequence_parallel(true);
+  v1::JobSpec overlapped = With(In(SmallLlama(), {2, 1, 1}), "bf16");
+  overlapped.mutable_parallelism()->set_tensor_overlap(3);
   v1::JobSpec exact = With(In(SmallJob(), {1, 1, 2, 1}), "fp32");
   exact.mutable_training()->set_reproducibility("exact");
-  for (const v1::JobSpec& given : {wide, exact, With(In(SmallLlama(), {1, 2, 1}), "bf16"),
-                                   With(In(SmallJob(), {1, 1, 1, 4}), "fp16")}) {
+  for (const v1::JobSpec& given :
+       {wide, overlapped, exact, With(In(SmallLlama(), {1, 2, 1}), "bf16"),
+        With(In(SmallJob(), {1, 1, 1, 4}), "fp16")}) {
     SCOPED_TRACE(given.ShortDebugString());
     const v1::JobSpec spec = Cuda(given);
     const auto layout = plan::LayoutOfJob(spec);
@@ -233,6 +236,8 @@ TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
 // NCCL sums in another order than the CPU, but always in the same one.
 TEST_F(CudaParity, LayoutsWithNccl) {
   v1::JobSpec plain = With(In(SmallJob(), {2, 2, 2}), "fp32");
+  v1::JobSpec overlapped = With(In(SmallJob(), {2, 2, 2}), "bf16");
+  overlapped.mutable_parallelism()->set_tensor_overlap(3);
   v1::JobSpec sequences = With(In(SmallJob(), {2, 2, 2}), "bf16");
   sequences.mutable_parallelism()->set_sequence_parallel(true);
   sequences.mutable_parallelism()->set_recompute("selective");
@@ -245,7 +250,8 @@ TEST_F(CudaParity, LayoutsWithNccl) {
     bool repeat;
   };
   for (const auto& [spec, repeat] :
-       {Case{plain, false}, Case{sequences, true}, Case{interleaved, true}, Case{deep, false}}) {
+       {Case{plain, false}, Case{overlapped, true}, Case{sequences, true}, Case{interleaved, true},
+        Case{deep, false}}) {
     SCOPED_TRACE(spec.parallelism().ShortDebugString() + " " + spec.training().precision());
     emulation::SetStreamOrder(emulation::StreamOrder::kWaitedFirst, 1);
     const RunResult first = OnGpusWithNccl(spec);

@@ -240,6 +240,17 @@ TEST(Parity, SequenceParallel) {
   }
 }
 
+TEST(Parity, SumsBesideProductsHaveTheSameBits) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert("post")}) {
+    const Case c{2, 1, 2, 2, 1, "1f1b"};
+    const RunResult reference = Train(spec, c);
+    for (const int parts : {2, 3, 64}) {
+      spec.mutable_parallelism()->set_tensor_overlap(parts);
+      ExpectSameBits(reference, Train(spec, c));
+    }
+  }
+}
+
 TEST(Parity, TensorDegreesAgreeWithinTheBound) {
   ExpectTensorDegreesAgree(SmallJob(), {2, 4});
   ExpectTensorDegreesAgree(SmallLlama(), {2});

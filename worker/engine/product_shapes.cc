@@ -42,15 +42,17 @@ class Shapes {
   std::vector<ProductShape> Get() {
     const LayerWeights& layer = weights_.layers.front();
     const auto& s = shape_;
-    Linear(s.qkv, s.hidden, layer.qkv_bias.elements > 0);
-    Linear(s.hidden, s.attention, false);
+    Linear({s.qkv, s.hidden, layer.qkv_bias.elements > 0, Sum::kBackward});
+    Linear({s.hidden, s.attention, false, Sum::kForward});
     const auto gelu = [&](ProductEpilogue epilogue) {
       const bool fits = !traits_.gated_mlp && !traits_.exact_gelu && format_ != Format::kFloat32 &&
                         s.ffn % kGeluColumns == 0;
       return fits ? epilogue : ProductEpilogue::kNone;
     };
-    Linear(s.up, s.hidden, layer.up_bias.elements > 0, gelu(ProductEpilogue::kGelu));
-    Linear(s.hidden, s.ffn, false, ProductEpilogue::kNone, gelu(ProductEpilogue::kGeluGradient));
+    Linear(
+        {s.up, s.hidden, layer.up_bias.elements > 0, Sum::kBackward, gelu(ProductEpilogue::kGelu)});
+    Linear({s.hidden, s.ffn, false, Sum::kForward, ProductEpilogue::kNone,
+            gelu(ProductEpilogue::kGeluGradient)});
     if (s.last && s.causal) Head();
     return {shapes_.begin(), shapes_.end()};
   }
@@ -62,16 +64,31 @@ class Shapes {
     shapes_.insert({kind, format_, result, m, n, k, epilogue, bias, accumulate, tf32_});
   }
 
-  // y (rows x n) of x (rows x k), forward and backward. The bias of what follows a sum over tensor
-  // ranks is added elsewhere.
-  void Linear(int64_t n, int64_t k, bool bias, ProductEpilogue forward = ProductEpilogue::kNone,
-              ProductEpilogue backward = ProductEpilogue::kNone) {
-    Add(ProductKind::kForward, shape_.rows, n, k, forward, bias, false);
-    Add(ProductKind::kInputGradient, shape_.rows, n, k, backward, false, false);
-    for (const auto& [rows, accumulate] : segments_) {
-      Add(ProductKind::kWeightGradient, rows, n, k,
-          bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false, accumulate);
+  // y (rows x n) of x (rows x k), forward and backward. Of one of both directions the result is
+  // summed over tensor ranks, in pieces; the bias of what follows such a sum is added elsewhere.
+  enum class Sum { kForward, kBackward };
+  struct LinearLayer {
+    int64_t n;
+    int64_t k;
+    bool bias;
+    Sum summed;
+    ProductEpilogue forward = ProductEpilogue::kNone;
+    ProductEpilogue backward = ProductEpilogue::kNone;
+  };
+  void Linear(const LinearLayer& layer) {
+    for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kForward)) {
+      Add(ProductKind::kForward, piece.count, layer.n, layer.k, layer.forward, layer.bias, false);
     }
+    for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kBackward)) {
+      Add(ProductKind::kInputGradient, piece.count, layer.n, layer.k, layer.backward, false, false);
+    }
+    for (const auto& [rows, accumulate] : segments_) {
+      Add(ProductKind::kWeightGradient, rows, layer.n, layer.k,
+          layer.bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false, accumulate);
+    }
+  }
+  std::vector<plan::RowPiece> Pieces(bool summed) const {
+    return plan::PiecesOfRows(shape_.rows, summed ? shape_.tensor_overlap : 1);
   }
 
   // In chunks of rows, as StageModel::ChunksOf cuts them.

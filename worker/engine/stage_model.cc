@@ -12,7 +12,7 @@ namespace tercio {
 
 StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                        const plan::StageTensors& tensors, Arena& arena, Stream& stream,
-                       Communicator& tensor_group)
+                       Communicator& tensor_group, std::optional<SumsBeside> beside)
     : shape_(plan::ShapeOfStage(spec, plan.layout(), plan.placement().pipeline_index())),
       traits_(plan::TraitsOf(spec.model())),
       layout_(plan::ActivationsOfLayer(shape_)),
@@ -27,6 +27,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                    (static_cast<double>(spec.training().global_batch()) * spec.model().context())),
       smoothing_{static_cast<float>(spec.training().label_smoothing()), spec.model().vocab_size()},
       stream_(stream),
+      beside_(beside),
       ops_(stream.ops()),
       tensor_group_(tensor_group) {
   const int64_t begin = tensor_index_ * shape_.vocabulary;
@@ -166,6 +167,25 @@ kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
   return local_sum_;
 }
 
+kernels::Values StageModel::SumProduct(
+    kernels::Values partial, int64_t rows,
+    const std::function<void(const plan::RowPiece& piece)>& multiply) {
+  if (!beside_.has_value() || shape_.tensor_overlap == 1) {
+    multiply({0, rows});
+    return SumRows(partial, rows);
+  }
+  for (const plan::RowPiece& piece : plan::PiecesOfRows(rows, shape_.tensor_overlap)) {
+    multiply(piece);
+    stream_.Record(*beside_->product_done);
+    beside_->stream->Wait(*beside_->product_done);
+    tensor_group_.AllReduceSum(*beside_->stream, partial + piece.first * shape_.hidden,
+                               piece.count * shape_.hidden, SumOrder::kRanks, tensor_scratch_);
+  }
+  const Whereabouts::Join join(*beside_->where, tensor_group_.group());
+  stream_.Join(*beside_->stream);
+  return partial;
+}
+
 kernels::ConstValues StageModel::GatherRows(kernels::ConstValues local) {
   if (!shape_.sequence_parallel) return local;
   tensor_group_.AllGather(stream_, local, gathered_, shape_.local_rows * shape_.hidden);
@@ -277,8 +297,15 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   attention.dropout = DropoutAt(batch, ModelLayer(batch, layer), kernels::kSiteAttention, 0);
   attention.scratch = attention_scratch_;
   ops_.Attention(attention);
-  ops_.Matmul({at.attention, w.output.In(parameters_), nullptr, branch_, rows, shape_.hidden,
-               shape_.attention});
+}
+
+// A half layer's last product, from `x` (rows x k) to the branch.
+kernels::ConstValues StageModel::SumToBranch(kernels::ConstValues x, WeightRef weight, int64_t rows,
+                                             int64_t k) {
+  return SumProduct(branch_, rows, [&](const plan::RowPiece& piece) {
+    ops_.Matmul({x + piece.first * k, weight.In(parameters_), nullptr,
+                 branch_ + piece.first * shape_.hidden, piece.count, shape_.hidden, k});
+  });
 }
 
 kernels::LayerNormArgs StageModel::MiddleNorm(const MicroBatch& batch, int layer) const {
@@ -296,7 +323,7 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   kernels::ResidualArgs add{};
   add.residual = at.input;
-  add.branch = SumRows(branch_, rows);
+  add.branch = SumToBranch(at.attention, w.output, rows, shape_.attention);
   add.bias = w.output_bias.In(parameters_);
   add.out = at.middle;
   add.rows = LocalRowsOf(batch);
@@ -321,12 +348,10 @@ void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
-  ops_.Matmul(
-      {at.gelu, w.down.In(parameters_), nullptr, branch_, rows, shape_.hidden, shape_.ffn, false});
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
-  add.branch = SumRows(branch_, rows);
+  add.branch = SumToBranch(at.gelu, w.down, rows, shape_.ffn);
   add.bias = w.down_bias.In(parameters_);
   add.out = inner ? ViewOf(batch, layer + 1).input : OutputOf(batch);
   add.rows = LocalRowsOf(batch);
@@ -530,10 +555,16 @@ void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, Wei
     BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, false, lanes);
 }
 
-void StageModel::BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                               kernels::ConstValues x, const float* mean, const float* rstd,
-                               kernels::Values flow, GradientLanes& lanes) {
-  const kernels::Values gradient = SumRows(norm_gradient_, shape_.rows);
+void StageModel::BackwardInput(const MicroBatch& batch, WeightRef product, int64_t width,
+                               WeightRef weight, WeightRef bias, kernels::ConstValues x,
+                               const float* mean, const float* rstd, kernels::Values flow,
+                               GradientLanes& lanes) {
+  const kernels::Values gradient =
+      SumProduct(norm_gradient_, shape_.rows, [&](const plan::RowPiece& piece) {
+        ops_.MatmulBackwardInput({wide_gradient_ + piece.first * width, product.In(parameters_),
+                                  norm_gradient_ + piece.first * shape_.hidden, piece.count, width,
+                                  shape_.hidden});
+      });
   if (shape_.post_norm) {
     return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
   }
@@ -551,9 +582,8 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values
   BackwardDown(branch, w.down, at.up);
   BackwardWeight(batch, w.up, w.up_bias, wide_gradient_, GatherRows(at.norm2), shape_.up,
                  shape_.hidden, lanes);
-  ops_.MatmulBackwardInput({wide_gradient_, w.up.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.up, shape_.hidden});
-  BackwardInput(batch, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
+  BackwardInput(batch, w.up, shape_.up, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow,
+                lanes);
 }
 
 void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
@@ -591,9 +621,8 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::
   Rotate(wide_gradient_, 0, shape_.rows, true);
   BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);
-  ops_.MatmulBackwardInput({wide_gradient_, w.qkv.In(parameters_), norm_gradient_, shape_.rows,
-                            shape_.qkv, shape_.hidden});
-  BackwardInput(batch, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow, lanes);
+  BackwardInput(batch, w.qkv, shape_.qkv, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow,
+                lanes);
 }
 
 void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow,

@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "plan/memory_map.h"
@@ -24,13 +25,22 @@
 #include "worker/engine/gradient_lanes.h"
 #include "worker/engine/micro_batch.h"
 #include "worker/engine/stage_weights.h"
+#include "worker/progress/whereabouts.h"
 
 namespace tercio {
 
 class StageModel {
  public:
+  // Where sums over tensor ranks run while products do (parallelism.tensor_overlap).
+  struct SumsBeside {
+    Stream* stream;
+    Event* product_done;
+    Whereabouts* where;
+  };
+  // Without `beside` nothing overlaps.
   StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageTensors& tensors,
-             Arena& arena, Stream& stream, Communicator& tensor_group);
+             Arena& arena, Stream& stream, Communicator& tensor_group,
+             std::optional<SumsBeside> beside = std::nullopt);
 
   // Where the chunk before puts the activation of a slot, and where the chunk after finds it.
   kernels::Values Input(int slot) const { return View(slot, 0).input; }
@@ -132,6 +142,12 @@ class StageModel {
   }
   // The sum over tensor ranks of all rows, which are rounded; what comes back is this rank's part.
   kernels::Values SumRows(kernels::Values partial, int64_t rows);
+  // What `multiply` writes to rows of `partial`, summed as by SumRows; in pieces, so that one is
+  // summed while the next is computed.
+  kernels::Values SumProduct(kernels::Values partial, int64_t rows,
+                             const std::function<void(const plan::RowPiece& piece)>& multiply);
+  kernels::ConstValues SumToBranch(kernels::ConstValues x, WeightRef weight, int64_t rows,
+                                   int64_t k);
   // All rows, from every tensor rank's part; valid until the next call.
   kernels::ConstValues GatherRows(kernels::ConstValues local);
   // Where a lane's segment meets the rows of the residual stream that are here.
@@ -152,9 +168,10 @@ class StageModel {
   void BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
                         kernels::ConstValues sum, const float* mean, const float* rstd,
                         kernels::Values flow, GradientLanes& lanes);
-  // Adds the gradient of what a half layer read, in norm_gradient_, to the flow.
-  void BackwardInput(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                     kernels::ConstValues x, const float* mean, const float* rstd,
+  // Adds the gradient of what a half layer read to the flow: from wide_gradient_, through the half
+  // layer's first product, of so many columns, and its norm.
+  void BackwardInput(const MicroBatch& batch, WeightRef product, int64_t width, WeightRef weight,
+                     WeightRef bias, kernels::ConstValues x, const float* mean, const float* rstd,
                      kernels::Values flow, GradientLanes& lanes);
   void Activate(kernels::ConstValues up, kernels::Values out, int64_t rows);
   void NormInput(const MicroBatch& batch, int layer);
@@ -208,6 +225,7 @@ class StageModel {
   kernels::LabelSmoothing smoothing_;
 
   Stream& stream_;
+  const std::optional<SumsBeside> beside_;
   kernels::Ops& ops_;
   Communicator& tensor_group_;
   std::vector<std::byte*> slots_;

@@ -49,6 +49,9 @@ class Engine : public TrainingEngine {
     std::unique_ptr<Stream> compute;
     std::unique_ptr<Stream> communication;
     std::unique_ptr<Event> bucket_ready;
+    // Sums over tensor ranks beside products.
+    std::unique_ptr<Stream> tensor_sums;
+    std::unique_ptr<Event> product_done;
   };
 
   Engine(const v1::JobSpec& spec, const v1::RankPlan& plan, const Communicators& communicators,
@@ -64,10 +67,13 @@ class Engine : public TrainingEngine {
         compute_(std::move(machine.compute)),
         communication_(std::move(machine.communication)),
         bucket_ready_(std::move(machine.bucket_ready)),
+        tensor_sums_(std::move(machine.tensor_sums)),
+        product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         tensor_count_(static_cast<int>(plan::ModelTensors(spec.model()).size())),
-        model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor),
+        model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
+               StageModel::SumsBeside{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, arena_),
         lanes_(GradientBuffers(arena_, LanesPerRank()), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
@@ -195,6 +201,8 @@ class Engine : public TrainingEngine {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
   std::unique_ptr<Event> bucket_ready_;
+  std::unique_ptr<Stream> tensor_sums_;
+  std::unique_ptr<Event> product_done_;
   plan::StageShape shape_;
   plan::StageTensors tensors_;
   int tensor_count_;
@@ -396,10 +404,10 @@ void Engine::ReduceBucket(int layer) {
 }
 
 void Engine::FinishReduction() {
-  where_.BeginJoin();
-  const double start = StepTrace::Now();
-  compute_->Join(*communication_);
-  where_.EndJoin(StepTrace::Now() - start);
+  {
+    const Whereabouts::Join join(where_, communicators_.data->group());
+    compute_->Join(*communication_);
+  }
   SumOverSequenceParts();
   JoinTiedGradients();
   links_.WaitAll();
@@ -772,10 +780,13 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(auto communication,
                           device.CreateStream(Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto bucket_ready, device.CreateEvent());
-  return std::unique_ptr<TrainingEngine>(
-      std::make_unique<Engine>(spec, plan, communicators, source,
-                               Engine::Machine{std::move(arena), std::move(compute),
-                                               std::move(communication), std::move(bucket_ready)}));
+  TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
+                          device.CreateStream(Device::StreamKind::kCommunication));
+  TERCIO_ASSIGN_OR_RETURN(auto product_done, device.CreateEvent());
+  return std::unique_ptr<TrainingEngine>(std::make_unique<Engine>(
+      spec, plan, communicators, source,
+      Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
+                      std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)}));
 }
 
 }  // namespace tercio

@@ -27,18 +27,20 @@ void Whereabouts::EndStep(int64_t step, double step_seconds, double compute_seco
   if (page_ != nullptr) page_->EndStep(step, step_seconds, compute_seconds);
 }
 
-void Whereabouts::BeginJoin() {
+void Whereabouts::BeginJoin(const std::string& group) {
   if (page_ == nullptr) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  joining_ = true;
-  if (!beside_.operation.empty()) page_->BeginWait(beside_);
+  joining_ = group;
+  for (const auto& [thread, position] : beside_) {
+    if (position.group == group) page_->BeginWait(position);
+  }
 }
 
 void Whereabouts::EndJoin(double seconds) {
   engine_wait_seconds_ = engine_wait_seconds_ + seconds;
   if (page_ == nullptr) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  joining_ = false;
+  joining_.clear();
   page_->EndWait();
 }
 
@@ -46,8 +48,8 @@ void Whereabouts::BeginWait(const CollectivePosition& position) {
   if (page_ == nullptr) return;
   if (OnEngineThread()) return page_->BeginWait(position);
   std::lock_guard<std::mutex> lock(mutex_);
-  beside_ = position;
-  if (joining_) page_->BeginWait(position);
+  beside_[std::this_thread::get_id()] = position;
+  if (position.group == joining_) page_->BeginWait(position);
 }
 
 void Whereabouts::EndWait(double seconds) {
@@ -56,8 +58,10 @@ void Whereabouts::EndWait(double seconds) {
   if (page_ == nullptr) return;
   if (engine) return page_->EndWait();
   std::lock_guard<std::mutex> lock(mutex_);
-  beside_.operation.clear();
-  if (joining_) page_->EndWait();
+  const auto mine = beside_.find(std::this_thread::get_id());
+  if (mine == beside_.end()) return;
+  if (mine->second.group == joining_) page_->EndWait();
+  beside_.erase(mine);
 }
 
 std::string Whereabouts::action() const {

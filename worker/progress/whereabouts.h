@@ -2,18 +2,21 @@
 // communicators tell it; the progress page shows it to the agent, and a collective that does not
 // match says it to the other ranks.
 //
-// Two threads of a rank may wait at the same time: the engine's, and the one that sums gradients
-// beside it. A rank is where its engine is; what the other thread waits for counts only while the
-// engine waits for that thread (BeginJoin). The engine's thread is the one that begins steps and
-// actions. Threads: all methods from any thread, but those of the engine. A call costs nanoseconds.
+// Several threads of a rank may wait at the same time: the engine's, and those that sum beside it.
+// A rank is where its engine is; what another thread waits for counts only while the engine waits
+// for that thread (BeginJoin). The engine's thread is the one that begins steps and actions.
+// Threads: all methods from any thread, but those of the engine. A call costs nanoseconds.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
 
+#include "absl/time/time.h"
+#include "common/steady_time.h"
 #include "worker/progress/progress_page.h"
 
 namespace tercio {
@@ -30,11 +33,12 @@ class Whereabouts {
   // `name` is a literal; an index below 0: none.
   void BeginAction(const char* name, int index = -1);
   void EndStep(int64_t step, double step_seconds, double compute_seconds);
-  // Around waiting for the other thread of this rank.
-  void BeginJoin();
+  // Around waiting for the thread of this rank that is at the calls of a group.
+  void BeginJoin(const std::string& group);
   void EndJoin(double seconds);
+  class Join;
 
-  // ---- of both threads ----
+  // ---- of all threads ----
   void BeginWait(const CollectivePosition& position);
   void EndWait(double seconds);
 
@@ -53,9 +57,24 @@ class Whereabouts {
   std::atomic<const char*> action_{""};
   std::atomic<int> index_{-1};
   std::atomic<double> engine_wait_seconds_{0};
-  std::mutex mutex_;           // what follows
-  CollectivePosition beside_;  // what the other thread waits for; empty operation: nothing
-  bool joining_ = false;
+  std::mutex mutex_;                                      // what follows
+  std::map<std::thread::id, CollectivePosition> beside_;  // what other threads wait for
+  std::string joining_;                                   // group; empty: none
+};
+
+// For as long as it lives.
+class Whereabouts::Join {
+ public:
+  Join(Whereabouts& where, const std::string& group) : where_(where), start_(SteadyNow()) {
+    where_.BeginJoin(group);
+  }
+  ~Join() { where_.EndJoin(absl::ToDoubleSeconds(SteadyNow() - start_)); }
+  Join(const Join&) = delete;
+  Join& operator=(const Join&) = delete;
+
+ private:
+  Whereabouts& where_;
+  const absl::Time start_;
 };
 
 }  // namespace tercio

@@ -1,5 +1,6 @@
 #include "worker/progress/whereabouts.h"
 
+#include <barrier>
 #include <thread>
 
 #include "common/temp_dir.h"
@@ -38,16 +39,31 @@ TEST_F(WhereaboutsTest, ShowsStepActionAndWait) {
 
 TEST_F(WhereaboutsTest, TheOtherThreadCountsWhileTheEngineWaitsForIt) {
   whereabouts_.BeginStep(1);
-  std::thread([this] { whereabouts_.BeginWait(data_); }).join();
+  std::barrier turn(2);
+  std::thread other([&] {
+    whereabouts_.BeginWait(data_);
+    turn.arrive_and_wait();
+    turn.arrive_and_wait();
+    whereabouts_.EndWait(5);
+    turn.arrive_and_wait();
+    turn.arrive_and_wait();
+    whereabouts_.BeginWait(data_);
+  });
+  turn.arrive_and_wait();
   EXPECT_EQ(page_->Read().waiting.operation, "");
   whereabouts_.BeginWait(tensor_);
   EXPECT_EQ(page_->Read().waiting.group, "tensor.0");
   whereabouts_.EndWait(1);
-  whereabouts_.BeginJoin();
+  whereabouts_.BeginJoin("tensor.0");
+  EXPECT_EQ(page_->Read().waiting.operation, "");  // another thread's
+  whereabouts_.EndJoin(0);
+  whereabouts_.BeginJoin("data.1");
   EXPECT_EQ(page_->Read().waiting.group, "data.1");
-  std::thread([this] { whereabouts_.EndWait(5); }).join();
+  turn.arrive_and_wait();
+  turn.arrive_and_wait();
   EXPECT_EQ(page_->Read().waiting.operation, "");
-  std::thread([this] { whereabouts_.BeginWait(data_); }).join();
+  turn.arrive_and_wait();
+  other.join();
   EXPECT_EQ(page_->Read().waiting.sequence, 12);
   whereabouts_.EndJoin(2);
   EXPECT_EQ(page_->Read().waiting.operation, "");
@@ -59,7 +75,7 @@ TEST(NoPageTest, IsQuiet) {
   whereabouts.BeginStep(1);
   whereabouts.BeginWait({});
   whereabouts.EndWait(1);
-  whereabouts.BeginJoin();
+  whereabouts.BeginJoin("data.0");
   whereabouts.EndJoin(1);
   whereabouts.EndStep(1, 3, 1);
   EXPECT_EQ(whereabouts.engine_wait_seconds(), 2);
