@@ -115,7 +115,7 @@ TEST(GpuFindings, WhatSlowsOrThreatensIsAWarning) {
   const Case cases[] = {
       {"gpu 1 memory",
        [](GpuEvidence& e) {
-         e.samples[1].processes = {{{4242, int64_t{9} << 30}}};
+         e.samples[1].processes = {{{4242, int64_t{9} << 30, "other"}}};
        }},
       {"gpu 0 ecc", [](GpuEvidence& e) { e.samples[0].ecc_enabled = false; }},
       {"gpu 0 ecc", [](GpuEvidence& e) { e.samples[0].retirement_pending = true; }},
