@@ -15,7 +15,8 @@ GpuEvidence TwoGpus() {
   evidence.gpus->driver = "580.1";
   evidence.gpus->cuda_version = 13000;
   evidence.gpus->list = {{0, "H200", "GPU-0", 1, ""}, {1, "H200", "GPU-1", 1, ""}};
-  GpuSample sample;
+  evidence.samples.resize(2);
+  GpuSample& sample = evidence.samples[0];
   sample.memory_total_bytes = int64_t{80} << 30;
   sample.memory_used_bytes = int64_t{1} << 30;
   sample.temperature_celsius = 40;
@@ -29,7 +30,7 @@ GpuEvidence TwoGpus() {
   sample.nvlinks_active = 18;
   sample.persistence = true;
   sample.processes.emplace();
-  evidence.samples = {sample, sample};
+  evidence.samples[1] = sample;
   evidence.report = nlohmann::json::parse(R"({
     "device": "cuda", "cuda_runtime": 13000, "nccl": "2.28.9", "cublas": "13.1.0",
     "gpus": [
@@ -115,7 +116,7 @@ TEST(GpuFindings, WhatSlowsOrThreatensIsAWarning) {
   const Case cases[] = {
       {"gpu 1 memory",
        [](GpuEvidence& e) {
-         e.samples[1].processes = {{{4242, int64_t{9} << 30}}};
+         e.samples[1].processes = {{{4242, int64_t{9} << 30, "other"}}};
        }},
       {"gpu 0 ecc", [](GpuEvidence& e) { e.samples[0].ecc_enabled = false; }},
       {"gpu 0 ecc", [](GpuEvidence& e) { e.samples[0].retirement_pending = true; }},

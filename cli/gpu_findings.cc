@@ -139,8 +139,8 @@ class GpuDoctor {
     if (sample.processes.has_value()) {
       for (const GpuProcess& process : *sample.processes) {
         by_processes += process.memory_bytes;
-        names.push_back(
-            absl::StrCat("process ", process.pid, " ", GibibytesText(process.memory_bytes)));
+        names.push_back(absl::StrCat("process ", process.pid, process.name.empty() ? "" : " ",
+                                     process.name, " ", GibibytesText(process.memory_bytes)));
       }
     }
     if (!names.empty()) absl::StrAppend(&detail, ": ", absl::StrJoin(names, ", "));

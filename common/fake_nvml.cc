@@ -3,7 +3,7 @@
 //
 // The file that TERCIO_FAKE_NVML names says how the GPUs are; it is read again at each call. A line
 // is NAME VALUE or GPU.NAME VALUE [VALUE], where GPU is 0 or 1:
-//   power, temperature, ecc_uncorrected, ...   in NVML's units, see Defaults()
+//   power, temperature, ecc_uncorrected, ...   in NVML's units, see kUsual
 //   xid N              an event; lines of it are told once, in their order
 //   lost 1             NVML_ERROR_GPU_IS_LOST from whatever is asked of it
 //   unsupported NAME   NVML_ERROR_NOT_SUPPORTED for that value
@@ -14,7 +14,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <map>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -72,28 +71,35 @@ bool Hangs() {
   return false;
 }
 
+struct Usual {
+  const char* name;
+  unsigned long long value;
+};
+constexpr Usual kUsual[] = {
+    {"memory_total", 80ull << 30},
+    {"memory_used", 1ull << 30},
+    {"power", 250500},
+    {"power_limit", 700000},
+    {"temperature", 55},
+    {"utilization", 90},
+    {"memory_utilization", 40},
+    {"sm_clock", 1755},
+    {"memory_clock", 2619},
+    {"max_sm_clock", 1980},
+    {"clock_reasons", 4},
+    {"ecc_mode", 1},
+    {"pcie_generation", 5},
+    {"pcie_width", 16},
+    {"persistence", 1},
+    {"nvlinks", 18},
+    {"cuda_version", 13000},
+};
+
 unsigned long long Default(const std::string& name) {
-  static const auto* const values = new std::map<std::string, unsigned long long>{
-      {"memory_total", 80ull << 30},
-      {"memory_used", 1ull << 30},
-      {"power", 250500},
-      {"power_limit", 700000},
-      {"temperature", 55},
-      {"utilization", 90},
-      {"memory_utilization", 40},
-      {"sm_clock", 1755},
-      {"memory_clock", 2619},
-      {"max_sm_clock", 1980},
-      {"clock_reasons", 4},
-      {"ecc_mode", 1},
-      {"pcie_generation", 5},
-      {"pcie_width", 16},
-      {"persistence", 1},
-      {"nvlinks", 18},
-      {"cuda_version", 13000},
-  };
-  const auto found = values->find(name);
-  return found == values->end() ? 0 : found->second;
+  for (const Usual& usual : kUsual) {
+    if (name == usual.name) return usual.value;
+  }
+  return 0;
 }
 
 // A value of a GPU, as the file has it, or as usual.

@@ -1,7 +1,6 @@
 #include "common/gpu_faults.h"
 
 #include <algorithm>
-#include <fstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -24,7 +23,8 @@ constexpr Xid kXids[] = {
     {32, XidEffect::kProcess, "invalid or corrupted push buffer"},
     {43, XidEffect::kProcess, "the GPU stopped processing"},
     {45, XidEffect::kProcess, "work was removed after another error"},
-    {48, XidEffect::kEndsAll, "double-bit ECC error"},
+    {46, XidEffect::kEndsAll, "the GPU stopped processing"},
+    {48, XidEffect::kNoNewWork, "double-bit ECC error"},
     {62, XidEffect::kEndsAll, "internal micro-controller halt"},
     {63, XidEffect::kNone, "a row of memory will be remapped"},
     {64, XidEffect::kNoNewWork, "a row of memory could not be remapped"},
@@ -68,14 +68,6 @@ constexpr std::string_view kDeviceErrors[] = {
     "cudaErrorDeviceUninitialized",
 };
 
-std::string NameOf(int pid) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/comm"));
-  std::string name;
-  std::getline(file, name);
-  for (char& c : name) c = c < 32 || c > 126 ? '?' : c;
-  return name.empty() ? "" : absl::StrCat(" (", name, ")");
-}
-
 std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most) {
   if (!sample.processes.has_value()) return std::nullopt;
   int64_t bytes = 0;
@@ -86,7 +78,8 @@ std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most)
   }
   if (largest == nullptr || bytes <= most) return std::nullopt;
   return absl::StrCat("other processes use its memory, the largest process ", largest->pid,
-                      NameOf(largest->pid), "; end them, or allow for more with --gpu-others");
+                      largest->name.empty() ? "" : absl::StrCat(" (", largest->name, ")"),
+                      "; end them, or allow for more with --gpu-others");
 }
 
 }  // namespace
@@ -173,8 +166,8 @@ std::string CudaVersionText(int version) {
 
 std::string_view DeviceErrorIn(std::string_view text) {
   for (const std::string_view error : kDeviceErrors) {
-    if (text.find(absl::StrCat("(", std::string(error), ")")) != std::string_view::npos)
-      return error;
+    const std::string named = absl::StrCat("(", std::string(error), ")");
+    if (text.find(named) != std::string_view::npos) return error;
   }
   return "";
 }

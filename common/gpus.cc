@@ -1,6 +1,7 @@
 #include "common/gpus.h"
 
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -171,6 +172,14 @@ void SampleLinksAndModes(const nvml::Functions& nvml, nvml::Device device, Reade
   reader.Flag(&sample->mig, nvml.mig_mode);
 }
 
+std::string NameOf(int pid) {
+  std::ifstream file(absl::StrCat("/proc/", pid, "/comm"));
+  std::string name;
+  std::getline(file, name);
+  for (char& c : name) c = c < 32 || c > 126 ? '?' : c;
+  return name;
+}
+
 void SampleProcesses(const nvml::Functions& nvml, nvml::Device device, Reader& reader,
                      GpuSample* sample) {
   if (nvml.processes == nullptr) return;
@@ -186,8 +195,8 @@ void SampleProcesses(const nvml::Functions& nvml, nvml::Device device, Reader& r
   sample->processes.emplace();
   for (unsigned int i = 0; i < count; ++i) {
     if (infos[i].used_bytes == nvml::kNoValue) continue;
-    sample->processes->push_back(
-        {static_cast<int>(infos[i].pid), static_cast<int64_t>(infos[i].used_bytes)});
+    const int pid = static_cast<int>(infos[i].pid);
+    sample->processes->push_back({pid, static_cast<int64_t>(infos[i].used_bytes), NameOf(pid)});
   }
 }
 

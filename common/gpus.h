@@ -49,6 +49,7 @@ enum class ComputeMode { kDefault, kProhibited, kExclusive };
 struct GpuProcess {
   int pid = 0;  // as the host numbers processes; of no use in a container with its own numbers
   int64_t memory_bytes = 0;
+  std::string name;  // empty where this process does not see it
 };
 
 // How a GPU is at one moment. What it or its driver does not say is absent.

@@ -1,6 +1,8 @@
 // NVML, with a library of the test's own in its place (fake_nvml.cc, two GPUs).
 #include "common/gpus.h"
 
+#include <unistd.h>
+
 #include <cstdlib>
 #include <fstream>
 
@@ -49,7 +51,8 @@ TEST_F(GpusTest, OneThatIsLostHidesNoOther) {
 }
 
 TEST_F(GpusTest, AreSampledInBaseUnits) {
-  Say("1.ecc_uncorrected 3\n1.process 4242 1073741824\n1.rows_pending 1\n1.clock_reasons 68\n");
+  Say("1.ecc_uncorrected 3\n1.process " + std::to_string(getpid()) +
+      " 1073741824\n1.rows_pending 1\n1.clock_reasons 68\n");
   const auto session = GpuSession::Open();
   ASSERT_TRUE(session.ok()) << session.status();
   const auto samples = (*session)->Sample();
@@ -81,7 +84,9 @@ TEST_F(GpusTest, AreSampledInBaseUnits) {
   EXPECT_EQ(sample.mig, false);
   ASSERT_TRUE(sample.processes.has_value());
   ASSERT_EQ(sample.processes->size(), 1u);
-  EXPECT_EQ(sample.processes->front().pid, 4242);
+  EXPECT_EQ(sample.processes->front().pid, getpid());
+  EXPECT_EQ(sample.processes->front().memory_bytes, int64_t{1} << 30);
+  EXPECT_EQ(sample.processes->front().name, "gpus_test");
   EXPECT_EQ(samples[0].processes->size(), 0u);
   EXPECT_EQ(samples[0].ecc_uncorrected, 0);
 }

@@ -11,8 +11,8 @@ std::string NameOf(const NodeState& node, int device) {
   std::string name = absl::StrCat("GPU ", device);
   if (device >= 0 && device < node.hello.device_facts_size()) {
     const v1::DeviceFacts& facts = node.hello.device_facts(device);
-    if (!facts.model().empty())
-      absl::StrAppend(&name, " (", facts.model(), ", ", facts.uuid(), ")");
+    if (facts.model().empty()) return name;
+    absl::StrAppend(&name, " (", facts.model(), ", ", facts.uuid(), ")");
   }
   return name;
 }
@@ -48,18 +48,18 @@ void Stepper::HearDeviceFaults(const std::string& name, const DeviceFaults& faul
 void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
                         const std::set<int>& lost) {
   const NodeState& node = state_.nodes.at(name);
+  const int gpus = std::max(1, node.hello.device_facts_size());
   for (auto& [id, job] : state_.jobs) {
     const v1::JobPhase phase = job.record.phase();
-    if (!HoldsSlots(phase) || phase == v1::JOB_PHASE_STOPPING || !job.placement->Has(name))
-      continue;
-    const std::vector<int>& ranks = job.placement->nodes().at(name).ranks;
+    if (!HoldsSlots(phase) || phase == v1::JOB_PHASE_STOPPING) continue;
+    const auto place = job.placement->nodes().find(name);
+    if (place == job.placement->nodes().end()) continue;
+    const std::vector<int>& ranks = place->second.ranks;
     const auto hit = std::find_if(ranks.begin(), ranks.end(), [&](int rank) {
-      const int gpus = std::max(1, node.hello.device_facts_size());
       const int device = job.placement->DeviceOf(rank) % gpus;
       return phase == v1::JOB_PHASE_PREPARING ? faults.contains(device) : lost.contains(device);
     });
     if (hit == ranks.end()) continue;
-    const int gpus = std::max(1, node.hello.device_facts_size());
     const int device = job.placement->DeviceOf(*hit) % gpus;
     const std::string what = absl::StrCat(NameOf(node, device), " of node ", name,
                                           ", on which rank ", *hit, " is: ", faults.at(device));

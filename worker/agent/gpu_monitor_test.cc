@@ -172,7 +172,7 @@ TEST_F(GpuMonitorTest, ADriverThatHangsIsAFaultAndHangsNobody) {
 }
 
 TEST_F(GpuMonitorTest, MemoryOfRanksThatHaveJustEndedIsNobodysFault) {
-  machine_->samples[1].processes = {{{4242, int64_t{8} << 30}}};
+  machine_->samples[1].processes = {{{4242, int64_t{8} << 30, "other"}}};
   SetInUse({0});
   options_.release = absl::Hours(1);
   Start();
@@ -183,7 +183,7 @@ TEST_F(GpuMonitorTest, MemoryOfRanksThatHaveJustEndedIsNobodysFault) {
 }
 
 TEST_F(GpuMonitorTest, MemoryOfOthersIsAFault) {
-  machine_->samples[1].processes = {{{4242, int64_t{8} << 30}}};
+  machine_->samples[1].processes = {{{4242, int64_t{8} << 30, "other"}}};
   Start();
   EXPECT_THAT(Faults(), ElementsAre(HasSubstr("process 4242"), ""));
 }
