@@ -5,11 +5,12 @@ It is looked for under CUDA_HOME, then /usr/local/cuda: a folder with bin/nvcc, 
 Targets, only where it was found: `@cuda//:cudart`, `:cublas_lt`, `:cudnn`, `:nccl` (headers, and how to link).
 """
 
-# Bazel target -> what the linker is given. All have the toolkit's headers.
+# Bazel target -> what the linker is given. All have the toolkit's headers. cuDNN is loaded at run time, where it is
+# (kernels/cuda/cudnn/library.h): programs only learn where the toolkit has it.
 _LIBRARIES = {
     "cudart": ["-lcudart"],
     "cublas_lt": ["-lcublasLt"],
-    "cudnn": ["-lcudnn"],
+    "cudnn": [],
     "nccl": ["-lnccl"],
 }
 

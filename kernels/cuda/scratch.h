@@ -46,13 +46,15 @@ struct ScratchShapes {
   int64_t heads = 0;
   int64_t flat_count = 0;  // elements of SumOfSquares and Digest
   int64_t product_bytes = 0;
+  int64_t library_attention_bytes = 0;  // likewise what a library's attention may use
 };
 // Operations of a stream run one after the other and share one workspace.
 inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
   return std::max({NormBackwardBytes(shapes.rows, shapes.norm_columns),
                    ColumnSumBytes(shapes.rows, shapes.sum_columns),
                    AttentionBackwardBytes(shapes.rows, shapes.heads),
-                   FlatSumBytes(shapes.flat_count), shapes.product_bytes});
+                   FlatSumBytes(shapes.flat_count), shapes.product_bytes,
+                   shapes.library_attention_bytes});
 }
 
 }  // namespace tercio::kernels::cuda

@@ -242,7 +242,7 @@ class BothBackendsTest : public DeviceTest {
     DeviceBuffer<unsigned char> workspace(CudaScratchBytes(scratch_));
     OperationErrors errors;
     const auto ops = CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
-                                    CudaScratchBytes(scratch_), &errors, algorithms_});
+                                    CudaScratchBytes(scratch_), &errors, algorithms_, attention_});
     call(*ops, Bound(at, format_, format_, nullptr));
     EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess) << name_;
     if (errors.first()) {
@@ -299,6 +299,7 @@ class BothBackendsTest : public DeviceTest {
   // Enough for all cases.
   ScratchShapes scratch_ = {1300, 300, 300, 8, 140003, 1 << 20};
   ProductAlgorithms* algorithms_ = nullptr;
+  AttentionKernel attention_ = AttentionKernel::kAuto;
 
  private:
   int Add(Tensor tensor) {
