@@ -29,6 +29,9 @@ constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kGpuChunkRows = 8192;
 // What cuBLASLt may use in a product; NVIDIA recommends 32 MiB for Hopper.
 constexpr int64_t kProductWorkspace = int64_t{32} << 20;
+// What cuDNN's gradients of attention may use: all scores of 32 heads of 2,048 tokens; calls that
+// want more are cut (kernels/cuda/attention_cudnn.h).
+constexpr int64_t kMostAttentionWorkspace = int64_t{264} << 20;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -115,6 +118,14 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          : SavedElements(stage_tensors, layout.data()));
 }
 
+// Of cuDNN's attention, where it takes the model's calls (CudnnTakes).
+int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
+  if (!shape.causal || shape.precision.bytes() != 2 || job.model().dropout() > 0) return 0;
+  return std::min(kMostAttentionWorkspace, kernels::cuda::LibraryAttentionBytes(
+                                               shape.sequences, shape.tokens, shape.heads,
+                                               shape.heads / shape.key_heads, shape.head_dim));
+}
+
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
 int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
                         const StageTensors& tensors) {
@@ -125,6 +136,7 @@ int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
   layers.sum_columns = std::max({shape.qkv, shape.up, shape.hidden});
   layers.heads = shape.heads;
   layers.product_bytes = kProductWorkspace;
+  layers.library_attention_bytes = AttentionWorkspace(job, shape);
   for (const StageTensor& entry : tensors.tensors) {
     layers.flat_count = std::max(layers.flat_count, entry.elements);
   }

@@ -10,6 +10,7 @@
 #include "kernels/cuda/attention_check.h"
 #include "kernels/cuda/cudnn/attention_graph.h"
 #include "kernels/cuda/cudnn/library.h"
+#include "kernels/cuda/scratch.h"
 
 namespace tercio::kernels::cuda {
 namespace {
@@ -96,6 +97,14 @@ int64_t NextDivisor(int64_t whole, int64_t below) {
   return below;
 }
 
+int64_t DeltaBytes(const CudnnAttentionShape& s) {
+  return RoundUp(s.sequences * s.heads * s.tokens * static_cast<int64_t>(sizeof(float)), kUnit);
+}
+
+int64_t BytesOf(const CudnnAttentionShape& s) {
+  return LibraryAttentionBytes(s.sequences, s.tokens, s.heads, s.group, s.head_dim);
+}
+
 // A part of a call that fits `bytes`: some sequences, or some key heads of one.
 std::optional<CudnnAttentionShape> PartThatFits(CudnnAttentionShape part, int64_t bytes) {
   const int64_t sequences = part.sequences;
@@ -107,7 +116,7 @@ std::optional<CudnnAttentionShape> PartThatFits(CudnnAttentionShape part, int64_
     return rows * static_cast<int64_t>(sizeof(float)) % kCudnnAlignment == 0;
   };
   const auto is_whole = [&] { return part.sequences == sequences && taken == key_heads; };
-  while (ExpectedBackwardWorkspace(part) > bytes || !(is_whole() || is_aligned())) {
+  while (BytesOf(part) > bytes || !(is_whole() || is_aligned())) {
     if (part.sequences > 1) {
       part.sequences = NextDivisor(sequences, part.sequences);
     } else if (taken > 1) {
@@ -118,10 +127,6 @@ std::optional<CudnnAttentionShape> PartThatFits(CudnnAttentionShape part, int64_
     }
   }
   return part;
-}
-
-int64_t DeltaBytes(const CudnnAttentionShape& s) {
-  return RoundUp(s.sequences * s.heads * s.tokens * static_cast<int64_t>(sizeof(float)), kUnit);
 }
 
 // Hands out pieces of the workspace.
@@ -311,10 +316,10 @@ class CudnnAttention::Library {
       p.forward = AddAttention(p.part, graph);
     } else {
       if (major_ != 8 && major_ != 9) return "the library may not repeat bits on this GPU";
-      room -= DeltaBytes(shape);
       const auto part = PartThatFits(shape, room);
       if (!part) return "the workspace has no room for the gradients of one head's scores";
       p.part = *part;
+      room -= DeltaBytes(p.part);
       p.backward = AddAttentionBackward(p.part, graph);
     }
     auto plan = graph.Plan({handle_, nullptr, room});

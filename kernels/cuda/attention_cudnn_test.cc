@@ -130,9 +130,9 @@ class AttentionCudnnTest : public BothBackendsTest {
 #endif
   }
 
-  // At addresses that are not aligned, our own kernel has other bits.
+  // Addresses that are not aligned are our own kernel's affair.
   static Options OptionsOf(const Case& c) {
-    return {false, AttentionScratch(c.tokens, c.head_dim, 1)};
+    return {false, AttentionScratch(c.tokens, c.head_dim, 1), false};
   }
 };
 

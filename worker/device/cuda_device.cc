@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "worker/device/cuda_status.h"
@@ -103,7 +104,8 @@ class CudaStream : public Stream {
         stream_(stream),
         ranges_(std::move(ranges)),
         ops_(kernels::cuda::CreateCudaOps(
-            {stream, workspace.data, workspace.bytes, &operation_errors_, nullptr})) {}
+            {stream, workspace.data, workspace.bytes, &operation_errors_, nullptr,
+             kernels::cuda::AttentionKernel::kAuto, &operation_notes_})) {}
   ~CudaStream() override {
     Await().IgnoreError();
     // Watches have given up what they could not end.
@@ -176,6 +178,9 @@ class CudaStream : public Stream {
 
   absl::Status Synchronize() override {
     Note(Await());
+    for (const auto& note : operation_notes_.Take()) {
+      note.warning ? LogWarning(note.text) : LogInfo(note.text);
+    }
     if (const auto& error = operation_errors_.first(); error.has_value()) {
       Note(absl::InternalError(absl::StrCat(error->operation, ": ", error->what)));
     }
@@ -248,6 +253,7 @@ class CudaStream : public Stream {
   int64_t landed_ = 0;
   std::unique_ptr<PinnedRing> ring_;
   kernels::cuda::OperationErrors operation_errors_;
+  kernels::cuda::OperationNotes operation_notes_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::weak_ptr<StreamWatch*>> watches_;
   std::vector<Arrival> arrivals_;  // for memory of the host that is not pinned

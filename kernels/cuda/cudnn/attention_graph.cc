@@ -153,14 +153,4 @@ CudnnBackwardIds AddAttentionBackward(const CudnnAttentionShape& s, CudnnGraph& 
   return t;
 }
 
-int64_t ExpectedBackwardWorkspace(const CudnnAttentionShape& s) {
-  const auto up = [](int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; };
-  constexpr int64_t kBytes = 2;  // of an element of either type
-  constexpr int64_t kMore = 4096;
-  const int64_t heads = s.sequences * s.heads;
-  const int64_t scores = heads * up(s.tokens, 64) * up(s.tokens, 128) * kBytes;
-  const int64_t keys = s.group == 1 ? 0 : 2 * heads * s.tokens * s.head_dim * kBytes;
-  return scores + keys + kMore;
-}
-
 }  // namespace tercio::kernels::cuda

@@ -3,7 +3,7 @@
 //
 // What the library wants of a graph is not in its contract but in what it recognizes (NVIDIA's
 // cudnn-frontend, its documentation of scaled dot product attention); tests ask the library itself,
-// which plans for devices that are not here (attention_graph_library_test.cc).
+// which plans for devices that are not here (graph_library_test.cc).
 #pragma once
 
 #include <compare>
@@ -41,10 +41,5 @@ struct CudnnBackwardIds {
   CudnnGraph::Id one;  // 1
 };
 CudnnBackwardIds AddAttentionBackward(const CudnnAttentionShape& shape, CudnnGraph& graph);
-
-// What the library's workspace for gradients takes at most: the gradient of every score, padded to
-// its tiles, and, where query heads share a key head, the gradients of each. Seen of 9.19 on
-// A100's and H100's descriptions; plans say what they really need.
-int64_t ExpectedBackwardWorkspace(const CudnnAttentionShape& shape);
 
 }  // namespace tercio::kernels::cuda

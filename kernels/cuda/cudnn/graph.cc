@@ -183,6 +183,9 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
   CudnnDescriptor graph = calls_.Create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "the graph");
   calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
              operations_.data(), static_cast<int64_t>(operations_.size()));
+  if (options.handle != nullptr) {
+    calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, options.handle);
+  }
   calls_.Finalize(graph);
   std::vector<CudnnDescriptor> configs = Ranking(graph, options);
   failure_ = calls_.ok() ? "no engine takes it" : calls_.failure();
