@@ -115,7 +115,10 @@ TEST(CudnnTakesTest, WhatItsGraphExpresses) {
 
 class AttentionCudnnTest : public BothBackendsTest {
  protected:
-  AttentionCudnnTest() { scratch_.product_bytes = 4 << 20; }
+  AttentionCudnnTest() {
+    scratch_.product_bytes = 4 << 20;
+    notes_ = &of_case_;
+  }
   void SetUp() override {
 #ifdef TERCIO_CUDA_EMULATED
     emulation::ConfigureCudnn({});
@@ -129,6 +132,33 @@ class AttentionCudnnTest : public BothBackendsTest {
     emulation::ConfigureCudnn({});
 #endif
   }
+
+  // The case's call, twice: then the verdict of the first one is there.
+  std::vector<Tensor> CheckTwice(const Call& call, const Options& options) {
+    auto results = Check(
+        [&](Ops& ops, const Bound& t) {
+          call(ops, t);
+          EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+          call(ops, t);
+        },
+        options);
+    // Our own kernel repairs what the library does wrong: that would not be seen in the results.
+    int trusted = 0;
+    for (const OperationNote& note : of_case_.Take()) {
+      EXPECT_FALSE(note.warning) << note.text;
+      ++trusted;
+    }
+    EXPECT_GT(trusted, 0) << name_;
+    return results;
+  }
+  // Whether gradients are the library's on this device.
+  static bool RepeatsBits() {
+    int major = 0;
+    EXPECT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), cudaSuccess);
+    return major == 8 || major == 9;
+  }
+
+  OperationNotes of_case_;
 
   // Addresses that are not aligned are our own kernel's affair.
   static Options OptionsOf(const Case& c) {
@@ -145,19 +175,17 @@ TEST_F(AttentionCudnnTest, Forward) {
       const int lse = AddFloats("lse", c.rows() * c.heads);
       Near(NearOf(format), {out});
       Near(2e-5, {lse});
-      Check(
+      CheckTwice(
           [&](Ops& ops, const Bound& t) {
             ops.Attention(ForwardOf(c, t.values(qkv), t.values(out), t.floats(lse), t.scratch));
           },
           OptionsOf(c));
     }
   }
-#ifdef TERCIO_CUDA_EMULATED
-  EXPECT_GT(emulation::GetCudnnCounts().executions, 0);
-#endif
 }
 
 TEST_F(AttentionCudnnTest, Backward) {
+  if (!RepeatsBits()) GTEST_SKIP() << "our own kernel's affair on this GPU";
   for (const Format format : kFormats) {
     for (const Case& c : kCases) {
       Begin(format, NameOf(c));
@@ -175,7 +203,7 @@ TEST_F(AttentionCudnnTest, Backward) {
       At(out).data = forward[static_cast<size_t>(out)].data;
       At(lse).data = forward[static_cast<size_t>(lse)].data;
       Near(NearOf(format), {dqkv});
-      Check(
+      CheckTwice(
           [&](Ops& ops, const Bound& t) {
             ops.AttentionBackward(BackwardOf(c, t.values(qkv), t.values(out), t.values(dout),
                                              t.floats(lse), t.values(dqkv), t.scratch));
@@ -183,9 +211,6 @@ TEST_F(AttentionCudnnTest, Backward) {
           OptionsOf(c));
     }
   }
-#ifdef TERCIO_CUDA_EMULATED
-  EXPECT_GT(emulation::GetCudnnCounts().executions, 0);
-#endif
 }
 
 // One operations object that is called again and again.

@@ -33,7 +33,7 @@ void CudnnCalls::Check(cudnnStatus_t status) {
 
 CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
                                   const CudnnDims& strides, bool is_virtual, bool is_scalar) {
-  const auto id = static_cast<Id>(tensors_.size());
+  const auto id = static_cast<Id>(tensors_.size()) + 1;
   CudnnDescriptor tensor =
       calls_.Create(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "tensor " + std::to_string(id));
   calls_.Set(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id);

@@ -114,7 +114,7 @@ struct CudnnPlan {
 
 class CudnnGraph {
  public:
-  // A tensor's number: that of its pointer at execution.
+  // A tensor's number, from 1 on: that of its pointer at execution.
   using Id = int64_t;
 
   explicit CudnnGraph(const CudnnLibrary& library) : library_(library), calls_(library) {}
@@ -154,21 +154,22 @@ class CudnnGraph {
   const std::string& failure() const { return failure_; }
 
  private:
-  Id Tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, bool is_virtual,
-            bool is_scalar);
-  void Pointwise(cudnnPointwiseMode_t mode, Id x, std::optional<Id> b, std::optional<Id> where,
-                 Id y, int64_t axis = -1);
-  const CudnnDescriptor& At(Id id) const { return kept_[tensors_[static_cast<size_t>(id)].at]; }
-  cudnnDataType_t TypeOf(Id id) const { return tensors_[static_cast<size_t>(id)].type; }
-  void Add(CudnnDescriptor operation);
-  std::vector<CudnnDescriptor> Ranking(const CudnnDescriptor& graph,
-                                       const CudnnPlanOptions& options);
-  std::optional<CudnnPlan> Finish(const CudnnDescriptor& config, const CudnnPlanOptions& options);
-
   struct MadeTensor {
     size_t at;  // in kept_
     cudnnDataType_t type;
   };
+
+  Id Tensor(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides, bool is_virtual,
+            bool is_scalar);
+  void Pointwise(cudnnPointwiseMode_t mode, Id x, std::optional<Id> b, std::optional<Id> where,
+                 Id y, int64_t axis = -1);
+  const MadeTensor& Made(Id id) const { return tensors_[static_cast<size_t>(id - 1)]; }
+  const CudnnDescriptor& At(Id id) const { return kept_[Made(id).at]; }
+  cudnnDataType_t TypeOf(Id id) const { return Made(id).type; }
+  void Add(CudnnDescriptor operation);
+  std::vector<CudnnDescriptor> Ranking(const CudnnDescriptor& graph,
+                                       const CudnnPlanOptions& options);
+  std::optional<CudnnPlan> Finish(const CudnnDescriptor& config, const CudnnPlanOptions& options);
 
   const CudnnLibrary& library_;
   CudnnCalls calls_;

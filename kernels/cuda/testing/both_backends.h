@@ -243,8 +243,9 @@ class BothBackendsTest : public DeviceTest {
     }
     DeviceBuffer<unsigned char> workspace(CudaScratchBytes(scratch_));
     OperationErrors errors;
-    const auto ops = CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
-                                    CudaScratchBytes(scratch_), &errors, algorithms_, attention_});
+    const auto ops =
+        CreateCudaOps({stream_, reinterpret_cast<std::byte*>(workspace.data()),
+                       CudaScratchBytes(scratch_), &errors, algorithms_, attention_, notes_});
     call(*ops, Bound(at, format_, format_, nullptr));
     EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess) << name_;
     if (errors.first()) {
@@ -302,6 +303,7 @@ class BothBackendsTest : public DeviceTest {
   ScratchShapes scratch_ = {1300, 300, 300, 8, 140003, 1 << 20};
   ProductAlgorithms* algorithms_ = nullptr;
   AttentionKernel attention_ = AttentionKernel::kAuto;
+  OperationNotes* notes_ = nullptr;
 
  private:
   int Add(Tensor tensor) {
