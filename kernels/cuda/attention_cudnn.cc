@@ -185,16 +185,13 @@ class CudnnAttention::Library {
     cudaFreeHost(seen_);
   }
 
-  std::string name() const {
-    return library_ ? NameOf(library_) : "our own kernel (" + NameOf(library_) + ")";
-  }
-
   // Null: our own kernel.
   struct Prepared;
   template <typename Args>
   Prepared* Usable(Direction direction, const Args& args) {
     if (!library_) {
-      if (!std::exchange(is_told_, true)) Warn("attention: " + name() + ", which is slower");
+      if (!std::exchange(is_told_, true))
+        Warn("attention: our own kernel, which is slower: " + NameOf(library_));
       return nullptr;
     }
     const CudnnAttentionShape shape = ShapeOf(args);
@@ -240,8 +237,8 @@ class CudnnAttention::Library {
   void Run(const char* operation, const Prepared& p, const CudnnPointers& pointers,
            void* workspace) {
     const std::string failure = Execute(library_, handle_, p.plan, pointers, workspace);
-    if (!failure.empty())
-      errors_.Report(operation, NameOf(library_) + ", " + p.what + ": " + failure);
+    if (failure.empty()) return;
+    errors_.Report(operation, NameOf(library_) + ", " + p.what + ": " + failure);
   }
 
   // `compare` (corner, pieces, flags) of some corners, then `repair` (flags); then the verdict is
@@ -451,7 +448,6 @@ CudnnAttention::CudnnAttention(const CudaContext& context, OperationNotes* notes
                                OperationErrors* errors)
     : library_(std::make_unique<Library>(context, notes, errors)) {}
 CudnnAttention::~CudnnAttention() = default;
-std::string CudnnAttention::name() const { return library_->name(); }
 
 bool CudnnAttention::Attention(const AttentionArgs& a) {
   if (!CudnnTakes(a)) return false;

@@ -17,12 +17,13 @@
 // on, bits do not depend on when the host learns it. Calls with numbers that are none (an overflow
 // of fp16) and with nothing but zeros decide nothing.
 //
+// Notes say of each shape who computes it: the library with its version, or our own kernel and why.
+//
 // Threads: thread-compatible. Errors: a plan of the library that cannot be executed is reported; a
 // shape that it does not plan for is a note.
 #pragma once
 
 #include <memory>
-#include <string>
 
 #include "kernels/cuda/errors.h"
 #include "kernels/cuda/notes.h"
@@ -45,9 +46,6 @@ class CudnnAttention {
   // Whether it was done; else nothing was written, and our own kernel is to do it.
   bool Attention(const AttentionArgs& args);
   bool AttentionBackward(const AttentionBackwardArgs& args);
-
-  // "cuDNN 9.19.0", or "our own kernel (no cuDNN: ...)".
-  std::string name() const;
 
  private:
   class Library;

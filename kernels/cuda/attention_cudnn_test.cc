@@ -393,10 +393,10 @@ TEST_F(AttentionCudnnTest, LibrariesThatDoNotDoLeaveItToUs) {
     std::string why;
   } cases[] = {
       {{.present = false},
-       "! attention: our own kernel (no cuDNN: the emulation was told to have none), which is "
-       "slower\n"},
+       "! attention: our own kernel, which is slower: no cuDNN: the emulation was told to have "
+       "none\n"},
       {{.version = 91500},
-       "! attention: our own kernel (no cuDNN: 9.15.0 is older than 9.16.0), which is slower\n"},
+       "! attention: our own kernel, which is slower: no cuDNN: 9.15.0 is older than 9.16.0\n"},
       {{.fault = emulation::CudnnFault::kNoHandle}, "CUDNN_STATUS_NOT_INITIALIZED: the library "},
       {{.fault = emulation::CudnnFault::kNoEngine}, "cuDNN 9.19.0: no engine takes it"},
   };
