@@ -128,8 +128,8 @@ int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
     return kernels::cuda::LibraryAttentionBytes(sequences, shape.tokens, heads, group,
                                                 shape.head_dim);
   };
-  const int64_t least = bytes(1, group);
-  if (least > kMostAttentionWorkspace) return 0;
+  int64_t least = bytes(1, group);
+  if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
   return std::min(bytes(shape.sequences, shape.heads), std::max(kAttentionWorkspace, least));
 }
 
