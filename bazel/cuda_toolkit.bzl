@@ -1,15 +1,17 @@
 """The CUDA toolkit of this machine as one repository, `@cuda`, which is there without a toolkit, too.
 
-It is looked for under CUDA_HOME, then /usr/local/cuda: a folder with bin/nvcc, include/ and lib64/ or lib/.
+It is looked for under CUDA_HOME, then /usr/local/cuda: a folder with bin/nvcc, include/ and lib64/ or lib/, with cuBLASLt, cuDNN
+and NCCL among them.
 `@cuda//:defs.bzl` says what was found: CUDA_AVAILABLE, CUDA_HOME, CUDA_VERSION, NVCC, CUDA_STATUS (one line for people).
 Targets, only where it was found: `@cuda//:cudart`, `:cublas_lt`, `:cudnn`, `:nccl` (headers, and how to link).
 """
 
-# Bazel target -> what the linker is given. All have the toolkit's headers.
+# Bazel target -> what the linker is given. All have the toolkit's headers. cuDNN is loaded at run time, where it is
+# (kernels/cuda/cudnn/library.h): programs only learn where the toolkit has it.
 _LIBRARIES = {
     "cudart": ["-lcudart"],
     "cublas_lt": ["-lcublasLt"],
-    "cudnn": ["-lcudnn"],
+    "cudnn": [],
     "nccl": ["-lnccl"],
 }
 
@@ -73,6 +75,12 @@ def _cuda_toolkit_impl(ctx):
         _write_defs(ctx, None, "", "CUDA: not built: no toolkit under CUDA_HOME or /usr/local/cuda")
         ctx.file("BUILD.bazel", "")
         return
+    for header in ["cublasLt.h", "cudnn.h", "nccl.h"]:
+        if not ctx.path(home + "/include/" + header).exists:
+            status = "CUDA: not built: {} has no include/{}; deploy/install_cuda.sh brings a whole set".format(home, header)
+            _write_defs(ctx, None, "", status)
+            ctx.file("BUILD.bazel", "")
+            return
     version = _nvcc_version(ctx, home + "/bin/nvcc")
     _write_defs(ctx, home, version, "CUDA: built with nvcc {} of {}".format(".".join(version.split(".")[:2]), home))
     ctx.symlink(home + "/include", "include")

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Brings NVIDIA's toolkit and libraries from PyPI into one folder, for machines that lack them: compiler, runtime, cuBLASLt,
-# cuDNN, NCCL (1.1 GB to fetch, 1.5 GB on disk). The driver is not among them. Needs no root.
+# cuDNN and NVRTC, with which it compiles, NCCL (1.2 GB to fetch, 1.7 GB on disk). The driver is not among them. Needs no root.
 #   deploy/install_cuda.sh [--prefix DIR] [--force]
 # Then: CUDA_HOME=DIR ./deploy/build.sh. Does nothing where CUDA_HOME or /usr/local/cuda has a toolkit, unless --force.
 set -euo pipefail
@@ -18,7 +18,7 @@ done
 # One set that was built and tested together.
 packages=(
   nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
-  nvidia-cuda-runtime==13.0.96 nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.1.2 nvidia-nccl-cu13==2.28.9
+  nvidia-cuda-runtime==13.0.96 nvidia-cuda-nvrtc==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.1.2 nvidia-nccl-cu13==2.28.9
 )
 
 if [[ "$force" == no ]]; then

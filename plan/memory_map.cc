@@ -29,6 +29,11 @@ constexpr int64_t kFloat = sizeof(float);
 constexpr int64_t kGpuChunkRows = 8192;
 // What cuBLASLt may use in a product; NVIDIA recommends 32 MiB for Hopper.
 constexpr int64_t kProductWorkspace = int64_t{32} << 20;
+// What cuDNN's gradients of attention may use: all scores of 32 heads of 2,048 tokens. Calls that
+// want more are cut (kernels/cuda/attention_cudnn.h), at the least to the queries of one key head;
+// that these fit is worth this much, for our own kernel is far slower.
+constexpr int64_t kAttentionWorkspace = int64_t{296} << 20;
+constexpr int64_t kMostAttentionWorkspace = int64_t{2304} << 20;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -115,6 +120,19 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          : SavedElements(stage_tensors, layout.data()));
 }
 
+// Of cuDNN's attention, where it takes the model's calls (CudnnTakes).
+int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
+  if (!shape.causal || shape.precision.bytes() != 2 || job.model().dropout() > 0) return 0;
+  const int64_t group = shape.heads / shape.key_heads;
+  const auto bytes = [&](int64_t sequences, int64_t heads) {
+    return kernels::cuda::LibraryAttentionBytes(sequences, shape.tokens, heads, group,
+                                                shape.head_dim);
+  };
+  int64_t least = bytes(1, group);
+  if (least > kMostAttentionWorkspace) least = 0;  // our own kernel does the gradients
+  return std::min(bytes(shape.sequences, shape.heads), std::max(kAttentionWorkspace, least));
+}
+
 // For the operations of a GPU: of layers, of the head, and over whole tensors.
 int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
                         const StageTensors& tensors) {
@@ -125,6 +143,7 @@ int64_t DeviceWorkspace(const v1::JobSpec& job, const StageShape& shape,
   layers.sum_columns = std::max({shape.qkv, shape.up, shape.hidden});
   layers.heads = shape.heads;
   layers.product_bytes = kProductWorkspace;
+  layers.library_attention_bytes = AttentionWorkspace(job, shape);
   for (const StageTensor& entry : tensors.tensors) {
     layers.digest_count = std::max(layers.digest_count, entry.elements);
     layers.squares_count += entry.elements;

@@ -32,6 +32,7 @@ struct Softmax {
 
 template <int kChunks, typename T>
 __global__ void __launch_bounds__(kTileThreads) ForwardKernel(Heads h, Forward<T> f) {
+  if (!IsWanted(h)) return;
   const int tile_size = kTile * (h.head_dim + 1);
   auto* queries = DynamicShared<float>();
   float* keys = queries + tile_size;
@@ -86,9 +87,9 @@ __global__ void __launch_bounds__(kTileThreads) ForwardKernel(Heads h, Forward<T
 
 }  // namespace
 
-void AttentionCuda(const AttentionArgs& a, const CudaContext& context) {
+void AttentionCuda(const AttentionArgs& a, const CudaContext& context, const uint32_t* wanted) {
   if (a.sequences == 0 || a.first_query >= a.tokens) return;
-  const Heads heads = MakeHeads(a);
+  const Heads heads = MakeHeads(a, wanted);
   const LaunchShape shape{dim3(TilesOf(a.tokens) - static_cast<unsigned>(a.first_query / kTile),
                                static_cast<unsigned>(a.heads), static_cast<unsigned>(a.sequences)),
                           dim3(kTile, kWarps), TileBytes(3, heads.head_dim)};

@@ -29,6 +29,7 @@ struct Backward {
 // delta, a warp for each row and head.
 template <typename T>
 __global__ void __launch_bounds__(kTileThreads) DeltaKernel(Heads h, Backward<T> b, int64_t rows) {
+  if (!IsWanted(h)) return;
   const int lane = static_cast<int>(threadIdx.x);
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.y;
   if (item >= rows * h.heads) return;
@@ -73,6 +74,7 @@ __device__ __forceinline__ float2 Element(const Heads& h, const Backward<T>& b, 
 
 template <int kChunks, typename T>
 __global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Backward<T> b) {
+  if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
   const int lane = static_cast<int>(threadIdx.x);
   const int warp = static_cast<int>(threadIdx.y);
@@ -113,6 +115,7 @@ __global__ void __launch_bounds__(kTileThreads) QueryGradientKernel(Heads h, Bac
 
 template <int kChunks, typename T>
 __global__ void __launch_bounds__(kTileThreads) KeyGradientKernel(Heads h, Backward<T> b) {
+  if (!IsWanted(h)) return;
   const Tiles t = CutTiles(h.head_dim);
   const int lane = static_cast<int>(threadIdx.x);
   const int warp = static_cast<int>(threadIdx.y);
@@ -160,9 +163,10 @@ __global__ void __launch_bounds__(kTileThreads) KeyGradientKernel(Heads h, Backw
 
 }  // namespace
 
-void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& context) {
+void AttentionBackwardCuda(const AttentionBackwardArgs& a, const CudaContext& context,
+                           const uint32_t* wanted) {
   if (a.sequences == 0 || a.tokens == 0) return;
-  const Heads heads = MakeHeads(a);
+  const Heads heads = MakeHeads(a, wanted);
   const int64_t rows = a.sequences * a.tokens;
   auto* delta = context.Scratch<float>(AttentionBackwardBytes(rows, a.heads));
   LaunchShape shape{

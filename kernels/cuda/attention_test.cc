@@ -1,7 +1,7 @@
-// Attention on CUDA against the CPU's: heads of all widths, tiles that are not full, grouped
-// queries, causal or with lengths, dropout, rows of a sequence that come later; all storages,
-// addresses and orders. Tolerance: 1e-5 of the row's largest magnitude (docs/numerics.md) for each
-// backend.
+// Our own attention on CUDA against the CPU's: heads of all widths, tiles that are not full,
+// grouped queries, causal or with lengths, dropout, rows of a sequence that come later; all
+// storages, addresses and orders. Tolerance: 1e-5 of the row's largest magnitude (docs/numerics.md)
+// for each backend.
 #include <cstdint>
 
 #include "kernels/cuda/testing/both_backends.h"
@@ -34,6 +34,8 @@ std::string NameOf(const Case& c) {
 
 class AttentionTest : public BothBackendsTest {
  protected:
+  AttentionTest() { attention_ = AttentionKernel::kOwn; }
+
   // Of one case: q, k and v lie beside each other, as the model has them.
   struct Ids {
     int qkv, out, lse, lengths, dout, dqkv;

@@ -41,10 +41,12 @@ struct Heads {
   float multiplier;
   uint32_t tag;
   uint32_t first_sequence;
+  // Null, or a word of the device: where it is 0 when the kernel begins, it does nothing.
+  const uint32_t* wanted;
 };
 
 template <typename Args>
-Heads MakeHeads(const Args& a) {
+Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   TERCIO_CHECK_LE(a.head_dim, kMaxHeadDim);
   TERCIO_CHECK_EQ(a.heads % a.group, 0);
   Heads heads{a.stride,
@@ -60,7 +62,8 @@ Heads MakeHeads(const Args& a) {
               0,
               1,
               0,
-              static_cast<uint32_t>(a.dropout.first_sequence)};
+              static_cast<uint32_t>(a.dropout.first_sequence),
+              wanted};
   if (heads.dropping) {
     heads.key = MakeKey(a.dropout.seed, a.dropout.step);
     heads.threshold = DropThreshold(a.dropout.probability);
@@ -68,6 +71,11 @@ Heads MakeHeads(const Args& a) {
     heads.tag = kSiteAttention | a.dropout.layer << 4 | static_cast<uint32_t>(a.first_head) << 16;
   }
   return heads;
+}
+
+// Alike for all threads.
+__device__ __forceinline__ bool IsWanted(const Heads& h) {
+  return h.wanted == nullptr || *h.wanted != 0;
 }
 
 // Keys that `query` attends to: those up to itself, or all of its sequence.

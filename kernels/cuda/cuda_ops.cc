@@ -1,7 +1,9 @@
 #include "kernels/cuda/cuda_ops.h"
 
+#include <memory>
 #include <string>
 
+#include "kernels/cuda/attention_cudnn.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm_cublaslt.h"
 #include "kernels/cuda/parts.h"
@@ -42,6 +44,9 @@ class CudaOps : public Ops {
         products_({options.tf32, false},
                   options.algorithms == nullptr ? &algorithms_ : options.algorithms, &errors_) {
     TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(options.workspace) % 256, 0);
+    if (options.attention == AttentionKernel::kAuto) {
+      cudnn_ = std::make_unique<CudnnAttention>(context_, options.notes, &errors_);
+    }
   }
 
   void Matmul(const MatmulArgs& a) override {
@@ -109,10 +114,14 @@ class CudaOps : public Ops {
     Run("Rotary", [&] { RotaryCuda(a, context_); });
   }
   void Attention(const AttentionArgs& a) override {
-    Run("Attention", [&] { AttentionCuda(a, context_); });
+    Run("Attention", [&] {
+      if (cudnn_ == nullptr || !cudnn_->Attention(a)) AttentionCuda(a, context_);
+    });
   }
   void AttentionBackward(const AttentionBackwardArgs& a) override {
-    Run("AttentionBackward", [&] { AttentionBackwardCuda(a, context_); });
+    Run("AttentionBackward", [&] {
+      if (cudnn_ == nullptr || !cudnn_->AttentionBackward(a)) AttentionBackwardCuda(a, context_);
+    });
   }
   void Embedding(const EmbeddingArgs& a) override {
     Run("Embedding", [&] { EmbeddingCuda(a, context_); });
@@ -225,6 +234,7 @@ class CudaOps : public Ops {
   const CudaContext context_;
   ProductAlgorithms algorithms_;  // where the caller has none
   Products products_;
+  std::unique_ptr<CudnnAttention> cudnn_;  // null: our own kernel alone
 };
 
 }  // namespace

@@ -6,8 +6,8 @@
 //   - Rows of all other operations depend on their own inputs only, whatever the alignment.
 //   - args.scratch of the attention is not used; all scratch is the workspace.
 //
-// Threads: one thread feeds an Ops. Ownership: stream, workspace, errors and algorithms are the
-// caller's and outlive it.
+// Threads: one thread feeds an Ops. Ownership: stream, workspace, errors, algorithms and notes are
+// the caller's and outlive it.
 // Errors: an operation that cannot be started says so in `errors`; from then on no operation does
 // anything. What fails while it runs is told by whoever synchronizes the stream, and noticed here
 // at the next operation.
@@ -19,10 +19,14 @@
 #include <memory>
 
 #include "kernels/cuda/errors.h"
+#include "kernels/cuda/notes.h"
 #include "kernels/cuda/product_algorithms.h"
 #include "kernels/ops.h"
 
 namespace tercio::kernels::cuda {
+
+// kAuto: cuDNN where there is one that takes the call (attention_cudnn.h), else our own kernel.
+enum class AttentionKernel { kAuto, kOwn };
 
 struct CudaOpsOptions {
   cudaStream_t stream = nullptr;
@@ -33,6 +37,9 @@ struct CudaOpsOptions {
   OperationErrors* errors = nullptr;
   // Of products: those known before are taken, those chosen are added. Null: nobody asks.
   ProductAlgorithms* algorithms = nullptr;
+  AttentionKernel attention = AttentionKernel::kAuto;
+  // What is to be said about how operations are computed. Null: nobody asks.
+  OperationNotes* notes = nullptr;
   bool tf32 = false;  // products of fp32 factors may round them to TF32
 };
 

@@ -48,8 +48,11 @@ void BiasTanhCuda(const BiasTanhArgs& args, const CudaContext& context);
 void TanhBackwardCuda(const TanhBackwardArgs& args, const CudaContext& context);
 void RotaryCuda(const RotaryArgs& args, const CudaContext& context);
 
-void AttentionCuda(const AttentionArgs& args, const CudaContext& context);
-void AttentionBackwardCuda(const AttentionBackwardArgs& args, const CudaContext& context);
+// With `wanted`, a word of the device: where that is 0 when the kernels run, they write nothing.
+void AttentionCuda(const AttentionArgs& args, const CudaContext& context,
+                   const uint32_t* wanted = nullptr);
+void AttentionBackwardCuda(const AttentionBackwardArgs& args, const CudaContext& context,
+                           const uint32_t* wanted = nullptr);
 
 void EmbeddingCuda(const EmbeddingArgs& args, const CudaContext& context);
 void EmbeddingBackwardCuda(const EmbeddingBackwardArgs& args, const CudaContext& context);

@@ -31,6 +31,16 @@ inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
 }
 // Of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
+// Of AttentionBackward by cuDNN: the gradient of every score, padded to the library's tiles, and,
+// where `group` query heads share a key head, the gradients of each, in 16 bits; a float for each
+// row and head. As plans of 9.19 for A100 and H100 say (cudnn/graph_library_test.cc). With less,
+// calls are cut by sequences and heads.
+inline int64_t LibraryAttentionBytes(int64_t sequences, int64_t tokens, int64_t heads,
+                                     int64_t group, int64_t head_dim) {
+  const int64_t scores = (tokens + 63) / 64 * 64 * ((tokens + 127) / 128 * 128);
+  const int64_t keys = group == 1 ? 0 : 2 * tokens * head_dim;
+  return sequences * heads * (2 * (scores + keys) + 4 * tokens) + 4096;
+}
 // Of Digest: a number of 8 bytes for each block (elementwise.h).
 inline int64_t DigestBytes(int64_t count) {
   return 8 * std::min<int64_t>(1024, (count + 255) / 256);
@@ -51,6 +61,7 @@ struct ScratchShapes {
   int64_t digest_count = 0;   // elements of Digest
   int64_t squares_count = 0;  // of all tensors of SumsOfSquares together
   int64_t product_bytes = 0;
+  int64_t library_attention_bytes = 0;  // likewise what a library's attention may use
 };
 // Operations of a stream run one after the other and share one workspace.
 inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
@@ -58,7 +69,7 @@ inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
                    ColumnSumBytes(shapes.rows, shapes.sum_columns),
                    AttentionBackwardBytes(shapes.rows, shapes.heads),
                    DigestBytes(shapes.digest_count), SquaresBytes(shapes.squares_count),
-                   shapes.product_bytes});
+                   shapes.product_bytes, shapes.library_attention_bytes});
 }
 
 }  // namespace tercio::kernels::cuda

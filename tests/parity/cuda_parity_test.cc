@@ -2,6 +2,8 @@
 // a device of its own, collectives over the host or by NCCL. Streams run as late as they may
 // (emulation), so an operation that forgets to wait for another stream, or a host buffer that is
 // used again too early, shows in the losses.
+#include <cudnn.h>
+
 #include <cmath>
 #include <string>
 #include <vector>
@@ -38,6 +40,12 @@ v1::JobSpec In(v1::JobSpec spec, const Layout& layout) {
 
 v1::JobSpec Cuda(v1::JobSpec spec) {
   spec.mutable_resources()->set_device("cuda");
+  return spec;
+}
+
+// cuDNN's attention takes no dropout.
+v1::JobSpec WithoutDropout(v1::JobSpec spec) {
+  spec.mutable_model()->set_dropout(0);
   return spec;
 }
 
@@ -134,6 +142,22 @@ class CudaParity : public ::testing::Test {
     }
     EXPECT_EQ(a.state, b.state);
   }
+  // Twice, in other orders, and interrupted.
+  void ExpectEqualBits(const v1::JobSpec& spec) {
+    RunOptions all;
+    all.steps = 4;
+    const RunResult whole = OnGpus(spec, all);
+    emulation::SetStreamOrder(emulation::StreamOrder::kDrawn, 7);
+    emulation::SetOrders({emulation::Order::kShuffled, emulation::Order::kShuffled, 11});
+    ExpectSameBits(OnGpus(spec, all), whole);
+    RunOptions half;
+    half.steps = 2;
+    const RunResult first = OnGpus(spec, half);
+    RunOptions rest = half;
+    rest.first_step = 3;
+    rest.state = &first.state;
+    EXPECT_EQ(OnGpus(spec, rest).state, whole.state);
+  }
 };
 
 TEST_F(CudaParity, ModelsOnOneDevice) {
@@ -148,7 +172,7 @@ TEST_F(CudaParity, ModelsOnOneDevice) {
 TEST_F(CudaParity, PrecisionsOfSixteenBits) {
   for (const char* precision : {"bf16", "fp16"}) {
     SCOPED_TRACE(precision);
-    const v1::JobSpec spec = With(In(SmallLlama(), {1, 1, 1}), precision);
+    const v1::JobSpec spec = WithoutDropout(With(In(SmallLlama(), {1, 1, 1}), precision));
     // A loss scale at which nothing overflows; without one fp16 would skip all of these steps.
     RunOptions options;
     options.steps = 0;
@@ -158,7 +182,16 @@ TEST_F(CudaParity, PrecisionsOfSixteenBits) {
     options.state = &state;
     const RunResult cpu = OnCpu(spec, options);
     EXPECT_FALSE(cpu.steps.back().skipped);
-    ExpectClose(OnGpus(spec, options), cpu, 1e-2);
+    // With attention by cuDNN, and by our own kernel.
+    emulation::ConfigureCudnn({});
+    const RunResult library = OnGpus(spec, options);
+    EXPECT_GT(emulation::GetCudnnCounts().executions, 0);
+    ExpectClose(library, cpu, 1e-2);
+    emulation::ConfigureCudnn({.present = false});
+    const RunResult own = OnGpus(spec, options);
+    emulation::ConfigureCudnn({});
+    ExpectClose(own, cpu, 1e-2);
+    EXPECT_NE(own.steps.back().loss, library.steps.back().loss);
   }
 }
 
@@ -177,20 +210,11 @@ TEST_F(CudaParity, Layouts) {
 }
 
 TEST_F(CudaParity, RepeatedAndResumedWithEqualBits) {
-  const v1::JobSpec spec = With(In(SmallJob(), {1, 2, 2}), "bf16");
-  RunOptions all;
-  all.steps = 4;
-  const RunResult whole = OnGpus(spec, all);
-  emulation::SetStreamOrder(emulation::StreamOrder::kDrawn, 7);
-  emulation::SetOrders({emulation::Order::kShuffled, emulation::Order::kShuffled, 11});
-  ExpectSameBits(OnGpus(spec, all), whole);
-  RunOptions half;
-  half.steps = 2;
-  const RunResult first = OnGpus(spec, half);
-  RunOptions rest = half;
-  rest.first_step = 3;
-  rest.state = &first.state;
-  EXPECT_EQ(OnGpus(spec, rest).state, whole.state);
+  const v1::JobSpec dropping = With(In(SmallJob(), {1, 2, 2}), "bf16");
+  for (const v1::JobSpec& spec : {dropping, WithoutDropout(dropping)}) {
+    SCOPED_TRACE(spec.model().dropout());
+    ExpectEqualBits(spec);
+  }
 }
 
 // What is timed before the first step is all that steps multiply, and nothing else.

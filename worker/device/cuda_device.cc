@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "worker/device/cuda_status.h"
@@ -103,8 +104,9 @@ class CudaStream : public Stream {
         stream_(stream),
         ranges_(std::move(ranges)),
         algorithms_(options.algorithms),
-        ops_(kernels::cuda::CreateCudaOps({stream, workspace.data, workspace.bytes,
-                                           &operation_errors_, algorithms_.get(), options.tf32})) {}
+        ops_(kernels::cuda::CreateCudaOps(
+            {stream, workspace.data, workspace.bytes, &operation_errors_, algorithms_.get(),
+             kernels::cuda::AttentionKernel::kAuto, &operation_notes_, options.tf32})) {}
   ~CudaStream() override {
     Await().IgnoreError();
     // Watches have given up what they could not end.
@@ -193,6 +195,9 @@ class CudaStream : public Stream {
     Note(Await());
     for (CudaStream* joined : joined_) Note(joined->Synchronize());
     joined_.clear();
+    for (const auto& note : operation_notes_.Take()) {
+      note.warning ? LogWarning(note.text) : LogInfo(note.text);
+    }
     if (const auto& error = operation_errors_.first(); error.has_value()) {
       Note(absl::InternalError(absl::StrCat(error->operation, ": ", error->what)));
     }
@@ -278,6 +283,7 @@ class CudaStream : public Stream {
   std::unique_ptr<PinnedRing> ring_;
   kernels::cuda::OperationErrors operation_errors_;
   const std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms_;
+  kernels::cuda::OperationNotes operation_notes_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::weak_ptr<StreamWatch*>> watches_;
   std::vector<CudaStream*> joined_;  // since the last Synchronize

@@ -1,0 +1,531 @@
+#include "kernels/cuda/attention_cudnn.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "kernels/cuda/attention_check.h"
+#include "kernels/cuda/cudnn/attention_graph.h"
+#include "kernels/cuda/cudnn/library.h"
+#include "kernels/cuda/scratch.h"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+constexpr int64_t kMaxHeadDim = 256;
+constexpr int64_t kUnit = 256;  // pieces of the workspace begin at multiples
+// Verdicts that can be under way or known; more shapes than any model has.
+constexpr int kMostShapes = 64;
+// Pairs of a sequence and a key head that are compared.
+constexpr int64_t kCompared = 8;
+// Of the largest magnitude. Rounding of probabilities and of the gradients of scores to the format
+// costs some steps of it, a mask or a factor that is not what it should be far more.
+constexpr float kNearBfloat16 = 0x1p-4f;
+constexpr float kNearFloat16 = 0x1p-6f;
+constexpr float kNearLse = 0x1p-7f;
+
+enum class Direction { kForward, kBackward };
+enum class Trust {
+  kUnknown,  // each call is compared
+  kPending,  // a verdict is under way, and each call compared
+  kTrusted,  // the library alone
+  kRefused,  // never
+};
+
+int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// What both directions have.
+template <typename Args>
+bool TakesShape(const Args& a, ConstValues result) {
+  if (result.stored() != result.format() || result.format() == Format::kFloat32) return false;
+  if (a.dropout.probability != 0 || a.lengths != nullptr) return false;
+  if (a.sequences < 1 || a.tokens < 2 || a.heads < 1) return false;
+  if (a.head_dim % 8 != 0 || a.head_dim > kMaxHeadDim || a.stride % 8 != 0) return false;
+  return a.sequences * a.tokens * a.stride <= std::numeric_limits<int32_t>::max();
+}
+
+bool AreAligned(std::initializer_list<const void*> pointers) {
+  return std::all_of(pointers.begin(), pointers.end(), [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % kCudnnAlignment == 0;
+  });
+}
+
+template <typename Args>
+CudnnAttentionShape ShapeOf(const Args& a) {
+  return {a.q.format() == Format::kBfloat16 ? CUDNN_DATA_BFLOAT16 : CUDNN_DATA_HALF,
+          a.sequences,
+          a.tokens,
+          a.heads,
+          a.head_dim,
+          a.group,
+          a.stride,
+          a.heads * a.head_dim,
+          a.causal};
+}
+
+std::string Describe(Direction direction, const CudnnAttentionShape& s) {
+  return std::string(direction == Direction::kForward ? "attention" : "gradients of attention") +
+         " of " + std::to_string(s.sequences) + " x " + std::to_string(s.tokens) +
+         " tokens, heads " + std::to_string(s.heads) + " / " + std::to_string(s.group) + " of " +
+         std::to_string(s.head_dim) + (s.causal ? ", causal" : "") +
+         (s.type == CUDNN_DATA_BFLOAT16 ? ", bf16" : ", fp16");
+}
+
+// The pair of a sequence and a key head that a call, or a comparison, begins with.
+struct Corner {
+  int64_t sequence, key_head;
+};
+
+// Offsets of a corner.
+struct Offsets {
+  int64_t q, k, out, lse;
+};
+template <typename Args>
+Offsets OffsetsOf(const Args& a, const Corner& c) {
+  const int64_t rows = c.sequence * a.tokens;
+  const int64_t head = c.key_head * a.group;
+  return {rows * a.stride + head * a.head_dim, rows * a.stride + c.key_head * a.head_dim,
+          rows * a.heads * a.head_dim + head * a.head_dim,
+          (c.sequence * a.heads + head) * a.tokens};
+}
+
+int64_t NextDivisor(int64_t whole, int64_t below) {
+  while (whole % --below != 0) continue;
+  return below;
+}
+
+int64_t DeltaBytes(const CudnnAttentionShape& s) {
+  return RoundUp(s.sequences * s.heads * s.tokens * static_cast<int64_t>(sizeof(float)), kUnit);
+}
+
+int64_t BytesOf(const CudnnAttentionShape& s) {
+  return LibraryAttentionBytes(s.sequences, s.tokens, s.heads, s.group, s.head_dim);
+}
+
+// A part of a call that fits `bytes`: some sequences, or some key heads of one.
+std::optional<CudnnAttentionShape> PartThatFits(CudnnAttentionShape part, int64_t bytes) {
+  const int64_t sequences = part.sequences;
+  const int64_t key_heads = part.heads / part.group;
+  int64_t taken = key_heads;
+  // Parts begin where the library may read a row's log-sum-exp.
+  const auto is_aligned = [&] {
+    const int64_t rows = part.sequences * part.heads * part.tokens;
+    return rows * static_cast<int64_t>(sizeof(float)) % kCudnnAlignment == 0;
+  };
+  const auto is_whole = [&] { return part.sequences == sequences && taken == key_heads; };
+  while (BytesOf(part) > bytes || !(is_whole() || is_aligned())) {
+    if (part.sequences > 1) {
+      part.sequences = NextDivisor(sequences, part.sequences);
+    } else if (taken > 1) {
+      taken = NextDivisor(key_heads, taken);
+      part.heads = taken * part.group;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return part;
+}
+
+// Hands out pieces of the workspace.
+class Pieces {
+ public:
+  explicit Pieces(const CudaContext& context) : rest_(context) {}
+  std::byte* Take(int64_t bytes) {
+    const int64_t taken = RoundUp(bytes, kUnit);
+    auto* piece = rest_.Scratch<std::byte>(taken);
+    rest_.workspace += taken;
+    rest_.workspace_bytes -= taken;
+    return piece;
+  }
+  Values TakeValues(Format format, int64_t count) {
+    return Values(Take(count * BytesOf(format)), format, format);
+  }
+  float* TakeFloats(int64_t count) { return reinterpret_cast<float*>(Take(count * 4)); }
+  const CudaContext& rest() const { return rest_; }
+
+ private:
+  CudaContext rest_;
+};
+
+// What a comparison takes of the workspace, at most.
+int64_t CheckBytes(const CudnnAttentionShape& s) {
+  const int64_t width = s.group * s.head_dim;
+  const int64_t values = s.tokens * (2 * (width + 2 * s.head_dim) + 2 * width) * 2;
+  const int64_t floats = (kCheckBlocks + 2 * s.group * s.tokens) * 4;
+  return values + floats + 8 * kUnit;
+}
+
+}  // namespace
+
+bool CudnnTakes(const AttentionArgs& a) {
+  return TakesShape(a, a.out) && a.first_query == 0 &&
+         AreAligned({a.q.data(), a.k.data(), a.v.data(), a.out.data(), a.lse});
+}
+
+bool CudnnTakes(const AttentionBackwardArgs& a) {
+  return TakesShape(a, a.dq) &&
+         AreAligned({a.q.data(), a.k.data(), a.v.data(), a.out.data(), a.dout.data(), a.lse,
+                     a.dq.data(), a.dk.data(), a.dv.data()});
+}
+
+class CudnnAttention::Library {
+ public:
+  Library(const CudaContext& context, OperationNotes* notes, OperationErrors* errors)
+      : library_(LoadCudnn()), context_(context), notes_(notes), errors_(*errors) {}
+  ~Library() {
+    for (auto& [key, prepared] : prepared_) {
+      if (prepared.arrived != nullptr) cudaEventDestroy(prepared.arrived);
+    }
+    prepared_.clear();
+    if (handle_ != nullptr) library_.destroy(handle_);
+    cudaFree(flags_);
+    cudaFreeHost(seen_);
+  }
+
+  // Null: our own kernel.
+  struct Prepared;
+  template <typename Args>
+  Prepared* Usable(Direction direction, const Args& args) {
+    if (!library_) {
+      if (!std::exchange(is_told_, true))
+        Warn("attention: our own kernel, which is slower: " + NameOf(library_));
+      return nullptr;
+    }
+    const CudnnAttentionShape shape = ShapeOf(args);
+    const std::pair key(direction, shape);
+    const auto known = prepared_.find(key);
+    const bool is_new = known == prepared_.end();
+    // A captured stream can neither be prepared for nor asked for a verdict.
+    if ((is_new || known->second.trust != Trust::kTrusted) && IsCaptured()) return nullptr;
+    Prepared& prepared = is_new ? prepared_[key] : known->second;
+    if (is_new) {
+      prepared.what = Describe(direction, shape);
+      if (const std::string why = Prepare(direction, shape, prepared); !why.empty()) {
+        prepared.trust = Trust::kRefused;
+        Warn(prepared.what + ": our own kernel, which is slower: " + why);
+      }
+    }
+    if (prepared.trust == Trust::kPending) Look(prepared);
+    return prepared.trust == Trust::kRefused ? nullptr : &prepared;
+  }
+
+  struct Prepared {
+    std::string what;
+    CudnnAttentionShape part;  // of one call of the library
+    CudnnPlan plan;
+    CudnnForwardIds forward = {};
+    CudnnBackwardIds backward = {};
+    Trust trust = Trust::kUnknown;
+    CheckFlags* flags = nullptr;  // of the device
+    CheckFlags* seen = nullptr;   // of the host
+    cudaEvent_t arrived = nullptr;
+  };
+
+  // Calls function(corner) for each part.
+  template <typename Args, typename Function>
+  void ForParts(const Prepared& p, const Args& a, const Function& function) {
+    const int64_t key_heads = a.heads / a.group;
+    const int64_t taken = p.part.heads / a.group;
+    for (int64_t sequence = 0; sequence < a.sequences; sequence += p.part.sequences) {
+      for (int64_t head = 0; head < key_heads; head += taken) function(Corner{sequence, head});
+    }
+  }
+
+  void Run(const char* operation, const Prepared& p, const CudnnPointers& pointers,
+           void* workspace) {
+    const std::string failure = Execute(library_, handle_, p.plan, pointers, workspace);
+    if (failure.empty()) return;
+    errors_.Report(operation, NameOf(library_) + ", " + p.what + ": " + failure);
+  }
+
+  // `compare` (corner, pieces, flags) of some corners, then `repair` (flags); then the verdict is
+  // on its way.
+  template <typename Args, typename Compare, typename Repair>
+  void Check(Prepared& p, const Args& a, const Compare& compare, const Repair& repair) {
+    if (p.trust == Trust::kTrusted) return;
+    // A difference that was found once stays found.
+    Note(cudaMemsetAsync(&p.flags->compared, 0, sizeof(CheckFlags) - sizeof(uint32_t),
+                         context_.stream));
+    const int64_t key_heads = a.heads / a.group;
+    const int64_t all = a.sequences * key_heads;
+    const int64_t compared = std::min(kCompared, all);
+    for (int64_t i = 0; i < compared; ++i) {
+      const int64_t at = compared == 1 ? 0 : i * (all - 1) / (compared - 1);
+      compare(Corner{at / key_heads, at % key_heads}, Pieces(context_), p.flags);
+    }
+    repair(&p.flags->differ);
+    if (p.trust == Trust::kPending) return;
+    Note(cudaMemcpyAsync(p.seen, p.flags, sizeof(CheckFlags), cudaMemcpyDeviceToHost,
+                         context_.stream));
+    Note(cudaEventRecord(p.arrived, context_.stream));
+    p.trust = Trust::kPending;
+  }
+
+  const CudaContext& context() const { return context_; }
+  void Note(cudaError_t error) {
+    if (error != cudaSuccess) errors_.Report("Attention", cudaGetErrorName(error));
+  }
+
+ private:
+  void Warn(std::string text) {
+    if (notes_ != nullptr) notes_->Warn(std::move(text));
+  }
+
+  // The verdict, if it has arrived.
+  void Look(Prepared& p) {
+    const cudaError_t state = cudaEventQuery(p.arrived);
+    if (state != cudaSuccess) {
+      if (state == cudaErrorNotReady) cudaGetLastError();  // no error: it is asked again
+      return;
+    }
+    p.trust = Trust::kUnknown;
+    if (p.seen->differ != 0) {
+      p.trust = Trust::kRefused;
+      Warn(
+          p.what + ": " + NameOf(library_) +
+          " and our own kernel differ by more than rounding; from now on our own, which is slower");
+    } else if (p.seen->compared != 0 && p.seen->undecided == 0) {
+      p.trust = Trust::kTrusted;
+      if (notes_ != nullptr) notes_->Info(p.what + ": " + NameOf(library_));
+    }
+  }
+
+  bool IsCaptured() {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    Note(cudaStreamIsCapturing(context_.stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  // "" or why not.
+  std::string Prepare(Direction direction, const CudnnAttentionShape& shape, Prepared& p) {
+    if (std::string why = Open(); !why.empty()) return why;
+    if (shapes_ == kMostShapes) return "too many shapes";
+    if (CheckBytes(shape) > context_.workspace_bytes) {
+      return "the workspace has no room to compare results";
+    }
+    CudnnGraph graph(library_);
+    p.part = shape;
+    int64_t room = context_.workspace_bytes;
+    if (direction == Direction::kForward) {
+      p.forward = AddAttention(p.part, graph);
+    } else {
+      if (major_ != 8 && major_ != 9) return "the library may not repeat bits on this GPU";
+      const auto part = PartThatFits(shape, room);
+      if (!part) return "the workspace has no room for the gradients of one head's scores";
+      p.part = *part;
+      room -= DeltaBytes(p.part);
+      p.backward = AddAttentionBackward(p.part, graph);
+    }
+    auto plan = graph.Plan({handle_, nullptr, room});
+    if (!plan) return NameOf(library_) + ": " + graph.failure();
+    cudaError_t error = cudaEventCreateWithFlags(&p.arrived, cudaEventDisableTiming);
+    p.flags = flags_ + shapes_;
+    p.seen = seen_ + shapes_;
+    ++shapes_;
+    if (error == cudaSuccess) {
+      error = cudaMemsetAsync(p.flags, 0, sizeof(CheckFlags), context_.stream);
+    }
+    if (error != cudaSuccess) return cudaGetErrorName(error);
+    p.plan = *std::move(plan);
+    return "";
+  }
+
+  // What the first shape needs besides.
+  std::string Open() {
+    if (handle_ != nullptr) return "";
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&major_, cudaDevAttrComputeCapabilityMajor, device);
+    }
+    if (error == cudaSuccess && flags_ == nullptr) {
+      error = cudaMalloc(&flags_, kMostShapes * sizeof(CheckFlags));
+    }
+    if (error == cudaSuccess && seen_ == nullptr) {
+      error = cudaMallocHost(&seen_, kMostShapes * sizeof(CheckFlags));
+    }
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // it is said here
+      return cudaGetErrorName(error);
+    }
+    cudnnStatus_t status = library_.create(&handle_);
+    if (status == CUDNN_STATUS_SUCCESS) status = library_.set_stream(handle_, context_.stream);
+    if (status == CUDNN_STATUS_SUCCESS) return "";
+    const std::string why = NameOf(library_) + ": " + Explain(library_, status);
+    if (handle_ != nullptr) library_.destroy(std::exchange(handle_, nullptr));
+    return why;
+  }
+
+  const CudnnLibrary library_;
+  const CudaContext context_;
+  OperationNotes* const notes_;
+  OperationErrors& errors_;
+  cudnnHandle_t handle_ = nullptr;
+  int major_ = 0;         // of the device's compute capability
+  bool is_told_ = false;  // that there is no library
+  CheckFlags* flags_ = nullptr;
+  CheckFlags* seen_ = nullptr;
+  int shapes_ = 0;
+  std::map<std::pair<Direction, CudnnAttentionShape>, Prepared> prepared_;
+};
+
+namespace {
+
+// One sequence and key head of a call, for our own kernel.
+AttentionArgs CornerOf(const AttentionArgs& a, const Offsets& at, Values out, float* lse) {
+  AttentionArgs own = a;
+  own.q = a.q + at.q;
+  own.k = a.k + at.k;
+  own.v = a.v + at.k;
+  own.out = out;
+  own.lse = lse;
+  own.sequences = 1;
+  own.heads = a.group;
+  return own;
+}
+
+struct OwnGradients {
+  AttentionBackwardArgs args;
+  cudaError_t error = cudaSuccess;
+};
+
+// The same of gradients, from dense copies of what is read, into rows beside each other.
+OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces& pieces,
+                      cudaStream_t stream) {
+  const Format format = a.q.format();
+  const int64_t width = a.group * a.head_dim;
+  const int64_t stride = width + 2 * a.head_dim;
+  OwnGradients own{a};
+  const auto copy = [&](Values to, int64_t to_stride, ConstValues from, int64_t from_stride,
+                        int64_t columns) {
+    if (own.error != cudaSuccess) return;
+    const auto bytes = [&](int64_t count) { return static_cast<size_t>(from.BytesFor(count)); };
+    own.error = cudaMemcpy2DAsync(to.data(), bytes(to_stride), from.data(), bytes(from_stride),
+                                  bytes(columns), static_cast<size_t>(a.tokens),
+                                  cudaMemcpyDeviceToDevice, stream);
+  };
+  const Values q = pieces.TakeValues(format, a.tokens * stride);
+  const Values dq = pieces.TakeValues(format, a.tokens * stride);
+  const Values out = pieces.TakeValues(format, a.tokens * width);
+  const Values dout = pieces.TakeValues(format, a.tokens * width);
+  copy(q, stride, a.q + at.q, a.stride, width);
+  copy(q + width, stride, a.k + at.k, a.stride, a.head_dim);
+  copy(q + width + a.head_dim, stride, a.v + at.k, a.stride, a.head_dim);
+  copy(out, width, a.out + at.out, a.heads * a.head_dim, width);
+  copy(dout, width, a.dout + at.out, a.heads * a.head_dim, width);
+  AttentionBackwardArgs& args = own.args;
+  args.q = q;
+  args.k = q + width;
+  args.v = q + width + a.head_dim;
+  args.dq = dq;
+  args.dk = dq + width;
+  args.dv = dq + width + a.head_dim;
+  args.out = out;
+  args.dout = dout;
+  args.lse = a.lse + at.lse;
+  args.stride = stride;
+  args.sequences = 1;
+  args.heads = a.group;
+  return own;
+}
+
+float NearOf(Format format) { return format == Format::kBfloat16 ? kNearBfloat16 : kNearFloat16; }
+
+template <typename Args>
+float ScaleOf(const Args& a) {
+  return 1.0f / std::sqrt(static_cast<float>(a.head_dim));
+}
+
+constexpr float kHidden = -std::numeric_limits<float>::infinity();
+constexpr float kOne = 1;
+
+}  // namespace
+
+CudnnAttention::CudnnAttention(const CudaContext& context, OperationNotes* notes,
+                               OperationErrors* errors)
+    : library_(std::make_unique<Library>(context, notes, errors)) {}
+CudnnAttention::~CudnnAttention() = default;
+
+bool CudnnAttention::Attention(const AttentionArgs& a) {
+  if (!CudnnTakes(a)) return false;
+  Library::Prepared* p = library_->Usable(Direction::kForward, a);
+  if (p == nullptr) return false;
+  const CudaContext& context = library_->context();
+  const float scale = ScaleOf(a);
+  library_->ForParts(*p, a, [&](const Corner& corner) {
+    const Offsets at = OffsetsOf(a, corner);
+    const CudnnForwardIds& t = p->forward;
+    CudnnPointers pointers = {{t.q, (a.q + at.q).data()}, {t.k, (a.k + at.k).data()},
+                              {t.v, (a.v + at.k).data()}, {t.out, (a.out + at.out).data()},
+                              {t.lse, a.lse + at.lse},    {t.scale, &scale}};
+    if (a.causal) pointers.emplace_back(t.hidden, &kHidden);
+    library_->Run("Attention", *p, pointers, context.workspace);
+  });
+  const int64_t width = a.group * a.head_dim;
+  library_->Check(
+      *p, a,
+      [&](const Corner& corner, Pieces pieces, CheckFlags* flags) {
+        const Offsets at = OffsetsOf(a, corner);
+        float* peaks = pieces.TakeFloats(kCheckBlocks);
+        float* lse = pieces.TakeFloats(a.group * a.tokens);
+        const Values out = pieces.TakeValues(a.out.format(), a.tokens * width);
+        AttentionCuda(CornerOf(a, at, out, lse), pieces.rest());
+        CheckCuda({out, a.out + at.out, a.tokens, width, width, a.heads * a.head_dim},
+                  NearOf(a.out.format()), peaks, flags, context.stream);
+        CheckCuda({lse, a.lse + at.lse, a.group, a.tokens, a.tokens, a.tokens}, kNearLse, peaks,
+                  flags, context.stream);
+      },
+      [&](const uint32_t* differ) { AttentionCuda(a, context, differ); });
+  return true;
+}
+
+bool CudnnAttention::AttentionBackward(const AttentionBackwardArgs& a) {
+  if (!CudnnTakes(a)) return false;
+  Library::Prepared* p = library_->Usable(Direction::kBackward, a);
+  if (p == nullptr) return false;
+  const CudaContext& context = library_->context();
+  const float scale = ScaleOf(a);
+  Pieces pieces(context);
+  std::byte* delta = pieces.Take(DeltaBytes(p->part));
+  library_->ForParts(*p, a, [&](const Corner& corner) {
+    const Offsets at = OffsetsOf(a, corner);
+    const CudnnBackwardIds& t = p->backward;
+    CudnnPointers pointers = {{t.q, (a.q + at.q).data()},
+                              {t.k, (a.k + at.k).data()},
+                              {t.v, (a.v + at.k).data()},
+                              {t.out, (a.out + at.out).data()},
+                              {t.dout, (a.dout + at.out).data()},
+                              {t.lse, a.lse + at.lse},
+                              {t.dq, (a.dq + at.q).data()},
+                              {t.dk, (a.dk + at.k).data()},
+                              {t.dv, (a.dv + at.k).data()},
+                              {t.delta, delta},
+                              {t.scale, &scale},
+                              {t.one, &kOne}};
+    if (a.causal) pointers.emplace_back(t.hidden, &kHidden);
+    library_->Run("AttentionBackward", *p, pointers, pieces.rest().workspace);
+  });
+  library_->Check(
+      *p, a,
+      [&](const Corner& corner, Pieces own_pieces, CheckFlags* flags) {
+        const Offsets at = OffsetsOf(a, corner);
+        float* peaks = own_pieces.TakeFloats(kCheckBlocks);
+        const OwnGradients own = CornerOf(a, at, own_pieces, context.stream);
+        library_->Note(own.error);
+        AttentionBackwardCuda(own.args, own_pieces.rest());
+        const auto check = [&](Values expected, Values actual, int64_t columns) {
+          CheckCuda({expected, actual, a.tokens, columns, own.args.stride, a.stride},
+                    NearOf(a.dq.format()), peaks, flags, context.stream);
+        };
+        check(own.args.dq, a.dq + at.q, a.group * a.head_dim);
+        check(own.args.dk, a.dk + at.k, a.head_dim);
+        check(own.args.dv, a.dv + at.k, a.head_dim);
+      },
+      [&](const uint32_t* differ) { AttentionBackwardCuda(a, context, differ); });
+  return true;
+}
+
+}  // namespace tercio::kernels::cuda

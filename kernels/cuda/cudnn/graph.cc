@@ -1,0 +1,225 @@
+#include "kernels/cuda/cudnn/graph.h"
+
+#include <algorithm>
+
+namespace tercio::kernels::cuda {
+namespace {
+
+CudnnDims Dense(const CudnnDims& dims) {
+  return {dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3], 1};
+}
+
+// The format that an operation computes in, by that of its result.
+cudnnDataType_t ComputeType(cudnnDataType_t result) {
+  return result == CUDNN_DATA_BOOLEAN ? result : CUDNN_DATA_FLOAT;
+}
+
+}  // namespace
+
+CudnnDescriptor CudnnCalls::Create(cudnnBackendDescriptorType_t type, const std::string& what) {
+  if (!ok()) return {};
+  what_ = what;
+  cudnnBackendDescriptor_t descriptor = nullptr;
+  Check(library_.create_descriptor(type, &descriptor));
+  if (!ok()) return {};
+  return {library_, descriptor};
+}
+
+void CudnnCalls::Check(cudnnStatus_t status) {
+  if (status == CUDNN_STATUS_SUCCESS) return;
+  status_ = status;
+  failure_ = what_ + ": " + Explain(library_, status);
+}
+
+CudnnGraph::Id CudnnGraph::Tensor(cudnnDataType_t type, const CudnnDims& dims,
+                                  const CudnnDims& strides, bool is_virtual, bool is_scalar) {
+  const auto id = static_cast<Id>(tensors_.size()) + 1;
+  CudnnDescriptor tensor =
+      calls_.Create(CUDNN_BACKEND_TENSOR_DESCRIPTOR, "tensor " + std::to_string(id));
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_UNIQUE_ID, CUDNN_TYPE_INT64, id);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, type);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, dims.data(), 4);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, strides.data(), 4);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, CUDNN_TYPE_INT64, kCudnnAlignment);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_VIRTUAL, CUDNN_TYPE_BOOLEAN, is_virtual);
+  calls_.Set(tensor, CUDNN_ATTR_TENSOR_IS_BY_VALUE, CUDNN_TYPE_BOOLEAN, is_scalar);
+  calls_.Finalize(tensor);
+  tensors_.push_back({kept_.size(), type});
+  kept_.push_back(std::move(tensor));
+  return id;
+}
+
+CudnnGraph::Id CudnnGraph::Virtual(cudnnDataType_t type, const CudnnDims& dims) {
+  return Virtual(type, dims, Dense(dims));
+}
+
+void CudnnGraph::Add(CudnnDescriptor operation) {
+  calls_.Finalize(operation);
+  operations_.push_back(operation.get());
+  kept_.push_back(std::move(operation));
+}
+
+void CudnnGraph::Matmul(Id a, Id b, Id c) {
+  CudnnDescriptor matmul = calls_.Create(CUDNN_BACKEND_MATMUL_DESCRIPTOR, "a product");
+  calls_.Set(matmul, CUDNN_ATTR_MATMUL_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+  calls_.Finalize(matmul);
+  CudnnDescriptor operation =
+      calls_.Create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, "the product " + std::to_string(c));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, matmul);
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, At(a));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, At(b));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, At(c));
+  kept_.push_back(std::move(matmul));
+  Add(std::move(operation));
+}
+
+void CudnnGraph::Pointwise(cudnnPointwiseMode_t mode, Id x, std::optional<Id> b,
+                           std::optional<Id> where, Id y, int64_t axis) {
+  CudnnDescriptor pointwise = calls_.Create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR, "a function");
+  calls_.Set(pointwise, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, mode);
+  calls_.Set(pointwise, CUDNN_ATTR_POINTWISE_MATH_PREC, CUDNN_TYPE_DATA_TYPE,
+             ComputeType(TypeOf(y)));
+  if (axis >= 0) calls_.Set(pointwise, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, axis);
+  calls_.Finalize(pointwise);
+  CudnnDescriptor operation = calls_.Create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR,
+                                            "the function " + std::to_string(y));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, pointwise);
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, At(x));
+  if (b) calls_.Set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, At(*b));
+  if (where) calls_.Set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, At(*where));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, At(y));
+  kept_.push_back(std::move(pointwise));
+  Add(std::move(operation));
+}
+
+void CudnnGraph::Index(int64_t dimension, Id x, Id y) {
+  Pointwise(CUDNN_POINTWISE_GEN_INDEX, x, {}, {}, y, dimension);
+}
+
+void CudnnGraph::Reduce(cudnnReduceTensorOp_t reduction, Id x, Id y) {
+  CudnnDescriptor reduce = calls_.Create(CUDNN_BACKEND_REDUCTION_DESCRIPTOR, "a reduction");
+  calls_.Set(reduce, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, reduction);
+  calls_.Set(reduce, CUDNN_ATTR_REDUCTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, CUDNN_DATA_FLOAT);
+  calls_.Finalize(reduce);
+  CudnnDescriptor operation = calls_.Create(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR,
+                                            "the reduction " + std::to_string(y));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, reduce);
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, At(x));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, At(y));
+  kept_.push_back(std::move(reduce));
+  Add(std::move(operation));
+}
+
+void CudnnGraph::Reshape(Id x, Id y) {
+  CudnnDescriptor operation =
+      calls_.Create(CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR, "the view " + std::to_string(y));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_RESHAPE_XDESC, At(x));
+  calls_.Set(operation, CUDNN_ATTR_OPERATION_RESHAPE_YDESC, At(y));
+  Add(std::move(operation));
+}
+
+std::vector<CudnnDescriptor> CudnnGraph::Ranking(const CudnnDescriptor& graph,
+                                                 const CudnnPlanOptions& options) {
+  const CudnnDescriptor ranking =
+      calls_.Create(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR, "the ranking of engines");
+  calls_.Set(ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph);
+  calls_.Set(ranking, CUDNN_ATTR_ENGINEHEUR_MODE, CUDNN_TYPE_HEUR_MODE, CUDNN_HEUR_MODE_A);
+  if (options.device != nullptr) {
+    calls_.Set(ranking, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+               options.device);
+  }
+  calls_.Finalize(ranking);
+  const int64_t count = calls_.Get<cudnnBackendDescriptor_t>(
+      ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS, CUDNN_TYPE_BACKEND_DESCRIPTOR, 0, nullptr);
+  std::vector<CudnnDescriptor> configs;
+  std::vector<cudnnBackendDescriptor_t> raw;
+  for (int64_t i = 0; i < count; ++i) {
+    configs.push_back(calls_.Create(CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, "an engine"));
+    raw.push_back(configs.back().get());
+  }
+  if (raw.empty()) return {};
+  const int64_t written = calls_.Get(ranking, CUDNN_ATTR_ENGINEHEUR_RESULTS,
+                                     CUDNN_TYPE_BACKEND_DESCRIPTOR, count, raw.data());
+  configs.resize(static_cast<size_t>(std::min(count, written)));
+  return configs;
+}
+
+std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
+                                            const CudnnPlanOptions& options) {
+  CudnnCalls calls(library_);
+  const CudnnDescriptor engine = calls.Create(CUDNN_BACKEND_ENGINE_DESCRIPTOR, "an engine");
+  cudnnBackendDescriptor_t raw = engine.get();
+  calls.Get(config, CUDNN_ATTR_ENGINECFG_ENGINE, CUDNN_TYPE_BACKEND_DESCRIPTOR, 1, &raw);
+  std::array<cudnnBackendNumericalNote_t, CUDNN_NUMERICAL_NOTE_TYPE_COUNT> notes = {};
+  const int64_t count = calls.Get(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
+                                  CUDNN_TYPE_NUMERICAL_NOTE, notes.size(), notes.data());
+  if (std::count(notes.begin(), notes.begin() + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) {
+    failure_ = "an engine whose bits do not repeat";
+    return std::nullopt;
+  }
+  CudnnPlan made;
+  made.plan = calls.Create(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR, "a plan");
+  calls.Set(made.plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, config);
+  if (options.device != nullptr) {
+    calls.Set(made.plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+              options.device);
+  } else {
+    calls.Set(made.plan, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, options.handle);
+  }
+  calls.Finalize(made.plan);
+  calls.Get(made.plan, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1,
+            &made.workspace_bytes);
+  failure_ = calls.failure();
+  if (!calls.ok()) return std::nullopt;
+  if (made.workspace_bytes > options.workspace_bytes) {
+    failure_ = "needs a workspace of " + std::to_string(made.workspace_bytes) +
+               " bytes, there are " + std::to_string(options.workspace_bytes);
+    return std::nullopt;
+  }
+  return made;
+}
+
+std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
+  CudnnDescriptor graph = calls_.Create(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR, "the graph");
+  calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_OPS, CUDNN_TYPE_BACKEND_DESCRIPTOR,
+             operations_.data(), static_cast<int64_t>(operations_.size()));
+  if (options.handle != nullptr) {
+    calls_.Set(graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, options.handle);
+  }
+  calls_.Finalize(graph);
+  std::vector<CudnnDescriptor> configs = Ranking(graph, options);
+  failure_ = calls_.ok() ? "no engine takes it" : calls_.failure();
+  if (!calls_.ok()) return std::nullopt;
+  for (CudnnDescriptor& config : configs) {
+    auto made = Finish(config, options);
+    if (!made) continue;
+    made->kept = std::move(kept_);
+    made->kept.push_back(std::move(graph));
+    made->kept.push_back(std::move(config));
+    return made;
+  }
+  return std::nullopt;
+}
+
+std::string Execute(const CudnnLibrary& library, cudnnHandle_t handle, const CudnnPlan& plan,
+                    const CudnnPointers& pointers, void* workspace) {
+  std::vector<int64_t> ids;
+  std::vector<void*> addresses;
+  for (const auto& [id, pointer] : pointers) {
+    ids.push_back(id);
+    addresses.push_back(const_cast<void*>(pointer));
+  }
+  const auto count = static_cast<int64_t>(ids.size());
+  CudnnCalls calls(library);
+  const CudnnDescriptor pack = calls.Create(CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR, "the pointers");
+  calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS, CUDNN_TYPE_INT64, ids.data(), count);
+  calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, addresses.data(),
+            count);
+  calls.Set(pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, workspace);
+  calls.Finalize(pack);
+  if (!calls.ok()) return calls.failure();
+  const cudnnStatus_t status = library.execute(handle, plan.plan.get(), pack.get());
+  return status == CUDNN_STATUS_SUCCESS ? "" : Explain(library, status);
+}
+
+}  // namespace tercio::kernels::cuda

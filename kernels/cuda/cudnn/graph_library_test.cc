@@ -1,0 +1,122 @@
+// Our graphs before the real cuDNN, without a GPU: the library plans for devices that are described
+// to it, and compiles its kernels. It must take the graphs of both directions for the GPUs that we
+// use it on, and need no more workspace than we expect. Nothing is executed: what the plans compute
+// is for tests on a GPU (attention_cudnn_test). The driver is a fake one (fake_driver.cc).
+#include <string>
+
+#include "gtest/gtest.h"
+#include "kernels/cuda/cudnn/attention_graph.h"
+#include "kernels/cuda/cudnn/library.h"
+#include "kernels/cuda/scratch.h"
+
+namespace tercio::kernels::cuda {
+namespace {
+
+struct Gpu {
+  const char* name;
+  int capability;  // 900: 9.0
+  int processors;
+  int shared_bytes;
+};
+constexpr Gpu kA100 = {"NVIDIA A100-SXM4-80GB", 800, 108, 166912};
+constexpr Gpu kH100 = {"NVIDIA H100 80GB HBM3", 900, 132, 232448};
+
+// CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION: the fields that 9.19 reads, with the values of the
+// CUDA programming guide's table of compute capabilities.
+std::string Describe(const Gpu& gpu) {
+  const auto number = [](const char* name, int64_t value) {
+    return ",\"" + std::string(name) + "\":" + std::to_string(value);
+  };
+  return R"({"version":1,"deviceName":")" + std::string(gpu.name) +
+         R"(","maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64])" +
+         number("deviceVer", gpu.capability) + number("smVersion", gpu.capability) +
+         number("multiProcessorCount", gpu.processors) +
+         number("maxSharedMemoryPerBlockOptin", gpu.shared_bytes) + number("driverVer", 13000) +
+         number("regsPerBlock", 65536) + number("maxRegistersPerSM", 65536) +
+         number("smClockRateKHz", 1410000) + number("memClockRateKHz", 1593000) +
+         number("l2CacheSize", 41943040) + number("warpSize", 32) +
+         number("maxSharedMemoryPerBlock", 49152) + number("reservedSharedMemoryPerBlock", 1024) +
+         number("pciDeviceId", 0) + number("maxCtasPerSM", 32) +
+         number("maxThreadsPerBlock", 1024) + number("maxThreadsPerSM", 2048) +
+         number("isTccDriver", 0) + number("supportCoopLaunch", 1) + number("cudaDeviceId", 0) +
+         number("totalGlobalMem", int64_t{80} << 30) + "}";
+}
+
+class GraphLibraryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    library_ = LoadCudnn();
+    ASSERT_TRUE(library_) << NameOf(library_);
+    CudnnCalls calls(library_);
+    DeviceOf(kA100, calls);
+    if (!calls.ok()) {
+      GTEST_SKIP() << NameOf(library_)
+                   << " wants other descriptions of devices than 9.19: " << calls.failure();
+    }
+  }
+
+  CudnnDescriptor DeviceOf(const Gpu& gpu, CudnnCalls& calls) {
+    CudnnDescriptor device = calls.Create(CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR, gpu.name);
+    const std::string text = Describe(gpu);
+    calls.Set(device, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, text.data(),
+              static_cast<int64_t>(text.size()));
+    calls.Finalize(device);
+    return device;
+  }
+
+  // "" or why the library does not take it.
+  std::string Plan(const Gpu& gpu, const CudnnAttentionShape& shape, bool backward,
+                   int64_t* workspace_bytes) {
+    CudnnCalls calls(library_);
+    const CudnnDescriptor device = DeviceOf(gpu, calls);
+    if (!calls.ok()) return calls.failure();
+    CudnnGraph graph(library_);
+    if (backward) {
+      AddAttentionBackward(shape, graph);
+    } else {
+      AddAttention(shape, graph);
+    }
+    const auto plan = graph.Plan({nullptr, device.get(), int64_t{1} << 40});
+    if (!plan) return graph.failure();
+    *workspace_bytes = plan->workspace_bytes;
+    return "";
+  }
+
+  CudnnLibrary library_;
+};
+
+CudnnAttentionShape Shape(int64_t tokens, int64_t group, int64_t head_dim, bool causal,
+                          cudnnDataType_t type = CUDNN_DATA_BFLOAT16) {
+  constexpr int64_t kHeads = 8;
+  const int64_t stride = (kHeads + 2 * kHeads / group) * head_dim;
+  return {type, 2, tokens, kHeads, head_dim, group, stride, kHeads * head_dim, causal};
+}
+
+TEST_F(GraphLibraryTest, TakesOurGraphs) {
+  for (const Gpu& gpu : {kA100, kH100}) {
+    for (const bool backward : {false, true}) {
+      for (const CudnnAttentionShape& shape :
+           {Shape(1024, 1, 64, true), Shape(100, 4, 128, true), Shape(512, 1, 64, false),
+            Shape(2048, 8, 128, true, CUDNN_DATA_HALF), Shape(77, 1, 80, false)}) {
+        int64_t bytes = 0;
+        EXPECT_EQ(Plan(gpu, shape, backward, &bytes), "")
+            << gpu.name << (backward ? " backward, " : " forward, ") << shape.tokens << " tokens";
+        EXPECT_LE(bytes, backward ? LibraryAttentionBytes(shape.sequences, shape.tokens,
+                                                          shape.heads, shape.group, shape.head_dim)
+                                  : 4096)
+            << shape.tokens;
+      }
+    }
+  }
+}
+
+// That it is asked at all: what it does not take is refused.
+TEST_F(GraphLibraryTest, RefusesWhatIsNoAttention) {
+  int64_t bytes = 0;
+  CudnnAttentionShape shape = Shape(128, 1, 64, true);
+  shape.head_dim = 60;  // whose rows begin at no multiple of 16 bytes
+  EXPECT_NE(Plan(kH100, shape, false, &bytes), "");
+}
+
+}  // namespace
+}  // namespace tercio::kernels::cuda
