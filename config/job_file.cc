@@ -173,6 +173,7 @@ class JobParser {
     v1::ResourcesSpec* out = spec_.mutable_resources();
     out->set_device(resources.OneOf("device", "cpu", {"cpu", "cuda", "auto"}));
     out->set_collectives(resources.OneOf("collectives", "auto", {"auto", "nccl", "host"}));
+    out->set_no_cuda_graphs(!resources.Flag("cuda_graphs", true));
     if (out->device() != "auto") ResolveDevice(&spec_, out->device() == "cuda");
     if (out->device() == "cpu") {
       if (out->collectives() == "nccl") resources.Fault("collectives", "nccl needs device: cuda");
@@ -405,7 +406,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                     ", zero_stage: ", parallelism.zero_stage(),
                     ", recompute: ", parallelism.recompute(), "}\n");
   }
-  absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(), ", collectives: ",
+  absl::StrAppend(&yaml, "resources: {device: ", spec.resources().device(),
+                  ", cuda_graphs: ", flag(!spec.resources().no_cuda_graphs()), ", collectives: ",
                   spec.resources().collectives().empty() ? "auto" : spec.resources().collectives(),
                   ", ranks: ", spec.resources().ranks(),
                   ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");

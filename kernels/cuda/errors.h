@@ -20,6 +20,8 @@ class OperationErrors {
     if (!first_) first_ = OperationError{operation, std::move(what)};
   }
   const std::optional<OperationError>& first() const { return first_; }
+  // As if nothing had happened since `before`, a copy of this.
+  void Forget(const OperationErrors& before) { first_ = before.first_; }
 
  private:
   std::optional<OperationError> first_;

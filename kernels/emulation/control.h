@@ -71,7 +71,8 @@ bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* use
 // Counts since Configure, of all devices.
 struct Counts {
   int64_t kernels = 0;
-  int64_t works = 0;  // of any kind
+  int64_t works = 0;   // of any kind
+  int64_t graphs = 0;  // launched
 };
 Counts GetCounts();
 

@@ -45,6 +45,7 @@ void Process::Configure(const Settings& new_settings) {
   settings = new_settings;
   kernels = 0;
   works = 0;
+  graphs = 0;
   ++generation;
   for (int i = 0; i < settings.devices; ++i) {
     devices.push_back(std::make_unique<Device>(i, settings));
@@ -216,6 +217,6 @@ bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* use
   return owner.memory.Contains(pointer, bytes, user);
 }
 
-Counts GetCounts() { return {Process::Get().kernels, Process::Get().works}; }
+Counts GetCounts() { return {Process::Get().kernels, Process::Get().works, Process::Get().graphs}; }
 
 }  // namespace tercio::emulation

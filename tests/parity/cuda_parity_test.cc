@@ -257,6 +257,37 @@ TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
   }
 }
 
+// What is recorded in the third step and launched from then on is what is enqueued else.
+TEST_F(CudaParity, GraphsHaveTheSameBits) {
+  for (const Layout& layout : {Layout{1, 1, 1, 1}, Layout{1, 1, 2, 1}}) {
+    v1::JobSpec spec = With(In(SmallJob(), layout), "bf16");
+    spec.mutable_model()->set_dropout(0);
+    RunOptions options;
+    options.steps = 5;
+    const auto train = [&](bool graphs) {
+      CudaDeviceOptions device;
+      device.graphs = graphs;
+      const int64_t before = emulation::GetCounts().graphs;
+      const RunResult result =
+          On({[&](int rank) { return CreateCudaDevice(rank, device); },
+              [](int, int, Device&) -> absl::StatusOr<std::unique_ptr<Machine::Groups>> {
+                return std::make_unique<HostStagedGroups>();
+              }},
+             spec, options);
+      EXPECT_EQ(emulation::GetCounts().graphs - before, graphs ? 3 * layout.data : 0);
+      return result;
+    };
+    const RunResult with = train(true);
+    ExpectSameBits(with, train(false));
+  }
+  // Dropout differs from step to step.
+  RunOptions options;
+  options.steps = 4;
+  const int64_t before = emulation::GetCounts().graphs;
+  OnGpus(With(In(SmallJob(), {1, 1, 1}), "bf16"), options);
+  EXPECT_EQ(emulation::GetCounts().graphs, before);
+}
+
 // NCCL sums in another order than the CPU, but always in the same one.
 TEST_F(CudaParity, LayoutsWithNccl) {
   v1::JobSpec plain = With(In(SmallJob(), {2, 2, 2}), "fp32");

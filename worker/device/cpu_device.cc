@@ -56,7 +56,14 @@ class CpuEvent : public Event {
 };
 
 // Runs everything at once in the calling thread.
-class InlineStream : public Stream {
+class CpuStream : public Stream {
+ public:
+  // There is nothing to gain: work runs when it is enqueued.
+  std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>&) override { return nullptr; }
+  void Launch(WorkGraph&) override {}
+};
+
+class InlineStream : public CpuStream {
  public:
   explicit InlineStream(int threads) : ops_(kernels::CreateCpuOps(threads)) {}
 
@@ -87,7 +94,7 @@ class InlineStream : public Stream {
 
 // Runs everything in order in a thread of its own. Its operations run when called, not in stream
 // order: only the functions given to RunOnHost may use them.
-class ThreadStream : public Stream {
+class ThreadStream : public CpuStream {
  public:
   ThreadStream() : ops_(kernels::CreateCpuOps(1)), thread_([this] { Work(); }) {}
   ~ThreadStream() override {

@@ -85,6 +85,16 @@ class PinnedMemory : public DeviceMemory {
   std::shared_ptr<PinnedRanges> ranges_;
 };
 
+class CudaGraph : public WorkGraph {
+ public:
+  explicit CudaGraph(cudaGraphExec_t executable) : executable_(executable) {}
+  ~CudaGraph() override { cudaGraphExecDestroy(executable_); }
+  cudaGraphExec_t handle() const { return executable_; }
+
+ private:
+  cudaGraphExec_t executable_;
+};
+
 class CudaEvent : public Event {
  public:
   explicit CudaEvent(cudaEvent_t event) : event_(event) {}
@@ -104,6 +114,7 @@ class CudaStream : public Stream {
         stream_(stream),
         ranges_(std::move(ranges)),
         algorithms_(options.algorithms),
+        graphs_(options.graphs),
         ops_(kernels::cuda::CreateCudaOps(
             {stream, workspace.data, workspace.bytes, &operation_errors_, algorithms_.get(),
              kernels::cuda::AttentionKernel::kAuto, &operation_notes_, options.tf32})) {}
@@ -189,6 +200,37 @@ class CudaStream : public Stream {
     if (std::find(joined_.begin(), joined_.end(), &joined) == joined_.end()) {
       joined_.push_back(&joined);
     }
+  }
+
+  std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>& enqueue) override {
+    if (!graphs_ || !status_.ok() || operation_errors_.first()) return nullptr;
+    const kernels::cuda::OperationErrors errors_before = operation_errors_;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    // Relaxed: other threads, and libraries that load kernels meanwhile, do as they like.
+    absl::Status recorded = CudaStatus(
+        cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed), "recording a graph");
+    if (recorded.ok()) {
+      enqueue();
+      recorded = CudaStatus(cudaStreamEndCapture(stream_, &graph), "recording a graph");
+    }
+    if (recorded.ok() && status_.ok() && !operation_errors_.first()) {
+      recorded = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "making a graph");
+    }
+    if (graph != nullptr) cudaGraphDestroy(graph);
+    if (executable != nullptr) return std::make_unique<CudaGraph>(executable);
+    const auto& error = operation_errors_.first();
+    LogWarning(absl::StrCat("steps are enqueued without a CUDA graph: ",
+                            error           ? absl::StrCat(error->operation, ": ", error->what)
+                            : recorded.ok() ? std::string(status_.message())
+                                            : std::string(recorded.message())));
+    cudaGetLastError();
+    operation_errors_.Forget(errors_before);
+    status_ = absl::OkStatus();
+    return nullptr;
+  }
+  void Launch(WorkGraph& graph) override {
+    Note(cudaGraphLaunch(static_cast<CudaGraph&>(graph).handle(), stream_), "launching a graph");
   }
 
   absl::Status Synchronize() override {
@@ -283,6 +325,7 @@ class CudaStream : public Stream {
   std::unique_ptr<PinnedRing> ring_;
   kernels::cuda::OperationErrors operation_errors_;
   const std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms_;
+  const bool graphs_;
   kernels::cuda::OperationNotes operation_notes_;
   std::unique_ptr<kernels::Ops> ops_;
   std::vector<std::weak_ptr<StreamWatch*>> watches_;

@@ -22,6 +22,7 @@ struct CudaDeviceOptions {
   // stream first needs them are taken, others are added. Null: each stream has its own. Streams
   // that multiply are fed by one thread.
   std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms;
+  bool graphs = true;  // Stream::RecordGraph; else it records nothing
 };
 
 // The GPU that the driver calls `ordinal`. FAILED_PRECONDITION where there is none, or the driver

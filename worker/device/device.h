@@ -35,6 +35,12 @@ struct Workspace {
   int64_t bytes = 0;
 };
 
+// Work of a stream that was recorded and can run again. Must not outlive its stream.
+class WorkGraph {
+ public:
+  virtual ~WorkGraph() = default;
+};
+
 // Work in order. Everything enqueued runs after what was enqueued before on the same stream.
 class Stream {
  public:
@@ -59,6 +65,12 @@ class Stream {
   // Later work of this stream waits for what the other one, of the same device, has until now, and
   // its errors are this stream's, too. The other lives until the next Synchronize.
   virtual void Join(Stream& other) = 0;
+
+  // Records what `enqueue` gives this stream, which does not run, to be launched with the same
+  // addresses and numbers. `enqueue` uses no other stream and waits for nothing. Null where the
+  // device, or something that it is asked for, cannot be recorded: then nothing has happened.
+  virtual std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>& enqueue) = 0;
+  virtual void Launch(WorkGraph& graph) = 0;
 
   // Blocks until everything enqueued has run. Returns the first error since the stream was made.
   virtual absl::Status Synchronize() = 0;

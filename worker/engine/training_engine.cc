@@ -24,14 +24,17 @@
 #include "worker/engine/pages_ahead.h"
 #include "worker/engine/pipeline_links.h"
 #include "worker/engine/rank_samples.h"
+#include "worker/engine/repeated_actions.h"
 #include "worker/engine/stage_model.h"
 #include "worker/engine/state_slices.h"
 #include "worker/engine/step_trace.h"
+#include "worker/engine/weight_update.h"
 
 namespace tercio {
 namespace {
 
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
+constexpr int64_t kStepsBeforeGraph = 2;
 
 std::vector<float*> GradientBuffers(Arena& arena, int lanes_per_rank) {
   std::vector<float*> buffers;
@@ -67,6 +70,7 @@ class Engine : public TrainingEngine {
         compute_(std::move(machine.compute)),
         communication_(std::move(machine.communication)),
         bucket_ready_(std::move(machine.bucket_ready)),
+        repeated_actions_(RepeatedActions(spec, plan)),
         tensor_sums_(std::move(machine.tensor_sums)),
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
@@ -157,6 +161,7 @@ class Engine : public TrainingEngine {
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
   void Measure(const char* name, int micro_batch, int chunk, const std::function<void()>& work);
+  int LaunchRepeatedActions(int64_t step);
   void Backward(const MicroBatch& batch, int flow_index);
   void SumOverSequenceParts();
   void ReduceBucket(int layer);
@@ -201,6 +206,9 @@ class Engine : public TrainingEngine {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
   std::unique_ptr<Event> bucket_ready_;
+  int repeated_actions_;  // 0 also once they could not be recorded
+  std::unique_ptr<WorkGraph> graph_;
+  int64_t steps_ = 0;  // of this process
   std::unique_ptr<Stream> tensor_sums_;
   std::unique_ptr<Event> product_done_;
   plan::StageShape shape_;
@@ -344,6 +352,22 @@ void Engine::Run(const v1::Action& action, int64_t step) {
     default:
       return;  // OPTIMIZER_STEP needs the gradient norm: see Step
   }
+}
+
+// How many of the step's actions are under way by that. The first steps are enqueued one by one:
+// libraries look around at what is new to them.
+int Engine::LaunchRepeatedActions(int64_t step) {
+  if (repeated_actions_ == 0 || trace_.on() || ++steps_ <= kStepsBeforeGraph) return 0;
+  if (graph_ == nullptr) {
+    graph_ = compute_->RecordGraph([&] {
+      for (int i = 0; i < repeated_actions_; ++i) Run(plan_.stage().actions(i), step);
+    });
+    if (graph_ == nullptr) repeated_actions_ = 0;
+    if (graph_ == nullptr) return 0;
+  }
+  where_.BeginAction("forward and backward");
+  compute_->Launch(*graph_);
+  return repeated_actions_;
 }
 
 // A device that works later is waited for while a step is traced; its errors stay in the stream.
@@ -520,7 +544,8 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   SetZero(exchange_, exchange_ + SumCount());
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
-  for (const v1::Action& action : plan_.stage().actions()) Run(action, step);
+  const int launched = LaunchRepeatedActions(step);
+  for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
   TERCIO_RETURN_IF_ERROR(LearnExchange(ExchangeCount()));
 
   StepResult result;
@@ -578,38 +603,13 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
 }
 
 void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
-  const v1::OptimizerSpec& optimizer = spec_.training().optimizer();
   const double limit = spec_.training().clip_grad_norm();
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
-  std::vector<kernels::AdamWTensor> tensors;
-  for (const plan::StageTensor& entry : tensors_.tensors) {
-    if (entry.role == plan::TensorRole::kHead && stages() == 1) continue;
-    const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, spec_.training());
-    if (policy.frozen) continue;
-    kernels::AdamWTensor tensor{};
-    tensor.parameter = parameters_ + entry.parameter_offset;
-    tensor.gradient = lanes_.result() + entry.gradient_offset;
-    tensor.m = first_moments_ + entry.parameter_offset;
-    tensor.v = second_moments_ + entry.parameter_offset;
-    tensor.count = entry.elements;
-    tensor.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
-    if (rounded_parameters_ != nullptr) {
-      tensor.rounded = rounded_parameters_ + entry.parameter_offset;
-    }
-    tensors.push_back(tensor);
-  }
-  kernels::AdamWArgs args{};
-  args.tensors = tensors.data();
-  args.tensor_count = static_cast<int64_t>(tensors.size());
-  args.learning_rate = static_cast<float>(result.learning_rate);
-  args.beta1 = static_cast<float>(optimizer.beta1());
-  args.beta2 = static_cast<float>(optimizer.beta2());
-  args.eps = static_cast<float>(optimizer.eps());
-  args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(taken_step));
-  args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(taken_step));
-  args.clip = static_cast<float>(clip * unscale);
-  compute_->ops().AdamW(args);
+  UpdateStageWeights(
+      spec_.training(), tensors_, stages(),
+      {parameters_, rounded_parameters_, lanes_.result(), first_moments_, second_moments_},
+      {taken_step, result.learning_rate, clip * unscale}, compute_->ops());
 }
 
 // One global batch of validation samples, micro-batch after micro-batch through activation slot 0.

@@ -34,6 +34,7 @@ class CudaBackend : public Backend {
     CudaDeviceOptions options;
     options.tf32 = assignment_.spec().training().tf32();
     options.algorithms = algorithms_;
+    options.graphs = !assignment_.spec().resources().no_cuda_graphs();
     TERCIO_ASSIGN_OR_RETURN(auto device,
                             CreateCudaDevice(count == 0 ? slot : slot % count, options));
     device_ = device.get();

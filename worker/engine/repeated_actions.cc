@@ -1,0 +1,35 @@
+#include "worker/engine/repeated_actions.h"
+
+#include "plan/model_traits.h"
+#include "plan/precision.h"
+
+namespace tercio {
+namespace {
+
+constexpr int kMostMicroBatches = 32;
+
+// Dropout is keyed by the step, the loss scale changes, and an encoder's head counts on the host.
+bool DependsOnStep(const v1::JobSpec& job) {
+  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) ||
+         !plan::TraitsOf(job.model()).causal;
+}
+
+}  // namespace
+
+int RepeatedActions(const v1::JobSpec& job, const v1::RankPlan& plan) {
+  const v1::Layout& layout = plan.layout();
+  if (DependsOnStep(job) || layout.tensor() > 1 || layout.pipeline() > 1) return 0;
+  int count = 0;
+  for (const v1::Action& action : plan.stage().actions()) {
+    const bool computes =
+        action.kind() == v1::ACTION_KIND_FORWARD || action.kind() == v1::ACTION_KIND_BACKWARD;
+    // Its gradients are summed over data ranks while it runs.
+    const bool reduces = layout.data() > 1 && action.kind() == v1::ACTION_KIND_BACKWARD &&
+                         action.micro_batch() + 1 == layout.micro_batches();
+    if (!computes || reduces || action.micro_batch() >= kMostMicroBatches) break;
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace tercio

@@ -1,0 +1,42 @@
+#include "worker/engine/weight_update.h"
+
+#include <cmath>
+#include <vector>
+
+#include "plan/tensor_policy.h"
+
+namespace tercio {
+
+void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
+                        int stages, const StageState& state, const UpdateNumbers& numbers,
+                        kernels::Ops& ops) {
+  const v1::OptimizerSpec& optimizer = training.optimizer();
+  std::vector<kernels::AdamWTensor> list;
+  for (const plan::StageTensor& entry : tensors.tensors) {
+    if (entry.role == plan::TensorRole::kHead && stages == 1) continue;
+    const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, training);
+    if (policy.frozen) continue;
+    kernels::AdamWTensor tensor{};
+    tensor.parameter = state.parameters + entry.parameter_offset;
+    tensor.gradient = state.gradients + entry.gradient_offset;
+    tensor.m = state.first_moments + entry.parameter_offset;
+    tensor.v = state.second_moments + entry.parameter_offset;
+    tensor.count = entry.elements;
+    tensor.weight_decay = policy.weight_decay ? static_cast<float>(optimizer.weight_decay()) : 0.0f;
+    if (state.rounded != nullptr) tensor.rounded = state.rounded + entry.parameter_offset;
+    list.push_back(tensor);
+  }
+  kernels::AdamWArgs args{};
+  args.tensors = list.data();
+  args.tensor_count = static_cast<int64_t>(list.size());
+  args.learning_rate = static_cast<float>(numbers.learning_rate);
+  args.beta1 = static_cast<float>(optimizer.beta1());
+  args.beta2 = static_cast<float>(optimizer.beta2());
+  args.eps = static_cast<float>(optimizer.eps());
+  args.bias_correction1 = 1.0 - std::pow(optimizer.beta1(), static_cast<double>(numbers.step));
+  args.bias_correction2 = 1.0 - std::pow(optimizer.beta2(), static_cast<double>(numbers.step));
+  args.clip = static_cast<float>(numbers.gradient_factor);
+  ops.AdamW(args);
+}
+
+}  // namespace tercio

@@ -1,0 +1,33 @@
+// The optimizer's step over all tensors of a stage.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+#include "plan/model_tensors.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio {
+
+// Flat buffers of the stage; plan/model_tensors.h says what lies where.
+struct StageState {
+  float* parameters;
+  kernels::Values rounded;  // what the model reads; null where that is the parameters
+  const float* gradients;
+  float* first_moments;
+  float* second_moments;
+};
+
+struct UpdateNumbers {
+  int64_t step;  // of those that were taken, from 1
+  double learning_rate;
+  double gradient_factor;  // clipping, and the loss scale away
+};
+
+// Of `stages` pipeline stages; frozen tensors stay as they are, and with one stage a tied head is
+// the embedding.
+void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
+                        int stages, const StageState& state, const UpdateNumbers& numbers,
+                        kernels::Ops& ops);
+
+}  // namespace tercio
