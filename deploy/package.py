@@ -119,25 +119,40 @@ def version_text(options, status, libraries, left_out, programs):
     return "\n".join(lines) + "\n"
 
 
+def packages_of(paths):
+    """path -> the Debian package that it is of."""
+    candidates = {path: (path, "/usr" + path, os.path.realpath(path)) for path in paths}
+    asked = subprocess.run(["dpkg-query", "-S", *(c for several in candidates.values() for c in several)], capture_output=True,
+                           text=True, check=False)
+    owners = {}
+    for line in asked.stdout.splitlines():
+        owner, _, path = line.partition(": ")
+        owners[path] = owner.split(",")[0].split(":")[0]
+    packages = {path: next((owners[c] for c in several if c in owners), "") for path, several in candidates.items()}
+    for path, package in packages.items():
+        if not os.path.exists(f"/usr/share/doc/{package}/copyright"):
+            fail(f"no Debian package says under which license {path} is; build on Debian 12")
+    return packages
+
+
+def versions_of(packages):
+    shown = subprocess.run(["dpkg-query", "-W", "-f", "${Package} ${Version}\n", *packages], capture_output=True, text=True, check=True)
+    return dict(line.split(" ", 1) for line in shown.stdout.splitlines())
+
+
 def licenses(libraries, toolkit):
     """(text of LICENSES, place -> file of each library's copyright)."""
-    texts, rows = {}, []
-    for name, path in sorted(libraries.paths.items()):
-        if toolkit and os.path.dirname(path) == toolkit:
+    ours = {name: path for name, path in libraries.paths.items() if not toolkit or os.path.dirname(path) != toolkit}
+    packages = packages_of(ours.values())
+    versions = versions_of(sorted(set(packages.values())))
+    rows = []
+    for name in sorted(libraries.paths):
+        if name in ours:
+            package = packages[ours[name]]
+            rows.append(f"{name}: Debian's {package} {versions[package]}, licenses/{package}")
+        else:
             rows.append(f"{name}: NVIDIA, under the license agreements of its CUDA Toolkit, cuDNN and NCCL (docs.nvidia.com)")
-            continue
-        package = ""
-        for candidate in (path, "/usr" + path, os.path.realpath(path)):
-            owner = subprocess.run(["dpkg-query", "-S", candidate], capture_output=True, text=True, check=False)
-            if owner.returncode == 0:
-                package = owner.stdout.split(":")[0]
-                break
-        text = f"/usr/share/doc/{package}/copyright"
-        if not package or not os.path.exists(text):
-            fail(f"no Debian package says under which license {path} is; build on Debian 12")
-        texts[f"licenses/{package}"] = text
-        version = subprocess.run(["dpkg-query", "-W", "-f", "${Version}", package], capture_output=True, text=True, check=True)
-        rows.append(f"{name}: Debian's {package} {version.stdout.split()[0]}, licenses/{package}")
+    texts = {f"licenses/{package}": f"/usr/share/doc/{package}/copyright" for package in versions}
     return "Libraries in lib/, where they come from, and their licenses:\n\n" + "\n".join(rows) + "\n", texts
 
 
@@ -148,9 +163,7 @@ def seconds_of(status):
 def compressed(path):
     if path.endswith(".xz"):
         return lzma.LZMAFile(path, "wb", format=lzma.FORMAT_XZ, filters=XZ)
-    if path.endswith(".gz"):
-        return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=open(path, "wb"), mtime=0)
-    return fail(f"--output {path}: .tar.gz or .tar.xz")
+    return gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=open(path, "wb"), mtime=0)
 
 
 def write(output, top, files, seconds):
@@ -168,6 +181,8 @@ def write(output, top, files, seconds):
 
 
 def make(options):
+    if not options.output.endswith((".tar.gz", ".tar.xz")):
+        fail(f"--output {options.output}: .tar.gz or .tar.xz")
     status = status_of(options.status)
     with tempfile.TemporaryDirectory() as scratch:
         files, programs = {}, []
