@@ -30,6 +30,14 @@ class Part:
             raise Failure(f"the time limit of this part, {self.seconds:.0f} s, is over")
         return left
 
+    def run(self, function, *arguments):
+        """function(part, *arguments); what goes wrong between its checks is a check that failed."""
+        try:
+            function(self, *arguments)
+        except Exception as error:
+            with self.check("between two checks"):
+                raise error
+
     @contextlib.contextmanager
     def check(self, name):
         """What is measured goes into the numbers that it gives; an exception is the outcome, and is kept."""

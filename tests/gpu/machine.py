@@ -30,8 +30,8 @@ def missing_libraries(program, environment):
 
 
 def load(name, folders):
-    """The library as ctypes sees it, or None."""
-    for candidate in (name, *(os.path.join(folder, name) for folder in folders)):
+    """The library as ctypes sees it, from the first of the folders that has it, else from where the loader looks; or None."""
+    for candidate in (*(os.path.join(folder, name) for folder in folders), name):
         try:
             return ctypes.CDLL(candidate)
         except OSError:

@@ -41,8 +41,8 @@ def kill(part, tree, machine, options):
     """Long enough that the kill comes in the middle, with checkpoints on the way."""
     with part.check("kill -9 of a trainer: restart, equal bits") as numbers, tree.cluster(part, 2) as cluster:
         job = options.jobs.job(precision="bf16", degrees=(1, 1, 2), collectives="host")
-        job["training"]["steps"] = 14 if options.quick else 1000
-        job["checkpoint"]["every_steps"] = 4 if options.quick else 100
+        job["training"]["steps"] = 14 if options.quick else 600
+        job["checkpoint"]["every_steps"] = 4 if options.quick else 60
         undisturbed = cluster.submit(job)
         cluster.wait(undisturbed)
         broken = cluster.submit(job)

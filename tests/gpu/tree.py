@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import struct
 import subprocess
@@ -15,6 +16,7 @@ from checks import Failure, require, wait_for
 # Of a step: what must be equal to the bit.
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
 _SECONDS_TO_STOP = 20
+_LOGS, _LOG_CHARACTERS = 8, 20000  # of a failure
 
 
 class Tree:
@@ -55,12 +57,26 @@ class Tree:
         if child.returncode not in codes:
             self.log.write(out)
             lines = (err or out).strip().splitlines()
+            said = [line for line in lines if line.startswith("error: ")] or lines[-3:]
             raise Failure(f"{' '.join([os.path.basename(command[0]), *command[1:2]])} ended with {child.returncode}: "
-                          f"{' '.join(lines[-3:])[-600:]}")
+                          f"{' '.join(said)[:600]}")
         return child.returncode, out, err
 
     def tercio(self, part, *arguments, codes=(0,)):
         return self.run(part, [self.program("tercio"), *arguments], codes=codes)
+
+    @contextlib.contextmanager
+    def _logs_of(self, *folders):
+        """When something fails: the ends of the logs that trainers and daemons wrote below these folders go to gpu.log."""
+        try:
+            yield
+        except Exception:
+            paths = [os.path.join(at, name) for folder in folders for at, _, names in os.walk(folder) for name in names
+                     if name.endswith(".log")]
+            for path in sorted(paths)[:_LOGS]:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    self.log.write(f"---- {os.path.basename(path)}\n{file.read()[-_LOG_CHARACTERS:]}\n")
+            raise
 
     def write_job(self, job):
         path = os.path.join(self.folder("job"), "job.yaml")
@@ -71,7 +87,8 @@ class Tree:
     def run_job(self, part, job, *more):
         """(state directory, job as `tercio get` shows it, its steps)."""
         state = self.folder()
-        _, out, _ = self.tercio(part, "run", self.write_job(job), "--state-dir", state, "-o", "json", *more)
+        with self._logs_of(state):
+            _, out, _ = self.tercio(part, "run", self.write_job(job), "--state-dir", state, "-o", "json", *more)
         done = json.loads(out)
         return state, done, self.history(part, done["id"], "--state-dir", state)
 
@@ -82,13 +99,15 @@ class Tree:
     @contextlib.contextmanager
     def cluster(self, part, slots):
         """A coordinator and an agent of this machine's GPUs, which share them when there are fewer than slots."""
-        daemons = []
+        daemons, folders = [], []
 
         def start(program, *arguments):
-            child = subprocess.Popen([self.program(program), "--state-dir", self.folder(program), *arguments],
+            folders.append(self.folder(program))
+            child = subprocess.Popen([self.program(program), "--state-dir", folders[-1], *arguments],
                                      stdout=subprocess.PIPE, stderr=self.log, text=True, env=self.environment)
             daemons.append(child)
-            words = child.stdout.readline().split()
+            readable, _, _ = select.select([child.stdout], [], [], part.remaining())
+            words = child.stdout.readline().split() if readable else []
             require(words[:1] == ["ready"], f"{program} did not start: see gpu.log")
             return dict(word.split("=", 1) for word in words[1:])
 
@@ -98,7 +117,8 @@ class Tree:
                             "--first-backoff", "0.2")["coordinator"]
             ready = start("tercio-agent", "--coordinator", address, "--device", "cuda", "--slots", str(slots), "--name", "here",
                           "--metrics-listen", "127.0.0.1:0", "--stop-grace", "10")
-            yield Cluster(self, part, address, ready["metrics"])
+            with self._logs_of(*folders):
+                yield Cluster(self, part, address, ready["metrics"])
         finally:
             for child in reversed(daemons):
                 child.send_signal(signal.SIGTERM)
