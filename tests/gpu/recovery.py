@@ -70,7 +70,7 @@ def memory(part, tree, machine, options):
             kinds.clear()
             for key, value in cluster.metrics().items():
                 if key.startswith("tercio_memory_bytes{") and f'job_id="{name}"' in key:
-                    labels = dict(part.split("=") for part in key[key.index("{") + 1:-1].split(","))
+                    labels = dict(pair.split("=") for pair in key[key.index("{") + 1:-1].split(","))
                     kinds.setdefault(json.loads(labels["kind"]), {})[json.loads(labels["rank"])] = int(value)
             return len(kinds.get("used", {})) == 2 and kinds["used"] == kinds["planned"]
 
