@@ -108,6 +108,22 @@ class Tarball(TercioTest):
             self.assertEqual(f"tercio/lib/{name}" in names, not slim)
             self.assertEqual(version.count(f"are not included, programs for GPUs look for: {name}\n"), len(slim))
 
+    def test_what_a_program_loads_itself_comes_with_its_parts(self):
+        """cuDNN, which no program is linked with: one that holds its name gets all that lies beside it, another gets nothing."""
+        toolkit, names = self.path("toolkit"), {"libcudnn.so.9", "libcudnn_graph.so.9", "libcudnn_ops.so.9", "libnvrtc.so.13"}
+        os.mkdir(toolkit)
+        found = subprocess.run(["ldd", os.path.join(BIN, "tercio")], capture_output=True, text=True, check=True).stdout
+        for name in names | {"libcudnn_ops.so", "libcurand.so.10"}:
+            shutil.copy(re.search(r"libxxhash\.so\.\d+ => (\S+)", found).group(1), os.path.join(toolkit, name))
+        loads = self.path("loads")
+        shutil.copy(os.path.realpath("/usr/bin/python3"), loads)
+        with open(loads, "ab") as file:
+            file.write(b"\0libcudnn.so.9\0")
+        for program, expected in ((loads, names), ("/usr/bin/python3", set())):
+            with tarfile.open(self.pack("loads.tar.gz", "--toolkit", toolkit, programs=(program,))) as opened:
+                packed = {os.path.basename(name) for name in opened.getnames()}
+            self.assertEqual({name for name in packed if name.startswith(("libcu", "libnv"))}, expected)
+
     def test_another_kind_of_archive_is_refused(self):
         done = subprocess.run([sys.executable, PACKAGE, "--output", self.path("x.zip"), "--top", "tercio"],
                               capture_output=True, text=True, check=False)
