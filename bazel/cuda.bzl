@@ -4,8 +4,8 @@ The first is `name`, and exists only where a toolkit was found (bazel/cuda_toolk
 exists, and is what the tests run.
 """
 
-load("@cuda//:defs.bzl", "CUDA_AVAILABLE", "CUDA_VERSION", "NVCC")
-load("//bazel:cc.bzl", "WARNINGS", "tercio_cc_library", "tercio_cc_test")
+load("@cuda//:defs.bzl", "CUDA_AVAILABLE", "CUDA_LIBRARIES", "CUDA_VERSION", "NVCC")
+load("//bazel:cc.bzl", "WARNINGS", "tercio_cc_binary", "tercio_cc_library", "tercio_cc_test")
 
 # Machine code for these, and PTX of the last for whatever comes after.
 _ARCHITECTURES = ["80", "90"]
@@ -136,6 +136,16 @@ def tercio_cuda_library(
         **kwargs
     )
 
+# Where this machine's toolkit is; a program of the tarball must not know.
+_TOOLKIT = ["-Wl,-rpath," + CUDA_LIBRARIES]
+
+def tercio_cuda_binary(name, **kwargs):
+    """A program that needs the toolkit's libraries, where there is a toolkit; `name_portable` is the same for //deploy:tarball."""
+    if not CUDA_AVAILABLE:
+        return
+    tercio_cc_binary(name = name, linkopts = _TOOLKIT, **kwargs)
+    tercio_cc_binary(name = name + "_portable", tags = ["manual"], **kwargs)
+
 def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = False, **kwargs):
     """A GoogleTest of CUDA code under the emulation; its sources are .cc files, or .cu files with kernels of their own.
 
@@ -145,7 +155,8 @@ def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = Fals
       deps: plain libraries.
       cuda_deps: tercio_cuda_library targets.
       on_device: also make `name_on_device`, the same test against the toolkit, tagged gpu: it is
-        built where there is a toolkit, and tests/run.sh runs it where there is a GPU. For .cc files.
+        built where there is a toolkit, and tests/run.sh runs it where there is a GPU; and `name_portable`,
+        which is that for //deploy:tarball. For .cc files.
       **kwargs: of the cc_test rules.
     """
     cu_sources = [s for s in srcs if s.endswith(".cu")]
@@ -175,6 +186,15 @@ def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = Fals
             name = name + "_on_device",
             srcs = srcs,
             deps = deps + cuda_deps + ["@cuda//:cudart"],
+            linkopts = _TOOLKIT,
             tags = ["gpu", "local", "exclusive"],
             **kwargs
+        )
+        tercio_cc_binary(
+            name = name + "_portable",
+            testonly = True,
+            srcs = srcs,
+            tags = ["manual"],
+            visibility = ["//deploy:__pkg__"],
+            deps = deps + cuda_deps + ["@cuda//:cudart", "@system//:gtest_main"],
         )

@@ -2,7 +2,8 @@
 
 It is looked for under CUDA_HOME, then /usr/local/cuda: a folder with bin/nvcc, include/ and lib64/ or lib/, with cuBLASLt, cuDNN
 and NCCL among them.
-`@cuda//:defs.bzl` says what was found: CUDA_AVAILABLE, CUDA_HOME, CUDA_VERSION, NVCC, CUDA_STATUS (one line for people).
+`@cuda//:defs.bzl` says what was found: CUDA_AVAILABLE, CUDA_HOME, CUDA_LIBRARIES (a folder), CUDA_VERSION, NVCC, CUDA_STATUS (one
+line for people).
 Targets, only where it was found: `@cuda//:cudart`, `:cublas_lt`, `:cudnn`, `:nccl` (headers, and how to link).
 """
 
@@ -38,6 +39,7 @@ cc_library(
 
 _DEFS = """CUDA_AVAILABLE = {available}
 CUDA_HOME = {home}
+CUDA_LIBRARIES = {libraries}
 CUDA_VERSION = {version}
 NVCC = {nvcc}
 CUDA_STATUS = {status}
@@ -59,10 +61,11 @@ def _nvcc_version(ctx, nvcc):
             return word[1:].strip()
     fail("{} --version does not say which it is: {}".format(nvcc, result.stdout))
 
-def _write_defs(ctx, home, version, status):
+def _write_defs(ctx, home, libraries, version, status):
     ctx.file("defs.bzl", _DEFS.format(
         available = home != None,
         home = repr(home or ""),
+        libraries = repr(libraries),
         version = repr(version),
         nvcc = repr(home + "/bin/nvcc" if home else ""),
         status = repr(status),
@@ -72,22 +75,22 @@ def _write_defs(ctx, home, version, status):
 def _cuda_toolkit_impl(ctx):
     home = _find_home(ctx)
     if home == None:
-        _write_defs(ctx, None, "", "CUDA: not built: no toolkit under CUDA_HOME or /usr/local/cuda")
+        _write_defs(ctx, None, "", "", "CUDA: not built: no toolkit under CUDA_HOME or /usr/local/cuda")
         ctx.file("BUILD.bazel", "")
         return
     for header in ["cublasLt.h", "cudnn.h", "nccl.h"]:
         if not ctx.path(home + "/include/" + header).exists:
             status = "CUDA: not built: {} has no include/{}; deploy/install_cuda.sh brings a whole set".format(home, header)
-            _write_defs(ctx, None, "", status)
+            _write_defs(ctx, None, "", "", status)
             ctx.file("BUILD.bazel", "")
             return
     version = _nvcc_version(ctx, home + "/bin/nvcc")
-    _write_defs(ctx, home, version, "CUDA: built with nvcc {} of {}".format(".".join(version.split(".")[:2]), home))
-    ctx.symlink(home + "/include", "include")
     lib = home + "/lib64" if ctx.path(home + "/lib64").exists else home + "/lib"
+    _write_defs(ctx, home, lib, version, "CUDA: built with nvcc {} of {}".format(".".join(version.split(".")[:2]), home))
+    ctx.symlink(home + "/include", "include")
     build = [_BUILD]
     for name in sorted(_LIBRARIES):
-        linkopts = ["-L" + lib, "-Wl,-rpath," + lib] + _LIBRARIES[name]
+        linkopts = ["-L" + lib] + _LIBRARIES[name]
         build.append(_LIBRARY.format(name = repr(name), linkopts = repr(linkopts)))
     ctx.file("BUILD.bazel", "".join(build))
 

@@ -38,6 +38,8 @@ bazel build --noshow_progress //... || give_up "the build failed"
 cat "$(bazel info output_base 2>/dev/null)/external/cuda/status.txt" || give_up "nothing says whether CUDA was built"
 echo "$gpu"
 ./deploy/build.sh || give_up "the programs could not be linked into ./bin"
+# Made on request only; its rules are read here.
+bazel build --noshow_progress --nobuild //deploy:tarball //deploy:tarball_slim || give_up "the rules of the tarball are wrong"
 
 # What reads files that others made, with a few seconds of changed ones.
 ./tests/fuzz/fuzz.sh --seconds 10 --results "$results/checks.jsonl"
@@ -55,6 +57,8 @@ python3 tests/e2e/huggingface_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/precision_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/cuda_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/gpu_faults_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/gpu_check_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/tarball_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/hang_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guard_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/faults_test.py --results "$results/checks.jsonl"

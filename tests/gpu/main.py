@@ -1,0 +1,108 @@
+"""Runs all parts, whatever becomes of each, and writes gpu.json, gpu.md and gpu.log. tests/gpu.sh calls it and says how."""
+
+import argparse
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+
+import curves
+import layouts
+import operations
+import recovery
+import report
+import speed
+from checks import Failure, Part
+from jobs import Jobs
+from machine import Driver, library_folders, library_versions, missing_libraries
+from tree import Tree
+
+# name -> (what runs, seconds that it may take). The last one gets what the others have left of all.
+PARTS = {
+    "operations": (operations.run, 60),
+    "curves": (curves.run, 110),
+    "repeat": (recovery.repeat, 40),
+    "host": (layouts.host, 45),
+    "nccl": (layouts.nccl, 30),
+    "memory": (recovery.memory, 25),
+    "kill": (recovery.kill, 45),
+    "speed": (speed.run, 240),
+}
+_ALL_SECONDS = 460
+
+
+def first_check(part, tree, machine):
+    """What all the rest stands on. False: nothing else can run."""
+    with part.check("GPUs, driver and libraries") as numbers:
+        numbers.update(gpus=len(machine.gpus), driver=machine.version)
+        trainer = tree.program("tercio-trainer-cuda")
+        missing = missing_libraries(trainer, tree.environment)
+        if missing:
+            raise Failure(f"tercio-trainer-cuda does not find {', '.join(missing)}: take the tarball with NVIDIA's libraries, or name "
+                          "their folder in LD_LIBRARY_PATH or CUDA_HOME, or run with a python3 that has their wheels")
+        if not machine.gpus:
+            raise Failure("NVIDIA's driver (libnvidia-ml.so.1) shows no GPU")
+        tree.tercio(part, "version")
+    return part.checks[-1]["outcome"] == "passed"
+
+
+def describe(options, tree, machine):
+    try:
+        with open(os.path.join(tree.root, "VERSION"), encoding="utf-8") as file:
+            version = file.read().splitlines()
+    except OSError:
+        version = []
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(["tests/gpu.sh", *sys.argv[1:]]),
+        "version": version,
+        "quick": options.quick,
+        "gpus": [{"name": gpu["name"], "memory_bytes": gpu["memory_bytes"]} for gpu in machine.gpus],
+        "driver": machine.version,
+        "libraries": library_versions([os.path.join(tree.root, "lib"), *library_folders()]),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="tests/gpu.sh")
+    here = os.path.dirname(os.path.abspath(__file__))
+    parser.add_argument("--tree", default=os.path.dirname(os.path.dirname(here)), help="the unpacked tarball")
+    parser.add_argument("--output", default="gpu", help="folder of gpu.json, gpu.md and gpu.log")
+    parser.add_argument("--quick", action="store_true", help="tiny models")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, with commas between: " + " ".join(PARTS))
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown:
+        parser.error(f"--only: no part {unknown[0]}; there are: {' '.join(PARTS)}")
+    os.makedirs(options.output, exist_ok=True)
+    scratch = tempfile.mkdtemp(prefix="tercio-gpu.")
+    begin = time.monotonic()
+    try:
+        with open(os.path.join(options.output, "gpu.log"), "w", encoding="utf-8") as log:
+            machine = Driver(library_folders())
+            tree = Tree(os.path.abspath(options.tree), library_folders(), scratch, log)
+            options.jobs = Jobs(options.quick, scratch)
+            checks = []
+            start = Part("start", 60)
+            able = first_check(start, tree, machine)
+            checks += start.checks
+            for name in chosen if able else []:
+                run, seconds = PARTS[name]
+                part = Part(name, min(seconds, begin + _ALL_SECONDS - time.monotonic()))
+                part.run(run, tree, machine, options)
+                checks += part.checks
+            facts = describe(options, tree, machine)
+        facts["seconds"] = round(time.monotonic() - begin, 1)
+        return report.write(options.output, facts, checks)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,33 @@
+"""Kernels, devices and libraries against the CPU and double references: the GoogleTest programs of the tarball."""
+
+import os
+import xml.etree.ElementTree as ElementTree
+
+from checks import Failure, require
+
+
+def _failed_cases(path):
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        failure = case.find("failure")
+        if failure is not None:
+            yield f"{case.get('classname')}.{case.get('name')}: {' '.join(failure.get('message', '').split())[:200]}"
+
+
+def run(part, tree, machine, options):
+    folder = os.path.join(tree.root, "tests")
+    programs = sorted(name for name in os.listdir(folder) if name.endswith("_test"))
+    if not programs:
+        with part.check("tests of operations"):
+            raise Failure(f"no programs *_test in {folder}: the tarball was made on a machine without CUDA")
+    for name in programs:
+        with part.check(name) as numbers:
+            results = os.path.join(tree.folder("results"), "results.xml")
+            code, out, _ = tree.run(part, [tree.program(name, "tests"), f"--gtest_output=xml:{results}"], codes=(0, 1))
+            require(os.path.exists(results), f"it ended with {code} and wrote no results: {out.strip()[-300:]}")
+            root = ElementTree.parse(results).getroot()
+            numbers.update(cases=int(root.get("tests")), failed=int(root.get("failures")))
+            failed = list(_failed_cases(results))
+            if code != 0:
+                tree.log.write(out)
+            require(numbers["cases"] > 0, "it has no cases")
+            require(code == 0 and not failed, f"{len(failed)} of {numbers['cases']} cases failed; {'; '.join(failed[:3])}")
