@@ -146,6 +146,11 @@ def tercio_cuda_binary(name, **kwargs):
     tercio_cc_binary(name = name, linkopts = _TOOLKIT, **kwargs)
     tercio_cc_binary(name = name + "_portable", tags = ["manual"], **kwargs)
 
+def tercio_toolkit_test(name, **kwargs):
+    """A GoogleTest of what the toolkit's libraries do without a GPU, where there is a toolkit."""
+    if CUDA_AVAILABLE:
+        tercio_cc_test(name = name, linkopts = _TOOLKIT, **kwargs)
+
 def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = False, **kwargs):
     """A GoogleTest of CUDA code under the emulation; its sources are .cc files, or .cu files with kernels of their own.
 

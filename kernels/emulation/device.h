@@ -182,7 +182,7 @@ class Process {
   uint64_t generation = 0;
 
   std::atomic<int64_t> kernels{0};
-  std::atomic<int64_t> graphs{0};
+  std::atomic<int64_t> graph_launches{0};
   std::atomic<int64_t> works{0};
 
  private:

@@ -45,7 +45,7 @@ void Process::Configure(const Settings& new_settings) {
   settings = new_settings;
   kernels = 0;
   works = 0;
-  graphs = 0;
+  graph_launches = 0;
   ++generation;
   for (int i = 0; i < settings.devices; ++i) {
     devices.push_back(std::make_unique<Device>(i, settings));
@@ -217,6 +217,8 @@ bool LiesOnDevice(int device, const void* pointer, size_t bytes, const char* use
   return owner.memory.Contains(pointer, bytes, user);
 }
 
-Counts GetCounts() { return {Process::Get().kernels, Process::Get().works, Process::Get().graphs}; }
+Counts GetCounts() {
+  return {Process::Get().kernels, Process::Get().works, Process::Get().graph_launches};
+}
 
 }  // namespace tercio::emulation

@@ -213,7 +213,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t handle) {
     const auto found = process.executables.find(executable);
     if (found == process.executables.end()) return Return(cudaErrorInvalidValue);
     work = tercio::emulation::GraphWork(*found->second, process.settings.seed + stream->enqueued);
-    ++process.graphs;
+    ++process.graph_launches;
   }
   return Return(Submit(handle, std::move(work)));
 }

@@ -1,6 +1,6 @@
 """Many ranks: eight that share a GPU over host-staged collectives, and as many as there are GPUs over NCCL."""
 
-from checks import Failure, Skip, require
+from checks import require
 from tree import curve, largest_difference
 
 _BOUND = 1e-4  # of losses of two layouts in fp32, relative
@@ -31,12 +31,7 @@ def nccl(part, tree, machine, options):
         numbers.update(gpus=len(machine.gpus), ranks=ranks)
         job = options.jobs.job(degrees=(1, 1, ranks), collectives="nccl")
         job["training"]["micro_batch"] = 1
-        try:
-            steps = tree.run_job(part, job)[2]
-        except Failure as failure:
-            if "resources.collectives nccl is not supported by this version" in str(failure):
-                raise Skip("this version refuses resources.collectives: nccl") from None
-            raise
+        steps = tree.run_job(part, job)[2]
         alone = options.jobs.job()
         alone["training"]["micro_batch"] = 1
         difference = largest_difference(steps, tree.run_job(part, alone)[2])

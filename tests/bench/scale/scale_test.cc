@@ -89,7 +89,10 @@ class Server {
     coordinator::Settings settings;
     settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                             const coordinator::RankShare& share) {
-      return coordinator::MakePlan(spec, slots, share.threads, share.memory_bytes);
+      coordinator::Cluster cluster;
+      cluster.threads_per_rank = share.threads;
+      cluster.memory_bytes = share.memory_bytes;
+      return coordinator::MakePlan(spec, slots, cluster);
     };
     return settings;
   }
