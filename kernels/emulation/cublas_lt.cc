@@ -41,8 +41,12 @@ using Layout = cublasLtMatrixLayoutOpaque;
 constexpr uint64_t kMagic = 0x7465726369756c74;
 constexpr uint64_t kSplitWorkspace = 64 << 10;
 constexpr int64_t kSplitDepth = 32;  // products of this depth or more can be split
-// Of each algorithm, on the device's clock: the one that comes first is not the fastest.
-constexpr int64_t kMicroseconds[2] = {10, 15};
+// On the device's clock: number 1, which comes first, takes longer by half.
+constexpr int64_t kProductsOfMicrosecond = 1000;
+int64_t Microseconds(uint64_t number, int64_t products) {
+  const int64_t time = products / kProductsOfMicrosecond + 2;
+  return number == 1 ? time * 3 / 2 : time;
+}
 constexpr uint64_t kSideAlignment = 16;   // of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // what it is a multiple of
 
@@ -473,11 +477,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                         alpha_value,
                         beta_value,
                         words[kNumber] == 1 ? 2 : 1};
+  const int64_t depth = desc->transpose_a == CUBLAS_OP_T ? a_layout->rows : a_layout->columns;
   const auto run = [product] {
     Multiply(product);
     return true;
   };
-  const cudaError_t error =
-      tercio::emulation::EnqueueWork(stream, "cublasLtMatmul", run, kMicroseconds[words[kNumber]]);
+  const cudaError_t error = tercio::emulation::EnqueueWork(
+      stream, "cublasLtMatmul", run,
+      Microseconds(words[kNumber], depth * d_layout->rows * d_layout->columns));
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }

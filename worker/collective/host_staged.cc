@@ -109,6 +109,7 @@ class HostStagedCommunicator : public Communicator {
 
   void ReduceScatterSum(Stream& stream, ConstValues in, Values out, int64_t count,
                         float*) override {
+    if (size() == 1) return stream.ops().Copy(out, in, count);
     std::vector<float> scratch(static_cast<size_t>(count * size()));
     OverHost(stream, in, count * size(), out, count, [&](Values all, Values sum) {
       inner_->ReduceScatterSum(*host_, all, sum, count, scratch.data());
@@ -116,6 +117,7 @@ class HostStagedCommunicator : public Communicator {
   }
 
   void AllGather(Stream& stream, ConstValues in, Values out, int64_t count) override {
+    if (size() == 1) return stream.ops().Copy(out, in, count);
     OverHost(stream, in, count, out, count * size(),
              [&](Values mine, Values all) { inner_->AllGather(*host_, mine, all, count); });
   }
@@ -144,6 +146,7 @@ class HostStagedCommunicator : public Communicator {
   }
 
   void Barrier(Stream& stream) override {
+    if (size() == 1) return;
     stream.RunOnHost([&] {
       inner_->Barrier(*host_);
       return host_->Synchronize();
