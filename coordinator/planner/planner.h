@@ -31,8 +31,8 @@ struct Cluster {
 };
 
 // Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that
-// fits. Where the job names its layout that is the only candidate. A micro-batch that the job leaves
-// to the planner is halved until it fits. vocab_size 0 counts as 256.
+// fits. Where the job names its layout that is the only candidate. A micro-batch that the job
+// leaves to the planner is halved until it fits. vocab_size 0 counts as 256.
 v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 
 // The layout that the job gets. INVALID_ARGUMENT: impossible; RESOURCE_EXHAUSTED: fits in no layout
