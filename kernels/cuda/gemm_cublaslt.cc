@@ -216,6 +216,12 @@ cublasStatus_t FindAlgorithms(cublasLtHandle_t handle, const Product& p, const P
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
+// That the library has no algorithm; of an epilogue also in the words for what it never has.
+bool IsLack(const Product& p, cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED ||
+         (status == CUBLAS_STATUS_INVALID_VALUE && p.shape.epilogue != ProductEpilogue::kNone);
+}
+
 // The library has the tanh form, on 16-bit results.
 bool GeluFits(ConstValues input, int64_t columns, bool exact) {
   return !exact && input.stored() != Format::kFloat32 && columns % kGeluInputColumns == 0 &&
@@ -312,7 +318,7 @@ class Products::Library {
       status = FindAlgorithms(handle_.get(), p, made, context.workspace_bytes,
                               times_ ? kCandidates : 1, found_ones);
     }
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+    if (IsLack(p, status)) {
       algorithms_[p.shape] = kNoAlgorithm;
       return nullptr;
     }
