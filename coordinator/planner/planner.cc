@@ -60,7 +60,8 @@ v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const C
   const double seconds = busy * (1 + bubble) + std::max(0.0, data_time - compute / 3);
   prediction.set_step_seconds(seconds);
   prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
-  prediction.set_mfu(flops / seconds / ranks / cluster.flops_per_second);
+  const double peak = cluster.peak_flops_per_second;
+  prediction.set_mfu(flops / seconds / ranks / (peak > 0 ? peak : cluster.flops_per_second));
   prediction.set_tokens_per_second(tokens / seconds);
   prediction.set_memory_bytes_peak(memory);
   prediction.set_bubble_ratio(bubble);
@@ -288,7 +289,8 @@ void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster
   const plan::GpuFigures figures =
       plan::FiguresOf(model).value_or(*plan::FiguresOf("A100-SXM4-80GB"));
   constexpr double kReached = 0.5;  // of either peak, in training
-  cluster->flops_per_second = kReached * plan::PeakFlops(figures, training);
+  cluster->peak_flops_per_second = plan::PeakFlops(figures, training);
+  cluster->flops_per_second = kReached * cluster->peak_flops_per_second;
   cluster->bytes_per_second = kReached * figures.link_bytes_per_second;
   cluster->seconds_per_message = 20e-6;
 }
