@@ -25,8 +25,12 @@ class CpuOps : public Ops {
               a.dy.format(), a.dx.format()});
   }
   void MatmulBackwardWeight(const MatmulBackwardWeightArgs& a) override {
-    Multiply({a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf,
-              a.accumulate, a.dy.format()});
+    if (a.m > 0) {
+      Multiply({a.dy, 1, a.n, a.x, a.k, 1, a.dw, nullptr, a.n, a.k, a.m, a.rows_per_leaf,
+                a.accumulate, a.dy.format()});
+    } else if (!a.accumulate) {
+      Zero(a.dw, a.n * a.k);
+    }
     if (a.dbias == nullptr) return;
     if (!a.accumulate) Zero(a.dbias, a.n);
     ColumnLeafSums(a.dy, a.m, a.n, a.rows_per_leaf, a.dbias, pool_);

@@ -158,6 +158,18 @@ TEST_F(CpuOpsTest, LayerNormAndItsGradients) {
   }
 }
 
+TEST_F(CpuOpsTest, GradientsOfNoRowsAreZero) {
+  const Floats before = Random(6);
+  for (const bool accumulate : {false, true}) {
+    Floats dw = before;
+    Floats dbias(before.begin(), before.begin() + 2);
+    ops_->MatmulBackwardWeight(
+        {dw.data(), dw.data(), dw.data(), dbias.data(), 0, 2, 3, 1, accumulate});
+    EXPECT_EQ(dw, accumulate ? before : Floats(6, 0.0f));
+    EXPECT_EQ(dbias, accumulate ? Floats(before.begin(), before.begin() + 2) : Floats(2, 0.0f));
+  }
+}
+
 TEST_F(CpuOpsTest, GeluAndItsGradient) {
   for (const int64_t count : {1, 15, 16, 17, 1000}) {
     Floats h = Random(count, 3.0f);
