@@ -65,6 +65,7 @@ class JobParser {
     out->set_precision(precision);  // ParseResources knows what "auto" means
     out->set_reproducibility(training.OneOf("reproducibility", "layout", {"layout", "exact"}));
     out->set_tf32(training.Flag("tf32", false));
+    out->set_fp8(training.Flag("fp8", false));
     out->set_seed(static_cast<uint64_t>(training.Integer("seed", 1337, 0)));
     Section evaluate = training.Child("evaluate");
     out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
@@ -178,6 +179,11 @@ class JobParser {
     if (out->device() == "cpu") {
       if (out->collectives() == "nccl") resources.Fault("collectives", "nccl needs device: cuda");
       if (spec_.training().tf32()) resources.Fault("device", "training.tf32 needs device: cuda");
+    }
+    if (spec_.training().fp8() && out->device() != "cuda") {
+      resources.Fault("device", "training.fp8 needs device: cuda");
+    } else if (spec_.training().fp8() && spec_.training().precision() != "bf16") {
+      resources.Fault("device", "training.fp8 needs training.precision: bf16");
     }
     if (out->collectives() == "nccl" && spec_.training().reproducibility() == "exact") {
       resources.Fault(
@@ -389,7 +395,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
       "\n  precision: ", training.precision(), "\n  seed: ", training.seed(),
       "\n  reproducibility: ",
       training.reproducibility().empty() ? "layout" : training.reproducibility(),
-      "\n  tf32: ", flag(training.tf32()),
+      "\n  tf32: ", flag(training.tf32()), "\n  fp8: ", flag(training.fp8()),
       "\n  evaluate: {every_steps: ", training.evaluate().every_steps(),
       ", batches: ", training.evaluate().batches(), "}\n");
   if (parallelism.automatic()) {

@@ -167,6 +167,32 @@ TEST(JobFile, DevicesAndWhatFollowsFromThem) {
               HasSubstr("training.tf32 needs device: cuda"));
 }
 
+TEST(JobFile, Fp8NeedsGpusAndBf16) {
+  const auto spec =
+      Parse(kGood, {"training.fp8=true", "resources.device=cuda", "training.precision=auto"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_TRUE(spec->training().fp8());
+  EXPECT_EQ(spec->training().precision(), "bf16");
+  const auto again = Parse(EffectiveYaml(*spec));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->SerializeAsString(), spec->SerializeAsString());
+  const auto without = ChangeJob(*spec, {"training.fp8=false"});
+  ASSERT_TRUE(without.ok()) << without.status();
+  EXPECT_FALSE(without->training().fp8());
+  EXPECT_FALSE(Parse(kGood)->training().fp8());
+  for (const char* device : {"cpu", "auto"}) {
+    EXPECT_THAT(FaultOf(kGood, {"training.fp8=true", "training.precision=bf16",
+                                absl::StrCat("resources.device=", device)}),
+                HasSubstr("training.fp8 needs device: cuda"));
+  }
+  for (const char* precision : {"fp32", "fp16"}) {
+    EXPECT_THAT(FaultOf(kGood, {"training.fp8=true", "resources.device=cuda",
+                                absl::StrCat("training.precision=", precision)}),
+                HasSubstr("training.fp8 needs training.precision: bf16"));
+  }
+  EXPECT_THAT(FaultOf(kGood, {"training.fp8=yes please"}), HasSubstr("training.fp8"));
+}
+
 TEST(JobFile, PrecisionAndWhatToDoAboutBadNumbers) {
   const auto plain = Parse(kGood, {"training.precision=auto"});
   ASSERT_TRUE(plain.ok()) << plain.status();

@@ -79,6 +79,45 @@ struct MatmulBackwardWeightArgs {
   bool accumulate = true;
 };
 
+// Scaled products (docs/numerics.md, "FP8"): of factors of 8 bits, each of which was multiplied
+// with a scale before it was rounded. The sum's dimension is the last of both factors, so that a
+// factor is made as it is, transposed, or both. m, n and k are multiples of kScaledUnit, as are the
+// bytes of all addresses.
+inline constexpr int64_t kScaledUnit = 16;
+
+// *scale = ScaleFor(format, the largest magnitude of x), of which NaN is none.
+struct ChooseScaleArgs {
+  ConstValues x;
+  int64_t count;
+  Format format;  // of 8 bits
+  Scale* scale;   // of the device
+};
+
+// plain[i,j] = transposed[j,i] = x[i,j] * scale->multiplier, rounded to its format: to the nearest
+// number, of two equally near ones to the even one; too large: the largest number. Subnormal
+// numbers are kept. NaN stays NaN, and what is infinite becomes NaN: a bad number stays one.
+// *largest becomes the largest magnitude of x, where it was less.
+struct QuantizeArgs {
+  ConstValues x;      // (rows, columns)
+  Values plain;       // (rows, columns) of 8 bits, or null
+  Values transposed;  // (columns, rows) of the same format, or null
+  const Scale* scale;
+  float* largest;  // or null
+  int64_t rows, columns;
+};
+
+// c[m,n] (= or +=) a_scale->inverse * b_scale->inverse * sum_k a[m,k] b[n,k] (+ bias[n])
+struct ScaledMatmulArgs {
+  ConstValues a;  // (M,K), of 8 bits
+  ConstValues b;  // (N,K), E4M3
+  const Scale* a_scale;
+  const Scale* b_scale;
+  ConstValues bias;  // of c's format, which has 16 bits then; or null
+  Values c;          // (M,N)
+  int64_t m, n, k;
+  bool accumulate = false;
+};
+
 // y = (x - mean) * rstd * weight (+ bias); mean, rstd per row, kept for the backward pass.
 struct LayerNormArgs {
   ConstValues x;       // (N,C)
@@ -379,6 +418,9 @@ class Ops {
   virtual void Matmul(const MatmulArgs& args) = 0;
   virtual void MatmulBackwardInput(const MatmulBackwardInputArgs& args) = 0;
   virtual void MatmulBackwardWeight(const MatmulBackwardWeightArgs& args) = 0;
+  virtual void ChooseScale(const ChooseScaleArgs& args) = 0;
+  virtual void Quantize(const QuantizeArgs& args) = 0;
+  virtual void ScaledMatmul(const ScaledMatmulArgs& args) = 0;
   virtual void LayerNorm(const LayerNormArgs& args) = 0;
   virtual void LayerNormBackward(const LayerNormBackwardArgs& args) = 0;
   virtual void Residual(const ResidualArgs& args) = 0;

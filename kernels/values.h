@@ -4,8 +4,13 @@
 // floats, which it rounds, so that its arithmetic defines to the bit what a backend with 16-bit
 // buffers should hold; CUDA stores them in 16 bits. Whoever writes values rounds them to format(),
 // last. Owns nothing.
+//
+// The two formats of 8 bits (Micikevicius et al. 2022, "FP8 formats for deep learning") are those
+// of factors of scaled products alone (ops.h). E4M3 has 4 bits of exponent, 3 behind the point, no
+// infinity, and 448 for its largest number; E5M2 has 5 and 2, and 57,344.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -15,9 +20,35 @@
 namespace tercio::kernels {
 
 // The set of numbers that a value is one of. kFloat32: no rounding.
-enum class Format { kFloat32, kBfloat16, kFloat16 };
+enum class Format { kFloat32, kBfloat16, kFloat16, kE4m3, kE5m2 };
 
-constexpr int64_t BytesOf(Format format) { return format == Format::kFloat32 ? 4 : 2; }
+constexpr bool IsEightBits(Format format) {
+  return format == Format::kE4m3 || format == Format::kE5m2;
+}
+constexpr int64_t BytesOf(Format format) {
+  return format == Format::kFloat32 ? 4 : IsEightBits(format) ? 1 : 2;
+}
+
+// What values are multiplied with before they are rounded to 8 bits: a power of two, so that it
+// adds no rounding of its own, and 1 / multiplier is exact.
+struct Scale {
+  float multiplier = 1;
+  float inverse = 1;
+};
+
+// The largest one, at most 2^100, that leaves a value of magnitude `largest` within a format of 8
+// bits; 1 where that is 0 or not finite. The largest numbers of both are 1.75 * 2^8 and 1.75 *
+// 2^15. For hosts and devices.
+constexpr Scale ScaleFor(Format format, float largest) {
+  const uint32_t bits = std::bit_cast<uint32_t>(largest) & 0x7fffffffu;
+  const int exponent = static_cast<int>(bits >> 23) - 127;
+  if (bits == 0 || exponent == 128) return {};
+  const int above = (bits & 0x7fffffu) > 0x600000u ? 1 : 0;  // more than 1.75 * 2^exponent
+  const int wanted = (format == Format::kE4m3 ? 8 : 15) - exponent - above;
+  const int power = wanted > 100 ? 100 : wanted;
+  return {std::bit_cast<float>(static_cast<uint32_t>(power + 127) << 23),
+          std::bit_cast<float>(static_cast<uint32_t>(127 - power) << 23)};
+}
 
 // Byte: std::byte, or const std::byte for values that are only read.
 template <typename Byte>

@@ -10,6 +10,7 @@
 #include "kernels/cuda/scratch.h"
 #include "kernels/ops.h"
 #include "plan/buckets.h"
+#include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/model_traits.h"
@@ -111,11 +112,13 @@ int64_t SavedElements(const StageTensors& stage, int data) {
   return *std::max_element(elements.begin(), elements.end());
 }
 
-// Every rank needs the step guard's state, the first one saves it.
+// Every rank needs the step guard's state, the first one saves it; of the scales of 8 bits those of
+// its stage, and the stage's first one.
 int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                          const StageTensors& stage_tensors, int stage) {
   const bool copies = KeepsCopies(job);
-  const int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
+  int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
+  if (HasFp8(job)) guard += kFp8StateOfLayer * job.model().layers() / layout.pipeline();
   return guard + (copies ? CopyElements(stage_tensors, layout.pipeline())
                          : SavedElements(stage_tensors, layout.data()));
 }
@@ -231,6 +234,30 @@ int64_t LargestTensorSum(const v1::ModelSpec& model, const v1::Layout& layout,
   return largest;
 }
 
+// Weights of 8 bits; the factors of one product; scales, and what they are made from: the largest
+// values of this rank's step, then of all tensor and data ranks (worker/engine/linear_layers.h).
+void AddFp8(const v1::Layout& layout, const StageShape& shape, TableBuilder* table) {
+  if (!shape.fp8) return;
+  const int64_t layers = int64_t{shape.layers} * shape.chunks;
+  table->Add("parameters.fp8", v1::BUFFER_KIND_PARAMETER, layers * Fp8LayerBytes(shape));
+  const auto add = [&](const char* name, int64_t bytes) {
+    table->Add(name, v1::BUFFER_KIND_WORKSPACE, bytes);
+  };
+  add("fp8.input", shape.rows * MostFp8Inputs(shape));
+  add("fp8.gradient", shape.rows * MostFp8Outputs(shape));
+  add("fp8.turned_gradient", shape.rows * MostFp8Outputs(shape));
+  const int64_t slots = layers * kFp8SlotsOfLayer;
+  const auto scale = static_cast<int64_t>(sizeof(kernels::Scale));
+  add("fp8.scales", slots * scale);
+  add("fp8.weight_scales", layers * static_cast<int64_t>(kLinears.size()) * scale);
+  add("fp8.largest", slots * kFloat);
+  const auto gathered = [&](const char* name, int64_t ranks) {
+    table->Floats(name, v1::BUFFER_KIND_COMMUNICATION, slots * ranks);
+  };
+  gathered("fp8.tensor_largest", layout.tensor());
+  gathered("fp8.all_largest", int64_t{layout.tensor()} * layout.data());
+}
+
 void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const StageShape& shape,
                       int stage, TableBuilder* table) {
   const auto add = [&](const char* name, int64_t count) {
@@ -304,6 +331,7 @@ StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int st
   shape.tokens = model.context();
   shape.rows = shape.sequences * shape.tokens;
   shape.precision = PrecisionOf(job);
+  shape.fp8 = HasFp8(job);
   shape.sequence_parallel = layout.sequence_parallel() && layout.tensor() > 1;
   shape.local_rows = shape.sequence_parallel ? shape.rows / layout.tensor() : shape.rows;
   shape.tensor_overlap =
@@ -429,6 +457,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   table.Add("activations.shared", v1::BUFFER_KIND_ACTIVATION,
             ActivationsOfLayer(shape).shared_total);
   AddWorkspace(job, shape, tensors, threads, &table);
+  AddFp8(layout, shape, &table);
   AddHead(shape, layout.tensor(), &table);
   AddCommunication(job, layout, shape, stage, &table);
   const int64_t token_bytes =

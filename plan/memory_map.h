@@ -49,6 +49,7 @@ struct StageShape {
   int tensor_overlap = 1;  // parts (PiecesOfRows) of products that are summed over tensor ranks
   int64_t sequences_per_rank = 0;
   int64_t chunk_rows = 0;  // rows of the head that are worked on at once
+  bool fp8 = false;        // plan/fp8.h
   Precision precision;     // of activations, their gradients and the weights that the model reads
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -284,6 +285,43 @@ TEST(MemoryMap, HalfPrecisionAddsTheModelsCopyOfTheWeights) {
     EXPECT_EQ(FindBuffer(table, "snapshot").size_bytes(),
               FindBuffer(full, "snapshot").size_bytes() + more);
   }
+}
+
+TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
+  v1::JobSpec job = Job();
+  job.mutable_resources()->set_device("cuda");
+  job.mutable_training()->set_precision("bf16");
+  const v1::Layout layout = LayoutOf(2, 2, 2, 4);
+  const v1::MemoryTable without = MemoryOfStage(job, layout, 1, 1);
+  job.mutable_training()->set_fp8(true);
+  const v1::MemoryTable with = MemoryOfStage(job, layout, 1, 1);
+  const StageShape shape = ShapeOfStage(job, layout, 1);
+  const int64_t layers = job.model().layers() / 2;
+  int64_t weights = 0;
+  for (const Linear linear : kLinears) {
+    const LinearSize size = SizeOfLinear(shape, linear);
+    ASSERT_TRUE(TakesFp8(shape, linear));
+    const Fp8Weight at = Fp8WeightOf(shape, linear);
+    EXPECT_EQ(at.plain, weights);
+    EXPECT_GE(at.transposed - at.plain, size.n * size.k);
+    EXPECT_LE(at.transposed + size.n * size.k, Fp8LayerBytes(shape));
+    weights = 2 * at.transposed - at.plain;
+  }
+  EXPECT_EQ(weights, Fp8LayerBytes(shape));
+  EXPECT_EQ(FindBuffer(with, "parameters.fp8").size_bytes(), layers * weights);
+  EXPECT_EQ(FindBuffer(with, "fp8.input").size_bytes(), shape.rows * MostFp8Inputs(shape));
+  EXPECT_EQ(FindBuffer(with, "fp8.all_largest").size_bytes(), layers * kFp8SlotsOfLayer * 4 * 4);
+  EXPECT_EQ(FindBuffer(with, "snapshot").size_bytes(),
+            FindBuffer(without, "snapshot").size_bytes() + layers * kFp8StateOfLayer * 4);
+  EXPECT_FALSE(TakesFp8(shape, 24, 32, 32));
+  EXPECT_FALSE(TakesFp8(shape, 0, 32, 32));
+  EXPECT_FALSE(TakesFp8(ShapeOfStage(Job(), layout, 1), 32, 32, 32));
+  EXPECT_TRUE(CheckFp8(job).ok());
+  job.mutable_training()->set_precision("fp16");
+  EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
+  job.mutable_training()->set_precision("bf16");
+  job.mutable_resources()->set_device("cpu");
+  EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(MemoryMap, CopiesOfSnapshotsTakeAllThatARankNeeds) {

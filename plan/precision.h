@@ -31,6 +31,9 @@ inline Precision PrecisionOf(const v1::JobSpec& job) {
   return {format, OnGpu(job) ? format : kernels::Format::kFloat32};
 }
 
+// Whether products of layers have factors of 8 bits (plan/fp8.h).
+inline bool HasFp8(const v1::JobSpec& job) { return job.training().fp8(); }
+
 // The loss gradient is multiplied by a scale, lest small gradients become zero.
 inline bool ScalesLoss(const v1::TrainingSpec& training) {
   return FormatOf(training) == kernels::Format::kFloat16;

@@ -15,7 +15,8 @@ bool HasProducts(const v1::Plan& plan) {
 bool MultiplyAlike(const v1::JobSpec& a, const v1::Plan& plan_a, const v1::JobSpec& b,
                    const v1::Plan& plan_b) {
   return a.training().precision() == b.training().precision() &&
-         a.training().tf32() == b.training().tf32() && plan_a.lanes() == plan_b.lanes() &&
+         a.training().tf32() == b.training().tf32() && a.training().fp8() == b.training().fp8() &&
+         plan_a.lanes() == plan_b.lanes() &&
          plan_a.padded_vocabulary() == plan_b.padded_vocabulary() &&
          plan_a.layout().SerializeAsString() == plan_b.layout().SerializeAsString() &&
          plan_a.model().SerializeAsString() == plan_b.model().SerializeAsString();

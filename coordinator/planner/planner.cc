@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/status_macros.h"
+#include "plan/fp8.h"
 #include "plan/gpu_figures.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
@@ -145,6 +146,7 @@ absl::Status CheckSupported(const v1::JobSpec& job) {
   if (precision != "fp32" && precision != "bf16" && precision != "fp16") {
     return unsupported("training.precision " + precision);
   }
+  TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
   const std::string& device = job.resources().device();
   if (device != "cpu" && device != "cuda") return unsupported("resources.device " + device);
   if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");

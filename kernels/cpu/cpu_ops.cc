@@ -5,6 +5,7 @@
 #include "common/check.h"
 #include "hwy/aligned_allocator.h"
 #include "kernels/cpu/bf16_products.h"
+#include "kernels/cpu/eight_bits.h"
 #include "kernels/cpu/gemm.h"
 #include "kernels/cpu/parts.h"
 #include "kernels/cpu/thread_pool.h"
@@ -34,6 +35,14 @@ class CpuOps : public Ops {
     if (a.dbias == nullptr) return;
     if (!a.accumulate) Zero(a.dbias, a.n);
     ColumnLeafSums(a.dy, a.m, a.n, a.rows_per_leaf, a.dbias, pool_);
+  }
+  void ChooseScale(const ChooseScaleArgs& a) override {
+    *a.scale = ScaleFor(a.format, LargestMagnitude(a.x, a.count));
+  }
+  void Quantize(const QuantizeArgs& a) override { QuantizeCpu(a); }
+  void ScaledMatmul(const ScaledMatmulArgs& a) override {
+    ScaledMatmulCpu(a, pool_);
+    Round(a.c, a.m * a.n);
   }
   void LayerNorm(const LayerNormArgs& a) override { LayerNormCpu(a, pool_); }
   void LayerNormBackward(const LayerNormBackwardArgs& a) override {

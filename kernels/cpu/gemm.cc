@@ -173,6 +173,9 @@ HWY_NOINLINE void Finish(Format result, float* c, int64_t c_stride, int64_t rows
       return FinishRows<Format::kBfloat16>(c, c_stride, rows, columns, bias);
     case Format::kFloat16:
       return FinishRows<Format::kFloat16>(c, c_stride, rows, columns, bias);
+    case Format::kE4m3:
+    case Format::kE5m2:
+      TERCIO_CHECK(false);  // results have 16 bits or more
   }
 }
 

@@ -67,6 +67,17 @@ class CudaOps : public Ops {
       ColumnSumsCuda(a.dy, a.m, a.n, a.accumulate, a.dbias, context_);
     });
   }
+  void ChooseScale(const ChooseScaleArgs& a) override {
+    Run("ChooseScale", [&] { ChooseScaleCuda(a, context_); });
+  }
+  void Quantize(const QuantizeArgs& a) override {
+    Run("Quantize", [&] { QuantizeCuda(a, context_); });
+  }
+  void ScaledMatmul(const ScaledMatmulArgs& a) override {
+    Run("ScaledMatmul", [&] {
+      if (a.m > 0 && a.n > 0) products_.ScaledMatmul(a, context_);
+    });
+  }
   void LayerNorm(const LayerNormArgs& a) override {
     Run("LayerNorm", [&] { LayerNormCuda(a, context_); });
   }
@@ -174,6 +185,9 @@ class CudaOps : public Ops {
                            context_.stream);
         case Format::kFloat16:
           return cuda::Add(Elements<__half>(a), Elements<__half>(b), count, context_.stream);
+        case Format::kE4m3:
+        case Format::kE5m2:
+          TERCIO_CHECK(false);
       }
     });
   }
@@ -189,6 +203,9 @@ class CudaOps : public Ops {
           return CopyTo<__nv_bfloat16>(to, from, count, context_.stream);
         case Format::kFloat16:
           return CopyTo<__half>(to, from, count, context_.stream);
+        case Format::kE4m3:
+        case Format::kE5m2:
+          TERCIO_CHECK(false);
       }
     });
   }

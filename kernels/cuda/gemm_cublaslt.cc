@@ -50,6 +50,10 @@ cudaDataType_t TypeOf(Format format) {
       return CUDA_R_16BF;
     case Format::kFloat16:
       return CUDA_R_16F;
+    case Format::kE4m3:
+      return CUDA_R_8F_E4M3;
+    case Format::kE5m2:
+      return CUDA_R_8F_E5M2;
   }
   return CUDA_R_32F;
 }
@@ -72,9 +76,11 @@ struct Product {
   Values result;
   const void* bias;  // of the result's storage, or where to the gradient goes; or null
   int64_t rows, columns, depth;
-  bool transpose_first;              // first lies as (depth x rows)
-  bool transpose_second;             // second lies as (columns x depth)
-  const void* gelu_input = nullptr;  // as the result; written forward, read backward
+  bool transpose_first;                // first lies as (depth x rows)
+  bool transpose_second;               // second lies as (columns x depth)
+  const void* gelu_input = nullptr;    // as the result; written forward, read backward
+  const Scale* first_scale = nullptr;  // of factors of 8 bits
+  const Scale* second_scale = nullptr;
 };
 
 struct Prepared {
@@ -133,6 +139,11 @@ cublasStatus_t SetSides(cublasLtMatmulDesc_t desc, const Product& p, const void*
   if (p.bias != nullptr) calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias));
   if (p.gelu_input != nullptr) {
     calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, gelu_input));
+  }
+  if (p.first_scale != nullptr) {
+    const float* const inverses[] = {&p.first_scale->inverse, &p.second_scale->inverse};
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, inverses[0]));
+    calls(SetDesc(desc, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, inverses[1]));
   }
   return calls.status();
 }
@@ -245,7 +256,7 @@ class Products::Library {
     for (const ConstValues values : {p.first, p.second, ConstValues(p.result)}) {
       TERCIO_CHECK(values.stored() == values.format());
     }
-    TERCIO_CHECK(p.first.stored() == p.second.stored());
+    TERCIO_CHECK(p.first_scale != nullptr || p.first.stored() == p.second.stored());
     p.shape.alignment = {AlignmentOf(p.first.data()), AlignmentOf(p.second.data()),
                          AlignmentOf(p.result.data())};
     Prepared* prepared = Prepare(operation, p, context);
@@ -423,6 +434,26 @@ bool Products::MatmulGelu(const MatmulArgs& a, const GeluArgs& gelu, const CudaC
   const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
   return library_->TryMultiply(
       kName, {shape, a.w, a.x, gelu.g, bias, a.n, a.m, a.k, true, false, a.y.data()}, rest);
+}
+
+// c^T (n x m) = b (lies as k x n, transposed) * a (k x m): the one form in which GPUs before
+// Blackwell multiply numbers of 8 bits.
+void Products::ScaledMatmul(const ScaledMatmulArgs& a, const CudaContext& context) {
+  constexpr char kName[] = "ScaledMatmul";
+  TERCIO_CHECK_EQ((a.m | a.n | a.k) % kScaledUnit, 0);
+  TERCIO_CHECK(IsEightBits(a.a.format()) && a.b.format() == Format::kE4m3);
+  for (const void* at : {a.a.data(), a.b.data(), ConstValues(a.c).data()}) {
+    TERCIO_CHECK_EQ(reinterpret_cast<uintptr_t>(at) % kScaledUnit, 0);
+  }
+  CudaContext rest = context;
+  ProductShape shape = ShapeOf(ProductKind::kScaled, a.a.format(), a.c.format(), a.m, a.n, a.k);
+  shape.bias = a.bias != nullptr;
+  shape.accumulate = a.accumulate;
+  const void* bias = library_->AlignedBias(kName, a.bias, a.n, rest);
+  Product product{shape, a.b, a.a, a.c, bias, a.n, a.m, a.k, true, false};
+  product.first_scale = a.b_scale;
+  product.second_scale = a.a_scale;
+  library_->Multiply(kName, product, rest);
 }
 
 // dx^T (k x m) = w (k x n) * dy (n x m)

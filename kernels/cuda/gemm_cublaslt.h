@@ -29,6 +29,7 @@ class Products {
 
   void Matmul(const MatmulArgs& args, const CudaContext& context);
   void MatmulBackwardInput(const MatmulBackwardInputArgs& args, const CudaContext& context);
+  void ScaledMatmul(const ScaledMatmulArgs& args, const CudaContext& context);
   // All rows are one leaf. Whether the bias gradient is done, too.
   bool MatmulBackwardWeight(const MatmulBackwardWeightArgs& args, const CudaContext& context);
 

@@ -40,6 +40,9 @@ void ResidualBackwardCuda(const ResidualBackwardArgs& args, const CudaContext& c
 void ColumnSumsCuda(ConstValues value, int64_t rows, int64_t columns, bool accumulate, float* out,
                     const CudaContext& context);
 
+void ChooseScaleCuda(const ChooseScaleArgs& args, const CudaContext& context);
+void QuantizeCuda(const QuantizeArgs& args, const CudaContext& context);
+
 void GeluCuda(const GeluArgs& args, const CudaContext& context);
 void GeluBackwardCuda(const GeluBackwardArgs& args, const CudaContext& context);
 void SwigluCuda(const SwigluArgs& args, const CudaContext& context);

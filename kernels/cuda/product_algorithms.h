@@ -15,7 +15,7 @@
 
 namespace tercio::kernels::cuda {
 
-enum class ProductKind { kForward, kInputGradient, kWeightGradient };
+enum class ProductKind { kForward, kInputGradient, kWeightGradient, kScaled };
 
 // What is done with a result before it is written.
 enum class ProductEpilogue {
@@ -31,7 +31,8 @@ inline constexpr uint32_t kProductAlignment = 16;
 // Everything that the choice depends on.
 struct ProductShape {
   ProductKind kind = ProductKind::kForward;
-  Format operands = Format::kFloat32;
+  Format operands =
+      Format::kFloat32;  // of a scaled product: its first factor's; the other's is E4M3
   Format result = Format::kFloat32;
   int64_t m = 0, n = 0, k = 0;  // of ops.h
   ProductEpilogue epilogue = ProductEpilogue::kNone;

@@ -11,7 +11,8 @@ constexpr int64_t kUnit = 256;
 // Numbers that are none of the special ones in any format, and not zero, which costs less power.
 constexpr int kFill = 0x3c;
 
-// Of x or dy (m x n or k), w or x, the result, and what lies beside it (GELU's result or input).
+// Of x or dy (m x n or k), w or x, the result, and what lies beside it (GELU's result or input, or
+// the scale of both factors).
 struct Sizes {
   int64_t first, second, result, beside, bias;
 
@@ -23,6 +24,10 @@ int64_t Bytes(int64_t elements, Format format) {
 }
 
 Sizes SizesOf(const ProductShape& s) {
+  if (s.kind == ProductKind::kScaled) {
+    return {Bytes(s.m * s.k, s.operands), Bytes(s.n * s.k, Format::kE4m3),
+            Bytes(s.m * s.n, s.result), Bytes(sizeof(Scale), Format::kE4m3), Bytes(s.n, s.result)};
+  }
   const bool weight = s.kind == ProductKind::kWeightGradient;
   const bool forward = s.kind == ProductKind::kForward;
   const bool gelu =
@@ -73,6 +78,15 @@ void Perform(const ProductShape& s, std::byte* memory, const CudaContext& contex
                                                         : nullptr,
            s.m, s.n, s.k, s.m, s.accumulate},
           context);
+      return;
+    case ProductKind::kScaled: {
+      const auto* scale = reinterpret_cast<const Scale*>(beside.data());
+      products.ScaledMatmul(
+          {first, Values(second.data(), Format::kE4m3, Format::kE4m3), scale, scale,
+           s.bias ? ConstValues(bias) : nullptr, result, s.m, s.n, s.k, s.accumulate},
+          context);
+      return;
+    }
   }
 }
 

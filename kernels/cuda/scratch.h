@@ -50,6 +50,9 @@ inline constexpr int64_t kSquaresBlock = 65536;
 inline constexpr int64_t kSumsOfLaunch = 128;  // tensors that are summed at once
 inline int64_t SquaresBytes(int64_t count) { return 8 * (count / kSquaresBlock + kSumsOfLaunch); }
 
+// Of ChooseScale: the largest magnitude.
+inline constexpr int64_t kScaleBytes = 4;
+
 // The largest of each that a program calls; 0 where it calls none. `product_bytes` is what matrix
 // products may use: the algorithms chosen need no more. With a bias of n elements they have
 // 4 n, rounded up to 256, less.
@@ -69,7 +72,7 @@ inline int64_t CudaScratchBytes(const ScratchShapes& shapes) {
                    ColumnSumBytes(shapes.rows, shapes.sum_columns),
                    AttentionBackwardBytes(shapes.rows, shapes.heads),
                    DigestBytes(shapes.digest_count), SquaresBytes(shapes.squares_count),
-                   shapes.product_bytes, shapes.library_attention_bytes});
+                   kScaleBytes, shapes.product_bytes, shapes.library_attention_bytes});
 }
 
 }  // namespace tercio::kernels::cuda

@@ -22,7 +22,9 @@ enum class StreamOrder { kDrawn, kWaitedFirst, kWaitedLast };
 struct Settings {
   int devices = 1;
   size_t memory_bytes = size_t{4} << 30;  // of each device
-  uint64_t seed = 1;                      // of what is drawn
+  int major = 8;                          // compute capability
+  int minor = 0;
+  uint64_t seed = 1;  // of what is drawn
   StreamOrder streams = StreamOrder::kDrawn;
   size_t max_queued = 256;  // items of a stream; at that the oldest of it run
   Orders orders;            // within a kernel

@@ -2,6 +2,7 @@
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cmath>
 #include <cstdio>
@@ -20,6 +21,8 @@ struct cublasLtMatmulDescOpaque {
   const void* auxiliary = nullptr;
   int64_t auxiliary_leading = 0;
   int32_t auxiliary_type = -1;  // that of D
+  const float* a_scale = nullptr;
+  const float* b_scale = nullptr;
   bool tf32 = false;
 };
 struct cublasLtMatrixLayoutOpaque {
@@ -49,6 +52,8 @@ int64_t Microseconds(uint64_t number, int64_t products) {
 }
 constexpr uint64_t kSideAlignment = 16;   // of biases and auxiliary matrices
 constexpr int64_t kAuxiliaryLeading = 8;  // what it is a multiple of
+constexpr int64_t kEightBitUnit = 16;     // likewise sizes and addresses of factors of 8 bits
+constexpr int kEightBitCapability = 89;
 
 // What an algorithm is for, in cublasLtMatmulAlgo_t::data.
 enum Word { kIsMagic, kNumber, kProblem, kAlignmentAB, kAlignmentCD, kWorkspace };
@@ -71,10 +76,15 @@ uint64_t Alignment(const void* pointer) {
   return address == 0 ? 256 : address & ~(address - 1);
 }
 
-size_t BytesOf(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+bool IsEightBits(cudaDataType_t type) { return type == CUDA_R_8F_E4M3 || type == CUDA_R_8F_E5M2; }
+
+size_t BytesOf(cudaDataType_t type) {
+  if (IsEightBits(type)) return 1;
+  return type == CUDA_R_32F ? 4 : 2;
+}
 
 bool IsType(cudaDataType_t type) {
-  return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF;
+  return type == CUDA_R_32F || type == CUDA_R_16F || type == CUDA_R_16BF || IsEightBits(type);
 }
 
 uint64_t Hash(const Problem& p) {
@@ -133,6 +143,42 @@ cublasStatus_t CheckSides(const Problem& p) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
+// Of the current device, 10 * major + minor.
+int Capability() {
+  int device = 0;
+  int major = 0;
+  int minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return 10 * major + minor;
+}
+
+cublasStatus_t CheckEightBits(const Problem& p) {
+  const auto& desc = *p.desc;
+  const auto refuse = [](const char* why) { return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, why); };
+  if (Capability() < kEightBitCapability) return refuse("8 bits, on an older device");
+  if (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2) return refuse("twice E5M2");
+  if (desc.transpose_a != CUBLAS_OP_T || desc.transpose_b != CUBLAS_OP_N) {
+    return refuse("8 bits, and not A transposed and B as it is");
+  }
+  if (desc.a_scale == nullptr || desc.b_scale == nullptr) return refuse("8 bits without scales");
+  if (desc.tf32) return refuse("TF32 of 8 bits");
+  if (desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && desc.epilogue != CUBLASLT_EPILOGUE_BIAS) {
+    return refuse("8 bits with this epilogue");
+  }
+  if (IsEightBits(p.d->type)) return refuse("a result of 8 bits");
+  if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && p.d->type == CUDA_R_32F) {
+    return refuse("8 bits with a bias of 32");
+  }
+  for (const Layout* layout : {p.a, p.b, p.d}) {
+    if ((layout->rows | layout->columns | layout->leading) % kEightBitUnit != 0) {
+      return refuse("8 bits, and sizes that 16 does not divide");
+    }
+  }
+  return CheckSides(p);
+}
+
 cublasStatus_t CheckProblem(const Problem& p) {
   if (p.desc == nullptr || p.a == nullptr || p.b == nullptr || p.c == nullptr || p.d == nullptr) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "a descriptor is null");
@@ -149,6 +195,10 @@ cublasStatus_t CheckProblem(const Problem& p) {
   if (p.c->type != p.d->type || p.c->leading != p.d->leading) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not laid out as D");
   }
+  if (IsEightBits(p.a->type) && IsEightBits(p.b->type)) return CheckEightBits(p);
+  if (p.desc->a_scale != nullptr || p.desc->b_scale != nullptr) {
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "scales of more than 8 bits");
+  }
   if (p.a->type != p.b->type || (p.d->type != p.a->type && p.d->type != CUDA_R_32F)) {
     return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "these types are not multiplied");
   }
@@ -156,6 +206,10 @@ cublasStatus_t CheckProblem(const Problem& p) {
 }
 
 double Read(const void* from, cudaDataType_t type, int64_t index) {
+  if (IsEightBits(type)) {
+    return tercio::emulation::FloatOf(static_cast<const __nv_fp8_storage_t*>(from)[index],
+                                      type == CUDA_R_8F_E4M3 ? __NV_E4M3 : __NV_E5M2);
+  }
   if (type == CUDA_R_32F) return static_cast<const float*>(from)[index];
   if (type == CUDA_R_16BF) return __bfloat162float(static_cast<const __nv_bfloat16*>(from)[index]);
   return __half2float(static_cast<const __half*>(from)[index]);
@@ -245,6 +299,7 @@ void Multiply(const Product& p) {
         sum += static_cast<float>(partial);
       }
       sum *= p.alpha;
+      if (p.desc.a_scale != nullptr) sum *= *p.desc.a_scale * *p.desc.b_scale;
       const int64_t at = j * p.d.leading + i;
       // Where beta is 0, C may hold anything.
       if (p.beta != 0) sum += p.beta * static_cast<float>(Read(p.c_data, p.d.type, at));
@@ -343,6 +398,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return Set(desc->bias, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       return Set(desc->bias_type, value, bytes);
+    case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
+      return Set(desc->a_scale, value, bytes);
+    case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
+      return Set(desc->b_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
       return Set(desc->auxiliary, value, bytes);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
@@ -412,7 +471,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   const uint32_t(&alignment)[4] = preference->alignment;
   const Layout* layouts[4] = {a, b, c, d};
   for (int i = 0; i < 4; ++i) {
-    if (alignment[i] < BytesOf(layouts[i]->type)) {
+    const size_t least = IsEightBits(a->type) ? kEightBitUnit : BytesOf(layouts[i]->type);
+    if (alignment[i] < least) {
       return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "elements that are not aligned");
     }
   }

@@ -2,7 +2,9 @@
 // checks fires.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
+#include <cuda_fp8.h>
 
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -152,6 +154,83 @@ TEST_F(CublasLtTest, BiasGradientsAreSumsOfB) {
   EXPECT_EQ(d_data_[0], -26);
   EXPECT_EQ(d_data_[8], 1 + 0 - 1 - 2);
   EXPECT_EQ(d_data_[9], -3 - 4 - 5 - 6);
+}
+
+// 16 x 32 = (16 x 16, transposed) * (16 x 32), of 8 bits.
+TEST_F(CublasLtTest, FactorsOfEightBits) {
+  Settings settings;
+  settings.major = 9;
+  TearDown();
+  Configure(settings);
+  for (cublasLtMatrixLayout_t* layout : {&a_, &b_, &d_}) *layout = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cublasLtCreate(&handle_), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(cublasLtMatmulDescCreate(&desc_, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+            CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(cublasLtMatmulPreferenceCreate(&preference_), CUBLAS_STATUS_SUCCESS);
+  for (float** buffer : {&a_data_, &b_data_, &d_data_}) {
+    ASSERT_EQ(cudaMalloc(buffer, 1024 * sizeof(float)), cudaSuccess);
+  }
+  auto* a = reinterpret_cast<unsigned char*>(a_data_);
+  auto* b = reinterpret_cast<unsigned char*>(b_data_);
+  for (int i = 0; i < 16 * 16; ++i) a[i] = __nv_cvt_float_to_fp8(2, __NV_SATFINITE, __NV_E4M3);
+  for (int i = 0; i < 16 * 32; ++i) b[i] = __nv_cvt_float_to_fp8(3, __NV_SATFINITE, __NV_E5M2);
+  float* scales = b_data_ + 512;
+  scales[0] = 0.5f;
+  scales[1] = 4.0f;
+  Layout(a_, CUDA_R_8F_E4M3, 16, 16);
+  Layout(b_, CUDA_R_8F_E5M2, 16, 32);
+  Layout(d_, CUDA_R_32F, 16, 32);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);  // A is not transposed
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);  // no scales
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales + 1), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(Find(), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(Multiply(a_data_), CUBLAS_STATUS_SUCCESS);
+  scales[0] = 0.25f;  // read when the stream runs
+  ASSERT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(d_data_[0], 16 * 6 * 0.25f * 4);
+  EXPECT_EQ(d_data_[16 * 32 - 1], 16 * 6 * 0.25f * 4);
+  for (const auto& [attribute, value] :
+       {std::pair(CUBLASLT_MATMUL_DESC_EPILOGUE, int32_t{CUBLASLT_EPILOGUE_GELU_AUX}),
+        std::pair(CUBLASLT_MATMUL_DESC_EPILOGUE, int32_t{CUBLASLT_EPILOGUE_BGRADB}),
+        std::pair(CUBLASLT_MATMUL_DESC_TRANSB, int32_t{CUBLAS_OP_T})}) {
+    ASSERT_EQ(Set(attribute, value), CUBLAS_STATUS_SUCCESS);
+    EXPECT_NE(Find(), CUBLAS_STATUS_SUCCESS) << attribute << " " << value;
+    const bool epilogue = attribute == CUBLASLT_MATMUL_DESC_EPILOGUE;
+    const int32_t plain = epilogue ? int32_t{CUBLASLT_EPILOGUE_DEFAULT} : int32_t{CUBLAS_OP_N};
+    ASSERT_EQ(Set(attribute, plain), CUBLAS_STATUS_SUCCESS);
+  }
+  EXPECT_EQ(Prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t{8}), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);
+  EXPECT_EQ(Prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t{16}),
+            CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_SUCCESS);
+  Layout(d_, CUDA_R_8F_E4M3, 16, 32);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);
+  Layout(d_, CUDA_R_16BF, 16, 32);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_SUCCESS);
+  Layout(a_, CUDA_R_8F_E5M2, 16, 16);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);  // both E5M2
+  Layout(a_, CUDA_R_8F_E4M3, 24, 16);
+  Layout(b_, CUDA_R_8F_E4M3, 24, 32);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);  // 16 does not divide 24
+  Layout(a_, CUDA_R_16BF, 16, 16);
+  Layout(b_, CUDA_R_16BF, 16, 32);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_INVALID_VALUE);  // scales of 16 bits
+}
+
+TEST_F(CublasLtTest, OldDevicesHaveNoFactorsOfEightBits) {
+  const float* scale = a_data_;
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scale), CUBLAS_STATUS_SUCCESS);
+  ASSERT_EQ(Set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scale), CUBLAS_STATUS_SUCCESS);
+  Layout(a_, CUDA_R_8F_E4M3, 16, 16);
+  Layout(b_, CUDA_R_8F_E4M3, 16, 16);
+  Layout(d_, CUDA_R_16BF, 16, 16);
+  EXPECT_EQ(Find(), CUBLAS_STATUS_NOT_SUPPORTED);
 }
 
 TEST_F(CublasLtTest, RefusesDescriptors) {

@@ -114,6 +114,11 @@ atomicAdd(T* address, T value) {
   *address += value;
   return before;
 }
+inline unsigned int atomicMax(unsigned int* address, unsigned int value) {
+  const unsigned int before = *address;
+  if (value > before) *address = value;
+  return before;
+}
 inline void __threadfence() {}
 
 template <typename T>

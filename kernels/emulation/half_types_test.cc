@@ -1,6 +1,8 @@
-// The emulated 16-bit types against the CPU's rounding, whose own test holds the definition.
+// The emulated 16-bit and 8-bit types against the CPU's rounding, whose own test holds the
+// definition.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <bit>
 #include <cmath>
@@ -11,6 +13,7 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/eight_bits.h"
 
 namespace tercio::emulation {
 namespace {
@@ -78,6 +81,28 @@ TEST(HalfTypes, PairsAreTwo) {
   const float2 fp16 = __half22float2(__floats2half2_rn(1.5f, -3.0f));
   EXPECT_TRUE(fp16.x == 1.5f && fp16.y == -3.0f);
   static_assert(sizeof(__half2) == 4 && sizeof(__nv_bfloat162) == 4);
+}
+
+TEST(EightBitTypes, AreTheCpus) {
+  std::mt19937_64 random(kSeed);
+  for (const Format format : {Format::kE4m3, Format::kE5m2}) {
+    const auto type = format == Format::kE4m3 ? __NV_E4M3 : __NV_E5M2;
+    for (int i = 0; i < 256; ++i) {
+      const auto bits = static_cast<uint8_t>(i);
+      const float here = FloatOf(bits, type);
+      const float there = kernels::FromEightBits(format, bits);
+      ASSERT_TRUE(here == there || (std::isnan(here) && std::isnan(there))) << i;
+    }
+    for (int i = 0; i < 200000; ++i) {
+      const float x = i % 2 == 0 ? std::bit_cast<float>(static_cast<uint32_t>(random()))
+                                 : std::ldexp(static_cast<float>(random() % 65) / 32,
+                                              static_cast<int>(random() % 36) - 18);
+      if (std::isinf(x)) continue;
+      ASSERT_EQ(__nv_cvt_float_to_fp8(x, __NV_SATFINITE, type),
+                kernels::ToEightBits(format, kernels::RoundToEightBits(format, x)))
+          << x;
+    }
+  }
 }
 
 }  // namespace

@@ -21,8 +21,6 @@ using tercio::emulation::WorkKind;
 namespace {
 
 constexpr int kVersion = 13000;
-constexpr int kMajor = 8;
-constexpr int kMinor = 0;
 constexpr int kMultiprocessors = 4;
 constexpr int kSharedBytes = 48 << 10;
 constexpr int kSharedBytesOptin = 163 << 10;  // the smaller of compute capabilities 8.0 and 9.0
@@ -128,8 +126,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->sharedMemPerBlockOptin = kSharedBytesOptin;
   properties->warpSize = tercio::emulation::kWarpLanes;
   properties->maxThreadsPerBlock = tercio::emulation::kMaxThreadsPerBlock;
-  properties->major = kMajor;
-  properties->minor = kMinor;
+  properties->major = Process::Get().settings.major;
+  properties->minor = Process::Get().settings.minor;
   properties->multiProcessorCount = kMultiprocessors;
   properties->ECCEnabled = 1;
   properties->pciBusID = device + 1;
@@ -156,10 +154,10 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
       *value = 1;
       break;
     case cudaDevAttrComputeCapabilityMajor:
-      *value = kMajor;
+      *value = Process::Get().settings.major;
       break;
     case cudaDevAttrComputeCapabilityMinor:
-      *value = kMinor;
+      *value = Process::Get().settings.minor;
       break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = kSharedBytesOptin;

@@ -11,6 +11,7 @@
 #include "plan/rank_layout.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
+#include "worker/engine/state_slices.h"
 
 namespace tercio::testing {
 namespace {
@@ -53,7 +54,7 @@ struct Shared {
 absl::Status LoadState(const State& state, TrainingEngine& engine) {
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.NeededSlices()[i];
-    if (IsGuardTensor(slice.tensor()) && !state.contains(slice.tensor())) continue;
+    if (IsOptionalState(slice.tensor()) && !state.contains(slice.tensor())) continue;
     const std::vector<float>& whole = state.at(slice.tensor());
     std::vector<float> values;
     ForRows(slice, [&](int64_t at, int64_t, int64_t width) {

@@ -24,6 +24,8 @@ namespace {
 constexpr int64_t kRingBytes = int64_t{32} << 20;    // for copies to the device
 constexpr int64_t kLandingBytes = int64_t{8} << 20;  // for copies from it
 
+constexpr int kFp8Capability = 89;  // 10 * major + minor
+
 constexpr char kWork[] = "the work on the GPU";
 // Of waiting for a stream that is watched.
 constexpr int64_t kEagerRounds = 200;
@@ -439,6 +441,12 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDevice
   cudaDeviceProp properties = {};
   TERCIO_RETURN_IF_ERROR(
       CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "describing the GPU"));
+  if (options.fp8 && 10 * properties.major + properties.minor < kFp8Capability) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("training.fp8 needs a GPU of compute capability 8.9 or more, and ",
+                     properties.name, " has ", properties.major, ".", properties.minor,
+                     "; use other nodes, or resume the job with training.fp8=false"));
+  }
   auto device = std::make_unique<CudaDevice>(ordinal, properties.name, std::move(options));
   TERCIO_RETURN_IF_ERROR(device->Bind());
   return std::unique_ptr<Device>(std::move(device));

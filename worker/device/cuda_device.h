@@ -18,6 +18,7 @@ namespace tercio {
 
 struct CudaDeviceOptions {
   bool tf32 = false;  // products of fp32 values may round their factors to TF32
+  bool fp8 = false;   // the GPU must have products of 8-bit factors
   // Of products (kernels/cuda/product_algorithms.h), of all streams: those that are there when a
   // stream first needs them are taken, others are added. Null: each stream has its own. Streams
   // that multiply are fed by one thread.
@@ -25,8 +26,8 @@ struct CudaDeviceOptions {
   bool graphs = true;  // Stream::RecordGraph; else it records nothing
 };
 
-// The GPU that the driver calls `ordinal`. FAILED_PRECONDITION where there is none, or the driver
-// is too old; the message says how to mend it.
+// The GPU that the driver calls `ordinal`. FAILED_PRECONDITION where there is none, the driver is
+// too old, or the GPU has not what is asked for; the message says how to mend it.
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal,
                                                          CudaDeviceOptions options = {});
 

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "common/gpu_faults.h"
@@ -208,6 +209,31 @@ TEST_F(CudaDeviceTest, AWatchIsAskedAtTheEnd) {
   EXPECT_EQ(stream_->Synchronize().message(), "not what it should be");
 }
 
+#endif
+
+#ifdef TERCIO_CUDA_EMULATED
+TEST(CudaDevice, Fp8NeedsItsComputeCapability) {
+  CudaDeviceOptions options;
+  options.fp8 = true;
+  emulation::Settings settings;
+  for (const auto& [major, minor] : {std::pair(8, 0), std::pair(8, 6)}) {
+    settings.major = major;
+    settings.minor = minor;
+    emulation::Configure(settings);
+    const auto device = CreateCudaDevice(0, options);
+    EXPECT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(device.status().message()),
+                HasSubstr("training.fp8 needs a GPU of compute capability 8.9 or more"));
+    EXPECT_TRUE(CreateCudaDevice(0).ok());
+  }
+  for (const auto& [major, minor] : {std::pair(8, 9), std::pair(9, 0), std::pair(12, 0)}) {
+    settings.major = major;
+    settings.minor = minor;
+    emulation::Configure(settings);
+    EXPECT_TRUE(CreateCudaDevice(0, options).ok());
+  }
+  emulation::Configure({});
+}
 #endif
 
 TEST(CudaStatus, SaysHowToMendAndWhoseFaultItIs) {

@@ -5,17 +5,28 @@
 
 #include <functional>
 #include <initializer_list>
+#include <string>
 #include <vector>
 
 #include "kernels/ops.h"
 #include "plan/lanes.h"
+#include "worker/engine/arena.h"
 #include "worker/engine/stage_weights.h"
 
 namespace tercio {
 
 class GradientLanes {
  public:
-  // buffers[i]: the i-th gradient buffer of the memory table.
+  // The gradient buffers of the memory table, in order.
+  static std::vector<float*> BuffersIn(Arena& arena, int lanes_per_rank) {
+    std::vector<float*> buffers;
+    for (int i = 0; i < plan::GradientBuffers(lanes_per_rank); ++i) {
+      buffers.push_back(arena.Floats("gradients." + std::to_string(i)));
+    }
+    return buffers;
+  }
+
+  // buffers: those of BuffersIn.
   GradientLanes(std::vector<float*> buffers, int micro_batch, int64_t sequences_per_rank,
                 int lanes_per_rank)
       : buffers_(std::move(buffers)),

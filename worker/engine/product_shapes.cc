@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "plan/fp8.h"
 #include "plan/lanes.h"
 #include "plan/memory_map.h"
 #include "plan/model_traits.h"
@@ -64,6 +65,12 @@ class Shapes {
     shapes_.insert({kind, format_, result, m, n, k, epilogue, bias, accumulate, tf32_});
   }
 
+  void AddScaled(Format operands, Format result, int64_t m, int64_t n, int64_t k, bool bias,
+                 bool accumulate) {
+    shapes_.insert({ProductKind::kScaled, operands, result, m, n, k, ProductEpilogue::kNone, bias,
+                    accumulate, false});
+  }
+
   // y (rows x n) of x (rows x k), forward and backward. Of one of both directions the result is
   // summed over tensor ranks, in pieces; the bias of what follows such a sum is added elsewhere.
   enum class Sum { kForward, kBackward };
@@ -77,12 +84,24 @@ class Shapes {
   };
   void Linear(const LinearLayer& layer) {
     for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kForward)) {
+      if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
+        AddScaled(Format::kE4m3, format_, piece.count, layer.n, layer.k, layer.bias, false);
+        continue;
+      }
       Add(ProductKind::kForward, piece.count, layer.n, layer.k, layer.forward, layer.bias, false);
     }
     for (const plan::RowPiece& piece : Pieces(layer.summed == Sum::kBackward)) {
+      if (plan::TakesFp8(shape_, piece.count, layer.n, layer.k)) {
+        AddScaled(Format::kE5m2, format_, piece.count, layer.k, layer.n, false, false);
+        continue;
+      }
       Add(ProductKind::kInputGradient, piece.count, layer.n, layer.k, layer.backward, false, false);
     }
     for (const auto& [rows, accumulate] : segments_) {
+      if (plan::TakesFp8(shape_, rows, layer.n, layer.k)) {
+        AddScaled(Format::kE5m2, Format::kFloat32, layer.n, layer.k, rows, false, accumulate);
+        continue;
+      }
       Add(ProductKind::kWeightGradient, rows, layer.n, layer.k,
           layer.bias ? ProductEpilogue::kBiasGradient : ProductEpilogue::kNone, false, accumulate);
     }

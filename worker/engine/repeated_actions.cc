@@ -8,9 +8,10 @@ namespace {
 
 constexpr int kMostMicroBatches = 32;
 
-// Dropout is keyed by the step, the loss scale changes, and an encoder's head counts on the host.
+// Dropout is keyed by the step, the loss scale changes, an encoder's head counts on the host, and
+// FP8's first scales are made from what they scale.
 bool DependsOnStep(const v1::JobSpec& job) {
-  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) ||
+  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) || job.training().fp8() ||
          !plan::TraitsOf(job.model()).causal;
 }
 

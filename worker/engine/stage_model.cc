@@ -9,6 +9,13 @@
 #include "worker/engine/rotary_table.h"
 
 namespace tercio {
+namespace {
+
+const char* WeightsThatAreRead(const plan::StageShape& shape) {
+  return shape.precision.format == kernels::Format::kFloat32 ? "parameters" : "parameters.compute";
+}
+
+}  // namespace
 
 StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                        const plan::StageTensors& tensors, Arena& arena, Stream& stream,
@@ -29,7 +36,9 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       stream_(stream),
       beside_(beside),
       ops_(stream.ops()),
-      tensor_group_(tensor_group) {
+      tensor_group_(tensor_group),
+      parameters_(arena.ValuesOf(WeightsThatAreRead(shape_), shape_.precision)),
+      linear_(shape_, weights_, parameters_, arena, stream) {
   const int64_t begin = tensor_index_ * shape_.vocabulary;
   vocabulary_begin_ = begin;
   vocabulary_valid_ = std::clamp<int64_t>(spec.model().vocab_size() - begin, 0, shape_.vocabulary);
@@ -38,8 +47,6 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
   }
   shared_ = arena.Get<std::byte>("activations.shared");
   const auto values = [&](const char* name) { return arena.ValuesOf(name, shape_.precision); };
-  parameters_ = values(shape_.precision.format == kernels::Format::kFloat32 ? "parameters"
-                                                                            : "parameters.compute");
   branch_ = values("workspace.branch");
   branch_gradient_ = values("workspace.branch_gradient");
   norm_gradient_ = values("workspace.norm_gradient");
@@ -274,8 +281,9 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
   const int64_t rows = RowsOf(batch);
-  ops_.Matmul({GatherRows(AttentionInput(at)), w.qkv.In(parameters_), w.qkv_bias.In(parameters_),
-               at.qkv, rows, shape_.qkv, shape_.hidden});
+  linear_.Forward(PartOf(batch, layer, plan::Linear::kQkv),
+                  {GatherRows(AttentionInput(at)), w.qkv.In(parameters_),
+                   w.qkv_bias.In(parameters_), at.qkv, rows, shape_.qkv, shape_.hidden});
   Rotate(at.qkv, batch.first_row, rows, false);
   const LayerView all = View(batch.slot, layer);  // keys and values of earlier rows count, too
   kernels::AttentionArgs attention{};
@@ -300,11 +308,11 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
 }
 
 // A half layer's last product, from `x` (rows x k) to the branch.
-kernels::ConstValues StageModel::SumToBranch(kernels::ConstValues x, WeightRef weight, int64_t rows,
-                                             int64_t k) {
-  return SumProduct(branch_, rows, [&](const plan::RowPiece& piece) {
-    ops_.Matmul({x + piece.first * k, weight.In(parameters_), nullptr,
-                 branch_ + piece.first * shape_.hidden, piece.count, shape_.hidden, k});
+kernels::ConstValues StageModel::SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
+                                             kernels::ConstValues x, WeightRef weight, int64_t k) {
+  return SumProduct(branch_, RowsOf(batch), [&](const plan::RowPiece& piece) {
+    linear_.Forward(part, {x + piece.first * k, weight.In(parameters_), nullptr,
+                           branch_ + piece.first * shape_.hidden, piece.count, shape_.hidden, k});
   });
 }
 
@@ -323,7 +331,8 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   const int64_t rows = RowsOf(batch);
   kernels::ResidualArgs add{};
   add.residual = at.input;
-  add.branch = SumToBranch(at.attention, w.output, rows, shape_.attention);
+  add.branch = SumToBranch(batch, PartOf(batch, layer, plan::Linear::kOutput), at.attention,
+                           w.output, shape_.attention);
   add.bias = w.output_bias.In(parameters_);
   add.out = at.middle;
   add.rows = LocalRowsOf(batch);
@@ -334,24 +343,25 @@ void StageModel::ForwardUp(const MicroBatch& batch, int layer) {
   const kernels::MatmulArgs up{
       GatherRows(at.norm2), w.up.In(parameters_), w.up_bias.In(parameters_), at.up, rows, shape_.up,
       shape_.hidden};
+  const LinearLayers::Part part = PartOf(batch, layer, plan::Linear::kUp);
   if (traits_.gated_mlp) {
-    ops_.Matmul(up);
+    linear_.Forward(part, up);
     Activate(at.up, at.gelu, rows);
   } else {
-    ops_.MatmulGelu(up, {at.up, at.gelu, rows, shape_.ffn, traits_.exact_gelu});
+    linear_.ForwardGelu(part, up, {at.up, at.gelu, rows, shape_.ffn, traits_.exact_gelu});
   }
 }
 
 void StageModel::ForwardLayer(const MicroBatch& batch, int layer) {
   const LayerView at = ViewOf(batch, layer);
   const LayerWeights& w = WeightsOf(batch, layer);
-  const int64_t rows = RowsOf(batch);
   ForwardAttention(batch, layer);
   ForwardUp(batch, layer);
   const bool inner = layer + 1 < shape_.layers;
   kernels::ResidualArgs add{};
   add.residual = at.middle;
-  add.branch = SumToBranch(at.gelu, w.down, rows, shape_.ffn);
+  add.branch =
+      SumToBranch(batch, PartOf(batch, layer, plan::Linear::kDown), at.gelu, w.down, shape_.ffn);
   add.bias = w.down_bias.In(parameters_);
   add.out = inner ? ViewOf(batch, layer + 1).input : OutputOf(batch);
   add.rows = LocalRowsOf(batch);
@@ -522,29 +532,33 @@ kernels::ConstValues StageModel::BackwardResidual(const MicroBatch& batch, int l
   return GatherRows(dropped ? kernels::ConstValues(branch_gradient_) : flow);
 }
 
-void StageModel::BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                                kernels::ConstValues dy, kernels::ConstValues x, int64_t n,
-                                int64_t k, GradientLanes& lanes) {
+void StageModel::BackwardWeight(const MicroBatch& batch, LinearLayers::Part part, WeightRef weight,
+                                WeightRef bias, kernels::ConstValues dy, kernels::ConstValues x,
+                                int64_t n, int64_t k, GradientLanes& lanes) {
+  linear_.BeginBackward(part, dy, shape_.rows);
   lanes.Assign(
       batch.index, {weight, bias}, ops_,
       [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
         const int64_t row = segment.first_sequence * shape_.tokens;
-        ops_.MatmulBackwardWeight({dy + row * n, x + row * k, weight.GradientIn(gradients),
-                                   bias.GradientIn(gradients), segment.sequences * shape_.tokens, n,
-                                   k, shape_.tokens, accumulate});
+        linear_.BackwardWeight(
+            part,
+            {dy + row * n, x + row * k, weight.GradientIn(gradients), bias.GradientIn(gradients),
+             segment.sequences * shape_.tokens, n, k, shape_.tokens, accumulate},
+            row);
       });
 }
 
-void StageModel::BackwardDown(kernels::ConstValues branch, WeightRef weight,
-                              kernels::ConstValues up) {
+void StageModel::BackwardDown(LinearLayers::Part part, kernels::ConstValues branch,
+                              WeightRef weight, kernels::ConstValues up) {
   kernels::MatmulBackwardInputArgs product{branch,      weight.In(parameters_), wide_gradient_,
                                            shape_.rows, shape_.hidden,          shape_.ffn};
   if (!traits_.gated_mlp) {
-    return ops_.MatmulGeluBackward(
-        product, {wide_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn, traits_.exact_gelu});
+    return linear_.BackwardInputGelu(
+        part, product,
+        {wide_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn, traits_.exact_gelu});
   }
   product.dx = gated_gradient_;
-  ops_.MatmulBackwardInput(product);
+  linear_.BackwardInput(part, product, 0);
   ops_.SwigluBackward({gated_gradient_, up, wide_gradient_, shape_.rows, shape_.ffn});
 }
 
@@ -555,15 +569,17 @@ void StageModel::BackwardPostNorm(const MicroBatch& batch, WeightRef weight, Wei
     BackwardNorm(batch, weight, bias, flow, sum, mean, rstd, flow, false, lanes);
 }
 
-void StageModel::BackwardInput(const MicroBatch& batch, WeightRef product, int64_t width,
-                               WeightRef weight, WeightRef bias, kernels::ConstValues x,
-                               const float* mean, const float* rstd, kernels::Values flow,
-                               GradientLanes& lanes) {
+void StageModel::BackwardInput(const MicroBatch& batch, LinearLayers::Part part, WeightRef product,
+                               int64_t width, WeightRef weight, WeightRef bias,
+                               kernels::ConstValues x, const float* mean, const float* rstd,
+                               kernels::Values flow, GradientLanes& lanes) {
   const kernels::Values gradient =
       SumProduct(norm_gradient_, shape_.rows, [&](const plan::RowPiece& piece) {
-        ops_.MatmulBackwardInput({wide_gradient_ + piece.first * width, product.In(parameters_),
-                                  norm_gradient_ + piece.first * shape_.hidden, piece.count, width,
-                                  shape_.hidden});
+        linear_.BackwardInput(
+            part,
+            {wide_gradient_ + piece.first * width, product.In(parameters_),
+             norm_gradient_ + piece.first * shape_.hidden, piece.count, width, shape_.hidden},
+            piece.first);
       });
   if (shape_.post_norm) {
     return ops_.Add(flow, gradient, shape_.local_rows * shape_.hidden);
@@ -578,12 +594,14 @@ void StageModel::BackwardMlp(const MicroBatch& batch, int layer, kernels::Values
   BackwardPostNorm(batch, w.norm2, w.norm2_bias, at.norm1, at.mean1, at.rstd1, flow, lanes);
   const kernels::ConstValues branch = BackwardResidual(
       batch, ModelLayer(batch, layer), kernels::kSiteMlpOutput, w.down_bias, flow, lanes);
-  BackwardWeight(batch, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
-  BackwardDown(branch, w.down, at.up);
-  BackwardWeight(batch, w.up, w.up_bias, wide_gradient_, GatherRows(at.norm2), shape_.up,
+  const LinearLayers::Part down = PartOf(batch, layer, plan::Linear::kDown);
+  BackwardWeight(batch, down, w.down, {}, branch, at.gelu, shape_.hidden, shape_.ffn, lanes);
+  BackwardDown(down, branch, w.down, at.up);
+  const LinearLayers::Part up = PartOf(batch, layer, plan::Linear::kUp);
+  BackwardWeight(batch, up, w.up, w.up_bias, wide_gradient_, GatherRows(at.norm2), shape_.up,
                  shape_.hidden, lanes);
-  BackwardInput(batch, w.up, shape_.up, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2, flow,
-                lanes);
+  BackwardInput(batch, up, w.up, shape_.up, w.norm2, w.norm2_bias, at.middle, at.mean2, at.rstd2,
+                flow, lanes);
 }
 
 void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
@@ -593,9 +611,13 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::
   BackwardPostNorm(batch, w.norm1, w.norm1_bias, at.middle, at.mean2, at.rstd2, flow, lanes);
   const kernels::ConstValues branch = BackwardResidual(
       batch, ModelLayer(batch, layer), kernels::kSiteAttentionOutput, w.output_bias, flow, lanes);
-  BackwardWeight(batch, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention, lanes);
-  ops_.MatmulBackwardInput({branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
-                            shape_.hidden, shape_.attention});
+  const LinearLayers::Part output = PartOf(batch, layer, plan::Linear::kOutput);
+  BackwardWeight(batch, output, w.output, {}, branch, at.attention, shape_.hidden, shape_.attention,
+                 lanes);
+  linear_.BackwardInput(output,
+                        {branch, w.output.In(parameters_), attention_gradient_, shape_.rows,
+                         shape_.hidden, shape_.attention},
+                        0);
   kernels::AttentionBackwardArgs args{};
   args.dout = attention_gradient_;
   args.out = at.attention;
@@ -619,10 +641,11 @@ void StageModel::BackwardAttention(const MicroBatch& batch, int layer, kernels::
   args.scratch = attention_scratch_;
   ops_.AttentionBackward(args);
   Rotate(wide_gradient_, 0, shape_.rows, true);
-  BackwardWeight(batch, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
+  const LinearLayers::Part qkv = PartOf(batch, layer, plan::Linear::kQkv);
+  BackwardWeight(batch, qkv, w.qkv, w.qkv_bias, wide_gradient_, GatherRows(AttentionInput(at)),
                  shape_.qkv, shape_.hidden, lanes);
-  BackwardInput(batch, w.qkv, shape_.qkv, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1, flow,
-                lanes);
+  BackwardInput(batch, qkv, w.qkv, shape_.qkv, w.norm1, w.norm1_bias, at.input, at.mean1, at.rstd1,
+                flow, lanes);
 }
 
 void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow,

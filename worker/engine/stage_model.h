@@ -23,6 +23,7 @@
 #include "worker/engine/arena.h"
 #include "worker/engine/encoder_head.h"
 #include "worker/engine/gradient_lanes.h"
+#include "worker/engine/linear_layers.h"
 #include "worker/engine/micro_batch.h"
 #include "worker/engine/stage_weights.h"
 #include "worker/progress/whereabouts.h"
@@ -41,6 +42,9 @@ class StageModel {
   StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageTensors& tensors,
              Arena& arena, Stream& stream, Communicator& tensor_group,
              std::optional<SumsBeside> beside = std::nullopt);
+
+  // The layers' products, for who keeps what FP8 needs (linear_layers.h).
+  LinearLayers& layers() { return linear_; }
 
   // Where the chunk before puts the activation of a slot, and where the chunk after finds it.
   kernels::Values Input(int slot) const { return View(slot, 0).input; }
@@ -118,6 +122,9 @@ class StageModel {
   const LayerWeights& WeightsOf(const MicroBatch& batch, int layer) const {
     return weights_.layers[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
   }
+  LinearLayers::Part PartOf(const MicroBatch& batch, int layer, plan::Linear linear) const {
+    return {batch.chunk * shape_.layers + layer, linear};
+  }
   int ModelLayer(const MicroBatch& batch, int layer) const {
     return layers_[static_cast<size_t>(batch.chunk * shape_.layers + layer)];
   }
@@ -146,8 +153,8 @@ class StageModel {
   // summed while the next is computed.
   kernels::Values SumProduct(kernels::Values partial, int64_t rows,
                              const std::function<void(const plan::RowPiece& piece)>& multiply);
-  kernels::ConstValues SumToBranch(kernels::ConstValues x, WeightRef weight, int64_t rows,
-                                   int64_t k);
+  kernels::ConstValues SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
+                                   kernels::ConstValues x, WeightRef weight, int64_t k);
   // All rows, from every tensor rank's part; valid until the next call.
   kernels::ConstValues GatherRows(kernels::ConstValues local);
   // Where a lane's segment meets the rows of the residual stream that are here.
@@ -170,9 +177,10 @@ class StageModel {
                         kernels::Values flow, GradientLanes& lanes);
   // Adds the gradient of what a half layer read to the flow: from wide_gradient_, through the half
   // layer's first product, of so many columns, and its norm.
-  void BackwardInput(const MicroBatch& batch, WeightRef product, int64_t width, WeightRef weight,
-                     WeightRef bias, kernels::ConstValues x, const float* mean, const float* rstd,
-                     kernels::Values flow, GradientLanes& lanes);
+  void BackwardInput(const MicroBatch& batch, LinearLayers::Part part, WeightRef product,
+                     int64_t width, WeightRef weight, WeightRef bias, kernels::ConstValues x,
+                     const float* mean, const float* rstd, kernels::Values flow,
+                     GradientLanes& lanes);
   void Activate(kernels::ConstValues up, kernels::Values out, int64_t rows);
   void NormInput(const MicroBatch& batch, int layer);
   void ForwardLayer(const MicroBatch& batch, int layer);
@@ -191,7 +199,8 @@ class StageModel {
   void BackwardEncoderHead(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
                            GradientLanes& lanes);
   // Gradient of the activation's input, into wide_gradient_.
-  void BackwardDown(kernels::ConstValues branch, WeightRef weight, kernels::ConstValues up);
+  void BackwardDown(LinearLayers::Part part, kernels::ConstValues branch, WeightRef weight,
+                    kernels::ConstValues up);
   void BackwardMlp(const MicroBatch& batch, int layer, kernels::Values flow, GradientLanes& lanes);
   void BackwardAttention(const MicroBatch& batch, int layer, kernels::Values flow,
                          GradientLanes& lanes);
@@ -203,9 +212,9 @@ class StageModel {
                                         WeightRef bias, kernels::ConstValues flow,
                                         GradientLanes& lanes);
   // dw = dy^T x, per lane.
-  void BackwardWeight(const MicroBatch& batch, WeightRef weight, WeightRef bias,
-                      kernels::ConstValues dy, kernels::ConstValues x, int64_t n, int64_t k,
-                      GradientLanes& lanes);
+  void BackwardWeight(const MicroBatch& batch, LinearLayers::Part part, WeightRef weight,
+                      WeightRef bias, kernels::ConstValues dy, kernels::ConstValues x, int64_t n,
+                      int64_t k, GradientLanes& lanes);
   void BackwardEmbedding(const MicroBatch& batch, kernels::Values flow, GradientLanes& lanes);
 
   plan::StageShape shape_;
@@ -231,6 +240,7 @@ class StageModel {
   std::vector<std::byte*> slots_;
   std::byte* shared_;
   kernels::ConstValues parameters_;
+  LinearLayers linear_;
   kernels::Values branch_;
   kernels::Values branch_gradient_;
   kernels::Values norm_gradient_;

@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "plan/memory_map.h"
 #include "plan/precision.h"
+#include "worker/engine/fp8_scaling.h"
 #include "worker/engine/step_guard.h"
 
 namespace tercio {
@@ -40,6 +41,10 @@ void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
 }
 
 }  // namespace
+
+bool IsOptionalState(std::string_view tensor) {
+  return tensor == kGuardTensor || tensor == kSpikeTensor || tensor.starts_with(kFp8TensorPrefix);
+}
 
 std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
   std::vector<StateSlice> slices;
@@ -100,6 +105,26 @@ void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
   };
   if (plan::MaySkipSteps(job)) add(StateKind::kGuard, kGuardTensor, plan::kGuardStateElements);
   if (plan::ActsOnSpikes(job)) add(StateKind::kSpikes, kSpikeTensor, plan::kSpikeStateElements);
+}
+
+void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
+                  std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load) {
+  if (!plan::HasFp8(job)) return;
+  const bool first = plan.placement().tensor_index() == 0 && plan.placement().data_index() == 0;
+  for (int layer = 0; layer < plan.stage().layers_size(); ++layer) {
+    StateSlice state;
+    state.kind = StateKind::kFp8;
+    state.offset = layer;
+    state.elements = plan::kFp8StateOfLayer;
+    state.slice.set_tensor(Fp8Tensor(plan.stage().layers(layer)));
+    state.slice.add_shape(plan::kFp8SlotsOfLayer);
+    state.slice.add_shape(plan::kFp8History);
+    state.slice.set_row_end(plan::kFp8SlotsOfLayer);
+    state.slice.set_column_end(plan::kFp8History);
+    state.slice.set_dtype("F32");
+    to_load->push_back(state);
+    if (first) to_save->push_back(state);
+  }
 }
 
 }  // namespace tercio

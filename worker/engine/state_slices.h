@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "plan/model_tensors.h"
@@ -13,15 +14,18 @@
 
 namespace tercio {
 
-// kGuard, kSpikes: of the step guard, which is in no buffer.
-enum class StateKind { kParameter, kFirstMoment, kSecondMoment, kGuard, kSpikes };
+// kGuard, kSpikes: of the step guard; kFp8: of FP8's scales. They are in no buffer.
+enum class StateKind { kParameter, kFirstMoment, kSecondMoment, kGuard, kSpikes, kFp8 };
 
 struct StateSlice {
   v1::TensorSlice slice;
   StateKind kind = StateKind::kParameter;
-  int64_t offset = 0;    // elements, in the parameter or moment buffer
+  int64_t offset = 0;    // elements, in the parameter or moment buffer; kFp8: layers of the stage
   int64_t elements = 0;  // of the slice: whole local rows
 };
+
+// Whether a tensor that an engine needs may be missing in a checkpoint.
+bool IsOptionalState(std::string_view tensor);
 
 // Slices that this rank contributes to a checkpoint; over all ranks every element comes exactly
 // once.
@@ -39,5 +43,10 @@ std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
 // first rank, needed by all.
 void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
                     std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load);
+
+// What FP8's scales follow from (Fp8Tensor), in jobs that have it, of each layer of the stage:
+// saved by the stage's first rank, needed by all of it.
+void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
+                  std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load);
 
 }  // namespace tercio

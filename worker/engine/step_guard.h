@@ -12,7 +12,6 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -27,11 +26,6 @@ namespace tercio {
 // The logical tensor of a checkpoint that holds the counts; others than fp16, on_nan: skip and
 // on_spike: skip jobs have none.
 inline constexpr char kGuardTensor[] = "training.scaler";
-
-// Whether a tensor that an engine needs may be missing in a checkpoint.
-inline bool IsGuardTensor(std::string_view name) {
-  return name == kGuardTensor || name == kSpikeTensor;
-}
 
 struct StepVerdict {
   bool taken = true;        // the weights are to be updated

@@ -36,14 +36,6 @@ namespace {
 constexpr int kGradientFlows = 2;  // buffers; see plan/schedule.h
 constexpr int64_t kStepsBeforeGraph = 2;
 
-std::vector<float*> GradientBuffers(Arena& arena, int lanes_per_rank) {
-  std::vector<float*> buffers;
-  for (int i = 0; i < plan::GradientBuffers(lanes_per_rank); ++i) {
-    buffers.push_back(arena.Floats(absl::StrCat("gradients.", i)));
-  }
-  return buffers;
-}
-
 class Engine : public TrainingEngine {
  public:
   // What the engine works with; the arena is last to go.
@@ -79,7 +71,7 @@ class Engine : public TrainingEngine {
         model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
                StageModel::SumsBeside{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, arena_),
-        lanes_(GradientBuffers(arena_, LanesPerRank()), plan.layout().micro_batch(),
+        lanes_(GradientLanes::BuffersIn(arena_, LanesPerRank()), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
         guard_(spec),
@@ -89,6 +81,7 @@ class Engine : public TrainingEngine {
         to_load_(SlicesToLoad(tensors_, plan)),
         keeps_copies_(plan::KeepsCopies(spec)) {
     AddGuardSlices(spec, plan, &to_save_, &to_load_);
+    AddFp8Slices(spec, plan, &to_save_, &to_load_);
     parameters_ = arena_.Floats("parameters");
     if (precision_.format != kernels::Format::kFloat32) {
       rounded_parameters_ = arena_.ValuesOf("parameters.compute", precision_);
@@ -257,6 +250,7 @@ void Engine::Initialize() {
 void Engine::RoundParameters(int64_t offset, int64_t count) {
   if (rounded_parameters_ == nullptr) return;
   compute_->ops().Copy(rounded_parameters_ + offset, parameters_ + offset, count);
+  model_.layers().WeightsChanged();
 }
 
 // A bert's stages all know which tokens are padding.
@@ -544,9 +538,12 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   SetZero(exchange_, exchange_ + SumCount());
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
+  model_.layers().BeginStep();
   const int launched = LaunchRepeatedActions(step);
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
+  model_.layers().EndStep(*communicators_.tensor, *communicators_.data);
   TERCIO_RETURN_IF_ERROR(LearnExchange(ExchangeCount()));
+  model_.layers().RecordStep();
 
   StepResult result;
   Totals totals;
@@ -603,6 +600,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
 }
 
 void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
+  model_.layers().WeightsChanged();
   const double limit = spec_.training().clip_grad_norm();
   const double clip = limit > 0 ? std::min(1.0, limit / (result.grad_norm + 1e-6)) : 1.0;
   const double unscale = result.loss_scale > 0 ? 1.0 / result.loss_scale : 1.0;
@@ -656,6 +654,7 @@ absl::StatusOr<double> Engine::Evaluate() {
   const int64_t wanted = spec_.training().evaluate().batches() * batch;
   const int64_t available = source_.validation_samples();
   TERCIO_CHECK_GE(available, 1);
+  model_.layers().BeginPass();
   const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
   Totals totals;
   for (int64_t first = 0; first < samples; first += batch) {
@@ -726,6 +725,11 @@ void Engine::CopyAside(const StateSlice& state, float* to) {
     std::copy(spikes.begin(), spikes.end(), to);
     return;
   }
+  if (state.kind == StateKind::kFp8) {
+    std::copy_n(model_.layers().scaling().state(static_cast<int>(state.offset)).begin(),
+                state.elements, to);
+    return;
+  }
   compute_->CopyToHost(to, Buffer(state.kind) + state.offset,
                        state.elements * static_cast<int64_t>(sizeof(float)));
 }
@@ -761,6 +765,9 @@ absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
   }
   if (state.kind == StateKind::kGuard) return guard_.Restore(values);
   if (state.kind == StateKind::kSpikes) return guard_.spikes().Restore(values);
+  if (state.kind == StateKind::kFp8) {
+    return model_.layers().scaling().Restore(static_cast<int>(state.offset), values);
+  }
   compute_->CopyFromHost(Buffer(state.kind) + state.offset, values.data(),
                          state.elements * static_cast<int64_t>(sizeof(float)));
   if (state.kind == StateKind::kParameter) RoundParameters(state.offset, state.elements);
@@ -772,6 +779,7 @@ absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
 absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
     const Communicators& communicators, SampleSource& source) {
+  TERCIO_RETURN_IF_ERROR(plan::CheckFp8(spec));
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
   const Workspace workspace = {arena.Get<std::byte>("workspace.device"),
                                arena.Bytes("workspace.device")};

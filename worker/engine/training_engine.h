@@ -112,8 +112,8 @@ class TrainingEngine {
   virtual void FlipBit() = 0;
 
   // What this rank contributes to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>",
-  // "adamw.v.<tensor>", and the step guard's tensors where the job has them. All ranks together
-  // give every element of every tensor exactly once.
+  // "adamw.v.<tensor>", and the step guard's and FP8's tensors where the job has them. All ranks
+  // together give every element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
   // Copies those slices, or all that NeededSlices names, to the snapshot buffer. The values stay
@@ -121,8 +121,9 @@ class TrainingEngine {
   virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
   // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice
-  // (values row-major, as many as the slice has elements). Those of the step guard may be left
-  // out (IsGuardTensor): a checkpoint of a job that had no use for them has none.
+  // (values row-major, as many as the slice has elements). Those of the step guard and of FP8's
+  // scales may be left out (IsOptionalState): a checkpoint of a job that had no use for them has
+  // none.
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
   virtual absl::Status Load(int64_t slice_index, absl::Span<const float> values) = 0;
 

@@ -12,6 +12,7 @@
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
+#include "worker/engine/state_slices.h"
 #include "worker/trainer/upload_stream.h"
 
 namespace tercio {
@@ -58,7 +59,7 @@ absl::Status CheckpointClient::Load(int64_t step, TrainingEngine& engine) {
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const absl::Status read = ReadSlice(step, engine.NeededSlices()[i], &values);
     // Saved by a job that could not skip steps: what that tensor holds begins now.
-    if (absl::IsNotFound(read) && IsGuardTensor(engine.NeededSlices()[i].tensor())) continue;
+    if (absl::IsNotFound(read) && IsOptionalState(engine.NeededSlices()[i].tensor())) continue;
     TERCIO_RETURN_IF_ERROR(read);
     TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), values));
   }

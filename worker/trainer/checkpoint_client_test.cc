@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
+#include "worker/engine/fp8_scaling.h"
 #include "worker/trainer/fake_engine.h"
 
 namespace tercio {
@@ -189,8 +190,9 @@ TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
   EXPECT_EQ(engine.loaded[1].second, (std::vector<float>{0, 1, 2}));
 }
 
-TEST_F(CheckpointClientTest, OnlyTheGuardsStateMayBeMissing) {
-  for (const char* missing : {kGuardTensor, kSpikeTensor}) {
+TEST_F(CheckpointClientTest, OnlyTheStateOfGuardAndScalesMayBeMissing) {
+  for (const std::string& missing :
+       {std::string(kGuardTensor), std::string(kSpikeTensor), Fp8Tensor(3)}) {
     FakeEngine engine;
     engine.slices = {Rows("a", 10, 14), Rows(missing, 0, 5)};
     service_.lacks = missing;

@@ -5,6 +5,7 @@
 
 #include "absl/time/time.h"
 #include "common/status_macros.h"
+#include "plan/precision.h"
 #include "worker/collective/host_staged.h"
 #include "worker/collective/nccl_communicator.h"
 #include "worker/device/cuda_device.h"
@@ -33,6 +34,7 @@ class CudaBackend : public Backend {
     const int slot = assignment_.plan().placement().device();
     CudaDeviceOptions options;
     options.tf32 = assignment_.spec().training().tf32();
+    options.fp8 = plan::HasFp8(assignment_.spec());
     options.algorithms = algorithms_;
     options.graphs = !assignment_.spec().resources().no_cuda_graphs();
     TERCIO_ASSIGN_OR_RETURN(auto device,

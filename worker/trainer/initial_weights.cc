@@ -7,6 +7,7 @@
 #include "checkpoint/weight_source.h"
 #include "common/status_macros.h"
 #include "plan/model_tensors.h"
+#include "worker/engine/state_slices.h"
 
 namespace tercio {
 
@@ -21,7 +22,7 @@ absl::Status LoadInitialWeights(const v1::ModelSpec& model, TrainingEngine& engi
   std::vector<float> values;
   for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
     const v1::TensorSlice& slice = engine.NeededSlices()[i];
-    if (absl::StartsWith(slice.tensor(), "adamw.") || IsGuardTensor(slice.tensor())) continue;
+    if (absl::StartsWith(slice.tensor(), "adamw.") || IsOptionalState(slice.tensor())) continue;
     if (plan::BelongsToTask(slice.tensor()) && !source->Has(slice.tensor())) continue;
     values.resize(static_cast<size_t>((slice.row_end() - slice.row_begin()) *
                                       (slice.column_end() - slice.column_begin())));

@@ -39,8 +39,8 @@ bool Parse(const v1::ProductAlgorithm& from, ProductShape* shape, ProductAlgorit
   }
   std::copy(from.alignment().begin(), from.alignment().end(), shape->alignment.begin());
   std::copy(from.words().begin(), from.words().end(), algorithm->words.begin());
-  return Number(from.kind(), ProductKind::kWeightGradient, &shape->kind) &&
-         Number(from.operands(), Format::kFloat16, &shape->operands) &&
+  return Number(from.kind(), ProductKind::kScaled, &shape->kind) &&
+         Number(from.operands(), Format::kE5m2, &shape->operands) &&
          Number(from.result(), Format::kFloat16, &shape->result) &&
          Number(from.epilogue(), ProductEpilogue::kBiasGradient, &shape->epilogue);
 }

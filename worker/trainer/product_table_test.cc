@@ -35,10 +35,13 @@ TEST(ProductTable, ComesBackAsItWas) {
   v1::ProductTable table;
   AddProduct(ShapeOf(1), kAlgorithm, &table);
   AddProduct(ShapeOf(2), kernels::cuda::kNoAlgorithm, &table);
+  const ProductShape scaled{ProductKind::kScaled, Format::kE5m2, Format::kFloat32, 16, 32, 48};
+  AddProduct(scaled, kAlgorithm, &table);
   ProductAlgorithms back;
   TakeProducts(table, &back);
   EXPECT_EQ(back, (ProductAlgorithms{{ShapeOf(1), kAlgorithm},
-                                     {ShapeOf(2), kernels::cuda::kNoAlgorithm}}));
+                                     {ShapeOf(2), kernels::cuda::kNoAlgorithm},
+                                     {scaled, kAlgorithm}}));
   // What is there stays.
   back[ShapeOf(1)] = {};
   TakeProducts(table, &back);
@@ -50,7 +53,7 @@ TEST(ProductTable, NonsenseIsLeftOut) {
   AddProduct(ShapeOf(1), kAlgorithm, &good);
   v1::ProductTable table;
   for (int i = 0; i < 6; ++i) *table.add_algorithms() = good.algorithms(0);
-  table.mutable_algorithms(0)->set_kind(3);
+  table.mutable_algorithms(0)->set_kind(4);
   table.mutable_algorithms(1)->set_operands(-1);
   table.mutable_algorithms(2)->set_epilogue(99);
   table.mutable_algorithms(3)->clear_words();

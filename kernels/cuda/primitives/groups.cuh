@@ -32,6 +32,9 @@ void ByStorage(Format stored, const Function& function) {
       return function.template operator()<__nv_bfloat16>();
     case Format::kFloat16:
       return function.template operator()<__half>();
+    case Format::kE4m3:
+    case Format::kE5m2:
+      TERCIO_CHECK(false);  // factors of scaled products, and nothing else
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include "kernels/cpu/attention_scratch.h"
 #include "kernels/cpu/cpu_ops.h"
+#include "kernels/cpu/eight_bits.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/scratch.h"
 #include "kernels/cuda/testing/device_test.h"
@@ -38,13 +39,14 @@ inline double StepOf(Format format, double x) {
 }
 
 struct Tensor {
-  enum class Kind { kValues, kFloats, kInts, kDoubles, kBits };
+  enum class Kind { kValues, kFloats, kInts, kDoubles, kBits, kEightBits };
   std::string name;
   Kind kind;
-  std::vector<double> data;    // exact for all kinds but kBits
-  std::vector<uint64_t> bits;  // kBits
-  int64_t columns;             // of a row, whose largest magnitude counts
-  double tolerance;            // of that; negative: the same bits
+  std::vector<double> data;       // exact for all kinds but kBits
+  std::vector<uint64_t> bits;     // kBits
+  int64_t columns;                // of a row, whose largest magnitude counts
+  double tolerance;               // of that; negative: the same bits
+  Format format = Format::kE4m3;  // kEightBits
 
   int64_t size() const {
     return static_cast<int64_t>(kind == Kind::kBits ? bits.size() : data.size());
@@ -62,6 +64,13 @@ class Bound {
     if (id == kNone) return nullptr;
     return Values(at_[static_cast<size_t>(id)], format_, stored_);
   }
+  // In cases of 16-bit values.
+  Values eight_bits(int id, Format format) const {
+    if (id == kNone) return nullptr;
+    return Values(at_[static_cast<size_t>(id)], format,
+                  stored_ == Format::kFloat32 ? Format::kFloat32 : format);
+  }
+  Scale* scale(int id) const { return As<Scale>(id); }
   float* floats(int id) const { return As<float>(id); }
   int32_t* ints(int id) const { return As<int32_t>(id); }
   double* doubles(int id) const { return As<double>(id); }
@@ -113,6 +122,19 @@ class BothBackendsTest : public DeviceTest {
     return AddRandom(Tensor::Kind::kDoubles, name, count, 0, 1, 0);
   }
   int AddBits(const std::string& name) { return Add({name, Tensor::Kind::kBits, {}, {0}, 1, -1}); }
+  int AddEightBits(const std::string& name, Format format, int64_t count) {
+    const int id = AddRandom(Tensor::Kind::kEightBits, name, count, 0, 1, 0);
+    At(id).format = format;
+    for (double& value : At(id).data) {
+      value = RoundToEightBits(format, static_cast<float>(value));
+    }
+    return id;
+  }
+  int AddScale(const std::string& name, float multiplier) {
+    const int id = AddFloats(name, 2);
+    At(id).data = {multiplier, 1 / multiplier};
+    return id;
+  }
   Tensor& At(int id) { return tensors_[static_cast<size_t>(id)]; }
 
   // Tensors that only have to be near, and how near. All others must have the CPU's bits.
@@ -152,6 +174,8 @@ class BothBackendsTest : public DeviceTest {
     switch (tensor.kind) {
       case Tensor::Kind::kValues:
         return BytesOf(stored);
+      case Tensor::Kind::kEightBits:
+        return stored == Format::kFloat32 ? 4 : 1;
       case Tensor::Kind::kFloats:
       case Tensor::Kind::kInts:
         return 4;
@@ -178,6 +202,8 @@ class BothBackendsTest : public DeviceTest {
         put(value);
       } else if (each == 4) {
         put(number);
+      } else if (each == 1) {
+        put(ToEightBits(tensor.format, number));
       } else if (stored == Format::kBfloat16) {
         put(__bfloat16_as_ushort(__float2bfloat16_rn(number)));
       } else {
@@ -206,6 +232,10 @@ class BothBackendsTest : public DeviceTest {
         float number = 0;
         take(number);
         value = number;
+      } else if (ElementBytes(tensor, stored) == 1) {
+        uint8_t number = 0;
+        take(number);
+        value = FromEightBits(tensor.format, number);
       } else {
         unsigned short number = 0;
         take(number);

@@ -1,0 +1,215 @@
+// Values in 8 bits, their scales and the products of them: on CUDA against the CPU's. What is
+// quantized has the same bits; products are within 2e-6 of the largest result, as others are
+// (products_test.cc), and a step of their format.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cuda/product_timing.h"
+#include "kernels/cuda/testing/both_backends.h"
+
+#ifdef TERCIO_CUDA_EMULATED
+#include "kernels/emulation/control.h"
+#endif
+
+namespace tercio::kernels::cuda {
+namespace {
+
+constexpr Format kFormats[] = {Format::kE4m3, Format::kE5m2};
+constexpr Format kSixteen[] = {Format::kBfloat16, Format::kFloat16};
+
+class EightBitsTest : public BothBackendsTest {
+ protected:
+  void SetUp() override {
+#ifdef TERCIO_CUDA_EMULATED
+    emulation::Settings settings;
+    settings.major = 9;
+    emulation::Configure(settings);
+#endif
+    BothBackendsTest::SetUp();
+    int major = 0;
+    int minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+    if (10 * major + minor < 89) GTEST_SKIP() << "the device has no products of 8 bits";
+  }
+};
+
+TEST_F(EightBitsTest, Quantizes) {
+  struct Case {
+    int64_t rows, columns;
+    bool plain, transposed, largest;
+  };
+  const Case cases[] = {{1, 1, true, true, true},     {64, 64, true, true, true},
+                        {65, 130, true, true, true},  {48, 208, false, true, false},
+                        {17, 16, true, false, true},  {128, 80, true, true, false},
+                        {300, 33, false, true, true}, {16, 1008, true, true, true}};
+  for (const Format stored : kSixteen) {
+    for (const Format format : kFormats) {
+      for (const auto& [rows, columns, has_plain, has_transposed, has_largest] : cases) {
+        Begin(stored, "quantize " + std::to_string(rows) + " x " + std::to_string(columns));
+        const int x = AddValues("x", rows * columns, 0, 30);
+        const int scale = AddScale("scale", format == Format::kE4m3 ? 0.25f : 128.0f);
+        const int plain = has_plain ? AddEightBits("plain", format, rows * columns) : Bound::kNone;
+        const int transposed =
+            has_transposed ? AddEightBits("transposed", format, rows * columns) : Bound::kNone;
+        const int largest = has_largest ? AddFloats("largest", 1) : Bound::kNone;
+        if (has_largest) At(largest).data = {0.5};
+        Check([&, rows = rows, columns = columns](Ops& ops, const Bound& t) {
+          ops.Quantize({t.values(x), t.eight_bits(plain, format), t.eight_bits(transposed, format),
+                        t.scale(scale), t.floats(largest), rows, columns});
+        });
+      }
+    }
+  }
+}
+
+// Every bf16 value: ties, subnormal numbers, what is too large, infinite or none.
+TEST_F(EightBitsTest, RoundsEveryNumber) {
+  for (const Format format : kFormats) {
+    Begin(Format::kBfloat16, "rounding");
+    const int x = AddValues("x", 65536);
+    for (uint32_t bits = 0; bits < 65536; ++bits) {
+      const uint32_t wide = bits << 16;
+      float value = 0;
+      std::memcpy(&value, &wide, sizeof(value));
+      At(x).data[bits] = value;
+    }
+    const int scale = AddScale("scale", 2);
+    const int plain = AddEightBits("plain", format, 65536);
+    const int transposed = AddEightBits("transposed", format, 65536);
+    const int largest = AddFloats("largest", 1);
+    At(largest).data = {0};
+    const auto seen = Check([&](Ops& ops, const Bound& t) {
+      ops.Quantize({t.values(x), t.eight_bits(plain, format), t.eight_bits(transposed, format),
+                    t.scale(scale), t.floats(largest), 256, 256});
+    });
+    EXPECT_TRUE(std::isinf(seen[static_cast<size_t>(largest)].data[0]));
+    EXPECT_TRUE(std::isnan(seen[static_cast<size_t>(plain)].data[0x7f80]));  // of infinity
+  }
+}
+
+TEST_F(EightBitsTest, ChoosesScales) {
+  for (const Format stored : kSixteen) {
+    for (const Format format : kFormats) {
+      for (const int64_t count : {1, 15, 16, 257, 70001}) {
+        for (const double size : {0.0, 1e-4, 1.0, 900.0}) {
+          Begin(stored, "scale of " + std::to_string(count));
+          const int x = AddValues("x", count, 0, size);
+          if (count == 257) At(x).data[5] = std::numeric_limits<double>::quiet_NaN();
+          const int scale = AddScale("scale", 3);
+          Check([&](Ops& ops, const Bound& t) {
+            ops.ChooseScale({t.values(x), count, format, t.scale(scale)});
+          });
+        }
+      }
+    }
+  }
+}
+
+TEST_F(EightBitsTest, Multiplies) {
+  struct Shape {
+    int64_t m, n, k;
+  };
+  for (const Format stored : kSixteen) {
+    for (const Format format : kFormats) {
+      for (const auto& [m, n, k] : {Shape{16, 16, 16}, Shape{48, 32, 64}, Shape{16, 80, 272}}) {
+        for (const bool accumulate : {false, true}) {
+          Begin(stored, "scaled product " + std::to_string(m) + " x " + std::to_string(n) + " x " +
+                            std::to_string(k));
+          const int a = AddEightBits("a", format, m * k);
+          const int b = AddEightBits("b", Format::kE4m3, n * k);
+          const int a_scale = AddScale("scale of a", 4);
+          const int b_scale = AddScale("scale of b", 0.5f);
+          const int bias = accumulate ? Bound::kNone : AddValues("bias", n);
+          const int y = AddValues("y", m * n);
+          const int dw = AddFloats("dw", m * n);
+          Near(2e-6 * (1 + std::sqrt(static_cast<double>(k))), {y, dw});
+          Check(
+              [&, m = m, n = n, k = k](Ops& ops, const Bound& t) {
+                ScaledMatmulArgs args{t.eight_bits(a, format),
+                                      t.eight_bits(b, Format::kE4m3),
+                                      t.scale(a_scale),
+                                      t.scale(b_scale),
+                                      t.values(bias),
+                                      t.values(y),
+                                      m,
+                                      n,
+                                      k,
+                                      accumulate};
+                ops.ScaledMatmul(args);
+                args.bias = nullptr;
+                args.c = t.floats(dw);
+                ops.ScaledMatmul(args);
+              },
+              {.unaligned = false});
+        }
+      }
+    }
+  }
+}
+
+// The pieces of an FP8 linear layer together: gradients from transposed factors.
+TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
+  constexpr int64_t kRows = 48, kOut = 32, kIn = 64;
+  Begin(Format::kBfloat16, "a linear layer");
+  const int x = AddValues("x", kRows * kIn);
+  const int dy = AddValues("dy", kRows * kOut, 0, 1e-4);
+  const int x8 = AddEightBits("x transposed", Format::kE4m3, kRows * kIn);
+  const int dy8 = AddEightBits("dy transposed", Format::kE5m2, kRows * kOut);
+  const int x_scale = AddScale("scale of x", 1);
+  const int dy_scale = AddScale("scale of dy", 1);
+  const int dw = AddFloats("dw", kOut * kIn);
+  Near(2e-6 * (1 + std::sqrt(static_cast<double>(kRows))), {dw});
+  const auto seen = Check(
+      [&](Ops& ops, const Bound& t) {
+        ops.ChooseScale({t.values(x), kRows * kIn, Format::kE4m3, t.scale(x_scale)});
+        ops.ChooseScale({t.values(dy), kRows * kOut, Format::kE5m2, t.scale(dy_scale)});
+        ops.Quantize({t.values(x), nullptr, t.eight_bits(x8, Format::kE4m3), t.scale(x_scale),
+                      nullptr, kRows, kIn});
+        ops.Quantize({t.values(dy), nullptr, t.eight_bits(dy8, Format::kE5m2), t.scale(dy_scale),
+                      nullptr, kRows, kOut});
+        ops.ScaledMatmul({t.eight_bits(dy8, Format::kE5m2), t.eight_bits(x8, Format::kE4m3),
+                          t.scale(dy_scale), t.scale(x_scale), nullptr, t.floats(dw), kOut, kIn,
+                          kRows});
+      },
+      {.unaligned = false});
+  // Of the values before they were rounded: 2^-3 (E5M2) and 2^-4 of each factor, as a random walk.
+  double error = 0;
+  double size = 0;
+  for (int64_t i = 0; i < kOut * kIn; ++i) {
+    double exact = 0;
+    for (int64_t row = 0; row < kRows; ++row) {
+      exact += At(dy).data[static_cast<size_t>(row * kOut + i / kIn)] *
+               At(x).data[static_cast<size_t>(row * kIn + i % kIn)];
+    }
+    error += std::pow(seen[static_cast<size_t>(dw)].data[static_cast<size_t>(i)] - exact, 2);
+    size += exact * exact;
+  }
+  EXPECT_LT(std::sqrt(error / size), 0.1);
+  EXPECT_GT(std::sqrt(error / size), 1e-3);
+}
+
+// Timing knows scaled products, and what it chose is taken.
+TEST_F(EightBitsTest, AreTimed) {
+  std::vector<ProductShape> shapes;
+  for (const Format operands : kFormats) {
+    ProductShape shape{ProductKind::kScaled, operands, Format::kBfloat16, 32, 48, 64};
+    shape.bias = operands == Format::kE4m3;
+    shapes.push_back(shape);
+  }
+  DeviceBuffer<unsigned char> operands(BytesForTiming(shapes));
+  DeviceBuffer<unsigned char> workspace(1 << 20);
+  ProductAlgorithms table;
+  OperationErrors errors;
+  TimeProducts(shapes,
+               {reinterpret_cast<std::byte*>(operands.data()),
+                reinterpret_cast<std::byte*>(workspace.data()), 1 << 20},
+               stream_, &table, &errors);
+  EXPECT_FALSE(errors.first());
+  EXPECT_EQ(table.size(), shapes.size());
+  for (const ProductShape& shape : shapes) EXPECT_TRUE(table.contains(shape));
+}
+
+}  // namespace
+}  // namespace tercio::kernels::cuda

@@ -1,0 +1,74 @@
+#include "plan/fp8.h"
+
+#include <algorithm>
+
+#include "plan/precision.h"
+
+namespace tercio::plan {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+int64_t RoundUp(int64_t value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
+
+int64_t MatrixBytes(const StageShape& shape, Linear linear) {
+  const LinearSize size = SizeOfLinear(shape, linear);
+  return TakesFp8(shape, linear) ? RoundUp(size.n * size.k) : 0;
+}
+
+}  // namespace
+
+absl::Status CheckFp8(const v1::JobSpec& job) {
+  if (!HasFp8(job) || (OnGpu(job) && FormatOf(job.training()) == kernels::Format::kBfloat16)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "training.fp8 needs resources.device: cuda and training.precision: bf16");
+}
+
+LinearSize SizeOfLinear(const StageShape& shape, Linear linear) {
+  switch (linear) {
+    case Linear::kQkv:
+      return {shape.qkv, shape.hidden};
+    case Linear::kOutput:
+      return {shape.hidden, shape.attention};
+    case Linear::kUp:
+      return {shape.up, shape.hidden};
+    case Linear::kDown:
+      return {shape.hidden, shape.ffn};
+  }
+  return {0, 0};
+}
+
+bool TakesFp8(const StageShape& shape, int64_t m, int64_t n, int64_t k) {
+  return shape.fp8 && m > 0 && (m | n | k) % kernels::kScaledUnit == 0;
+}
+
+int64_t Fp8LayerBytes(const StageShape& shape) {
+  int64_t bytes = 0;
+  for (const Linear linear : kLinears) bytes += 2 * MatrixBytes(shape, linear);
+  return bytes;
+}
+
+Fp8Weight Fp8WeightOf(const StageShape& shape, Linear linear) {
+  int64_t at = 0;
+  for (const Linear before : kLinears) {
+    if (before == linear) break;
+    at += 2 * MatrixBytes(shape, before);
+  }
+  return {at, at + MatrixBytes(shape, linear)};
+}
+
+int64_t MostFp8Inputs(const StageShape& shape) {
+  int64_t most = 0;
+  for (const Linear linear : kLinears) most = std::max(most, SizeOfLinear(shape, linear).k);
+  return most;
+}
+
+int64_t MostFp8Outputs(const StageShape& shape) {
+  int64_t most = 0;
+  for (const Linear linear : kLinears) most = std::max(most, SizeOfLinear(shape, linear).n);
+  return most;
+}
+
+}  // namespace tercio::plan

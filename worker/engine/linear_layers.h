@@ -1,0 +1,102 @@
+// The four linear parts of the layers of a stage, on the device: in the job's precision, or, where
+// the job has FP8 and the sizes allow it, with factors of 8 bits (docs/numerics.md): inputs and
+// weights are E4M3, gradients of outputs E5M2. Results are of the same formats either way. In jobs
+// without FP8 all calls go to the operations (kernels/ops.h) as they are.
+//
+// Owns what scales follow from (fp8_scaling.h); 8-bit weights, factors, scales and the largest
+// magnitudes of a step lie in the arena. A factor lives until the next one of its kind: one product
+// follows another, in stream order. Weights are rounded once a step, activations and gradients
+// where they are multiplied.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "plan/fp8.h"
+#include "worker/collective/communicator.h"
+#include "worker/device/device.h"
+#include "worker/engine/arena.h"
+#include "worker/engine/fp8_scaling.h"
+#include "worker/engine/stage_weights.h"
+
+namespace tercio {
+
+class LinearLayers {
+ public:
+  // `parameters`: what the model reads.
+  LinearLayers(const plan::StageShape& shape, const StageWeights& weights,
+               kernels::ConstValues parameters, Arena& arena, Stream& stream);
+
+  struct Part {
+    int layer;  // of the stage
+    plan::Linear linear;
+  };
+
+  // Before micro-batches: the scales of the steps before are used from now on, and the weights'
+  // present values. Of a step, largest magnitudes are forgotten, too.
+  void BeginPass();
+  void BeginStep();
+  // After a step's micro-batches, collectively: learns the largest magnitudes of all ranks of both
+  // groups. They are known when the stream is synchronized, which is when RecordStep may be called.
+  void EndStep(Communicator& tensor, Communicator& data);
+  void RecordStep();
+  // What the model reads is no longer what BeginPass has seen.
+  void WeightsChanged() { weights_changed_ = true; }
+
+  // Of no layers in jobs without FP8.
+  Fp8Scaling& scaling() { return scaling_; }
+
+  // What factors hold counts for later scales, if it is a step's.
+  void Forward(const Part& part, const kernels::MatmulArgs& args);
+  // Then GELU of its result (Ops::MatmulGelu).
+  void ForwardGelu(const Part& part, const kernels::MatmulArgs& args,
+                   const kernels::GeluArgs& gelu);
+
+  // The gradients of a part, of all rows that the three calls name: first this one,
+  void BeginBackward(const Part& part, kernels::ConstValues dy, int64_t rows);
+  // then weight gradients, which together cover the rows (those of a call begin with `row`),
+  void BackwardWeight(const Part& part, const kernels::MatmulBackwardWeightArgs& args, int64_t row);
+  // then input gradients.
+  void BackwardInput(const Part& part, const kernels::MatmulBackwardInputArgs& args, int64_t row);
+  // With the gradient of GELU (Ops::MatmulGeluBackward), of all rows.
+  void BackwardInputGelu(const Part& part, const kernels::MatmulBackwardInputArgs& args,
+                         const kernels::GeluBackwardArgs& gelu);
+
+ private:
+  static int64_t Slot(const Part& part, plan::Fp8Role role) {
+    return int64_t{part.layer} * plan::kFp8SlotsOfLayer + plan::Fp8Slot(part.linear, role);
+  }
+  kernels::Scale* ScaleOf(const Part& part, plan::Fp8Role role) const {
+    return scales_ + Slot(part, role);
+  }
+  kernels::Scale* WeightScaleOf(const Part& part) const {
+    return weight_scales_ + part.layer * static_cast<int64_t>(plan::kLinears.size()) +
+           static_cast<int64_t>(part.linear);
+  }
+  void QuantizeWeights();
+  kernels::Values WeightOf(const Part& part, bool transposed) const;
+  // Where nothing is known of a slot, its scale is made from these values.
+  void ScaleUnknown(const Part& part, plan::Fp8Role role, kernels::ConstValues x, int64_t count);
+
+  const plan::StageShape shape_;
+  const StageWeights& weights_;
+  const kernels::ConstValues parameters_;
+  Stream& stream_;
+  kernels::Ops& ops_;
+  Fp8Scaling scaling_;
+  bool weights_changed_ = true;
+  std::vector<float> learned_;  // largest magnitudes of a step, of all ranks
+  // Only with FP8:
+  std::byte* eight_bit_weights_ = nullptr;
+  kernels::Values input_;
+  kernels::Values gradient_;
+  kernels::Values turned_gradient_;
+  kernels::Scale* scales_ = nullptr;
+  kernels::Scale* weight_scales_ = nullptr;
+  float* largest_ = nullptr;
+  float* tensor_largest_ = nullptr;
+  float* all_largest_ = nullptr;
+};
+
+}  // namespace tercio
