@@ -11,7 +11,7 @@ constexpr int kMostMicroBatches = 32;
 // Dropout is keyed by the step, the loss scale changes, an encoder's head counts on the host, and
 // FP8's first scales are made from what they scale.
 bool DependsOnStep(const v1::JobSpec& job) {
-  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) || job.training().fp8() ||
+  return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) || plan::HasFp8(job) ||
          !plan::TraitsOf(job.model()).causal;
 }
 
