@@ -75,8 +75,10 @@ TEST_F(CudaParity, ShapesOfProductsAreKnownBeforehand) {
   overlapped.mutable_parallelism()->set_tensor_overlap(3);
   v1::JobSpec exact = With(In(SmallJob(), {1, 1, 2, 1}), "fp32");
   exact.mutable_training()->set_reproducibility("exact");
+  v1::JobSpec lanes = With(In(SmallJob(), {1, 1, 1, 4}), "bf16");
+  lanes.mutable_training()->set_reproducibility("exact");
   for (const v1::JobSpec& given :
-       {wide, overlapped, exact, With(In(SmallLlama(), {1, 2, 1}), "bf16"),
+       {wide, lanes, overlapped, exact, With(In(SmallLlama(), {1, 2, 1}), "bf16"),
         With(In(SmallJob(), {1, 1, 1, 4}), "fp16")}) {
     ExpectShapesKnown(given);
   }

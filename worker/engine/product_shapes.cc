@@ -110,8 +110,13 @@ class Shapes {
     return plan::PiecesOfRows(shape_.rows, summed ? shape_.tensor_overlap : 1);
   }
 
-  // In chunks of rows, as StageModel::ChunksOf cuts them.
+  // In chunks of rows, as StageModel::ChunksOf cuts them; evaluation cuts whole micro-batches.
   void Head() {
+    const int64_t evaluated = shape_.tokens > shape_.chunk_rows ? shape_.tokens : shape_.rows;
+    for (int64_t at = 0; at < evaluated; at += shape_.chunk_rows) {
+      Add(ProductKind::kForward, std::min(shape_.chunk_rows, evaluated - at), shape_.vocabulary,
+          shape_.hidden, ProductEpilogue::kNone, false, false);
+    }
     for (const auto& [rows, accumulates] : segments_) {
       const int64_t run = shape_.tokens > shape_.chunk_rows ? shape_.tokens : rows;
       for (int64_t at = 0; at < run; at += shape_.chunk_rows) {
