@@ -1,7 +1,6 @@
 #include "cli/child.h"
 
 #include <fcntl.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,12 +9,13 @@
 #include <csignal>
 #include <cstring>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/daemon.h"
 #include "common/file.h"
-
-extern char** environ;
+#include "common/spawn.h"
 
 namespace tercio::cli {
 namespace {
@@ -40,38 +40,6 @@ absl::Status StatusOfExit(int status, const std::string& program, const std::str
     default:
       return absl::InternalError(message);
   }
-}
-
-absl::StatusOr<pid_t> Spawn(const std::string& program, std::vector<std::string> arguments,
-                            int output, const std::string& log_path) {
-  arguments.insert(arguments.begin(), program);
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, log_path.c_str(),
-                                   O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  // A group of its own: Ctrl-C on the terminal is for this program, which stops the others in
-  // order.
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK);
-  pid_t pid = -1;
-  const int error = posix_spawnp(&pid, LocateProgram(program).c_str(), &actions, &attributes,
-                                 pointers.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) {
-    return absl::InternalError(absl::StrCat("cannot start ", program, ": ", std::strerror(error)));
-  }
-  return pid;
 }
 
 std::string ReadLine(int descriptor) {
@@ -104,11 +72,14 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(const std::string& program,
                                                     const std::string& log_path) {
   int output[2];
   if (pipe2(output, O_CLOEXEC) != 0) return FileError(errno, "cannot make a pipe for", program);
-  const absl::StatusOr<pid_t> pid = Spawn(program, arguments, output[1], log_path);
+  std::vector<std::string> words = {LocateProgram(program)};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  // A group of its own: Ctrl-C is for this program, which stops the others in order.
+  const absl::StatusOr<pid_t> pid = Spawn(std::move(words), {output[1], log_path, true});
   close(output[1]);
   if (!pid.ok()) {
     close(output[0]);
-    return pid.status();
+    return absl::InternalError(std::string(pid.status().message()));
   }
   std::unique_ptr<Child> child(new Child);
   child->pid_ = *pid;

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -12,43 +11,13 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "common/spawn.h"
 #include "common/steady_time.h"
-
-extern char** environ;
 
 namespace tercio {
 namespace {
 
 constexpr int kPollMilliseconds = 20;
-
-absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, int output, bool quiet) {
-  const std::string program = arguments.front();
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
-  pointers.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  if (quiet) {
-    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
-  }
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-  pid_t pid = -1;
-  const int error =
-      posix_spawn(&pid, program.c_str(), &actions, &attributes, pointers.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) {
-    return absl::NotFoundError(absl::StrCat("cannot start ", program, ": ", std::strerror(error)));
-  }
-  return pid;
-}
 
 // Until the other end is closed. Whether it was in time.
 bool ReadAll(int descriptor, absl::Time deadline, std::string* text) {
@@ -86,7 +55,7 @@ absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments
         absl::StrCat("cannot make a pipe for ", program, ": ", std::strerror(errno)));
   }
   const absl::Time deadline = SteadyNow() + patience;
-  const absl::StatusOr<pid_t> pid = Spawn(arguments, output[1], quiet);
+  const absl::StatusOr<pid_t> pid = Spawn(arguments, {output[1], quiet ? "/dev/null" : ""});
   close(output[1]);
   std::string text;
   const bool read = pid.ok() && ReadAll(output[0], deadline, &text);

@@ -203,7 +203,6 @@ TEST(Products, AreChosenOnce) {
   cluster.RestartCoordinator();
   EXPECT_EQ(rows(kJob), (std::vector<int64_t>{4}));
 
-  v1::Plan plan = *cluster.state_.jobs.at(kJob).plan;
   const auto next = [&](const std::string& id, const v1::JobSpec& job) {
     cluster.Attach("b" + id);
     cluster.Do(Submitted{id, job});
