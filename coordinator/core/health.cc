@@ -127,7 +127,7 @@ void Stepper::Hang(JobState& job) {
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);
-  Fault(job, {absl::StrCat("hang: ", diagnosis.text), false, node});
+  Fault(job, {FaultCause::kHang, absl::StrCat("hang: ", diagnosis.text), false, node});
 }
 
 }  // namespace tercio::coordinator
