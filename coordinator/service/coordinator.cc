@@ -126,6 +126,7 @@ void Coordinator::Run() {
   auto last_tick = std::chrono::steady_clock::now();
   auto last_batch = last_tick;
   while (true) {
+    ++rounds_;
     std::vector<Pending> batch;
     {
       std::unique_lock<std::mutex> lock(queue_mutex_);
@@ -171,6 +172,8 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   // then.
   while (true) {
     const absl::Status status = store_->Commit(changes);
+    durable_ = status.ok();
+    ++rounds_;
     if (status.ok()) break;
     LogError(std::string(status.message()));
     std::unique_lock<std::mutex> lock(queue_mutex_);
@@ -299,6 +302,23 @@ absl::Status Coordinator::MayDrill() const {
 void Coordinator::SetCheckpointAddress(const std::string& address) {
   std::lock_guard<std::mutex> lock(mutex_);
   settings_.checkpoint_address = address;
+}
+
+Coordinator::Tally Coordinator::Count() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Tally tally;
+  for (const auto& [name, node] : state_.nodes) tally.nodes += node.connected;
+  for (const auto& [id, job] : state_.jobs) {
+    tally.running += job.record.phase() == v1::JOB_PHASE_RUNNING;
+    tally.queued += job.record.phase() == v1::JOB_PHASE_QUEUED;
+  }
+  return tally;
+}
+
+void Coordinator::Change(const LiveSettings& settings) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  settings_.first_backoff = settings.first_backoff;
+  settings_.allow_drills = settings.allow_drills;
 }
 
 absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {

@@ -24,7 +24,7 @@ class Tarball(TercioTest):
         """Programs of ./bin (or by their path), as //deploy:tarball packs them."""
         path = self.path(name)
         done = subprocess.run(
-            [sys.executable, PACKAGE, "--output", path, "--top", "tercio", "--header", os.path.join(ROOT, "common", "version.h"),
+            [sys.executable, PACKAGE, "--output", path, "--top", "tercio", "--version-file", os.path.join(ROOT, "common", "version.cc"),
              "--into", "bin", *(os.path.realpath(os.path.join(BIN, program)) for program in programs),
              "--into", "tests", os.path.join(ROOT, "tests", "gpu.sh"), *more],
             capture_output=True, text=True, timeout=SECONDS, check=False)
