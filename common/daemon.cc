@@ -59,8 +59,12 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
       for (const auto& entry : root) {
         std::string name = entry.first.as<std::string>();
         for (char& c : name) c = c == '_' ? '-' : c;
-        arguments.push_back("--" + name);
-        arguments.push_back(entry.second.as<std::string>());
+        // A list is a flag given several times.
+        const YAML::Node& value = entry.second;
+        for (size_t i = 0; i < (value.IsSequence() ? value.size() : 1); ++i) {
+          const YAML::Node& each = value.IsSequence() ? value[i] : value;
+          arguments.push_back(absl::StrCat("--", name, "=", each.as<std::string>()));
+        }
       }
     } catch (const YAML::Exception& error) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.what()));

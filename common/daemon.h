@@ -27,7 +27,8 @@ inline constexpr int kExitTerminated = 143;
 int ExitCodeOf(const absl::Status& status);
 
 // The command line with the settings of the file that --config names put before it, so that flags
-// win: `listen: x` in the file is `--listen x`. INVALID_ARGUMENT when the file is not a flat map.
+// win: `listen: x` in the file is `--listen=x`, a list several of them, `true` and `false` are for
+// flags without a value. INVALID_ARGUMENT when the file is not a map of texts and lists of texts.
 absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv);
 
 // Blocks SIGINT and SIGTERM in this and all later threads. Called first.

@@ -17,8 +17,12 @@ DaemonSettings Read(std::vector<std::string> arguments, bool* done) {
   CLI::App app("test", "daemon");
   int limit = 7;
   std::string listen = "127.0.0.1:1";
+  bool loud = false;
+  std::vector<std::string> roots;
   app.add_option("--limit", limit)->capture_default_str()->take_last();
   app.add_option("--listen", listen)->capture_default_str()->take_last();
+  app.add_flag("--loud", loud);
+  app.add_option("--root", roots);
   arguments.insert(arguments.begin(), "daemon");
   std::vector<char*> pointers;
   for (std::string& argument : arguments) pointers.push_back(argument.data());
@@ -38,6 +42,18 @@ TEST(DaemonSettings, AreThoseThatCount) {
   EXPECT_FALSE(done);
   ASSERT_TRUE(WriteFileDurably(path, "limit: 9\n").ok());
   EXPECT_NE(Read({"--config", path}, &done), settings);
+}
+
+TEST(DaemonSettings, FlagsWithoutValueAndLists) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/daemon.yaml";
+  bool done = false;
+  ASSERT_TRUE(WriteFileDurably(path, "loud: true\nroot: [/a, /b]\n").ok());
+  EXPECT_EQ(Read({"--config", path}, &done).at("loud"), "true");
+  EXPECT_EQ(Read({"--config", path}, &done).at("root"), "/a\n/b");
+  ASSERT_TRUE(WriteFileDurably(path, "loud: false\n").ok());
+  EXPECT_EQ(Read({"--config", path}, &done).at("loud"), "false");
+  EXPECT_FALSE(done);
 }
 
 TEST(DaemonSettings, WhatChangedIsLogged) {

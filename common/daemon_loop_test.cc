@@ -141,6 +141,12 @@ TEST_F(DaemonLoopTest, WithoutSystemdNobodyIsTold) {
   EXPECT_THAT(socket_.All(), ElementsAre());
 }
 
+TEST_F(DaemonLoopTest, ASystemdThatDoesNotReadHoldsNobodyUp) {
+  const ServiceManager manager = ServiceManager::FromEnvironment();
+  for (int i = 0; i < 5000; ++i) manager.Alive();
+  EXPECT_LT(socket_.All().size(), 5000u);
+}
+
 TEST_F(DaemonLoopTest, ALostSocketHarmsNobody) {
   setenv("NOTIFY_SOCKET", (directory_.path() + "/nobody").c_str(), 1);
   const ServiceManager manager = ServiceManager::FromEnvironment();

@@ -36,6 +36,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::st
     return absl::FailedPreconditionError(absl::StrCat("cannot listen on --health-listen ", address,
                                                       "; is it HOST:PORT, and the port free?"));
   }
+  made->Set(false, false);  // until somebody says otherwise
   made->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return made;
 }

@@ -17,6 +17,9 @@
 namespace tercio {
 namespace {
 
+// For a systemd that does not read.
+constexpr timeval kPatience = {.tv_sec = 2, .tv_usec = 0};
+
 std::string Take(const char* variable) {
   const char* value = std::getenv(variable);
   std::string taken = value == nullptr ? "" : value;
@@ -44,13 +47,15 @@ ServiceManager ServiceManager::FromEnvironment() {
   return manager;
 }
 
-void ServiceManager::Status(const std::string& text) const { Say(absl::StrCat("STATUS=", text)); }
+void ServiceManager::Status(const std::string& text) const {
+  Say(absl::StrCat("STATUS=", text), When::kNowOrNever);
+}
 
 void ServiceManager::Reloading() const {
   Say(absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(SteadyNow())));
 }
 
-void ServiceManager::Say(const std::string& state) const {
+void ServiceManager::Say(const std::string& state, When when) const {
   if (socket_.empty()) return;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -58,7 +63,9 @@ void ServiceManager::Say(const std::string& state) const {
   if (socket_[0] == '@') address.sun_path[0] = '\0';  // an abstract name
   const socklen_t length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + socket_.size());
   const int descriptor = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-  const bool sent = descriptor >= 0 && sendto(descriptor, state.data(), state.size(), MSG_NOSIGNAL,
+  setsockopt(descriptor, SOL_SOCKET, SO_SNDTIMEO, &kPatience, sizeof(kPatience));
+  const int flags = MSG_NOSIGNAL | (when == When::kNowOrNever ? MSG_DONTWAIT : 0);
+  const bool sent = descriptor >= 0 && sendto(descriptor, state.data(), state.size(), flags,
                                               reinterpret_cast<const sockaddr*>(&address),
                                               length) == static_cast<ssize_t>(state.size());
   const int error = errno;

@@ -25,7 +25,7 @@ class ServiceManager {
   absl::Duration ping_interval() const { return ping_interval_; }
 
   void Ready() const { Say("READY=1"); }
-  void Alive() const { Say("WATCHDOG=1"); }
+  void Alive() const { Say("WATCHDOG=1", When::kNowOrNever); }
   // One line for people.
   void Status(const std::string& text) const;
   // Ready() follows when it is done.
@@ -35,7 +35,8 @@ class ServiceManager {
  private:
   // Where messages cannot be delivered that is logged, once: systemd acts as if they were never
   // sent.
-  void Say(const std::string& state) const;
+  enum class When { kSoon, kNowOrNever };
+  void Say(const std::string& state, When when = When::kSoon) const;
 
   std::string socket_;
   absl::Duration ping_interval_ = absl::InfiniteDuration();

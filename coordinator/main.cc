@@ -248,6 +248,10 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   if (!flags.read_only) {
     TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
   }
+  std::unique_ptr<HealthServer> health;
+  if (!flags.health_listen.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(health, HealthServer::Listen(flags.health_listen));
+  }
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
   TERCIO_ASSIGN_OR_RETURN(auto store,
@@ -265,10 +269,6 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   Server server(*coordinator, streams, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
-  std::unique_ptr<HealthServer> health;
-  if (!flags.health_listen.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(health, HealthServer::Listen(flags.health_listen));
-  }
   coordinator->SetCheckpointAddress(address);
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));

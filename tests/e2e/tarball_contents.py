@@ -15,7 +15,7 @@ def _label_files(label, groups):
         package, _, name = label[2:].partition(":")
         path = os.path.join(package, name)
         if label == "//:documents":
-            return glob.glob(os.path.join(ROOT, "docs", "*.md"))
+            return [os.path.join(ROOT, "CHANGELOG.md"), *glob.glob(os.path.join(ROOT, "docs", "*.md"))]
         if label == "//tests/gpu:scripts":
             return glob.glob(os.path.join(ROOT, "tests", "gpu", "*.py"))
     else:
