@@ -270,6 +270,16 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
       exit.rank() >= job.placement->ranks()) {
     return;
   }
+  JudgeExit(job, node, exit);
+  // The last words of all others say that somebody has gone.
+  const bool at_fault =
+      record.fault_attempt() == record.attempt() && record.fault_rank_plus_one() == exit.rank() + 1;
+  effects_.exits.emplace_back(RunOf(record), exit);
+  if (!at_fault) effects_.exits.back().second.clear_last_log_lines();
+}
+
+void Stepper::JudgeExit(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
+  v1::JobRecord& record = job.record;
   const bool good = exit.signal() == 0 && exit.exit_code() == 0;
   const bool saved = exit.signal() == 0 && exit.exit_code() == kStoppedAfterSave;
   if (good) {
@@ -285,7 +295,8 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
   const bool of_device = !exit.device_error().empty();
   if (of_device) job.avoided.devices.insert({node, job.placement->DeviceOf(exit.rank())});
   if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit) && !of_device) CountCrash(record);
-  Fault(job, {what, exit.permanent() || exit.out_of_memory(), node});
+  Fault(job,
+        {what, exit.permanent() || exit.out_of_memory(), node, /*certain=*/false, exit.rank()});
 }
 
 void Stepper::CountCrash(v1::JobRecord& record) {
@@ -304,6 +315,8 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
     if (report.permanent && mendable) {
       record.set_stop_reason(v1::STOP_REASON_FAIL);
       record.set_error(report.what);
+      record.set_fault_attempt(record.attempt());
+      record.set_fault_rank_plus_one(report.rank + 1);
     }
     // A checkpoint that needs all ranks will not come any more.
     if (record.progress().saving()) {
@@ -313,6 +326,8 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
     return;
   }
   record.set_error(report.what);
+  record.set_fault_attempt(record.attempt());
+  record.set_fault_rank_plus_one(report.rank + 1);
   record.set_stop_reason(report.permanent ? v1::STOP_REASON_FAIL : v1::STOP_REASON_RESTART);
   record.set_last_fault_at(now_);
   SwitchTime(job, v1::TIME_KIND_RESTARTING);

@@ -45,6 +45,8 @@ struct RunHealthState {
   double asked_at = 0;  // all ranks were asked where they are; 0: they were not
   std::set<std::string> answered;
   std::map<int, v1::RankPosition> positions;
+  std::map<int, v1::RankFigures> figures;  // by rank, as they were last said
+  uint64_t figures_heard = 0;              // another number after each change of them
 };
 
 // What a job does without as long as there is something else.
@@ -230,6 +232,7 @@ struct Effects {
   std::vector<v1::JobEvent> events;  // sequence and time are set by the store
   std::vector<std::pair<std::string, v1::LogLine>> logs;
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
+  std::vector<std::pair<v1::RunId, v1::ExitRecord>> exits;
   // To be done after that.
   std::vector<SendToNode> messages;
   std::map<std::string, uint64_t> acknowledged;  // node -> up to this sequence

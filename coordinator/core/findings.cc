@@ -59,7 +59,7 @@ void Stepper::ReplicasDiffer(JobState& job, const v1::ExitRecord& exit) {
       if (named) Blame(node, what);
     }
   }
-  Fault(job, {what, false, node, /*certain=*/true});
+  Fault(job, {what, false, node, /*certain=*/true, named ? odd : -1});
 }
 
 void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
@@ -77,7 +77,7 @@ void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
       record.set_error(exit.reason());
     }
   }
-  Fault(job, {exit.reason(), false, ""});
+  Fault(job, {exit.reason(), false, "", /*certain=*/false, exit.rank()});
 }
 
 // Of the attempt's first fault, which was not the reason for its end.

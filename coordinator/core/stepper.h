@@ -23,6 +23,7 @@ struct FaultReport {
   bool permanent = false;  // no restart can mend it
   std::string node;        // that is to blame; empty: none
   bool certain = false;    // it is, whatever else has happened
+  int rank = -1;           // whose fault it is; -1: of none, or not known
 };
 
 // The phases in which ranks of an attempt may live, and those in which it holds devices.
@@ -106,6 +107,7 @@ class Stepper {
   void ProductsChosen(JobState& job, const v1::ProductsChosen& chosen);
   void Stepped(JobState& job, const v1::StepReport& report);
   void RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit);
+  void JudgeExit(JobState& job, const std::string& node, const v1::ExitRecord& exit);
   void Fault(JobState& job, const FaultReport& report);
   // Saves, stops, and queues again at no cost.
   void Move(JobState& job, const std::string& why);

@@ -197,6 +197,9 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
     changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
     changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
     changes.traces.insert(changes.traces.end(), effect.traces.begin(), effect.traces.end());
+    for (const auto& [run, exit] : effect.exits) {
+      changes.exits.push_back({run.job_id(), run.attempt(), exit});
+    }
     for (v1::JobEvent event : effect.events) {
       event.mutable_time()->set_seconds(static_cast<int64_t>(now));
       event.mutable_time()->set_nanos(
@@ -364,7 +367,7 @@ absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
 }
 
 Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
-  JobView view{job.record, job.plan, job.placement, 0, clock_.Now()};
+  JobView view{job.record, job.plan, job.placement, 0, clock_.Now(), {}, 0};
   if (job.record.phase() != v1::JOB_PHASE_QUEUED) return view;
   for (const auto& [id, other] : state_.jobs) {
     view.queue_position += other.record.phase() == v1::JOB_PHASE_QUEUED &&
@@ -373,10 +376,16 @@ Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
   return view;
 }
 
-absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job) const {
+absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job,
+                                                       bool with_figures) const {
   std::lock_guard<std::mutex> lock(mutex_);
   TERCIO_ASSIGN_OR_RETURN(const JobState* found, FindState(job));
-  return ViewOf(*found);
+  JobView view = ViewOf(*found);
+  if (with_figures && found->health != nullptr) {
+    view.figures = found->health->figures;
+    view.figures_heard = found->health->figures_heard;
+  }
+  return view;
 }
 
 std::vector<Coordinator::JobView> Coordinator::Views() const {

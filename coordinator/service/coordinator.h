@@ -90,8 +90,12 @@ class Coordinator {
     PlacementPtr placement = NoPlacement();
     int queue_position = 0;  // from 1; 0: not queued
     double now = 0;
+    // Of the present attempt's ranks, where they are wanted; the number is another one after each
+    // change of them.
+    std::map<int, v1::RankFigures> figures;
+    uint64_t figures_heard = 0;
   };
-  absl::StatusOr<JobView> View(const std::string& job) const;
+  absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
   struct NodeView {
     NodeState state;

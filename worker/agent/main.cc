@@ -462,6 +462,14 @@ absl::Status RunAgent(Flags flags) {
 
   LeavingAt leaving_at = 0;
   if (!flags.agent.gpus.list.empty()) {
+    flags.agent.gpu_utilization = [&gpus] {
+      std::vector<std::optional<double>> all;
+      for (const GpuReading& reading : gpus.Readings()) {
+        all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio
+                                                 : std::nullopt);
+      }
+      return all;
+    };
     flags.agent.gpu_trouble = [&gpus](int gpu) {
       return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
     };
