@@ -110,10 +110,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) 
   return client;
 }
 
-absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job) {
+absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job, bool ranks) {
   grpc::ClientContext context;
   v1::GetRequest request;
   request.set_job(job);
+  request.set_ranks(ranks);
   v1::JobStatus status;
   TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), *this));
   return status;

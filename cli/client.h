@@ -24,7 +24,7 @@ class Client {
   const std::string& address() const { return address_; }
   const TlsFiles& tls() const { return tls_; }
 
-  absl::StatusOr<v1::JobStatus> Get(const std::string& job);
+  absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
 
  private:
   std::unique_ptr<Child> reader_;

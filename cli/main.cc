@@ -91,6 +91,21 @@ class CommandLine {
         ->check(CLI::Range(1, 1 << 24));
   }
 
+  // A verb whose --output is a file to write, "-" for standard output; -o is the output format, as
+  // everywhere.
+  void OutputFile(CLI::App* command, const char* help) {
+    command->remove_option(command->get_option("--output"));
+    command->add_option("-o", options_.output, "json or jsonl for programs")
+        ->check(CLI::IsMember({"json", "jsonl"}));
+    command->add_option("--output", options_.file, help)->required();
+  }
+
+  void Jobs(CLI::App* command, const char* help) {
+    command->add_option("jobs", options_.jobs, help)
+        ->required()
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+
   // A verb whose --output is a directory to make; -o is the output format, as everywhere.
   void Destination(CLI::App* command) {
     command->remove_option(command->get_option("--output"));
@@ -216,6 +231,28 @@ void AddRunVerbs(CommandLine& line) {
                     "go on although the data is not what the checkpoint was made with");
 }
 
+void AddReportVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command =
+      line.Add("plot", "curves of jobs over each other, as SVG",
+               "plot job-1a2b3c4d other.jsonl --output loss.svg --metric loss,throughput", Plot);
+  line.Reach(command, true);
+  line.Jobs(command, "ids or names, or files of `tercio history -o jsonl` (FILE.jsonl)");
+  line.OutputFile(command, "file to write, - for standard output");
+  command
+      ->add_option(
+          "--metric", o.metrics,
+          "loss, validation_loss, throughput, step_seconds, memory, grad_norm, learning_rate: "
+          "one or several, with commas (default loss,throughput)")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+  command->add_option("--x", o.x, "step, tokens or time (default step)");
+  command->add_option("--smooth", o.smooth, "means over so many steps")
+      ->check(CLI::Range(1, 1'000'000));
+  command->add_flag("--log", o.logarithmic, "logarithmic axes of values");
+}
+
 void AddCheckpointVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* parent =
@@ -331,7 +368,7 @@ void AddLocalVerbs(CommandLine& line) {
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"login", "plot", "diff", "report", "init"};
+  static const std::string kLater[] = {"login", "diff", "report", "init"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
@@ -354,6 +391,7 @@ int Main(int argc, char** argv) {
   CommandLine line;
   AddRunVerbs(line);
   AddJobVerbs(line);
+  AddReportVerbs(line);
   AddCheckpointVerbs(line);
   AddDataVerbs(line);
   AddLocalVerbs(line);

@@ -32,6 +32,7 @@
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/job_service.h"
 #include "coordinator/service/node_service.h"
+#include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -46,6 +47,7 @@ struct Flags {
   std::string metrics_listen = "127.0.0.1:9464";
   std::string health_listen;
   double heartbeat_interval = 5;
+  double metrics_linger = 60;
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
   bool allow_drills = false;
@@ -76,6 +78,12 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
       "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
+  app.add_option("--metrics-linger", flags->metrics_linger,
+                 "seconds for which a job that has ended stays on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   add("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL",
       "seconds between signs of life of an agent; one is lost after three");
   add("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF",
@@ -147,6 +155,10 @@ Settings MakeSettings(const Flags& flags) {
   return settings;
 }
 
+CoordinatorMetricsOptions MetricsOf(const Flags& flags) {
+  return {flags.metrics_linger, flags.state_dir, flags.tls.certificate, flags.tls.authority};
+}
+
 // Every agent has a socket. And Debian's Abseil looks for cycles whenever a lock is taken: with
 // thousands of streams that is a tenth of what gRPC's threads do.
 void PrepareForManyStreams() {
@@ -160,9 +172,10 @@ void PrepareForManyStreams() {
 
 class Server {
  public:
-  Server(Coordinator& coordinator, StreamHub& streams, const Flags& flags,
+  Server(Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls, const Flags& flags,
          std::string metrics_address)
-      : jobs_(
+      : calls_(calls),
+        jobs_(
             coordinator, streams,
             [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
               return Admit(spec, coordinator.Nodes(), directory);
@@ -178,6 +191,9 @@ class Server {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+    creators.push_back(calls_.MakeInterceptors());
+    builder.experimental().SetInterceptorCreators(std::move(creators));
     int port = 0;
     builder.AddListeningPort(flags.listen, credentials, &port);
     builder.RegisterService(&jobs_);
@@ -202,6 +218,7 @@ class Server {
   }
 
  private:
+  RpcMetrics& calls_;
   JobServiceImpl jobs_;
   NodeServiceImpl nodes_;
   std::unique_ptr<CheckpointHost> checkpoint_host_;
@@ -229,8 +246,8 @@ void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, Strea
 }
 
 std::string StatusLine(const Coordinator& coordinator) {
-  const Coordinator::Tally tally = coordinator.Count();
-  return absl::StrCat(tally.nodes, " nodes, ", tally.running, " jobs running, ", tally.queued,
+  const Coordinator::Totals totals = coordinator.Count();
+  return absl::StrCat(totals.nodes, " nodes, ", totals.running, " jobs running, ", totals.queued,
                       " queued", coordinator.durable() ? "" : "; the disk takes nothing");
 }
 
@@ -260,13 +277,15 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
       const auto coordinator,
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
   StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
-  std::unique_ptr<CoordinatorMetrics> metrics;
+  RpcMetrics calls(
+      {"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService"});
+  std::unique_ptr<MetricsServer> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics,
-                            CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator, streams));
+    TERCIO_ASSIGN_OR_RETURN(metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator,
+                                                             streams, calls, MetricsOf(flags)));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
-  Server server(*coordinator, streams, flags, metrics_address);
+  Server server(*coordinator, streams, calls, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   coordinator->SetCheckpointAddress(address);

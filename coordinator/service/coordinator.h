@@ -21,7 +21,9 @@
 #include "checkpoint/store.h"
 #include "coordinator/core/core.h"
 #include "coordinator/service/lease_clock.h"
+#include "coordinator/service/tally.h"
 #include "coordinator/store/store.h"
+#include "proto/tercio/v1/job_service.pb.h"
 
 namespace tercio::coordinator {
 
@@ -91,21 +93,36 @@ class Coordinator {
     PlacementPtr placement = NoPlacement();
     int queue_position = 0;  // from 1; 0: not queued
     double now = 0;
+    // Of the present attempt's ranks, where they are wanted; the number is another one after each
+    // change of them.
+    std::map<int, v1::RankFigures> figures;
+    uint64_t figures_heard = 0;
   };
-  absl::StatusOr<JobView> View(const std::string& job) const;
+  absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
+  // For metrics: what is left out of these costs nothing.
+  struct Jobs {
+    std::map<v1::JobState, int> by_state;  // of all jobs
+    int waiting = 0;                       // for devices
+    std::vector<JobView> shown;            // newest first
+    int not_shown = 0;                     // of those that have not ended
+  };
+  // Shows at most `most` jobs, the newest that have not ended, or not `linger` seconds ago.
+  Jobs JobsToShow(double linger, size_t most) const;
   struct NodeView {
     NodeState state;
     std::string name;  // of the state
     int free = 0;
   };
   std::vector<NodeView> Nodes() const;
-  struct Tally {
+  const Tally& tally() const { return tally_; }
+  size_t queued() const;  // events that wait
+  struct Totals {
     int nodes = 0;    // connected
     int running = 0;  // jobs
     int queued = 0;
   };
-  Tally Count() const;
+  Totals Count() const;
   Store& store() { return *store_; }
   checkpoint::Store& checkpoints() { return *checkpoints_; }
 
@@ -171,7 +188,9 @@ class Coordinator {
   int64_t next_stream_ = 1;
   uint64_t version_ = 1;
 
-  std::mutex queue_mutex_;
+  Tally tally_;
+
+  mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
   std::condition_variable stopped_;
   std::deque<Pending> queue_;

@@ -54,6 +54,11 @@ class JobServiceImpl : public JobServiceBase {
                        v1::VersionResponse*) override;
 
  private:
+  class Watcher;
+  // Ranks where they are wanted, and the last words of the one at fault. `plan` may be null.
+  absl::Status AddDetails(const Coordinator::JobView& job, const v1::Plan* plan, bool ranks,
+                          v1::JobStatus* status);
+
   // The same calls for threads, which nobody makes: streams are the hub's.
   using JobServiceBase::Events;
   using JobServiceBase::History;

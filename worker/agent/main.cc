@@ -64,6 +64,7 @@ struct Flags {
   int64_t snapshot_reserve = int64_t{1} << 30;
   AgentOptions agent;
   std::string device = "auto";
+  double metrics_linger_seconds = 60;
   int64_t gpu_others = int64_t{1} << 30;
   double gpu_interval_seconds = 5;
   TlsFiles tls = TlsFromEnvironment();
@@ -120,6 +121,12 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
       "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
+  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
+                 "seconds for which counters of a rank that has ended stay on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
       "IP address for traffic between ranks (not encrypted)");
   add("--snapshot-listen", &flags->snapshot_listen, "TERCIO_SNAPSHOT_LISTEN",
@@ -430,6 +437,23 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flag
   return std::unique_ptr<SnapshotServer>();
 }
 
+AgentMetricsOptions MetricsOf(const Flags& flags) {
+  return {absl::Seconds(flags.metrics_linger_seconds), flags.agent.state_dir, flags.tls.certificate,
+          flags.tls.authority};
+}
+
+void ShowSources(const Flags& flags, NodeLink& link, AgentStore& store, GpuMonitor& gpus,
+                 AgentMetrics& metrics) {
+  AgentSources sources;
+  sources.connected = [&link] { return link.connected(); };
+  sources.spool_bytes = [&store] { return store.SpoolBytes(); };
+  if (!flags.agent.gpus.list.empty()) {
+    sources.gpus = [&gpus] { return gpus.Readings(); };
+    sources.gpu_driver = flags.agent.gpus.driver;
+  }
+  metrics.Show(std::move(sources));
+}
+
 GpuMonitor::Options MonitorOptions(const Flags& flags) {
   GpuMonitor::Options options;
   options.gpus = flags.agent.gpus;
@@ -503,7 +527,8 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
   TERCIO_RETURN_IF_ERROR(FillIn(flags));
   GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
-  TERCIO_ASSIGN_OR_RETURN(const auto metrics, AgentMetrics::Serve(flags.metrics_listen));
+  TERCIO_ASSIGN_OR_RETURN(const auto metrics,
+                          AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
   std::unique_ptr<HealthServer> health;
   if (!flags.health_listen.empty()) {
     TERCIO_ASSIGN_OR_RETURN(health, HealthServer::Listen(flags.health_listen));
@@ -516,13 +541,22 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
 
   LeavingAt leaving_at = 0;
   if (!flags.agent.gpus.list.empty()) {
+    flags.agent.gpu_utilization = [&gpus] {
+      std::vector<std::optional<double>> all;
+      for (const GpuReading& reading : gpus.Readings()) {
+        all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio
+                                                 : std::nullopt);
+      }
+      return all;
+    };
     flags.agent.gpu_trouble = [&gpus](int gpu) {
       return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
     };
-    metrics->ShowGpus([&gpus] { return gpus.Readings(); }, flags.agent.gpus.driver);
   }
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
+  ShowSources(flags, link, *store, gpus, *metrics);
+  const absl::Cleanup hide_sources = [&metrics] { metrics->Show({}); };
   SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
   RunManager runs(flags.agent, *metrics, *store,
                   [&link](v1::AgentMessage message) { link.Say(std::move(message)); });

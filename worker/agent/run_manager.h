@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -48,6 +49,9 @@ struct AgentOptions {
   // What the driver has said lately of the GPU at this place of `gpus.list`; empty where there are
   // none. May take seconds.
   std::function<GpuMonitor::Trouble(int gpu)> gpu_trouble;
+  // Of each of `gpus.list`: share of the last seconds with a kernel running; empty where there are
+  // none.
+  std::function<std::vector<std::optional<double>>()> gpu_utilization;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
   // NAME=value, for trainers only.
@@ -113,6 +117,14 @@ class RunManager {
     uint64_t received = 0;
     bool steps_unknown = false;  // adopted, and has told nothing yet
     double loading_since = 0;    // of the steady clock; 0: it does not load
+    int64_t figures_told = 0;    // step of those in the last heartbeat
+    double utilization_sum = 0;  // of its GPU
+    int utilization_samples = 0;
+
+    std::optional<double> Utilization() const {
+      if (utilization_samples == 0) return std::nullopt;
+      return utilization_sum / utilization_samples;
+    }
   };
   // Of an answer to the coordinator that takes long.
   struct Preparation {
@@ -150,6 +162,8 @@ class RunManager {
   // The place of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
   int GpuOf(const RunKey& key, int rank) const;
   void ExplainByGpu(TrainerEnded* event) const;
+  void AddFigures(const RunKey& key, const std::vector<std::optional<double>>& utilization,
+                  v1::RunHealth* health);
   std::string LogPath(const RunKey& key, int rank) const;
   std::string PagePath(const RunKey& key, int rank) const;
   TrainerProcess::OnLines LineSender(const RunKey& key, int rank);
