@@ -20,6 +20,7 @@ constexpr size_t kMostMemory = size_t{16} << 20;
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::string& address) {
+  if (address.empty()) return std::unique_ptr<HealthServer>();
   std::unique_ptr<HealthServer> made(new HealthServer);
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;

@@ -17,9 +17,9 @@ namespace tercio {
 
 class HealthServer {
  public:
-  // HOST:PORT; port 0 picks one. Nothing serves until Set says so. Comes before
-  // grpc::reflection::InitProtoReflectionServerBuilderPlugin, which adds to all later servers.
-  // FAILED_PRECONDITION when it cannot listen there.
+  // HOST:PORT; port 0 picks one; null where `address` is empty. Nothing serves until Set says so.
+  // Comes before grpc::reflection::InitProtoReflectionServerBuilderPlugin, which adds to all later
+  // servers. FAILED_PRECONDITION when it cannot listen there.
   static absl::StatusOr<std::unique_ptr<HealthServer>> Listen(const std::string& address);
   ~HealthServer();
   HealthServer(const HealthServer&) = delete;

@@ -265,10 +265,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   if (!flags.read_only) {
     TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
   }
-  std::unique_ptr<HealthServer> health;
-  if (!flags.health_listen.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(health, HealthServer::Listen(flags.health_listen));
-  }
+  TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
   TERCIO_ASSIGN_OR_RETURN(auto store,

@@ -103,6 +103,26 @@ void AddGpuOptions(CLI::App& app, Flags* flags) {
       ->take_last();
 }
 
+void AddTimeOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
+                 "seconds for which counters of a rank that has ended stay on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
+                 "seconds that trainers go on after the agent has died")
+      ->envname("TERCIO_AGENT_GRACE")
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--stop-grace", flags->stop_grace_seconds,
+                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
+      ->envname("TERCIO_STOP_GRACE")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+}
+
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
@@ -121,12 +141,6 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
       "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
-  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
-                 "seconds for which counters of a rank that has ended stay on /metrics")
-      ->envname("TERCIO_METRICS_LINGER")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str()
-      ->take_last();
   add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
       "IP address for traffic between ranks (not encrypted)");
   add("--snapshot-listen", &flags->snapshot_listen, "TERCIO_SNAPSHOT_LISTEN",
@@ -148,17 +162,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->check(CLI::Range(1, 4096))
       ->take_last();
   AddGpuOptions(app, flags);
-  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
-                 "seconds that trainers go on after the agent has died")
-      ->envname("TERCIO_AGENT_GRACE")
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--stop-grace", flags->stop_grace_seconds,
-                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
-      ->envname("TERCIO_STOP_GRACE")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str()
-      ->take_last();
+  AddTimeOptions(app, flags);
   app.add_option("--snapshot-reserve", flags->snapshot_reserve,
                  "memory that copies of snapshots leave free (such as 1GiB)")
       ->envname("TERCIO_SNAPSHOT_RESERVE")
@@ -522,6 +526,20 @@ int Live(const Lifecycle& life, Flags* flags, NodeLink& link, RunManager& runs,
   return RunDaemonLoop(life.manager, loop);
 }
 
+// What runs want to know of the GPUs. The monitor outlives the options.
+void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
+  options->gpu_utilization = [&gpus] {
+    std::vector<std::optional<double>> all;
+    for (const GpuReading& reading : gpus.Readings()) {
+      all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio : std::nullopt);
+    }
+    return all;
+  };
+  options->gpu_trouble = [&gpus](int gpu) {
+    return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
+  };
+}
+
 absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
@@ -529,10 +547,7 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
   TERCIO_ASSIGN_OR_RETURN(const auto metrics,
                           AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
-  std::unique_ptr<HealthServer> health;
-  if (!flags.health_listen.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(health, HealthServer::Listen(flags.health_listen));
-  }
+  TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
   TERCIO_ASSIGN_OR_RETURN(const auto store,
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
@@ -540,19 +555,7 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
 
   LeavingAt leaving_at = 0;
-  if (!flags.agent.gpus.list.empty()) {
-    flags.agent.gpu_utilization = [&gpus] {
-      std::vector<std::optional<double>> all;
-      for (const GpuReading& reading : gpus.Readings()) {
-        all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio
-                                                 : std::nullopt);
-      }
-      return all;
-    };
-    flags.agent.gpu_trouble = [&gpus](int gpu) {
-      return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
-    };
-  }
+  if (!flags.agent.gpus.list.empty()) AskGpus(gpus, &flags.agent);
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
   ShowSources(flags, link, *store, gpus, *metrics);

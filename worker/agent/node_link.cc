@@ -122,11 +122,6 @@ void NodeLink::Run() {
   }
 }
 
-bool NodeLink::connected() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return connected_;
-}
-
 void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
   v1::AgentMessage hello;
   *hello.mutable_hello() = callbacks_.hello();

@@ -46,9 +46,6 @@ class NodeLink {
   // Breaks the connection and makes none for so long: for drills.
   void StayAway(double seconds);
 
-  // Whether the coordinator has accepted this node, and has not gone since.
-  bool connected();
-
   // Ends the connection; no callback comes after it.
   void Stop();
 
