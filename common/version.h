@@ -4,5 +4,6 @@
 namespace tercio {
 
 inline constexpr char kVersion[] = "0.1.0";
+inline constexpr char kCommit[] = "unknown";
 
 }  // namespace tercio

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
@@ -23,6 +26,7 @@
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/job_service.h"
 #include "coordinator/service/node_service.h"
+#include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -36,6 +40,7 @@ struct Flags {
   std::string listen = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9464";
   double heartbeat_interval = 5;
+  double metrics_linger = 60;
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
   bool allow_drills = false;
@@ -56,6 +61,12 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--listen", &flags->listen, "TERCIO_LISTEN",
       "HOST:PORT of the gRPC services; port 0 picks one");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  app.add_option("--metrics-linger", flags->metrics_linger,
+                 "seconds for which a job that has ended stays on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   add("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL",
       "seconds between signs of life of an agent; one is lost after three");
   add("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF",
@@ -125,6 +136,10 @@ Settings MakeSettings(const Flags& flags) {
   return settings;
 }
 
+CoordinatorMetricsOptions MetricsOf(const Flags& flags) {
+  return {flags.metrics_linger, flags.state_dir, flags.tls.certificate, flags.tls.authority};
+}
+
 // Every agent has a socket. And Debian's Abseil looks for cycles whenever a lock is taken: with
 // thousands of streams that is a tenth of what gRPC's threads do.
 void PrepareForManyStreams() {
@@ -138,9 +153,10 @@ void PrepareForManyStreams() {
 
 class Server {
  public:
-  Server(Coordinator& coordinator, StreamHub& streams, const Flags& flags,
+  Server(Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls, const Flags& flags,
          std::string metrics_address)
-      : jobs_(
+      : calls_(calls),
+        jobs_(
             coordinator, streams,
             [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
               return Admit(spec, coordinator.Nodes(), directory);
@@ -156,6 +172,9 @@ class Server {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+    creators.push_back(calls_.MakeInterceptors());
+    builder.experimental().SetInterceptorCreators(std::move(creators));
     int port = 0;
     builder.AddListeningPort(flags.listen, credentials, &port);
     builder.RegisterService(&jobs_);
@@ -178,6 +197,7 @@ class Server {
   }
 
  private:
+  RpcMetrics& calls_;
   JobServiceImpl jobs_;
   NodeServiceImpl nodes_;
   std::unique_ptr<CheckpointHost> checkpoint_host_;
@@ -201,13 +221,15 @@ absl::Status RunCoordinator(const Flags& flags) {
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
   StreamHub streams({flags.max_streams, absl::Seconds(flags.stream_patience)},
                     [&coordinator] { return coordinator->version(); });
-  std::unique_ptr<CoordinatorMetrics> metrics;
+  RpcMetrics calls(
+      {"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService"});
+  std::unique_ptr<MetricsServer> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics,
-                            CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator, streams));
+    TERCIO_ASSIGN_OR_RETURN(metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator,
+                                                             streams, calls, MetricsOf(flags)));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
-  Server server(*coordinator, streams, flags, metrics_address);
+  Server server(*coordinator, streams, calls, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   coordinator->SetCheckpointAddress(address);

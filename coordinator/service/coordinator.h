@@ -20,7 +20,9 @@
 #include "checkpoint/store.h"
 #include "coordinator/core/core.h"
 #include "coordinator/service/lease_clock.h"
+#include "coordinator/service/tally.h"
 #include "coordinator/store/store.h"
+#include "proto/tercio/v1/job_service.pb.h"
 
 namespace tercio::coordinator {
 
@@ -97,12 +99,23 @@ class Coordinator {
   };
   absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
+  // For metrics: what is left out of these costs nothing.
+  struct Jobs {
+    std::map<v1::JobState, int> by_state;  // of all jobs
+    int waiting = 0;                       // for devices
+    std::vector<JobView> shown;            // newest first
+    int not_shown = 0;                     // of those that have not ended
+  };
+  // Shows at most `most` jobs, the newest that have not ended, or not `linger` seconds ago.
+  Jobs JobsToShow(double linger, size_t most) const;
   struct NodeView {
     NodeState state;
     std::string name;  // of the state
     int free = 0;
   };
   std::vector<NodeView> Nodes() const;
+  const Tally& tally() const { return tally_; }
+  size_t queued() const;  // events that wait
   Store& store() { return *store_; }
   checkpoint::Store& checkpoints() { return *checkpoints_; }
 
@@ -155,7 +168,9 @@ class Coordinator {
   int64_t next_stream_ = 1;
   uint64_t version_ = 1;
 
-  std::mutex queue_mutex_;
+  Tally tally_;
+
+  mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
   std::condition_variable stopped_;
   std::deque<Pending> queue_;

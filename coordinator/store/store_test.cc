@@ -98,6 +98,56 @@ TEST_F(StoreTest, AStoreOfVersionTwoKeepsItsPlacements) {
   }
 }
 
+RankExit Exit(int attempt, int rank, int64_t step) {
+  RankExit ended{"job-1", attempt, {}};
+  ended.exit.set_rank(rank);
+  ended.exit.mutable_figures()->set_step(step);
+  return ended;
+}
+
+TEST_F(StoreTest, HowRanksEndedIsKeptOfTheLastAttempts) {
+  {
+    const auto store = Open();
+    for (int attempt = 1; attempt <= 6; ++attempt) {
+      Changes changes;
+      changes.exits = {Exit(attempt, 1, attempt), Exit(attempt, 0, 10 * attempt)};
+      ASSERT_TRUE(store->Commit(changes).ok());
+    }
+  }
+  const auto store = Open();
+  for (const int gone : {1, 2, 7}) EXPECT_TRUE(store->Exits("job-1", gone)->empty()) << gone;
+  for (int attempt = 3; attempt <= 6; ++attempt) {
+    const auto exits = *store->Exits("job-1", attempt);
+    ASSERT_EQ(exits.size(), 2u) << attempt;
+    EXPECT_EQ(exits[0].figures().step(), 10 * attempt);
+    EXPECT_EQ(exits[1].figures().step(), attempt);
+  }
+  EXPECT_TRUE(store->Exits("job-2", 6)->empty());
+}
+
+// Before version 4 nothing was kept of how ranks ended.
+TEST_F(StoreTest, AStoreOfVersionThreeLearnsOfExits) {
+  ASSERT_TRUE(Open()->Commit(Some()).ok());
+  sqlite3* database = nullptr;
+  ASSERT_EQ(sqlite3_open(path_.c_str(), &database), SQLITE_OK);
+  ASSERT_EQ(
+      sqlite3_exec(database, "PRAGMA user_version=3; DROP TABLE exits", nullptr, nullptr, nullptr),
+      SQLITE_OK);
+  sqlite3_close(database);
+  {
+    const auto store = Store::Open(path_, /*read_only=*/true);
+    ASSERT_TRUE(store.ok()) << store.status();
+    ASSERT_TRUE((*store)->Exits("job-1", 1).ok());
+    EXPECT_TRUE((*store)->Exits("job-1", 1)->empty());
+  }
+  const auto store = Open();
+  EXPECT_EQ(store->LoadJobs()->at(0).step(), 7);
+  Changes changes;
+  changes.exits = {Exit(1, 0, 7)};
+  ASSERT_TRUE(store->Commit(changes).ok());
+  EXPECT_EQ(store->Exits("job-1", 1)->size(), 1u);
+}
+
 TEST_F(StoreTest, AStoreOfANewerVersionIsRefusedAndLeftAlone) {
   Open().reset();
   sqlite3* database = nullptr;

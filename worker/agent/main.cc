@@ -56,6 +56,7 @@ struct Flags {
   int64_t snapshot_reserve = int64_t{1} << 30;
   AgentOptions agent;
   std::string device = "auto";
+  double metrics_linger_seconds = 60;
   int64_t gpu_others = int64_t{1} << 30;
   double gpu_interval_seconds = 5;
   TlsFiles tls = TlsFromEnvironment();
@@ -103,6 +104,12 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       "spool, runs, logs, token cache");
   add("--name", &flags->agent.node, "TERCIO_NODE_NAME", "name of this node");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
+                 "seconds for which counters of a rank that has ended stay on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
       "IP address for traffic between ranks (not encrypted)");
   add("--snapshot-listen", &flags->snapshot_listen, "TERCIO_SNAPSHOT_LISTEN",
@@ -421,6 +428,23 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flag
   return std::unique_ptr<SnapshotServer>();
 }
 
+AgentMetricsOptions MetricsOf(const Flags& flags) {
+  return {absl::Seconds(flags.metrics_linger_seconds), flags.agent.state_dir, flags.tls.certificate,
+          flags.tls.authority};
+}
+
+void ShowSources(const Flags& flags, NodeLink& link, AgentStore& store, GpuMonitor& gpus,
+                 AgentMetrics& metrics) {
+  AgentSources sources;
+  sources.connected = [&link] { return link.connected(); };
+  sources.spool_bytes = [&store] { return store.SpoolBytes(); };
+  if (!flags.agent.gpus.list.empty()) {
+    sources.gpus = [&gpus] { return gpus.Readings(); };
+    sources.gpu_driver = flags.agent.gpus.driver;
+  }
+  metrics.Show(std::move(sources));
+}
+
 GpuMonitor::Options MonitorOptions(const Flags& flags) {
   GpuMonitor::Options options;
   options.gpus = flags.agent.gpus;
@@ -453,7 +477,8 @@ absl::Status RunAgent(Flags flags) {
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
   TERCIO_RETURN_IF_ERROR(FillIn(flags));
   GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
-  TERCIO_ASSIGN_OR_RETURN(const auto metrics, AgentMetrics::Serve(flags.metrics_listen));
+  TERCIO_ASSIGN_OR_RETURN(const auto metrics,
+                          AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
   TERCIO_ASSIGN_OR_RETURN(const auto store,
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
@@ -473,10 +498,11 @@ absl::Status RunAgent(Flags flags) {
     flags.agent.gpu_trouble = [&gpus](int gpu) {
       return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
     };
-    metrics->ShowGpus([&gpus] { return gpus.Readings(); }, flags.agent.gpus.driver);
   }
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
+  ShowSources(flags, link, *store, gpus, *metrics);
+  const absl::Cleanup hide_sources = [&metrics] { metrics->Show({}); };
   SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
   RunManager runs(flags.agent, *metrics, *store,
                   [&link](v1::AgentMessage message) { link.Say(std::move(message)); });

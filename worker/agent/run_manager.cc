@@ -424,9 +424,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
     event.device_utilization = trainers_[key][rank].Utilization();
-    const RankLabels labels = LabelsOf(key, rank);
-    metrics_.Exited(labels, event.signal != 0 || event.exit_code != 0);
-    metrics_.Forget(labels);
+    metrics_.Exited(LabelsOf(key, rank), event.signal != 0 || event.exit_code != 0);
     Apply({0, std::move(event)});
   };
 }
@@ -449,7 +447,15 @@ void RunManager::ExplainByGpu(TrainerEnded* event) const {
 }
 
 RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
-  return {key.first, state_.runs.at(key).start.spec().name(), rank};
+  const RunState& run = state_.runs.at(key);
+  const v1::RankPlacement& place = run.ranks.at(rank).plan.placement();
+  return {key.first,
+          run.start.spec().name(),
+          rank,
+          place.tensor_index(),
+          place.pipeline_index(),
+          place.data_index(),
+          place.device()};
 }
 
 void RunManager::SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
@@ -583,8 +589,10 @@ void RunManager::ReceiveUntold(const RunKey& key, int rank) {
 }
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
-  const RankLabels labels = LabelsOf(key, rank);
   const RunState& run = state_.runs.at(key);
+  // What it says after its end brings its series back for ever.
+  if (run.ranks.at(rank).life == RankState::Life::kEnded) return;
+  const RankLabels labels = LabelsOf(key, rank);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
     // What was done before an adoption was counted by another agent, or is not known.
