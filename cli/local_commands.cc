@@ -77,7 +77,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
       std::string(coordinator::ChooseLayout(spec, cluster).status().message())));
 }
 
-int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
+int CodeOf(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
 
 constexpr char kVerbs[] =
     "plan submit run list get watch logs events history wait cancel resume checkpoint nodes data "
@@ -85,7 +85,7 @@ constexpr char kVerbs[] =
 
 }  // namespace
 
-int Plan(const Options& options) { return Report(PlanJob(options)); }
+int Plan(const Options& options) { return CodeOf(PlanJob(options)); }
 
 int Completion(const Options& options) {
   if (options.shell == "bash") {

@@ -100,8 +100,8 @@ class CommandLine {
     command->add_option("--output", options_.file, help)->required();
   }
 
-  void Jobs(CLI::App* command, const char* help) {
-    command->add_option("jobs", options_.jobs, help)
+  CLI::Option* Jobs(CLI::App* command, const char* help) {
+    return command->add_option("jobs", options_.jobs, help)
         ->required()
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
@@ -251,6 +251,15 @@ void AddReportVerbs(CommandLine& line) {
   command->add_option("--smooth", o.smooth, "means over so many steps")
       ->check(CLI::Range(1, 1'000'000));
   command->add_flag("--log", o.logarithmic, "logarithmic axes of values");
+  command = line.Add("diff", "two jobs beside each other: configuration, plan, results",
+                     "diff job-1a2b3c4d job-5e6f7a8b -o json", Diff);
+  line.Reach(command, true);
+  line.Jobs(command, "ids or names")->expected(2);
+  command = line.Add("report", "one page about a job, or several beside each other",
+                     "report job-1a2b3c4d job-5e6f7a8b --output report.html", Report);
+  line.Reach(command, true);
+  line.Jobs(command, "ids or names; others are compared with the first");
+  line.OutputFile(command, "HTML file to write, - for standard output");
 }
 
 void AddCheckpointVerbs(CommandLine& line) {
@@ -368,7 +377,7 @@ void AddLocalVerbs(CommandLine& line) {
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"login", "diff", "report", "init"};
+  static const std::string kLater[] = {"login", "init"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);

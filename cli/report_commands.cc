@@ -3,14 +3,18 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/job_source.h"
 #include "cli/report/curves.h"
+#include "cli/report/diff.h"
+#include "cli/report/report.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "common/version.h"
 
 namespace tercio::cli {
 namespace {
@@ -45,10 +49,32 @@ absl::Status MakePlot(const Options& options) {
   return Write(options, jobs, plot::Draw(figure, /*standalone=*/true));
 }
 
+absl::Status MakeReport(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  return Write(options, jobs, report::ReportPage(jobs, kVersion, now));
+}
+
+absl::Status ShowDiff(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  if (options.format() != Output::kTable) {
+    std::cout
+        << report::DiffToJson(jobs[0], jobs[1]).dump(2, ' ', false, Json::error_handler_t::replace)
+        << std::endl;
+  } else {
+    std::cout << Table(report::DiffRows(jobs[0], jobs[1]));
+  }
+  return absl::OkStatus();
+}
+
 int Finish(const absl::Status& status) { return status.ok() ? kExitOk : Fail(status); }
 
 }  // namespace
 
 int Plot(const Options& options) { return Finish(MakePlot(options)); }
+
+int Diff(const Options& options) { return Finish(ShowDiff(options)); }
+
+int Report(const Options& options) { return Finish(MakeReport(options)); }
 
 }  // namespace tercio::cli

@@ -41,6 +41,7 @@ class JobParser {
     ParseResources(root_.Child("resources"));
     ParseCheckpoint(root_.Child("checkpoint"));
     ParseFaultTolerance(root_.Child("fault_tolerance"));
+    ParseTensorBoard();
     root_.Finish();
     TERCIO_RETURN_IF_ERROR(faults_.ToStatus());
     return std::move(spec_);
@@ -244,6 +245,18 @@ class JobParser {
     fault_tolerance.Finish();
   }
 
+  void ParseTensorBoard() {
+    const std::string text = root_.Text("tensorboard", "");
+    if (root_.Has("tensorboard") && text.empty()) {
+      root_.Fault("tensorboard", "expected the directory for TensorBoard's event files");
+    }
+    if (text.empty()) return;
+    const std::filesystem::path path = text;
+    spec_.set_tensorboard((path.is_absolute() ? path : std::filesystem::path(directory_) / path)
+                              .lexically_normal()
+                              .string());
+  }
+
   Faults faults_;
   Section root_;
   std::string directory_;
@@ -425,7 +438,11 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   ", keep_last: ", spec.checkpoint().keep_last(),
                   ", keep_every: ", spec.checkpoint().keep_every(),
                   ", peer_copies: ", spec.checkpoint().peer_copies(), "}\n");
-  return yaml + FaultToleranceYaml(spec.fault_tolerance());
+  absl::StrAppend(&yaml, FaultToleranceYaml(spec.fault_tolerance()));
+  if (!spec.tensorboard().empty()) {
+    absl::StrAppend(&yaml, "tensorboard: ", quoted(spec.tensorboard()), "\n");
+  }
+  return yaml;
 }
 
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,

@@ -10,7 +10,7 @@ packages=(
   bazel-bootstrap bazel-rules-java bazel-rules-proto g++ pkg-config
   # RPC and messages
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev libre2-dev libssl-dev
-  # state, metrics, collectives, vector code, configuration, logs
+  # state, collectives, vector code, configuration, logs
   libsqlite3-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   libspdlog-dev libxxhash-dev
   # targets of bazel build //...

@@ -89,6 +89,7 @@ WALL_CLOCK_FILES = {
     "worker/agent/trainer_server.cc": "gRPC's deadlines of a call and of its shutdown",
     "worker/trainer/agent_link.cc": "gRPC's deadline of a call",
     "worker/trainer/snapshot_client.cc": "gRPC's deadline of a call",
+    "worker/trainer/tensorboard.cc": "the time that people see beside a step",
     "worker/trainer/training_loop.cc": "the time that people read in a trace",
 }
 
