@@ -20,7 +20,7 @@ packages=(
 )
 for option in "$@"; do
   case "$option" in
-    --tests) packages+=(prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2) ;;
+    --tests) packages+=(prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2 chromium man-db groff-base zsh) ;;
     --long) packages+=(clang-tidy) ;;
     *) echo "usage: deploy/install_dependencies.sh [--tests] [--long]" >&2; exit 2 ;;
   esac

@@ -66,6 +66,8 @@ python3 tests/e2e/figures_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/bad_clients_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/tls_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/partition_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/report_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/shell_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guide_test.py --results "$results/checks.jsonl"
 
 # Tests of several processes share the cores with nobody: two at a time, and those tagged cpu:2 alone.
