@@ -134,10 +134,12 @@ while IFS= read -r -d '' file; do
   put "$from/$file" "$doc/$file" 644
 done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/kubernetes \
   dashboards -type f -print0 2> /dev/null | sort -z)
-# Manual pages: NAME.SECTION; in the repository where Bazel has made them.
+# Manual pages; in the repository they are where Bazel has made them.
 for pages in "$from/man" "$from/bazel-bin/deploy/man"; do
   if [[ ! -d "$pages" ]]; then continue; fi
-  for page in "$pages"/*.[18]; do put "$page" "$prefix/share/man/man${page##*.}/$(basename "$page")" 644; done
+  while IFS= read -r -d '' page; do
+    put "$pages/$page" "$prefix/share/man/$page" 644
+  done < <(find "$pages/" -type f -printf '%P\0' | sort -z)
   break
 done
 for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_tercio"; do
