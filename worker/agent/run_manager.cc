@@ -628,6 +628,7 @@ void RunManager::Housekeeping() {
   std::unique_lock<std::mutex> lock(mutex_);
   auto tick = std::chrono::steady_clock::now();
   while (!stopping_) {
+    ++rounds_;
     changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
                       [this] { return stopping_ || !ended_.empty(); });
     SlowDown();
