@@ -91,9 +91,9 @@ int Completion(const Options& options) {
 
 int Version(const Options& options) {
   if (options.format() != Output::kTable) {
-    std::cout << Json({{"version", kVersion}}).dump(2) << std::endl;
+    std::cout << Json({{"version", kVersion}, {"commit", kCommit}}).dump(2) << std::endl;
   } else {
-    std::cout << "tercio " << kVersion << "\n";
+    std::cout << "tercio " << kVersion << " commit " << kCommit << "\n";
   }
   return kExitOk;
 }

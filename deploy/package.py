@@ -1,6 +1,6 @@
 """Makes the tarball of //deploy:tarball: programs, the shared libraries that they need, and files, below one folder.
 
-    package.py --output FILE.tar.gz|FILE.tar.xz --top FOLDER [--toolkit DIR] [--slim] [--status FILE] [--header version.h]
+    package.py --output FILE.tar.gz|FILE.tar.xz --top FOLDER [--toolkit DIR] [--slim] [--status FILE] [--version-file version.cc]
                --into FOLDER FILE... [--into FOLDER FILE...]
 
 Programs lose their debug information, but keep their symbols (stacks of a hang name functions), and a `_portable` at the end of
@@ -119,7 +119,7 @@ def status_of(path):
 
 
 def version_text(options, status, libraries, left_out, programs):
-    number = re.search(r'kVersion\[\] = "([^"]+)"', read(options.header).decode()).group(1) if options.header else "unknown"
+    number = re.search(r'kVersion = "([^"]+)"', read(options.version_file).decode()).group(1) if options.version_file else "unknown"
     lines = [f"tercio {number}", f"commit {status.get('STABLE_TERCIO_COMMIT', 'unknown')}",
              f"needs x86-64 with AVX2, glibc {needed_glibc([*programs, *libraries.paths.values()])} or later"]
     if left_out:
@@ -229,7 +229,7 @@ def main():
     parser.add_argument("--toolkit", default="", help="the folder of NVIDIA's libraries")
     parser.add_argument("--slim", action="store_true")
     parser.add_argument("--status")
-    parser.add_argument("--header")
+    parser.add_argument("--version-file", help="the source that defines kVersion")
     parser.add_argument("--into", nargs="+", action="append", default=[])
     make(parser.parse_args())
 

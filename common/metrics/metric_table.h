@@ -49,7 +49,7 @@ inline constexpr auto kHistogram = MetricKind::kHistogram;
 inline constexpr absl::string_view kJob = "job_id job_name";
 inline constexpr absl::string_view kRank = "job_id job_name rank";
 inline constexpr absl::string_view kGpu = "gpu uuid";
-inline constexpr absl::string_view kMethod = "method service";
+inline constexpr absl::string_view kMethod = "method service type";
 
 // Of one step, of one checkpoint, of one call, of one commit, of one batch.
 inline constexpr MetricBuckets kStepBuckets = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
@@ -125,9 +125,9 @@ inline constexpr MetricSpec kAll[] = {
 
     // ---- service ----
     {"tercio_rpc_started_total", kCoordinator, kCounter, "calls", kMethod, "Calls that have begun, streams too."},
-    {"tercio_rpc_handled_total", kCoordinator, kCounter, "calls", "code method service", "Calls that have ended, by gRPC's status code; codes other than OK appear with their first call."},
+    {"tercio_rpc_handled_total", kCoordinator, kCounter, "calls", "code method service type", "Calls that have ended, by gRPC's status code; codes other than OK appear with their first call."},
     {"tercio_rpc_open", kCoordinator, kGauge, "calls", kMethod, "Calls that go on now; for streams, those that are open."},
-    {"tercio_rpc_duration_seconds", kCoordinator, kHistogram, "seconds", kMethod, "From the begin of a call to its end; of a stream as long as it was open.", kCallBuckets},
+    {"tercio_rpc_duration_seconds", kCoordinator, kHistogram, "seconds", kMethod, "From the begin of a call to its end; of a stream, how long it was open.", kCallBuckets},
     {"tercio_streams", kCoordinator, kGauge, "streams", "", "Clients that follow jobs."},
     {"tercio_streams_refused_total", kCoordinator, kCounter, "streams", "", "Streams beyond --max-streams."},
     {"tercio_streams_cut_off_total", kCoordinator, kCounter, "streams", "", "Streams whose clients did not read."},
@@ -150,7 +150,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_grad_norm", kAgent, kGauge, "1", kRank, "Gradient norm of the last step of the job, before clipping."},
     {"tercio_phase_seconds_total", kAgent, kCounter, "seconds", "job_id job_name phase rank", "Where the time of the rank's training loop has gone; the phases sum to the time since its first step."},
     {"tercio_rank_cpu_seconds_total", kAgent, kCounter, "seconds", kRank, "Processor time of the rank's process."},
-    {"tercio_rank_device_utilization_ratio", kAgent, kGauge, "ratio", kRank, "Part of the time with a kernel running on the rank's GPU, as the rank has seen it; absent without one."},
+    {"tercio_log_lines_lost_total", kAgent, kCounter, "lines", kRank, "Log lines of the rank that were not written: the disk did not take them, or there were too many."},
     {"tercio_memory_bytes", kAgent, kGauge, "bytes", "job_id job_name kind rank", "Memory of the rank: planned, used and peak of its device's arena; resident of its process."},
     {"tercio_load_seconds", kAgent, kGauge, "seconds", "job_id job_name rank source", "How long the rank took to load the state it has started from: a copy of a snapshot (memory), or a checkpoint or weights (disk)."},
     {"tercio_checkpoint_sent_bytes_total", kAgent, kCounter, "bytes", kRank, "Bytes of checkpoints that the rank has sent."},
@@ -163,6 +163,8 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_coordinator_connected", kAgent, kGauge, "1", "", "1 while the agent has its stream to the coordinator."},
     {"tercio_agent_spool_bytes", kAgent, kGauge, "bytes", "", "News that the coordinator has not acknowledged; log lines give way at --spool-limit."},
     {"tercio_agent_snapshot_bytes", kAgent, kGauge, "bytes", "", "Copies of snapshots in the agent's memory."},
+    {"tercio_agent_memory_bytes", kAgent, kGauge, "bytes", "", "Memory of the machine."},
+    {"tercio_agent_memory_available_bytes", kAgent, kGauge, "bytes", "", "Memory of the machine that processes could have without swapping."},
     {"tercio_agent_state_free_bytes", kAgent, kGauge, "bytes", "", "Bytes that are free on the file system of the state directory: logs, spool, token cache."},
 
     // ---- GPUs ----

@@ -127,6 +127,7 @@ void Coordinator::Run() {
   auto last_tick = std::chrono::steady_clock::now();
   auto last_batch = last_tick;
   while (true) {
+    ++rounds_;
     std::vector<Pending> batch;
     {
       std::unique_lock<std::mutex> lock(queue_mutex_);
@@ -173,6 +174,8 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   const auto commit_began = std::chrono::steady_clock::now();
   while (true) {
     const absl::Status status = store_->Commit(changes);
+    durable_ = status.ok();
+    ++rounds_;
     if (status.ok()) break;
     tally_.CommitFailed();
     LogError(std::string(status.message()));
@@ -310,6 +313,23 @@ absl::Status Coordinator::MayDrill() const {
 void Coordinator::SetCheckpointAddress(const std::string& address) {
   std::lock_guard<std::mutex> lock(mutex_);
   settings_.checkpoint_address = address;
+}
+
+Coordinator::Totals Coordinator::Count() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Totals totals;
+  for (const auto& [name, node] : state_.nodes) totals.nodes += node.connected;
+  for (const auto& [id, job] : state_.jobs) {
+    totals.running += job.record.phase() == v1::JOB_PHASE_RUNNING;
+    totals.queued += job.record.phase() == v1::JOB_PHASE_QUEUED;
+  }
+  return totals;
+}
+
+void Coordinator::Change(const LiveSettings& settings) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  settings_.first_backoff = settings.first_backoff;
+  settings_.allow_drills = settings.allow_drills;
 }
 
 absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {

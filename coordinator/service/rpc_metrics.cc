@@ -15,6 +15,11 @@ constexpr const char* kCodeNames[] = {
     "ABORTED",   "OUT_OF_RANGE",   "UNIMPLEMENTED",     "INTERNAL",           "UNAVAILABLE",
     "DATA_LOSS", "UNAUTHENTICATED"};
 
+const char* TypeOf(const google::protobuf::MethodDescriptor& method) {
+  if (method.client_streaming()) return method.server_streaming() ? "bidi_stream" : "client_stream";
+  return method.server_streaming() ? "server_stream" : "unary";
+}
+
 }  // namespace
 
 // Of one call: gRPC makes it when the call begins and destroys it when the call is over.
@@ -66,6 +71,7 @@ RpcMetrics::RpcMetrics(const std::vector<std::string>& services) {
       Method& method = methods_[absl::StrCat("/", service, "/", descriptor->method(i)->name())];
       method.service = service;
       method.name = descriptor->method(i)->name();
+      method.type = TypeOf(*descriptor->method(i));
     }
   }
   other_.service = "other";
@@ -90,15 +96,16 @@ void RpcMetrics::AddTo(MetricsPage* page) const {
       const int64_t count = method.handled[code].load(std::memory_order_relaxed);
       ended += count;
       if (count == 0 && code != grpc::StatusCode::OK) continue;
-      page->Set("tercio_rpc_handled_total", {kCodeNames[code], method.name, method.service},
+      page->Set("tercio_rpc_handled_total",
+                {kCodeNames[code], method.name, method.service, method.type},
                 static_cast<double>(count));
     }
     const int64_t started = method.started.load(std::memory_order_relaxed);
-    page->Set("tercio_rpc_started_total", {method.name, method.service},
+    page->Set("tercio_rpc_started_total", {method.name, method.service, method.type},
               static_cast<double>(started));
-    page->Set("tercio_rpc_open", {method.name, method.service},
+    page->Set("tercio_rpc_open", {method.name, method.service, method.type},
               static_cast<double>(started - ended));
-    page->Set("tercio_rpc_duration_seconds", {method.name, method.service},
+    page->Set("tercio_rpc_duration_seconds", {method.name, method.service, method.type},
               method.seconds.figures());
   };
   for (const auto& [path, method] : methods_) add(method);

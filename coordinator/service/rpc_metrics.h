@@ -34,6 +34,7 @@ class RpcMetrics {
   struct Method {
     std::string service;
     std::string name;
+    const char* type = "other";
     std::atomic<int64_t> started{0};
     std::array<std::atomic<int64_t>, kCodes> handled = {};
     Histogram seconds{"tercio_rpc_duration_seconds"};

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "common/machine.h"
 #include "common/metrics/metrics_server.h"
 #include "common/metrics/process_metrics.h"
 #include "common/status_macros.h"
@@ -29,15 +30,20 @@ struct RankSeries {
   double steps = 0;
   double sent_bytes = 0;
   double send_failures = 0;
-  v1::PhaseSeconds phases;  // of the rank's process, as is `cpu_seconds`
+  v1::PhaseSeconds phases;  // of the rank's process, as is what follows
   double cpu_seconds = 0;
+  double log_lines_lost = 0;
   // Gauges, of the rank that lives.
   std::optional<v1::TrainerStep> step;
   std::optional<v1::TrainerMemory> memory;
-  std::optional<double> utilization;
   std::optional<double> send_seconds;
   std::optional<std::pair<std::string, double>> loaded;  // source, seconds
   std::optional<absl::Time> ended;
+
+  void Take(const v1::RankFigures& figures) {
+    phases = figures.phases();
+    cpu_seconds = figures.cpu_seconds();
+  }
 };
 
 // Writes the series of one rank.
@@ -60,9 +66,6 @@ class RankWriter {
               1);
     if (series_.step.has_value()) WriteStep(*series_.step);
     if (series_.memory.has_value()) WriteMemory(*series_.memory);
-    if (series_.utilization.has_value()) {
-      Set("tercio_rank_device_utilization_ratio", *series_.utilization);
-    }
     if (series_.send_seconds.has_value()) {
       Set("tercio_checkpoint_send_seconds", *series_.send_seconds);
     }
@@ -79,6 +82,7 @@ class RankWriter {
     Set("tercio_tokens_total", series_.tokens);
     Set("tercio_steps_total", series_.steps);
     Set("tercio_rank_cpu_seconds_total", series_.cpu_seconds);
+    Set("tercio_log_lines_lost_total", series_.log_lines_lost);
     Set("tercio_checkpoint_sent_bytes_total", series_.sent_bytes);
     Set("tercio_checkpoint_send_failures_total", series_.send_failures);
     const v1::PhaseSeconds& phases = series_.phases;
@@ -200,6 +204,8 @@ struct AgentMetrics::State {
       page.Set("tercio_agent_state_free_bytes",
                static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize));
     }
+    page.Set("tercio_agent_memory_bytes", static_cast<double>(MachineMemoryBytes()));
+    page.Set("tercio_agent_memory_available_bytes", static_cast<double>(AvailableMemoryBytes()));
     AddServerMetrics(figures, &page);
     AddProcessMetrics(kVersion, kCommit, &page);
     AddCertificateMetrics(options.certificate, options.authority, &page);
@@ -234,17 +240,19 @@ void AgentMetrics::Step(const RankLabels& labels, const v1::TrainerStep& step, i
   series.steps += static_cast<double>(steps);
   series.step = step;
   series.step->clear_record();
-  if (!step.has_figures()) return;
-  series.phases = step.figures().phases();
-  series.cpu_seconds = step.figures().cpu_seconds();
-  if (step.figures().has_device_utilization()) {
-    series.utilization = step.figures().device_utilization();
-  }
+  if (step.has_figures()) series.Take(step.figures());
+}
+
+void AgentMetrics::Figures(const RankLabels& labels, const v1::RankFigures& figures) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->Of(labels).Take(figures);
 }
 
 void AgentMetrics::Memory(const RankLabels& labels, const v1::TrainerMemory& memory) {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->Of(labels).memory = memory;
+  RankSeries& series = state_->Of(labels);
+  series.memory = memory;
+  series.log_lines_lost = static_cast<double>(memory.log_lines_lost());
 }
 
 void AgentMetrics::Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress) {
@@ -266,7 +274,6 @@ void AgentMetrics::Exited(const RankLabels& labels, bool fault) {
   RankSeries& series = state_->Of(labels);
   series.step.reset();
   series.memory.reset();
-  series.utilization.reset();
   series.send_seconds.reset();
   series.loaded.reset();
   series.ended = SteadyNow();

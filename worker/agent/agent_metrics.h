@@ -63,6 +63,7 @@ class AgentMetrics {
 
   // `steps` and `tokens` are those since the rank's last report.
   void Step(const RankLabels& labels, const v1::TrainerStep& step, int64_t steps, int64_t tokens);
+  void Figures(const RankLabels& labels, const v1::RankFigures& figures);
   void Memory(const RankLabels& labels, const v1::TrainerMemory& memory);
   void Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress);
   // How long a rank has taken to load the state from which it goes on, from "memory" (a copy of a

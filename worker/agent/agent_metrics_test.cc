@@ -55,7 +55,6 @@ v1::TrainerStep MakeStep() {
   step.set_mfu_causal(0.3);
   v1::RankFigures* figures = step.mutable_figures();
   figures->set_cpu_seconds(12);
-  figures->set_device_utilization(0.75);
   figures->mutable_phases()->set_forward(1);
   figures->mutable_phases()->set_wait(2);
   return step;
@@ -67,6 +66,7 @@ void SayAll(AgentMetrics& metrics) {
   v1::TrainerMemory memory;
   memory.set_planned_bytes(4096);
   memory.set_resident_bytes(8192);
+  memory.set_log_lines_lost(9);
   metrics.Memory(kLabels, memory);
   v1::CheckpointProgress progress;
   progress.set_bytes(100);
@@ -91,7 +91,7 @@ TEST(AgentMetrics, ShowsARanksFigures) {
         "tercio_step 7", "tercio_step_seconds 0.25", "tercio_communication_seconds 0.125",
         "tercio_loss 3.5", "tercio_grad_norm 0.5", "tercio_checkpoint_send_failures_total 1",
         "tercio_checkpoint_sent_bytes_total 100", "tercio_checkpoint_send_seconds 1.5",
-        "tercio_rank_cpu_seconds_total 12", "tercio_rank_device_utilization_ratio 0.75"}) {
+        "tercio_rank_cpu_seconds_total 12", "tercio_log_lines_lost_total 9"}) {
     const std::string text = line;
     const size_t space = text.find(' ');
     EXPECT_THAT(page, HasSubstr("\n" + text.substr(0, space) + labels + text.substr(space) + "\n"));
@@ -120,9 +120,9 @@ TEST(AgentMetrics, GaugesGoWithTheRankAndCountersAfterAWhile) {
   std::string page = (*metrics)->Page();
   EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 256"));
   EXPECT_THAT(page, HasSubstr("_exits_total{kind=\"fault\"} 1\n"));
-  for (const char* gone : {"tercio_loss{", "tercio_memory_bytes{", "tercio_load_seconds{",
-                           "tercio_rank_info{", "tercio_mfu_ratio{", "tercio_step{",
-                           "tercio_rank_device_utilization_ratio{", "_send_seconds{"}) {
+  for (const char* gone :
+       {"tercio_loss{", "tercio_memory_bytes{", "tercio_load_seconds{", "tercio_rank_info{",
+        "tercio_mfu_ratio{", "tercio_step{", "_send_seconds{"}) {
     EXPECT_THAT(page, Not(HasSubstr(gone)));
   }
   // The same rank of the next attempt goes on, and lives again.

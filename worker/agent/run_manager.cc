@@ -601,6 +601,8 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
         unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
     metrics_.Step(labels, message.step(), steps,
                   steps * spec.training().global_batch() * spec.model().context());
+  } else if (message.has_last_figures()) {
+    metrics_.Figures(labels, message.last_figures());
   } else if (message.has_memory()) {
     metrics_.Memory(labels, message.memory());
   } else if (message.has_checkpoint()) {
@@ -626,6 +628,7 @@ void RunManager::Housekeeping() {
   std::unique_lock<std::mutex> lock(mutex_);
   auto tick = std::chrono::steady_clock::now();
   while (!stopping_) {
+    ++rounds_;
     changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
                       [this] { return stopping_ || !ended_.empty(); });
     SlowDown();

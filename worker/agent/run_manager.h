@@ -6,7 +6,9 @@
 // trainer service and from the link to the coordinator.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
@@ -78,6 +80,9 @@ class RunManager {
   v1::AgentHeartbeat Heartbeat();
   // Places in `AgentOptions::gpus.list` on which ranks live.
   std::set<int> GpusInUse() const;
+
+  // Another number whenever the thread that lets time pass has gone round, several times a second.
+  uint64_t rounds() const { return rounds_; }
 
   // For the trainer service. The command writer is used until Detach; a later Attach of the same
   // rank replaces it.
@@ -188,6 +193,7 @@ class RunManager {
   uint64_t attachments_ = 0;
   bool stopping_ = false;
   bool left_ = false;
+  std::atomic<uint64_t> rounds_ = 0;
   std::thread housekeeper_;
 };
 
