@@ -64,6 +64,7 @@ python3 tests/e2e/guard_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/faults_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/bad_clients_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/tls_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/security_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/partition_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guide_test.py --results "$results/checks.jsonl"
 

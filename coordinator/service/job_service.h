@@ -53,7 +53,11 @@ class JobServiceImpl : public JobServiceBase {
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse*) override;
 
- private:
+ protected:
+  // `owner` is whose job it becomes; empty: nobody's in particular.
+  grpc::Status SubmitFor(const std::string& owner, const v1::SubmitRequest& request,
+                         v1::SubmitResponse* response);
+
   // The same calls for threads, which nobody makes: streams are the hub's.
   using JobServiceBase::Events;
   using JobServiceBase::History;
@@ -61,6 +65,7 @@ class JobServiceImpl : public JobServiceBase {
   using JobServiceBase::Trace;
   using JobServiceBase::Watch;
 
+ private:
   Coordinator& coordinator_;
   StreamHub& streams_;
   Admit admit_;
