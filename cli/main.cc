@@ -9,6 +9,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "cli/commands.h"
+#include "cli/completion.h"
+#include "cli/man.h"
 #include "cli/options.h"
 #include "common/daemon.h"
 #include "common/log.h"
@@ -100,8 +102,8 @@ class CommandLine {
     command->add_option("--output", options_.file, help)->required();
   }
 
-  CLI::Option* Jobs(CLI::App* command, const char* help) {
-    return command->add_option("jobs", options_.jobs, help)
+  void Jobs(CLI::App* command, const char* help) {
+    command->add_option("jobs", options_.jobs, help)
         ->required()
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
@@ -115,7 +117,18 @@ class CommandLine {
     command->add_option("--format", options_.model_format, "hf (Hugging Face)")->required();
   }
 
+  // Manual pages; hidden, since packages make them, and `man tercio` shows them.
+  void AddMan() {
+    CLI::App* command = app_.add_subcommand("man", "manual pages")->group("");
+    command->add_option("verb", man_words_, "words of a verb; else the program");
+    command->add_option("--output", options_.directory, "directory for the pages of all verbs");
+    command->callback([this] {
+      chosen_ = [this](const Options& options) { return Man(app_, man_words_, options.directory); };
+    });
+  }
+
   Options& options() { return options_; }
+  const CLI::App& app() const { return app_; }
 
   int Parse(int argc, char** argv) {
     try {
@@ -129,6 +142,7 @@ class CommandLine {
  private:
   CLI::App app_;
   Options options_;
+  std::vector<std::string> man_words_;
   Verb chosen_;
 };
 
@@ -254,7 +268,7 @@ void AddReportVerbs(CommandLine& line) {
   command = line.Add("diff", "two jobs beside each other: configuration, plan, results",
                      "diff job-1a2b3c4d job-5e6f7a8b -o json", Diff);
   line.Reach(command, true);
-  line.Jobs(command, "ids or names")->expected(2);
+  line.Jobs(command, "two ids or names");
   command = line.Add("report", "one page about a job, or several beside each other",
                      "report job-1a2b3c4d job-5e6f7a8b --output report.html", Report);
   line.Reach(command, true);
@@ -404,6 +418,11 @@ int Main(int argc, char** argv) {
   AddCheckpointVerbs(line);
   AddDataVerbs(line);
   AddLocalVerbs(line);
+  line.AddMan();
+  // Not a verb of CLI11, which would take the words for its own options.
+  if (argc > 1 && std::string(argv[1]) == "__complete") {
+    return PrintCompletion(line.app(), std::vector<std::string>(argv + 2, argv + argc));
+  }
   return line.Parse(argc, argv);
 }
 

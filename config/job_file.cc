@@ -362,6 +362,11 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
   return yaml;
 }
 
+std::string TensorBoardYaml(const v1::JobSpec& spec) {
+  if (spec.tensorboard().empty()) return "";
+  return absl::StrCat("tensorboard: ", nlohmann::json(spec.tensorboard()).dump(), "\n");
+}
+
 }  // namespace
 
 void ResolveDevice(v1::JobSpec* spec, bool gpus) {
@@ -438,11 +443,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   ", keep_last: ", spec.checkpoint().keep_last(),
                   ", keep_every: ", spec.checkpoint().keep_every(),
                   ", peer_copies: ", spec.checkpoint().peer_copies(), "}\n");
-  absl::StrAppend(&yaml, FaultToleranceYaml(spec.fault_tolerance()));
-  if (!spec.tensorboard().empty()) {
-    absl::StrAppend(&yaml, "tensorboard: ", quoted(spec.tensorboard()), "\n");
-  }
-  return yaml;
+  return yaml + FaultToleranceYaml(spec.fault_tolerance()) + TensorBoardYaml(spec);
 }
 
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,

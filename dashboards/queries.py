@@ -52,6 +52,8 @@ class Prometheus:
             with urllib.request.urlopen(url, timeout=30) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:
+                raise ConnectionError("Prometheus is not ready") from error
             raise ValueError(f"{parameters}: {error.read().decode(errors='replace')}") from error
 
     def now(self, expression):

@@ -134,9 +134,14 @@ while IFS= read -r -d '' file; do
   put "$from/$file" "$doc/$file" 644
 done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/kubernetes \
   dashboards -type f -print0 2> /dev/null | sort -z)
-if [[ -d "$from/share" ]]; then
-  while IFS= read -r -d '' file; do put "$from/share/$file" "$prefix/share/$file" 644; done < <(cd "$from/share" && find . -type f -printf '%P\0' | sort -z)
-fi
+# Manual pages; in the repository they are where Bazel has made them.
+for pages in "$from/man" "$from/bazel-bin/deploy/man"; do
+  if [[ ! -d "$pages" ]]; then continue; fi
+  while IFS= read -r -d '' page; do
+    put "$pages/$page" "$prefix/share/man/$page" 644
+  done < <(find "$pages/" -type f -printf '%P\0' | sort -z)
+  break
+done
 for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_tercio"; do
   read -r name place <<< "$shell"
   if "$from/bin/tercio" completion "$name" > "$scratch/completion" 2> /dev/null; then put "$scratch/completion" "$prefix/share/$place" 644; fi

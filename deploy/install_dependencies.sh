@@ -20,7 +20,15 @@ packages=(
 )
 for option in "$@"; do
   case "$option" in
-    --tests) packages+=(prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2 sqlite3 systemd binutils) ;;
+    --tests)
+      packages+=(
+        # sources, oracles and judges
+        prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2 sqlite3
+        systemd binutils chromium
+        # readers of manual pages and completions
+        man-db groff-base zsh
+      )
+      ;;
     --long) packages+=(clang-tidy debootstrap) ;;
     *) echo "usage: deploy/install_dependencies.sh [--tests] [--long]" >&2; exit 2 ;;
   esac

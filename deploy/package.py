@@ -40,6 +40,14 @@ def read(path):
         return file.read()
 
 
+def members(path):
+    """(path, name) of a file, or of all files in a folder, by their places in it."""
+    if not os.path.isdir(path):
+        return [(path, os.path.basename(path))]
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sorted((file, os.path.relpath(file, path)) for file in files)
+
+
 def is_program(path):
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
@@ -188,9 +196,8 @@ def make(options):
         files, programs = {}, []
         libraries = Libraries(options.toolkit)
         for folder, *sources in options.into:
-            for source in sources:
-                name = os.path.basename(source).removesuffix("_portable")
-                place = os.path.normpath(os.path.join(folder, name))
+            for source, name in (pair for source in sources for pair in members(source)):
+                place = os.path.normpath(os.path.join(folder, name.removesuffix("_portable")))
                 if is_program(source):
                     libraries.add_needed_by(source)
                     programs.append(source)

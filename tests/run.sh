@@ -31,6 +31,7 @@ trap 'rm -rf "$results"' EXIT
 
 python3 tests/summary_test.py --results "$results/checks.jsonl"
 python3 tests/install_test.py --results "$results/checks.jsonl"
+python3 tests/dashboards_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
 
@@ -65,7 +66,10 @@ python3 tests/e2e/faults_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/figures_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/bad_clients_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/tls_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/prometheus_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/partition_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/report_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/shell_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guide_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/installation_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/kubernetes_test.py --results "$results/checks.jsonl"

@@ -43,7 +43,12 @@ void DrawSeries(const Series& series, const Axis& x_axis, const Axis& y_axis, in
                 Svg* svg) {
   const std::string data = PathOf(series, x_axis, y_axis, buckets);
   if (data.empty()) return;
-  svg->Path(data, ClassOf(series.faint ? "f" : "l", series.colour), series.dashed ? kDashes : "");
+  svg->Path(data,
+            ClassOf(series.faint  ? "f"
+                    : series.wide ? "l w"
+                                  : "l",
+                    series.colour),
+            series.dashed ? kDashes : "");
   if (!series.points) return;
   const std::vector<size_t> shown = Decimate(series.x, series.y, x_axis.low(), x_axis.high(), 24);
   for (const size_t i : shown) {

@@ -21,6 +21,7 @@ struct Series {
   int colour = 0;  // taken modulo kColours
   bool dashed = false;
   bool points = false;  // a dot at each value: for series with few
+  bool wide = false;    // still seen where a later one covers it
   bool faint = false;   // stands behind the others and is not in the legend
 };
 

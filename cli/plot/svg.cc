@@ -98,7 +98,8 @@ std::string StyleSheet() {
       "svg.p .e{text-anchor:end}svg.p .mid{text-anchor:middle}"
       "svg.p .a{stroke:#8a8a8a;stroke-width:1}svg.p .g{stroke:#e6e6e6;stroke-width:1}"
       "svg.p .l{fill:none;stroke-width:1.6;stroke-linejoin:round;stroke-linecap:round}"
-      "svg.p .f{fill:none;stroke-width:1;stroke-linejoin:round;stroke-linecap:round;opacity:.32}"
+      "svg.p .w{stroke-width:3.2;opacity:.75}svg.p "
+      ".f{fill:none;stroke-width:1;stroke-linejoin:round;stroke-linecap:round;opacity:.32}"
       "svg.p .m{stroke-width:1;stroke-dasharray:2 3}svg.p .bg{fill:#fff}",
       Colours(kOnWhite),
       "@media (prefers-color-scheme:dark){svg.p .t{fill:#d6d6d6}svg.p .u{fill:#a0a0a0}svg.p "

@@ -25,9 +25,9 @@ double TextWidth(std::string_view text, double font_size);
 // The text, cut at `most` code points with an ellipsis.
 std::string Shortened(std::string_view text, size_t most);
 
-// Classes: `t` text, `u` quieter text, `h` heading, `a` axis, `g` grid, `l` line, `f` faint line,
-// `m` mark, and for the colours of series `c0` ... `c7` as stroke, `b0` ... `b7` as fill. All are
-// below `svg.p`.
+// Classes: `t` text, `u` quieter text, `h` heading, `a` axis, `g` grid, `l` line, `w` a wide one,
+// `f` faint line, `m` mark, and for the colours of series `c0` ... `c7` as stroke, `b0` ... `b7` as
+// fill. All are below `svg.p`.
 std::string StyleSheet();
 inline constexpr int kColours = 8;
 

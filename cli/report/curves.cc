@@ -171,6 +171,7 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
       series.name = jobs[i].label;
       series.colour = static_cast<int>(i);
       series.dashed = i >= plot::kColours;
+      series.wide = i == 0 && jobs.size() > 1;
       AddSeries(std::move(series), options, &panel);
       if (name == "loss" && with_validation) {
         plot::Series validation = SeriesOf(jobs[i], *FindMetric("validation_loss"), positions);

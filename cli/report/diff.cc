@@ -105,9 +105,10 @@ void AddRows(const std::vector<Result>& results, bool only_known,
   for (const Result& result : results) {
     if (only_known && !result.a.has_value() && !result.b.has_value()) continue;
     const bool both = result.a.has_value() && result.b.has_value();
+    const bool share = result.text == PercentText;  // says enough by itself
     rows->push_back({absl::StrCat("  ", result.name), OrNotKnown(result.a, result.text),
                      OrNotKnown(result.b, result.text),
-                     both ? RatioText(*result.b, *result.a) : ""});
+                     both && !share ? RatioText(*result.b, *result.a) : ""});
   }
 }
 

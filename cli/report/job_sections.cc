@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/plot/bars.h"
 #include "cli/report/configuration.h"
@@ -34,6 +35,20 @@ std::string LeftOut(size_t rows) {
   return rows > kMostRows ? absl::StrCat("The last ", kMostRows, " of ",
                                          CountText(static_cast<int64_t>(rows)), ".")
                           : "";
+}
+
+// Seconds since 1970; 0: not known. The list of checkpoints is that of the disk, which has no
+// times: events have.
+double CommittedAt(const JobData& job, const v1::CheckpointInfo& checkpoint) {
+  if (checkpoint.has_committed_at()) return SecondsOf(checkpoint.committed_at());
+  const std::string begin = absl::StrCat("step ", checkpoint.step(), ",");
+  double at = 0;
+  for (const v1::JobEvent& event : job.events) {
+    if (event.kind() == "checkpoint_committed" && absl::StartsWith(event.message(), begin)) {
+      at = SecondsOf(event.time());
+    }
+  }
+  return at;
 }
 
 // Keeps the head and the last kMostRows.
@@ -159,7 +174,7 @@ void AddCheckpoints(const Subjects& subjects, Page* page) {
                        {CountText(checkpoint.step()), true},
                        {checkpoint.attempt() > 0 ? absl::StrCat(checkpoint.attempt()) : "", true},
                        {BytesText(static_cast<double>(checkpoint.bytes())), true},
-                       {TimeText(SecondsOf(checkpoint.committed_at()))},
+                       {TimeText(CommittedAt(*subject.job, checkpoint))},
                        {checkpoint.path()}});
     }
     for (const v1::JobEvent& event : subject.job->events)
