@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/metrics/process_metrics.h"
+#include "common/steady_time.h"
 #include "common/version.h"
 #include "coordinator/core/core.h"
 #include "coordinator/service/views.h"
@@ -20,6 +21,9 @@ namespace {
 
 // Newer ones than that many have series of their own.
 constexpr size_t kMostJobs = 100;
+
+// After a start, for agents that were there before.
+constexpr absl::Duration kReturnPatience = absl::Minutes(1);
 
 constexpr const char* kNodeStates[] = {"ready", "lost", "draining", "drained", "quarantined"};
 
@@ -260,10 +264,11 @@ std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& str
   return page.Text();
 }
 
-std::string TargetsPage(const Coordinator& coordinator) {
+std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Duration up) {
   nlohmann::json targets = nlohmann::json::array();
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
+    if (hello.node().empty() && up < kReturnPatience) return std::nullopt;
     std::string address = hello.metrics_address();
     if (address.empty()) continue;
     // Agents that listen everywhere are reached where their ranks are.
@@ -286,8 +291,9 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeCoordinatorMetrics(
                                          const MetricsServer::Figures& server) {
                          return CoordinatorPage(coordinator, streams, calls, options, server);
                        }};
-  pages["/sd"] = {"application/json", [&coordinator](const MetricsServer::Figures&) {
-                    return TargetsPage(coordinator);
+  pages["/sd"] = {"application/json",
+                  [&coordinator, start = SteadyNow()](const MetricsServer::Figures&) {
+                    return TargetsPage(coordinator, SteadyNow() - start);
                   }};
   return MetricsServer::Listen(address, std::move(pages));
 }
