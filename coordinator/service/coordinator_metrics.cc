@@ -181,6 +181,9 @@ void AddJobs(const Coordinator& coordinator, double linger, MetricsPage* page) {
   }
 }
 
+// Since the coordinator has started. Of a node that is only in the store the name is known.
+bool HasCome(const Coordinator::NodeView& node) { return node.state.hello.devices() > 0; }
+
 void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
   int connected = 0;
   int devices = 0;
@@ -201,7 +204,7 @@ void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
     page->Set("tercio_agent_connected", {name}, here ? 1 : 0);
     page->Set("tercio_agent_devices", {name}, here ? node.state.hello.devices() : 0);
     page->Set("tercio_agent_devices_free", {name}, node.free);
-    if (!node.state.hello.node().empty()) {
+    if (HasCome(node)) {
       page->Set("tercio_agent_last_heartbeat_timestamp_seconds", {name}, node.state.last_heard);
     }
   }
@@ -268,7 +271,7 @@ std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Dur
   nlohmann::json targets = nlohmann::json::array();
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
-    if (hello.node().empty() && up < kReturnPatience) return std::nullopt;
+    if (!HasCome(node) && up < kReturnPatience) return std::nullopt;
     std::string address = hello.metrics_address();
     if (address.empty()) continue;
     // Agents that listen everywhere are reached where their ranks are.
