@@ -76,7 +76,7 @@ void OfferValues(const CLI::Option& option, const std::string& begun, Offers* co
        std::vector<std::string>(absl::StrSplit(values, ',', absl::SkipEmpty()))) {
     Offer(value, "", begun, completion);
   }
-  completion->files = IsPath(name);
+  completion->files = values.empty() && IsPath(name);
   if (name == "job" || name == "jobs") completion->names = NameKind::kJob;
   if (name == "jobs") completion->files = true;
   if (name == "node") completion->names = NameKind::kNode;

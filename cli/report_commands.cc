@@ -56,6 +56,10 @@ absl::Status MakeReport(const Options& options) {
 }
 
 absl::Status ShowDiff(const Options& options) {
+  if (options.jobs.size() != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("diff compares two jobs, and there are ", options.jobs.size()));
+  }
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
   if (options.format() != Output::kTable) {
     std::cout

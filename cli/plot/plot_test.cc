@@ -60,7 +60,7 @@ TEST(Shortened, CutsBetweenCodePoints) {
 
 TEST(Axis, TicksAreRoundAndEncloseTheValues) {
   EXPECT_THAT(TextsOf(Axis(RangeOf(0.13, 0.87), 0, 100, {})),
-              ElementsAre("0.0", "0.2", "0.4", "0.6", "0.8", "1.0"));
+              ElementsAre("0", "0.2", "0.4", "0.6", "0.8", "1.0"));
   Axis::Options few;
   few.most_ticks = 4;
   EXPECT_THAT(TextsOf(Axis(RangeOf(0, 35'000), 0, 100, few)),
@@ -213,9 +213,9 @@ TEST(Figure, NothingIsAFigureToo) {
 TEST(Figure, AMillionPointsStaySmall) {
   Figure figure;
   Series series;
-  for (int i = 0; i < 1'000'000; ++i) {
-    series.x.push_back(i);
-    series.y.push_back((i * 7919) % 1000);
+  for (int64_t i = 0; i < 1'000'000; ++i) {
+    series.x.push_back(static_cast<double>(i));
+    series.y.push_back(static_cast<double>(i * 7919 % 1000));
   }
   figure.panels = {{"Noise", "", {series}, {}, false, false}};
   EXPECT_LT(Draw(figure, true).size(), 60'000u);
