@@ -29,11 +29,14 @@ def human(value, unit):
         return f"{100 * value:.3g} %"
     base = 1024 if unit == "bytes" else 1000
     size = abs(value)
-    if unit == "s" and 0 < size < 1:
-        return f"{value * 1000:.3g} ms"
+    if unit == "s":
+        for seconds, name in ((86400, "d"), (3600, "h"), (60, "min")):
+            if size >= 2 * seconds:
+                return f"{value / seconds:.3g} {name}"
+        return f"{value:.3g} s" if size >= 1 or size == 0 else f"{value * 1000:.3g} ms"
     prefixes = ["", "Ki", "Mi", "Gi", "Ti"] if base == 1024 else ["", "k", "M", "G", "T"]
     at = 0
-    while size >= base and at < len(prefixes) - 1 and unit != "s":
+    while size >= base and at < len(prefixes) - 1:
         size, value, at = size / base, value / base, at + 1
     return f"{value:.3g} {prefixes[at]}{UNITS.get(unit, '')}".rstrip()
 
@@ -152,8 +155,7 @@ class Sheet:
         high = 1 if state else max(value for _, points in series for _, value in points) or 1
         for i, (name, points) in enumerate(series):
             self.parts.append(text(left - 6, top + (i + 0.5) * row + 4, name, 10, "end", "#555"))
-            for (at, value), (until, _) in zip(points, points[1:]):
-                share = max(0.0, min(1.0, value / high))
+            for at, until, share in cells_of(points, high):
                 if state and share < 0.5:
                     continue
                 colour = "#3274d9" if state else heat(share)
@@ -273,6 +275,17 @@ def broken(points, gap):
             parts.append([])
         parts[-1].append(point)
     return parts
+
+
+def cells_of(points, high):
+    """(from, until, share of `high` in steps of 1/20), neighbours that are alike as one."""
+    cells = []
+    for (at, value), (until, _) in zip(points, points[1:]):
+        share = round(20 * max(0.0, min(1.0, value / high))) / 20
+        if cells and cells[-1][2] == share and cells[-1][1] == at:
+            at = cells.pop()[0]
+        cells.append((at, until, share))
+    return cells
 
 
 def heat(share):
