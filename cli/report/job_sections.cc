@@ -275,7 +275,7 @@ void AddConfiguration(const Subjects& subjects, Page* page) {
   }
   for (const Subject& subject : subjects) {
     page->Details(absl::StrCat("The complete job file of ", subject.job->label),
-                  config::EffectiveYaml(subject.job->status.spec()));
+                  config::EffectiveYaml(subject.job->status.spec()), subjects.size() == 1);
   }
 }
 
