@@ -1,10 +1,12 @@
 #include "cli/client.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "cli/login_files.h"
 #include "common/access/enrolment.h"
 #include "common/daemon.h"
@@ -12,12 +14,35 @@
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/tls_diagnosis.h"
+#include "common/version.h"
 #include "grpc/support/log.h"
 
 namespace tercio::cli {
 namespace {
 
 constexpr char kDefaultAddress[] = "127.0.0.1:7077";
+
+// For the question of the coordinator's version: what follows says what is wrong with the
+// connection.
+constexpr absl::Duration kVersionPatience = absl::Seconds(2);
+
+// A coordinator whose version does not fit may lack what a verb asks for, or mean something else.
+void WarnOfVersion(Client& client) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(kVersionPatience));
+  v1::VersionResponse response;
+  if (!client.stub().Version(&context, {}, &response).ok()) return;
+  const absl::Status fits = CheckVersions("the coordinator", response.version(), "this program");
+  if (!fits.ok()) std::fprintf(stderr, "warning: %s\n", std::string(fits.message()).c_str());
+}
+
+absl::StatusOr<std::unique_ptr<Client>> ConnectAndLook(const std::string& address,
+                                                       const TlsFiles& tls) {
+  TERCIO_ASSIGN_OR_RETURN(auto client, Client::ConnectTo(address, tls));
+  WarnOfVersion(*client);
+  return client;
+}
 
 }  // namespace
 
@@ -70,14 +95,14 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& add
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& address,
                                                           const TlsFiles& given) {
   const std::string directory = LoginDirectory(address);
-  if (given.given() || !IsEnrolled(directory)) return ConnectTo(address, given);
+  if (given.given() || !IsEnrolled(directory)) return ConnectAndLook(address, given);
   const TlsFiles files = EnrolledFiles(directory);
   const auto identity = TlsIdentity::Load(files, TlsIdentity::KeyFile::kOwn);
   if (!identity.ok()) {
     return absl::UnauthenticatedError(absl::StrCat(std::string(identity.status().message()),
                                                    " (`tercio login` makes these files)"));
   }
-  TERCIO_ASSIGN_OR_RETURN(auto client, ConnectTo(address, files));
+  TERCIO_ASSIGN_OR_RETURN(auto client, ConnectAndLook(address, files));
   // What does not succeed now is tried with the next verb; the certificate is still good.
   if (RenewalIsDue((*identity)->Current()->facts, absl::Now())) {
     RenewCertificate(client->channel_, directory, {}).IgnoreError();
@@ -108,10 +133,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) 
   return client;
 }
 
-absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job) {
+absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job, bool ranks) {
   grpc::ClientContext context;
   v1::GetRequest request;
   request.set_job(job);
+  request.set_ranks(ranks);
   v1::JobStatus status;
   TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Get(&context, request, &status), *this));
   return status;

@@ -25,7 +25,7 @@ class Client {
   const TlsFiles& tls() const { return tls_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
-  absl::StatusOr<v1::JobStatus> Get(const std::string& job);
+  absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
 
  private:
   static absl::StatusOr<std::unique_ptr<Client>> ConnectAs(const std::string& address,

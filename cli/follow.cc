@@ -58,6 +58,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
     }
     v1::WatchRequest request;
     request.set_job(job);
+    request.set_ranks(options.ranks);
     const auto reader = client.stub().Watch(&context, request);
     v1::JobStatus status;
     bool ended = false;

@@ -11,6 +11,7 @@ namespace tercio::cli {
 
 struct FollowOptions {
   bool show_progress = true;  // on stderr: one refreshing line on a terminal, plain lines elsewhere
+  bool ranks = false;         // the status that is returned is to have them
   absl::Duration timeout = absl::InfiniteDuration();
 };
 

@@ -29,6 +29,53 @@ Json LayoutToJson(const v1::Layout& layout) {
           {"recompute", layout.recompute().empty() ? "none" : layout.recompute()}};
 }
 
+Json PredictionToJson(const v1::Prediction& predicted) {
+  return {{"step_seconds", NumberOrNull(predicted.step_seconds())},
+          {"tflops_per_gpu", NumberOrNull(predicted.tflops_per_gpu())},
+          {"mfu", NumberOrNull(predicted.mfu())},
+          {"tokens_per_second", NumberOrNull(predicted.tokens_per_second())},
+          {"memory_bytes_peak", predicted.memory_bytes_peak()},
+          {"bubble_ratio", NumberOrNull(predicted.bubble_ratio())}};
+}
+
+Json PhasesToJson(const v1::PhaseSeconds& phases) {
+  return {{"forward", phases.forward()},
+          {"backward", phases.backward()},
+          {"wait", phases.wait()},
+          {"optimizer", phases.optimizer()},
+          {"data", phases.data()},
+          {"checkpoint", phases.checkpoint()},
+          {"evaluation", phases.evaluation()},
+          {"other", phases.other()}};
+}
+
+// What is not known of a rank that has not made a step is null.
+Json RankToJson(const v1::RankView& rank) {
+  Json json = {{"rank", rank.rank()}, {"tensor", rank.tensor()}, {"pipeline", rank.pipeline()},
+               {"data", rank.data()}, {"node", rank.node()},     {"device", rank.device()}};
+  for (const char* key : {"step", "step_seconds", "phases", "cpu_ratio", "wait_ratio", "memory",
+                          "device_utilization"}) {
+    json[key] = nullptr;
+  }
+  if (!rank.has_figures()) return json;
+  const v1::RankFigures& figures = rank.figures();
+  json["step"] = figures.step();
+  json["step_seconds"] = NumberOrNull(figures.step_seconds());
+  json["phases"] = PhasesToJson(figures.phases());
+  if (figures.elapsed_seconds() > 0) {
+    json["cpu_ratio"] = NumberOrNull(figures.cpu_seconds() / figures.elapsed_seconds());
+    json["wait_ratio"] = NumberOrNull(figures.phases().wait() / figures.elapsed_seconds());
+  }
+  json["memory"] = {{"planned", figures.planned_bytes()},
+                    {"used", figures.used_bytes()},
+                    {"peak", figures.peak_bytes()},
+                    {"resident", figures.resident_bytes()}};
+  if (figures.has_device_utilization()) {
+    json["device_utilization"] = NumberOrNull(figures.device_utilization());
+  }
+  return json;
+}
+
 double Seconds(const google::protobuf::Timestamp& time) {
   return static_cast<double>(time.seconds()) + static_cast<double>(time.nanos()) * 1e-9;
 }
@@ -84,11 +131,21 @@ Json JobToJson(const v1::JobStatus& job) {
     }
     json["plan"]["ranks"] = ranks;
   }
+  json["predicted"] =
+      job.plan().has_predicted() ? PredictionToJson(job.plan().predicted()) : Json(nullptr);
+  json["ranks"] = nullptr;
+  if (job.ranks_size() > 0) {
+    json["ranks"] = Json::array();
+    for (const v1::RankView& rank : job.ranks()) json["ranks"].push_back(RankToJson(rank));
+  }
   json["checkpoint"] = nullptr;
   if (job.has_checkpoint()) {
     json["checkpoint"] = {{"step", job.checkpoint().step()}, {"path", job.checkpoint().path()}};
   }
   json["error"] = TextOrNull(job.error());
+  json["last_lines"] = Json::array();
+  for (const v1::LogLine& line : job.last_lines()) json["last_lines"].push_back(LogToJson(line));
+  json["owner"] = TextOrNull(job.owner());
   json["queue_position"] = job.queue_position() > 0 ? Json(job.queue_position()) : Json(nullptr);
   const v1::Goodput& goodput = job.goodput();
   json["goodput"] = {{"total", goodput.total()},
@@ -116,6 +173,9 @@ Json StepToJson(const v1::StepRecord& step) {
                {"step_seconds", NumberOrNull(step.step_seconds())}};
   json["validation_loss"] =
       step.has_validation_loss() ? NumberOrNull(step.validation_loss()) : Json(nullptr);
+  // Of rank 0; a version before did not say.
+  json["resident_bytes"] = step.resident_bytes() > 0 ? Json(step.resident_bytes()) : Json(nullptr);
+  json["used_bytes"] = step.used_bytes() > 0 ? Json(step.used_bytes()) : Json(nullptr);
   if (step.skipped()) json["skipped"] = true;
   if (!step.spike().empty()) json["spike"] = step.spike();
   if (step.has_loss_scale()) json["loss_scale"] = step.loss_scale();
@@ -174,13 +234,7 @@ Json PlanReportToJson(const v1::PlanReport& report) {
     json["rejected"] = TextOrNull(candidate.rejected());
     json["predicted"] = nullptr;
     if (candidate.predicted_valid()) {
-      const v1::Prediction& predicted = candidate.predicted();
-      json["predicted"] = {{"step_seconds", NumberOrNull(predicted.step_seconds())},
-                           {"tflops_per_gpu", NumberOrNull(predicted.tflops_per_gpu())},
-                           {"mfu", NumberOrNull(predicted.mfu())},
-                           {"tokens_per_second", NumberOrNull(predicted.tokens_per_second())},
-                           {"memory_bytes_peak", predicted.memory_bytes_peak()},
-                           {"bubble_ratio", NumberOrNull(predicted.bubble_ratio())}};
+      json["predicted"] = PredictionToJson(candidate.predicted());
     }
     layouts.push_back(json);
   }
@@ -221,6 +275,52 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
                     DurationText(now - Seconds(job.checkpoint().committed_at())), " ago");
   }
   return line;
+}
+
+namespace {
+
+std::string Share(double part, double whole) {
+  return whole > 0 ? absl::StrFormat("%.1f%%", 100 * part / whole) : "-";
+}
+
+}  // namespace
+
+std::string RankTable(const v1::JobStatus& job, size_t most) {
+  std::vector<std::vector<std::string>> rows = {
+      {"RANK", "STAGE", "TENSOR", "DATA", "NODE", "STEP", "FORWARD", "BACKWARD", "WAIT",
+       "OPTIMIZER", "DATA IN", "CHECKPOINT", "EVALUATION", "OTHER", "CPU", "MEMORY"}};
+  for (const v1::RankView& rank : job.ranks()) {
+    if (rows.size() > most) break;
+    std::vector<std::string> row = {absl::StrCat(rank.rank()), absl::StrCat(rank.pipeline()),
+                                    absl::StrCat(rank.tensor()), absl::StrCat(rank.data()),
+                                    rank.node()};
+    const v1::RankFigures& figures = rank.figures();
+    const v1::PhaseSeconds& phases = figures.phases();
+    const double all = figures.elapsed_seconds();
+    row.push_back(rank.has_figures() ? absl::StrCat(figures.step()) : "-");
+    for (const double part :
+         {phases.forward(), phases.backward(), phases.wait(), phases.optimizer(), phases.data(),
+          phases.checkpoint(), phases.evaluation(), phases.other(), figures.cpu_seconds()}) {
+      row.push_back(Share(part, all));
+    }
+    row.push_back(rank.has_figures() ? SizeText(figures.resident_bytes()) : "-");
+    rows.push_back(std::move(row));
+  }
+  std::string text = Table(rows);
+  const size_t all = static_cast<size_t>(job.ranks_size());
+  if (all > most) absl::StrAppend(&text, "and ", all - most, " more ranks (-o json has all)\n");
+  return text;
+}
+
+std::string SizeText(int64_t bytes) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double size = static_cast<double>(bytes);
+  size_t unit = 0;
+  while (size >= 1024 && unit + 1 < std::size(units)) {
+    size /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", size, units[unit]);
 }
 
 std::string Table(const std::vector<std::vector<std::string>>& rows) {

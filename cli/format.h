@@ -33,6 +33,12 @@ std::string TimeText(const google::protobuf::Timestamp& time);
 // since 1970.
 std::string ProgressLine(const v1::JobStatus& job, double now);
 
+// Where the time of each rank went, in shares, and what it uses; of the first `most` ranks.
+std::string RankTable(const v1::JobStatus& job, size_t most);
+
+// 1536 -> "1.5 KiB"
+std::string SizeText(int64_t bytes);
+
 // 75 -> "1m15s"
 std::string DurationText(double seconds);
 

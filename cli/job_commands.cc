@@ -28,13 +28,17 @@ int WithClient(const Options& options, const Body& body) {
 void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
 void PrintLine(const Json& json) { std::cout << json.dump() << "\n"; }
 
+// A table of more is no help to people.
+constexpr size_t kMostRanksShown = 64;
+
 // What is left of a loss for people.
 std::string Loss(const v1::JobStatus& job) {
   return job.has_loss() ? absl::StrFormat("%.4f", job.loss()) : "-";
 }
 
 absl::StatusOr<int> FollowAndReport(Client& client, const std::string& job, const Options& options,
-                                    const FollowOptions& follow) {
+                                    FollowOptions follow) {
+  follow.ranks = options.format() != Output::kTable;
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
   if (options.format() != Output::kTable) PrintJson(JobToJson(status));
   return ExitCodeOfState(status.state());
@@ -82,7 +86,7 @@ int Submit(const Options& options) {
 
 int Get(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job, /*ranks=*/true));
     if (options.format() != Output::kTable) {
       PrintJson(JobToJson(job));
       return kExitOk;
@@ -95,12 +99,21 @@ int Get(const Options& options) {
          {"state", StateName(job.state())},
          {"step", absl::StrCat(job.step(), " of ", job.steps())},
          {"loss", Loss(job)},
+         {"tokens/s",
+          job.has_tokens_per_second() ? absl::StrFormat("%.0f", job.tokens_per_second()) : "-"},
          {"restarts", absl::StrCat(job.restarts())},
+         {"owner", job.owner().empty() ? "-" : job.owner()},
          {"layout", job.has_plan() ? absl::StrCat("tensor ", layout.tensor(), ", pipeline ",
                                                   layout.pipeline(), ", data ", layout.data())
                                    : "-"},
          {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
          {"error", job.error().empty() ? "-" : job.error()}});
+    if (job.last_lines_size() > 0) {
+      std::cout << "\nlast words of rank " << job.last_lines(0).rank() << " (attempt "
+                << job.last_lines(0).attempt() << ")\n";
+      for (const v1::LogLine& line : job.last_lines()) std::cout << "  " << line.line() << "\n";
+    }
+    if (job.ranks_size() > 0) std::cout << "\n" << RankTable(job, kMostRanksShown);
     return kExitOk;
   });
 }

@@ -128,9 +128,11 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
                                     const Options& options) {
   int signal = 0;
   v1::JobStatus status;
+  FollowOptions follow;
+  follow.ranks = options.format() != Output::kTable;
   {
     const InterruptHandler handler(client, job);
-    TERCIO_ASSIGN_OR_RETURN(status, FollowJob(client, job, {}));
+    TERCIO_ASSIGN_OR_RETURN(status, FollowJob(client, job, follow));
     signal = handler.signal();
   }
   if (options.format() != Output::kTable) {
@@ -248,7 +250,9 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
     TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
     TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(*client, id, {}));
+    FollowOptions follow;
+    follow.ranks = options.format() != Output::kTable;
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(*client, id, follow));
     if (options.format() != Output::kTable) std::cout << JobToJson(status).dump(2) << std::endl;
     return ExitCodeOfState(status.state());
   }

@@ -4,17 +4,26 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <functional>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "common/channel.h"
 #include "common/daemon.h"
 #include "common/daemon_flags.h"
+#include "common/daemon_loop.h"
 #include "common/file.h"
+#include "common/health_server.h"
 #include "common/log.h"
+#include "common/service_manager.h"
 #include "common/status_macros.h"
 #include "coordinator/access/access.h"
 #include "coordinator/access_commands.h"
@@ -25,6 +34,7 @@
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/guarded_services.h"
 #include "coordinator/service/node_service.h"
+#include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -37,7 +47,9 @@ struct Flags {
   std::string state_dir;
   std::string listen = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9464";
+  std::string health_listen;
   double heartbeat_interval = 5;
+  double metrics_linger = 60;
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
   std::string enroll_listen;
@@ -48,7 +60,15 @@ struct Flags {
   double stream_patience = 30;
   bool read_only = false;
   bool parent_death = false;
+  DaemonSettings settings;  // all of the above, as given
 };
+
+// Flags whose changes count at SIGHUP.
+const std::set<std::string>& LiveFlags() {
+  static const auto* const names =
+      new std::set<std::string>{"allow-drills", "first-backoff", "max-streams", "stream-patience"};
+  return *names;
+}
 
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
@@ -61,6 +81,14 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--listen", &flags->listen, "TERCIO_LISTEN",
       "HOST:PORT of the gRPC services; port 0 picks one");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
+      "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
+  app.add_option("--metrics-linger", flags->metrics_linger,
+                 "seconds for which a job that has ended stays on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   add("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL",
       "seconds between signs of life of an agent; one is lost after three");
   add("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF",
@@ -99,7 +127,9 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->envname("TERCIO_ALLOW_DRILLS");
   app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
-  return ParseDaemonFlags(app, argc, argv, done);
+  const int code = ParseDaemonFlags(app, argc, argv, done);
+  flags->settings = SettingsOf(app);
+  return code;
 }
 
 absl::Status CheckFlags(const Flags& flags) {
@@ -148,6 +178,11 @@ Settings MakeSettings(const Flags& flags) {
   return settings;
 }
 
+CoordinatorMetricsOptions MetricsOf(const Flags& flags, const Access& access) {
+  const TlsFiles files = access.identity() == nullptr ? TlsFiles() : access.identity()->files();
+  return {flags.metrics_linger, flags.state_dir, files.certificate, files.authority};
+}
+
 // Every agent has a socket. And Debian's Abseil looks for cycles whenever a lock is taken: with
 // thousands of streams that is a tenth of what gRPC's threads do.
 void PrepareForManyStreams() {
@@ -161,9 +196,10 @@ void PrepareForManyStreams() {
 
 class Server {
  public:
-  Server(Access& access, Coordinator& coordinator, StreamHub& streams, const Flags& flags,
-         std::string metrics_address)
+  Server(Access& access, Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls,
+         const Flags& flags, std::string metrics_address)
       : access_(access),
+        calls_(calls),
         jobs_(
             access.gate(), coordinator, streams,
             [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
@@ -180,9 +216,12 @@ class Server {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+    creators.push_back(calls_.MakeInterceptors());
+    creators.push_back(access_.gate().MakeStreamWatches());
+    builder.experimental().SetInterceptorCreators(std::move(creators));
     int port = 0;
     builder.AddListeningPort(flags.listen, credentials, &port);
-    access_.gate().Watch(builder);
     builder.RegisterService(&jobs_);
     builder.RegisterService(&access_.service());
     if (!flags.read_only) {
@@ -199,12 +238,15 @@ class Server {
     return absl::OkStatus();
   }
 
+  void ShowHealth(bool alive, bool ready) { SetHealth(*server_, alive, ready); }
+
   void Shutdown() {
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
   }
 
  private:
   Access& access_;
+  RpcMetrics& calls_;
   GuardedJobService jobs_;
   NodeServiceImpl nodes_;
   std::unique_ptr<CheckpointHost> checkpoint_host_;
@@ -224,14 +266,47 @@ Access::Settings AccessSettings(const Flags& flags) {
   return settings;
 }
 
+StreamLimits LimitsOf(const Flags& flags) {
+  return {flags.max_streams, absl::Seconds(flags.stream_patience)};
+}
+
+// SIGHUP: what can change while the coordinator runs, does; a file with faults changes nothing.
+void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, StreamHub& streams) {
+  Flags fresh;
+  bool done = false;
+  const int code = ParseFlags(argc, argv, &fresh, &done);
+  if (done || code != kExitOk) {
+    LogError("the configuration has faults (above): the one before stays in use");
+    return;
+  }
+  coordinator.Change({fresh.first_backoff, fresh.allow_drills});
+  streams.SetLimits(LimitsOf(fresh));
+  LogReload(flags->settings, fresh.settings, LiveFlags());
+  for (const std::string& name : LiveFlags()) flags->settings[name] = fresh.settings[name];
+}
+
+std::string StatusLine(const Coordinator& coordinator) {
+  const Coordinator::Totals totals = coordinator.Count();
+  return absl::StrCat(totals.nodes, " nodes, ", totals.running, " jobs running, ", totals.queued,
+                      " queued", coordinator.durable() ? "" : "; the disk takes nothing");
+}
+
+// What the first thread does beside the service itself.
+struct Lifecycle {
+  std::vector<int> stop_signals;
+  ServiceManager manager;
+  std::function<void(Coordinator&, StreamHub&)> reload;
+};
+
 // The address of the services is part of what agents are told, but known only once they listen.
-absl::Status RunCoordinator(const Flags& flags) {
+absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   std::unique_ptr<FileLock> lock;
   if (!flags.read_only) {
     TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
   }
   TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
+  TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
   TERCIO_ASSIGN_OR_RETURN(auto store,
@@ -239,15 +314,17 @@ absl::Status RunCoordinator(const Flags& flags) {
   TERCIO_ASSIGN_OR_RETURN(
       const auto coordinator,
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
-  StreamHub streams({flags.max_streams, absl::Seconds(flags.stream_patience)},
-                    [&coordinator] { return coordinator->version(); });
-  std::unique_ptr<CoordinatorMetrics> metrics;
+  StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
+  RpcMetrics calls({"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService",
+                    "tercio.v1.AccessService"});
+  std::unique_ptr<MetricsServer> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics,
-                            CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator, streams));
+    TERCIO_ASSIGN_OR_RETURN(
+        metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator, streams, calls,
+                                         MetricsOf(flags, *access)));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
-  Server server(*access, *coordinator, streams, flags, metrics_address);
+  Server server(*access, *coordinator, streams, calls, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   TERCIO_RETURN_IF_ERROR(access->ServeEnrolment());
@@ -255,11 +332,26 @@ absl::Status RunCoordinator(const Flags& flags) {
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
   const std::string enroll = access->enroll_address();
-  std::printf("ready coordinator=%s metrics=%s state_dir=%s%s%s\n", address.c_str(),
-              metrics_address.c_str(), flags.state_dir.c_str(),
-              enroll.empty() ? "" : " enroll=", enroll.c_str());
+  std::printf("ready coordinator=%s metrics=%s%s%s%s%s state_dir=%s\n", address.c_str(),
+              metrics_address.c_str(), health == nullptr ? "" : " health=",
+              health == nullptr ? "" : health->address().c_str(),
+              enroll.empty() ? "" : " enroll=", enroll.c_str(), flags.state_dir.c_str());
   std::fflush(stdout);
-  const int signal = WaitForStopSignal();
+  DaemonLoop loop;
+  // A checkpoint is verified on the thread that decides, and large ones take minutes. For reading
+  // only there is no such thread.
+  loop.rounds = [&, asked = uint64_t{0}]() mutable {
+    return flags.read_only ? ++asked : coordinator->rounds() + checkpoint::VerifiedBytes();
+  };
+  loop.ready = [&] { return coordinator->durable(); };
+  loop.status = [&] { return StatusLine(*coordinator); };
+  loop.reload = [&] { life.reload(*coordinator, streams); };
+  loop.health = [&](bool alive, bool ready) {
+    server.ShowHealth(alive, ready);
+    if (health != nullptr) health->Set(alive, ready);
+  };
+  loop.stop_signals = life.stop_signals;
+  const int signal = RunDaemonLoop(life.manager, loop);
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
   server.Shutdown();
   if (!flags.read_only) unlink(address_file.c_str());
@@ -272,7 +364,8 @@ absl::Status RunCoordinator(const Flags& flags) {
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
   if (coordinator::IsAccessCommand(argc, argv)) return coordinator::RunAccessCommand(argc, argv);
-  BlockStopSignals();
+  coordinator::Lifecycle life;
+  life.stop_signals = BlockDaemonSignals();
   KeepFreedMemory();
   RaiseFileLimit();
   coordinator::Flags flags;
@@ -281,8 +374,12 @@ int main(int argc, char** argv) {
   if (done || code != kExitOk) return code;
   if (flags.parent_death) DieWithParent();
   InitLogging("coordinator");
+  life.manager = ServiceManager::FromEnvironment();
+  life.reload = [&](coordinator::Coordinator& running, coordinator::StreamHub& streams) {
+    coordinator::Reload(argc, argv, &flags, running, streams);
+  };
   coordinator::PrepareForManyStreams();
-  const absl::Status status = coordinator::RunCoordinator(flags);
+  const absl::Status status = coordinator::RunCoordinator(flags, life);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return ExitCodeOf(status) == kExitForbidden ? kExitConflict : ExitCodeOf(status);
 }

@@ -1,6 +1,7 @@
 // The life of an attempt.
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -73,6 +74,42 @@ bool IsTraining(const v1::TimeLedger& ledger) {
 }
 
 }  // namespace
+
+const char* NameOf(FaultCause cause) {
+  switch (cause) {
+    case FaultCause::kCrash:
+      return "crash";
+    case FaultCause::kKilled:
+      return "killed";
+    case FaultCause::kNodeLost:
+      return "node_lost";
+    case FaultCause::kDevice:
+      return "device";
+    case FaultCause::kHang:
+      return "hang";
+    case FaultCause::kReplicasDiffer:
+      return "replicas_differ";
+    case FaultCause::kRollBack:
+      return "rollback";
+    default:
+      return "other";
+  }
+}
+
+const char* NameOf(SaveFailure failure) {
+  switch (failure) {
+    case SaveFailure::kInterrupted:
+      return "interrupted";
+    case SaveFailure::kSilence:
+      return "silence";
+    case SaveFailure::kDiskFull:
+      return "disk_full";
+    case SaveFailure::kDamaged:
+      return "damaged";
+    default:
+      return "other";
+  }
+}
 
 void Stepper::BeginAttempt(JobState& job) {
   v1::JobRecord& record = job.record;
@@ -270,6 +307,16 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
       exit.rank() >= job.placement->ranks()) {
     return;
   }
+  JudgeExit(job, node, exit);
+  // The last words of all others say that somebody has gone.
+  const bool at_fault =
+      record.fault_attempt() == record.attempt() && record.fault_rank_plus_one() == exit.rank() + 1;
+  effects_.exits.emplace_back(RunOf(record), exit);
+  if (!at_fault) effects_.exits.back().second.clear_last_log_lines();
+}
+
+void Stepper::JudgeExit(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
+  v1::JobRecord& record = job.record;
   const bool good = exit.signal() == 0 && exit.exit_code() == 0;
   const bool saved = exit.signal() == 0 && exit.exit_code() == kStoppedAfterSave;
   if (good) {
@@ -285,7 +332,11 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
   const bool of_device = !exit.device_error().empty();
   if (of_device) job.avoided.devices.insert({node, job.placement->DeviceOf(exit.rank())});
   if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit) && !of_device) CountCrash(record);
-  Fault(job, {what, exit.permanent() || exit.out_of_memory(), node});
+  const FaultCause cause = of_device       ? FaultCause::kDevice
+                           : IsCrash(exit) ? FaultCause::kCrash
+                                           : FaultCause::kKilled;
+  Fault(job, {cause, what, exit.permanent() || exit.out_of_memory(), node, /*certain=*/false,
+              exit.rank()});
 }
 
 void Stepper::CountCrash(v1::JobRecord& record) {
@@ -304,6 +355,8 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
     if (report.permanent && mendable) {
       record.set_stop_reason(v1::STOP_REASON_FAIL);
       record.set_error(report.what);
+      record.set_fault_attempt(record.attempt());
+      record.set_fault_rank_plus_one(report.rank + 1);
     }
     // A checkpoint that needs all ranks will not come any more.
     if (record.progress().saving()) {
@@ -312,7 +365,10 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
     }
     return;
   }
+  job.cause = report.cause;
   record.set_error(report.what);
+  record.set_fault_attempt(record.attempt());
+  record.set_fault_rank_plus_one(report.rank + 1);
   record.set_stop_reason(report.permanent ? v1::STOP_REASON_FAIL : v1::STOP_REASON_RESTART);
   record.set_last_fault_at(now_);
   SwitchTime(job, v1::TIME_KIND_RESTARTING);
@@ -366,6 +422,7 @@ void Stepper::AllStopped(JobState& job) {
   }
   if (record.phase() != v1::JOB_PHASE_STOPPING) {
     record.set_error("the ranks ended before the last step");
+    job.cause = FaultCause::kCrash;
     record.set_stop_reason(v1::STOP_REASON_RESTART);
     record.set_last_fault_at(now_);
     CountCrash(record);
@@ -418,6 +475,7 @@ void Stepper::BackOff(JobState& job) {
   for (int i = 0; i < record.restarts_used() && wait < settings_.longest_backoff; ++i) wait *= 2;
   record.set_retry_at(now_ + std::min(wait, settings_.longest_backoff));
   record.set_restarts(record.restarts() + 1);
+  effects_.restarts.emplace_back(record.id(), std::exchange(job.cause, FaultCause::kOther));
   record.set_restarts_used(record.restarts_used() + 1);
   BeginWaiting(record);
   Place(job, NoPlacement());
@@ -445,6 +503,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
   WithRun(committed.run, [&](JobState& job) {
     v1::JobRecord& record = job.record;
     if (!HasLiveRun(record.phase()) || committed.step <= record.checkpoint_step()) return;
+    effects_.saves.push_back({record.id(), std::nullopt, committed.seconds});
     const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
     if (record.step() > before) {
       CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
@@ -484,6 +543,7 @@ void Stepper::GiveUpWork(v1::JobRecord& record) {
 
 void Stepper::Handle(const CheckpointFailed& failed) {
   WithRun(failed.run, [&](JobState& job) {
+    effects_.saves.push_back({job.record.id(), failed.reason, 0});
     Note(job, "checkpoint_failed", absl::StrCat("step ", failed.step, ": ", failed.error));
   });
 }

@@ -45,7 +45,36 @@ struct RunHealthState {
   double asked_at = 0;  // all ranks were asked where they are; 0: they were not
   std::set<std::string> answered;
   std::map<int, v1::RankPosition> positions;
+  std::map<int, v1::RankFigures> figures;  // by rank, as they were last said
+  uint64_t figures_heard = 0;              // another number after each change of them
 };
+
+// What has broken an attempt, for the counts of restarts.
+enum class FaultCause {
+  kCrash,     // a rank ended by a fault of its own
+  kKilled,    // a rank was killed from outside
+  kNodeLost,  // or it has lost its ranks
+  kDevice,    // a GPU failed
+  kHang,
+  kReplicasDiffer,
+  kRollBack,  // a spike: the job goes over its data
+  kOther,     // also: not known, since the coordinator was started meanwhile
+};
+inline constexpr int kFaultCauses = static_cast<int>(FaultCause::kOther) + 1;
+// "crash", "killed", "node_lost", ...
+const char* NameOf(FaultCause cause);
+
+// Why a checkpoint was given up.
+enum class SaveFailure {
+  kInterrupted,  // the attempt is over, a rank has gone, or the next save has begun
+  kSilence,      // not all ranks have sent their part
+  kDiskFull,
+  kDamaged,  // what came is not what was sent
+  kOther,
+};
+inline constexpr int kSaveFailures = static_cast<int>(SaveFailure::kOther) + 1;
+// "interrupted", "silence", ...
+const char* NameOf(SaveFailure failure);
 
 // What a job does without as long as there is something else.
 struct Avoided {
@@ -70,6 +99,7 @@ struct JobState {
   std::vector<std::string> snapshot_sources;
   // The ledger's work up to this step is kept, whatever the attempt that prepares starts from.
   int64_t kept_step = 0;
+  FaultCause cause = FaultCause::kOther;  // of the last fault
 };
 
 struct NodeState {
@@ -199,6 +229,7 @@ struct CheckpointFailed {
   v1::RunId run;
   int64_t step = 0;
   std::string error;
+  SaveFailure reason = SaveFailure::kOther;
 };
 struct Tick {};
 
@@ -221,6 +252,13 @@ struct FindCheckpoint {
   v1::RunId run;
 };
 
+// The end of a save, by its commit or not.
+struct SaveEnded {
+  std::string job_id;
+  std::optional<SaveFailure> failure;  // absent: committed
+  double seconds = 0;                  // of a commit, since its first byte; 0: unknown
+};
+
 struct Effects {
   // To be made durable, before anything below leaves.
   std::set<std::string> changed_jobs;
@@ -231,12 +269,17 @@ struct Effects {
   std::vector<v1::JobEvent> events;  // sequence and time are set by the store
   std::vector<std::pair<std::string, v1::LogLine>> logs;
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
+  std::vector<std::pair<v1::RunId, v1::ExitRecord>> exits;
   // To be done after that.
   std::vector<SendToNode> messages;
   std::map<std::string, uint64_t> acknowledged;  // node -> up to this sequence
   std::vector<FindCheckpoint> searches;
   // Nodes that count as lost: their streams are closed, so that they come again with a hello.
   std::vector<std::string> disconnected;
+  // To be counted.
+  std::vector<std::pair<std::string, FaultCause>> restarts;  // job, why
+  std::vector<SaveEnded> saves;
+  int fenced = 0;  // messages about attempts that are over
   // The answer to a request that the event stands for (cancel, resume, change of a node).
   absl::Status answer;
 };

@@ -217,6 +217,59 @@ v1::AgentMessage Health(double stalled, const std::vector<std::pair<int, double>
   return message;
 }
 
+TEST(Figures, AreThoseOfThePresentAttempt) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  v1::AgentMessage message = Health(0);
+  for (const int rank : {0, 3, 4, -1}) {
+    v1::RankFigures* figures = message.mutable_heartbeat()->mutable_health(0)->add_figures();
+    figures->set_rank(rank);
+    figures->set_step(12);
+  }
+  cluster.Do(NodeSaid{"a", message});
+  const auto figures = [&] { return cluster.state_.jobs.at(kJob).health->figures; };
+  ASSERT_EQ(figures().size(), 2u) << "ranks that there are";
+  EXPECT_EQ(figures().at(3).step(), 12);
+  message.mutable_heartbeat()->mutable_health(0)->mutable_run()->set_attempt(0);
+  message.mutable_heartbeat()->mutable_health(0)->mutable_figures(0)->set_step(1);
+  cluster.Do(NodeSaid{"a", message});
+  EXPECT_EQ(figures().at(0).step(), 12) << "an older attempt says nothing";
+  cluster.Break();
+  EXPECT_EQ(cluster.state_.jobs.at(kJob).health, nullptr);
+}
+
+TEST(Figures, OfAnExitAreKeptAndTheLastWordsOfTheRankAtFault) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  const auto exit = [&](int rank, int signal) {
+    return cluster.Say(cluster.placement().NodeOf(rank), [&](v1::AgentMessage& m) {
+      *m.mutable_rank_exited()->mutable_run() = RunWith(1);
+      v1::ExitRecord* record = m.mutable_rank_exited()->mutable_exit();
+      record->set_rank(rank);
+      record->set_signal(signal);
+      record->add_last_log_lines("the end");
+      record->mutable_figures()->set_step(rank + 5);
+    });
+  };
+  const Effects first = exit(2, 11);
+  ASSERT_EQ(first.exits.size(), 1u);
+  EXPECT_EQ(first.exits[0].second.figures().step(), 7);
+  EXPECT_EQ(first.exits[0].second.last_log_lines_size(), 1);
+  EXPECT_EQ(cluster.job().fault_rank_plus_one(), 3);
+  EXPECT_EQ(cluster.job().fault_attempt(), 1);
+  const Effects second = exit(0, 15);
+  ASSERT_EQ(second.exits.size(), 1u);
+  EXPECT_EQ(second.exits[0].second.figures().step(), 5);
+  EXPECT_EQ(second.exits[0].second.last_log_lines_size(), 0) << "it was not its fault";
+  EXPECT_EQ(cluster.job().fault_rank_plus_one(), 3);
+}
+
 TEST(Hang, IsNamedAndTheNextAttemptStarts) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, SmallSpec(4)});

@@ -38,6 +38,11 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
       }
       RunHealthState& state = HealthOf(job);
       state.watchdog.Heard(node, now_, health.stalled_seconds());
+      for (const v1::RankFigures& figures : health.figures()) {
+        if (figures.rank() < 0 || figures.rank() >= job.placement->ranks()) continue;
+        state.figures[figures.rank()] = figures;
+        ++state.figures_heard;
+      }
       if (!state.stragglers.has_value()) return;
       std::vector<v1::RankTiming> timings;
       for (const v1::RankTiming& timing : health.timings()) {
@@ -127,7 +132,8 @@ void Stepper::Hang(JobState& job) {
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);
-  Fault(job, {absl::StrCat("hang: ", diagnosis.text), false, node});
+  Fault(job, {FaultCause::kHang, absl::StrCat("hang: ", diagnosis.text), false, node,
+              /*certain=*/false, culprit});
 }
 
 }  // namespace tercio::coordinator

@@ -19,10 +19,12 @@ namespace tercio::coordinator {
 
 // A rank or node has failed.
 struct FaultReport {
+  FaultCause cause = FaultCause::kOther;
   std::string what;
   bool permanent = false;  // no restart can mend it
   std::string node;        // that is to blame; empty: none
   bool certain = false;    // it is, whatever else has happened
+  int rank = -1;           // whose fault it is; -1: of none, or not known
 };
 
 // The phases in which ranks of an attempt may live, and those in which it holds devices.
@@ -72,8 +74,11 @@ class Stepper {
   template <typename Body>
   void WithRun(const v1::RunId& run, const Body& handle) {
     const auto found = state_.jobs.find(run.job_id());
-    if (found == state_.jobs.end() || found->second.record.attempt() != run.attempt()) return;
-    if (!HoldsSlots(found->second.record.phase())) return;
+    if (found == state_.jobs.end() || found->second.record.attempt() != run.attempt() ||
+        !HoldsSlots(found->second.record.phase())) {
+      ++effects_.fenced;
+      return;
+    }
     handle(found->second);
   }
 
@@ -106,6 +111,7 @@ class Stepper {
   void ProductsChosen(JobState& job, const v1::ProductsChosen& chosen);
   void Stepped(JobState& job, const v1::StepReport& report);
   void RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit);
+  void JudgeExit(JobState& job, const std::string& node, const v1::ExitRecord& exit);
   void Fault(JobState& job, const FaultReport& report);
   // Saves, stops, and queues again at no cost.
   void Move(JobState& job, const std::string& why);

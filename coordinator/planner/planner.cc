@@ -249,7 +249,10 @@ absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
                                   const std::vector<plan::DeviceSlot>& slots, Cluster cluster) {
   cluster.ranks = static_cast<int>(slots.size());
   TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
-  return plan::BuildPlan(job, layout, slots, cluster.threads_per_rank);
+  TERCIO_ASSIGN_OR_RETURN(v1::Plan plan,
+                          plan::BuildPlan(job, layout, slots, cluster.threads_per_rank));
+  *plan.mutable_predicted() = Predict(WithVocabulary(job), layout, cluster);
+  return plan;
 }
 
 absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes) {

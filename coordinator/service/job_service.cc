@@ -8,6 +8,7 @@
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "common/version.h"
 #include "coordinator/service/drills.h"
 #include "coordinator/service/views.h"
@@ -38,10 +39,10 @@ grpc::Status JobServiceImpl::SubmitFor(const std::string& owner, const v1::Submi
 
 grpc::Status JobServiceImpl::Get(grpc::ServerContext*, const v1::GetRequest* request,
                                  v1::JobStatus* response) {
-  const absl::StatusOr<Coordinator::JobView> job = coordinator_.View(request->job());
+  const auto job = coordinator_.View(request->job(), request->ranks());
   if (!job.ok()) return ToGrpc(job.status());
   *response = StatusOf(*job);
-  return grpc::Status::OK;
+  return ToGrpc(AddDetails(*job, job->plan.get(), request->ranks(), response));
 }
 
 grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
@@ -52,28 +53,71 @@ grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
   return grpc::Status::OK;
 }
 
-// Only the newest state: a client that is slow misses those between.
-grpc::ServerWriteReactor<v1::JobStatus>* JobServiceImpl::Watch(grpc::CallbackServerContext* context,
-                                                               const v1::WatchRequest* request) {
-  auto read =
-      [this, id = request->job(), last = std::string(),
-       told = std::shared_ptr<const v1::Plan>()]() mutable -> absl::StatusOr<Page<v1::JobStatus>> {
-    TERCIO_ASSIGN_OR_RETURN(Coordinator::JobView job, coordinator_.View(id));
+// What lies in the store beside the record.
+absl::Status JobServiceImpl::AddDetails(const Coordinator::JobView& job, const v1::Plan* plan,
+                                        bool ranks, v1::JobStatus* status) {
+  const v1::JobRecord& record = job.record;
+  Store& store = coordinator_.store();
+  if (record.fault_rank_plus_one() > 0) {
+    TERCIO_ASSIGN_OR_RETURN(const auto exits, store.Exits(record.id(), record.fault_attempt()));
+    AddLastLines(record, exits, plan, status);
+  }
+  if (!ranks || plan == nullptr) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(const auto exits, store.Exits(record.id(), record.attempt()));
+  AddRanks(job, *plan, exits, status);
+  return absl::OkStatus();
+}
+
+// Only the newest state: a client that is slow misses those between. Plans are large: said again
+// only when it is another one, and with the last word. So are the figures of ranks: now and then.
+class JobServiceImpl::Watcher {
+ public:
+  Watcher(JobServiceImpl& service, const v1::WatchRequest& request)
+      : service_(service), request_(request) {}
+
+  absl::StatusOr<Page<v1::JobStatus>> Read() {
+    TERCIO_ASSIGN_OR_RETURN(Coordinator::JobView job,
+                            service_.coordinator_.View(request_.job(), request_.ranks()));
     Page<v1::JobStatus> page;
     page.ended = IsTerminal(job.record.phase());
+    const absl::Time now = SteadyNow();
+    const bool details = page.ended || now - detailed_ >= kDetailInterval;
     std::string bytes = absl::StrCat(job.queue_position, " ", job.record.SerializeAsString());
-    if (bytes == last) return page;
-    last = std::move(bytes);
-    // Plans are large: said again only when it is another one, and with the last word.
-    if (job.plan == told && !page.ended) {
+    const bool other_figures = details && request_.ranks() && job.figures_heard != figures_heard_;
+    if (bytes == last_ && !other_figures) return page;
+    last_ = std::move(bytes);
+    const std::shared_ptr<const v1::Plan> plan = job.plan;
+    if (plan == told_ && !page.ended) {
       job.plan = nullptr;
     } else {
-      told = job.plan;
+      told_ = plan;
     }
-    page.messages.push_back(StatusOf(job));
+    v1::JobStatus status = StatusOf(job);
+    if (details) {
+      detailed_ = now;
+      figures_heard_ = job.figures_heard;
+      TERCIO_RETURN_IF_ERROR(service_.AddDetails(job, plan.get(), request_.ranks(), &status));
+    }
+    page.messages.push_back(std::move(status));
     return page;
-  };
-  return streams_.Open<v1::JobStatus>(context, StreamHub::Kind::kFollows, std::move(read));
+  }
+
+ private:
+  static constexpr absl::Duration kDetailInterval = absl::Seconds(1);
+
+  JobServiceImpl& service_;
+  const v1::WatchRequest request_;
+  std::string last_;
+  std::shared_ptr<const v1::Plan> told_;
+  absl::Time detailed_ = absl::InfinitePast();
+  uint64_t figures_heard_ = 0;
+};
+
+grpc::ServerWriteReactor<v1::JobStatus>* JobServiceImpl::Watch(grpc::CallbackServerContext* context,
+                                                               const v1::WatchRequest* request) {
+  auto watcher = std::make_shared<Watcher>(*this, *request);
+  return streams_.Open<v1::JobStatus>(context, StreamHub::Kind::kFollows,
+                                      [watcher] { return watcher->Read(); });
 }
 
 grpc::Status JobServiceImpl::Cancel(grpc::ServerContext*, const v1::CancelRequest* request,
@@ -277,6 +321,7 @@ grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
 grpc::Status JobServiceImpl::Version(grpc::ServerContext*, const v1::VersionRequest*,
                                      v1::VersionResponse* response) {
   response->set_version(kVersion);
+  response->set_commit(kCommit);
   response->set_state_dir(state_dir_);
   response->set_metrics_address(metrics_address_);
   return grpc::Status::OK;

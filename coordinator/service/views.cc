@@ -1,6 +1,7 @@
 #include "coordinator/service/views.h"
 
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "coordinator/core/ledger.h"
@@ -89,10 +90,14 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   *status.mutable_spec() = record.spec();
   status.set_tokens(record.tokens());
   status.set_queue_position(view.queue_position);
+  status.set_owner(record.owner());
   *status.mutable_goodput() = GoodputOf(record, view.now);
   if (view.plan != nullptr) {
     *status.mutable_plan()->mutable_layout() = view.plan->layout();
     status.mutable_plan()->set_lanes(view.plan->lanes());
+    if (view.plan->has_predicted()) {
+      *status.mutable_plan()->mutable_predicted() = view.plan->predicted();
+    }
   }
   return status;
 }
@@ -101,6 +106,42 @@ v1::JobStatus StatusOf(const Coordinator::JobView& view) {
   v1::JobStatus status = BriefStatusOf(view);
   if (view.plan != nullptr) *status.mutable_plan() = *view.plan;
   return status;
+}
+
+void AddRanks(const Coordinator::JobView& view, const v1::Plan& plan,
+              const std::vector<v1::ExitRecord>& exits, v1::JobStatus* status) {
+  std::map<int, const v1::RankFigures*> known;
+  for (const auto& [rank, figures] : view.figures) known[rank] = &figures;
+  for (const v1::ExitRecord& exit : exits) {
+    if (exit.has_figures()) known[exit.rank()] = &exit.figures();
+  }
+  for (const v1::RankPlacement& place : plan.ranks()) {
+    v1::RankView* rank = status->add_ranks();
+    rank->set_rank(place.rank());
+    rank->set_tensor(place.tensor_index());
+    rank->set_pipeline(place.pipeline_index());
+    rank->set_data(place.data_index());
+    rank->set_node(place.node());
+    rank->set_device(place.device());
+    const auto found = known.find(place.rank());
+    if (found != known.end()) *rank->mutable_figures() = *found->second;
+  }
+}
+
+void AddLastLines(const v1::JobRecord& record, const std::vector<v1::ExitRecord>& exits,
+                  const v1::Plan* plan, v1::JobStatus* status) {
+  const int rank = record.fault_rank_plus_one() - 1;
+  for (const v1::ExitRecord& exit : exits) {
+    if (exit.rank() != rank) continue;
+    for (const std::string& text : exit.last_log_lines()) {
+      v1::LogLine* line = status->add_last_lines();
+      SetTime(record.last_fault_at(), line->mutable_time());
+      line->set_attempt(record.fault_attempt());
+      line->set_rank(rank);
+      if (plan != nullptr && rank < plan->ranks_size()) line->set_node(plan->ranks(rank).node());
+      line->set_line(text);
+    }
+  }
 }
 
 }  // namespace tercio::coordinator

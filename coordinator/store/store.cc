@@ -12,9 +12,11 @@ namespace tercio::coordinator {
 namespace {
 
 // Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
-constexpr int64_t kVersion = 3;
+constexpr int64_t kVersion = 4;
 // Log lines kept per job.
 constexpr int64_t kLogLines = 20'000;
+// Attempts of a job of which it is kept how their ranks ended.
+constexpr int64_t kExitAttempts = 4;
 
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS jobs(id TEXT PRIMARY KEY, number INTEGER, record BLOB) WITHOUT ROWID;
@@ -27,6 +29,8 @@ CREATE TABLE IF NOT EXISTS steps(job TEXT, step INTEGER, attempt INTEGER, record
 CREATE TABLE IF NOT EXISTS events(sequence INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, record BLOB);
 CREATE TABLE IF NOT EXISTS logs(sequence INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT, record BLOB);
 CREATE TABLE IF NOT EXISTS traces(job TEXT, attempt INTEGER, rank INTEGER, record BLOB,
+  PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS exits(job TEXT, attempt INTEGER, rank INTEGER, record BLOB,
   PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS events_of_job ON events(job, sequence);
 CREATE INDEX IF NOT EXISTS logs_of_job ON logs(job, sequence);
@@ -87,11 +91,32 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
   if (read_only) return store;
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
-  TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
-  if (store->version_ < 3) TERCIO_RETURN_IF_ERROR(store->MovePlacements());
-  TERCIO_RETURN_IF_ERROR(store->Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str()));
-  store->version_ = kVersion;
+  TERCIO_ASSIGN_OR_RETURN(const bool is_new, store->IsNew());
+  if (store->version_ < kVersion && !is_new) {
+    TERCIO_RETURN_IF_ERROR(store->CopyTo(absl::StrCat(path, ".before-v", kVersion)));
+  }
+  TERCIO_RETURN_IF_ERROR(store->BringUpToDate());
   return store;
+}
+
+absl::StatusOr<bool> Store::IsNew() {
+  SqliteStatement query(database_, "SELECT 1 FROM sqlite_master WHERE name='jobs'");
+  TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+  return !row;
+}
+
+absl::Status Store::BringUpToDate() {
+  TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
+  absl::Status status = Run(kSchema);
+  if (status.ok() && version_ < 3) status = MovePlacements();
+  if (status.ok()) status = Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str());
+  if (status.ok()) status = Run("COMMIT");
+  if (!status.ok()) {
+    sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+    return status;
+  }
+  version_ = kVersion;
+  return status;
 }
 
 absl::Status Store::CheckVersion() {
@@ -115,7 +140,7 @@ absl::Status Store::MovePlacements() {
     moved.placements.emplace_back(job.id(),
                                   std::make_shared<const v1::RankSlots>(std::move(placement)));
   }
-  return Commit(moved);
+  return WriteAll(moved);
 }
 
 absl::Status Store::CheckIntegrity() {
@@ -135,8 +160,10 @@ absl::Status Store::CheckIntegrity() {
       " ", path_));
 }
 
-absl::Status Store::BackUp() {
-  const std::string partial = BackUpPath(path_) + ".partial";
+absl::Status Store::BackUp() { return CopyTo(BackUpPath(path_)); }
+
+absl::Status Store::CopyTo(const std::string& path) {
+  const std::string partial = path + ".partial";
   std::remove(partial.c_str());
   sqlite3* source = nullptr;
   sqlite3* copy = nullptr;
@@ -156,8 +183,8 @@ absl::Status Store::BackUp() {
   }
   sqlite3_close(source);
   sqlite3_close(copy);
-  if (status.ok() && std::rename(partial.c_str(), BackUpPath(path_).c_str()) != 0) {
-    status = absl::InternalError(absl::StrCat("cannot name ", BackUpPath(path_)));
+  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {
+    status = absl::InternalError(absl::StrCat("cannot name ", path));
   }
   if (!status.ok()) std::remove(partial.c_str());
   return status;
@@ -184,6 +211,7 @@ absl::Status Store::Commit(const Changes& changes) {
 
 absl::Status Store::WriteAll(const Changes& changes) {
   TERCIO_RETURN_IF_ERROR(WriteState(changes));
+  TERCIO_RETURN_IF_ERROR(WriteExits(changes));
   return WriteHistory(changes);
 }
 
@@ -265,6 +293,22 @@ absl::Status Store::WriteHistory(const Changes& changes) {
   if (!changes.logs.empty()) {
     trim.Bind(1, changes.logs.front().first);
     trim.Bind(2, kLogLines);
+    TERCIO_RETURN_IF_ERROR(trim.Execute());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Store::WriteExits(const Changes& changes) {
+  SqliteStatement exit(database_, "INSERT OR REPLACE INTO exits VALUES(?,?,?,?)");
+  SqliteStatement trim(database_, "DELETE FROM exits WHERE job=? AND attempt<=?");
+  for (const RankExit& ended : changes.exits) {
+    exit.Bind(1, ended.job);
+    exit.Bind(2, int64_t{ended.attempt});
+    exit.Bind(3, int64_t{ended.exit.rank()});
+    exit.BindBlob(4, ended.exit.SerializeAsString());
+    TERCIO_RETURN_IF_ERROR(exit.Execute());
+    trim.Bind(1, ended.job);
+    trim.Bind(2, ended.attempt - kExitAttempts);
     TERCIO_RETURN_IF_ERROR(trim.Execute());
   }
   return absl::OkStatus();
@@ -391,6 +435,22 @@ absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job)
     if (!row) return traces;
     TERCIO_ASSIGN_OR_RETURN(v1::RankTrace trace, Parse<v1::RankTrace>(query.Bytes(0)));
     traces.push_back(std::move(trace));
+  }
+}
+
+absl::StatusOr<std::vector<v1::ExitRecord>> Store::Exits(const std::string& job, int32_t attempt) {
+  if (version_ < 4) return std::vector<v1::ExitRecord>();
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT record FROM exits WHERE job=? AND attempt=? ORDER BY rank");
+  query.Bind(1, job);
+  query.Bind(2, int64_t{attempt});
+  std::vector<v1::ExitRecord> exits;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return exits;
+    TERCIO_ASSIGN_OR_RETURN(v1::ExitRecord record, Parse<v1::ExitRecord>(query.Bytes(0)));
+    exits.push_back(std::move(record));
   }
 }
 

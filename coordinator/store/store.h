@@ -26,6 +26,13 @@ struct sqlite3;
 
 namespace tercio::coordinator {
 
+// How a rank of an attempt ended.
+struct RankExit {
+  std::string job;
+  int32_t attempt = 0;
+  v1::ExitRecord exit;
+};
+
 // What one or more steps of the core make durable: all of it or nothing.
 struct Changes {
   std::vector<v1::JobRecord> jobs;
@@ -38,18 +45,21 @@ struct Changes {
   std::vector<v1::JobEvent> events;
   std::vector<std::pair<std::string, v1::LogLine>> logs;
   std::vector<std::pair<std::string, v1::RankTrace>> traces;
+  std::vector<RankExit> exits;
   std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
   bool empty() const {
     return jobs.empty() && plans.empty() && placements.empty() && nodes.empty() &&
            forgotten_nodes.empty() && steps.empty() && events.empty() && logs.empty() &&
-           traces.empty() && requests.empty();
+           traces.empty() && exits.empty() && requests.empty();
   }
 };
 
 class Store {
  public:
   // For writing the whole file is checked first: a damaged one is refused with the way to restore
-  // it. For reading, which happens for a single question, it is not.
+  // it. One of an older version is first copied to PATH.before-vN, where N is this version, and
+  // then brought up to date, all or nothing. For reading, which happens for a single question,
+  // neither is done.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only);
   ~Store();
   Store(const Store&) = delete;
@@ -89,16 +99,22 @@ class Store {
   absl::StatusOr<int64_t> LogTail(const std::string& job, const LineFilter& wanted, size_t tail);
   // Of the newest attempt that has any, by rank.
   absl::StatusOr<std::vector<v1::RankTrace>> Traces(const std::string& job);
+  // How the ranks of an attempt ended, by rank; of those that have. Kept of the last attempts only.
+  absl::StatusOr<std::vector<v1::ExitRecord>> Exits(const std::string& job, int32_t attempt);
 
  private:
   Store(std::string path, sqlite3* database) : path_(std::move(path)), database_(database) {}
   absl::Status Run(const char* sql);
   absl::Status CheckVersion();
   absl::Status CheckIntegrity();
+  absl::StatusOr<bool> IsNew();
+  absl::Status BringUpToDate();
   absl::Status MovePlacements();
+  absl::Status CopyTo(const std::string& path);
   absl::Status WriteAll(const Changes& changes);
   absl::Status WriteState(const Changes& changes);
   absl::Status WriteHistory(const Changes& changes);
+  absl::Status WriteExits(const Changes& changes);
 
   const std::string path_;
   std::mutex mutex_;

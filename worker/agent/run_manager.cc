@@ -300,13 +300,41 @@ void RunManager::SlowDown() {
 }
 
 v1::AgentHeartbeat RunManager::Heartbeat() {
+  std::vector<std::optional<double>> utilization;
+  if (options_.gpu_utilization) utilization = options_.gpu_utilization();
   std::lock_guard<std::mutex> lock(mutex_);
   v1::AgentHeartbeat heartbeat;
   for (const v1::RunId& run : RunsOf(state_, /*ended=*/false)) {
     *heartbeat.add_running() = run;
-    *heartbeat.add_health() = watch_.Take(ToRunKey(run));
+    v1::RunHealth* health = heartbeat.add_health();
+    *health = watch_.Take(ToRunKey(run));
+    AddFigures(ToRunKey(run), utilization, health);
   }
   return heartbeat;
+}
+
+// Of ranks that have stepped since the last heartbeat.
+void RunManager::AddFigures(const RunKey& key,
+                            const std::vector<std::optional<double>>& utilization,
+                            v1::RunHealth* health) {
+  for (const auto& [index, rank] : state_.runs.at(key).ranks) {
+    Trainer& trainer = trainers_[key][index];
+    const int64_t step = rank.figures.step();
+    if (rank.life != RankState::Life::kLive || step <= trainer.figures_told) continue;
+    trainer.figures_told = step;
+    const int gpu = GpuOf(key, index);
+    if (gpu >= 0 && static_cast<size_t>(gpu) < utilization.size()) {
+      if (const auto sample = utilization[static_cast<size_t>(gpu)]; sample.has_value()) {
+        trainer.utilization_sum += *sample;
+        ++trainer.utilization_samples;
+      }
+    }
+    v1::RankFigures* figures = health->add_figures();
+    *figures = rank.figures;
+    if (const auto mean = trainer.Utilization(); mean.has_value()) {
+      figures->set_device_utilization(*mean);
+    }
+  }
 }
 
 int RunManager::GpuOf(const RunKey& key, int rank) const {
@@ -400,9 +428,8 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
     if (event.signal != 0 || event.exit_code != 0) ExplainByGpu(&event);
     std::lock_guard<std::mutex> lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
-    const RankLabels labels = LabelsOf(key, rank);
-    metrics_.Exited(labels, event.signal != 0 || event.exit_code != 0);
-    metrics_.Forget(labels);
+    event.device_utilization = trainers_[key][rank].Utilization();
+    metrics_.Exited(LabelsOf(key, rank), event.signal != 0 || event.exit_code != 0);
     Apply({0, std::move(event)});
   };
 }
@@ -425,7 +452,15 @@ void RunManager::ExplainByGpu(TrainerEnded* event) const {
 }
 
 RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
-  return {key.first, state_.runs.at(key).start.spec().name(), rank};
+  const RunState& run = state_.runs.at(key);
+  const v1::RankPlacement& place = run.ranks.at(rank).plan.placement();
+  return {key.first,
+          run.start.spec().name(),
+          rank,
+          place.tensor_index(),
+          place.pipeline_index(),
+          place.data_index(),
+          place.device()};
 }
 
 void RunManager::SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
@@ -559,8 +594,10 @@ void RunManager::ReceiveUntold(const RunKey& key, int rank) {
 }
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
-  const RankLabels labels = LabelsOf(key, rank);
   const RunState& run = state_.runs.at(key);
+  // What it says after its end brings its series back for ever.
+  if (run.ranks.at(rank).life == RankState::Life::kEnded) return;
+  const RankLabels labels = LabelsOf(key, rank);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
     // What was done before an adoption was counted by another agent, or is not known.
@@ -569,6 +606,8 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
         unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
     metrics_.Step(labels, message.step(), steps,
                   steps * spec.training().global_batch() * spec.model().context());
+  } else if (message.has_last_figures()) {
+    metrics_.Figures(labels, message.last_figures());
   } else if (message.has_memory()) {
     metrics_.Memory(labels, message.memory());
   } else if (message.has_checkpoint()) {
@@ -594,6 +633,7 @@ void RunManager::Housekeeping() {
   std::unique_lock<std::mutex> lock(mutex_);
   auto tick = std::chrono::steady_clock::now();
   while (!stopping_) {
+    ++rounds_;
     changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
                       [this] { return stopping_ || !ended_.empty(); });
     SlowDown();

@@ -6,12 +6,15 @@
 // trainer service and from the link to the coordinator.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -48,6 +51,9 @@ struct AgentOptions {
   // What the driver has said lately of the GPU at this place of `gpus.list`; empty where there are
   // none. May take seconds.
   std::function<GpuMonitor::Trouble(int gpu)> gpu_trouble;
+  // Of each of `gpus.list`: share of the last seconds with a kernel running; empty where there are
+  // none.
+  std::function<std::vector<std::optional<double>>()> gpu_utilization;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
   std::optional<TrainerUser> trainer_user;  // nullopt: the agent's
@@ -78,6 +84,9 @@ class RunManager {
   v1::AgentHeartbeat Heartbeat();
   // Places in `AgentOptions::gpus.list` on which ranks live.
   std::set<int> GpusInUse() const;
+
+  // Another number whenever the thread that lets time pass has gone round, several times a second.
+  uint64_t rounds() const { return rounds_; }
 
   // For the trainer service. The command writer is used until Detach; a later Attach of the same
   // rank replaces it.
@@ -112,6 +121,14 @@ class RunManager {
     uint64_t received = 0;
     bool steps_unknown = false;  // adopted, and has told nothing yet
     double loading_since = 0;    // of the steady clock; 0: it does not load
+    int64_t figures_told = 0;    // step of those in the last heartbeat
+    double utilization_sum = 0;  // of its GPU
+    int utilization_samples = 0;
+
+    std::optional<double> Utilization() const {
+      if (utilization_samples == 0) return std::nullopt;
+      return utilization_sum / utilization_samples;
+    }
   };
   // Of an answer to the coordinator that takes long.
   struct Preparation {
@@ -149,6 +166,8 @@ class RunManager {
   // The place of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
   int GpuOf(const RunKey& key, int rank) const;
   void ExplainByGpu(TrainerEnded* event) const;
+  void AddFigures(const RunKey& key, const std::vector<std::optional<double>>& utilization,
+                  v1::RunHealth* health);
   std::string LogPath(const RunKey& key, int rank) const;
   std::string PagePath(const RunKey& key, int rank) const;
   TrainerProcess::OnLines LineSender(const RunKey& key, int rank);
@@ -178,6 +197,7 @@ class RunManager {
   uint64_t attachments_ = 0;
   bool stopping_ = false;
   bool left_ = false;
+  std::atomic<uint64_t> rounds_ = 0;
   std::thread housekeeper_;
 };
 

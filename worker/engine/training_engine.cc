@@ -19,6 +19,7 @@
 #include "plan/tensor_policy.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/bad_numbers.h"
+#include "worker/engine/exchange_vector.h"
 #include "worker/engine/gradient_lanes.h"
 #include "worker/engine/initialization.h"
 #include "worker/engine/pages_ahead.h"
@@ -67,13 +68,14 @@ class Engine : public TrainingEngine {
         product_done_(std::move(machine.product_done)),
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
-        tensor_count_(static_cast<int>(plan::ModelTensors(spec.model()).size())),
         model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
                StageModel::SumsBeside{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, arena_),
         lanes_(GradientLanes::BuffersIn(arena_, LanesPerRank()), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),
         links_(*communicators.pipeline, *compute_),
+        exchange_(spec, plan, shape_, static_cast<int>(plan::ModelTensors(spec.model()).size()),
+                  arena_.Get<double>("exchange")),
         guard_(spec),
         replicas_(plan_, tensors_, arena_.Get<double>("replica_exchange"), *communicators.world,
                   *communicators.tensor, *communicators.data),
@@ -94,8 +96,6 @@ class Engine : public TrainingEngine {
     data_scratch_ = arena_.Floats("data_scratch");
     tensor_scratch_ = arena_.Floats("tensor_scratch");
     tied_gradient_ = arena_.Floats("tied_gradient");
-    exchange_ = arena_.Get<double>("exchange");
-    known_.resize(static_cast<size_t>(ExchangeCount()));
     snapshot_ = arena_.Floats("snapshot");
     snapshot_pages_ = std::make_unique<PagesAhead>(snapshot_, arena_.Bytes("snapshot"));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
@@ -129,25 +129,7 @@ class Engine : public TrainingEngine {
     return plan_.placement().data_index() * shape_.sequences_per_rank;
   }
   int64_t FlowBytes() const { return shape_.local_rows * shape_.hidden * precision_.bytes(); }
-  // The exchange vector, on the device, and, once its sum over all ranks is known, on the host
-  // (`known_`): sums of each sequence, kind after kind, then the squared norms of tensors, then the
-  // signal.
-  enum class Sum { kTokenLoss, kPredictions, kSequenceLoss };
-  double* SumsOf(Sum sum) const {
-    return exchange_ + static_cast<int>(sum) * spec_.training().global_batch();
-  }
-  const double* KnownSums(Sum sum) const { return known_.data() + (SumsOf(sum) - exchange_); }
-  // Of this rank's sequences.
-  double* RankSums(Sum sum) const { return SumsOf(sum) + FirstSequenceOfRank(); }
-  int64_t SumCount() const {
-    return plan::SumsPerSequence(spec_.model()) * spec_.training().global_batch();
-  }
-  double* NormSlot(int tensor, int tensor_index) {
-    return exchange_ + SumCount() + tensor * plan_.layout().tensor() + tensor_index;
-  }
-  int64_t ExchangeCount() const {
-    return SumCount() + int64_t{tensor_count_} * plan_.layout().tensor() + 1;
-  }
+  using Sum = ExchangeVector::Sum;
   bool encoder() const { return !shape_.causal; }
 
   void Initialize();
@@ -162,6 +144,7 @@ class Engine : public TrainingEngine {
   void JoinTiedGradients();
   void MeasureGradients();
   void ClearForeignSums();
+  double GroupWaitSeconds() const;
   void SetZero(double* begin, const double* end) {
     compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
   }
@@ -169,20 +152,11 @@ class Engine : public TrainingEngine {
   void ReadSamples(const std::function<void(int64_t sequence, Sample* out)>& read);
   absl::Status CountPredictions();
   LossSums LossesAt(const MicroBatch& batch) const;
-  // Of several global batches, which share a mean.
-  struct Totals {
-    double token_loss = 0;
-    double predictions = 0;
-    double sequence_loss = 0;
-    int64_t sequences = 0;
-  };
-  void AddTotals(int64_t sequences, Totals* totals) const;
-  double MeanLoss(const Totals& totals) const;
   absl::Status JudgeStep(int64_t step, StepResult* result);
   void UpdateWeights(int64_t taken_step, const StepResult& result);
   void RoundParameters(int64_t offset, int64_t count);
   void EvaluateChunk(int micro_batch, int chunk);
-  absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, Totals* totals);
+  absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, ExchangeVector::Totals* totals);
   float* Buffer(StateKind kind) const;
   void CopyAside(const StateSlice& state, float* to);
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
@@ -206,11 +180,11 @@ class Engine : public TrainingEngine {
   std::unique_ptr<Event> product_done_;
   plan::StageShape shape_;
   plan::StageTensors tensors_;
-  int tensor_count_;
   StageModel model_;
   RankSamples samples_;
   GradientLanes lanes_;
   PipelineLinks links_;
+  ExchangeVector exchange_;
   StepGuard guard_;
   ReplicaCheck replicas_;
   std::vector<StateSlice> to_save_;
@@ -227,8 +201,6 @@ class Engine : public TrainingEngine {
   float* data_scratch_;
   float* tensor_scratch_;
   float* tied_gradient_;
-  double* exchange_;
-  std::vector<double> known_;
   double signal_ = 0;
   StepTrace trace_;
   int64_t step_predictions_ = 0;  // of the global batch
@@ -269,17 +241,18 @@ absl::Status Engine::CountPredictions() {
   if (!encoder() || !shape_.last) return absl::OkStatus();
   const std::vector<int32_t>& counts = samples_.predicted_counts();
   const double mine = std::accumulate(counts.begin(), counts.end(), 0.0);
-  compute_->CopyFromHost(exchange_, &mine, sizeof(mine));
-  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, exchange_, 1);
+  double* first = exchange_.begin();
+  compute_->CopyFromHost(first, &mine, sizeof(mine));
+  if (plan_.layout().data() > 1) communicators_.data->AllReduceSum(*compute_, first, 1);
   TERCIO_RETURN_IF_ERROR(LearnExchange(1));
-  step_predictions_ = static_cast<int64_t>(known_[0]);
+  step_predictions_ = static_cast<int64_t>(*exchange_.known());
   return absl::OkStatus();
 }
 
 LossSums Engine::LossesAt(const MicroBatch& batch) const {
   const int64_t first = int64_t{batch.index} * shape_.sequences;
-  return {RankSums(Sum::kTokenLoss) + first,
-          encoder() ? RankSums(Sum::kSequenceLoss) + first : nullptr};
+  return {exchange_.RankSums(Sum::kTokenLoss) + first,
+          encoder() ? exchange_.RankSums(Sum::kSequenceLoss) + first : nullptr};
 }
 
 MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
@@ -306,7 +279,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
                      FlowBytes(), PreviousStage());
       return;
     case v1::ACTION_KIND_FORWARD:
-      where_.BeginAction("forward", batch.index);
+      where_.BeginAction(Phase::kForward, "forward", batch.index);
       measure("wait activation", [&] {
         links_.WaitReceive(PipelineLinks::kActivation, batch.slot);
         links_.WaitSend(PipelineLinks::kActivation, batch.slot);
@@ -320,12 +293,12 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       });
       return;
     case v1::ACTION_KIND_RECEIVE_GRADIENT:
-      where_.BeginAction("backward", batch.index);
+      where_.BeginAction(Phase::kBackward, "backward", batch.index);
       links_.WaitSend(PipelineLinks::kGradient, flow);
       links_.Receive(PipelineLinks::kGradient, flow, flows_[flow].data(), FlowBytes(), NextStage());
       return;
     case v1::ACTION_KIND_BACKWARD:
-      where_.BeginAction("backward", batch.index);
+      where_.BeginAction(Phase::kBackward, "backward", batch.index);
       measure("wait gradient", [&] {
         links_.WaitReceive(PipelineLinks::kGradient, flow);
         // The last stage receives no gradient that would have waited for this buffer.
@@ -340,7 +313,7 @@ void Engine::Run(const v1::Action& action, int64_t step) {
       });
       return;
     case v1::ACTION_KIND_REDUCE_GRADIENTS:
-      where_.BeginAction("gradient sum");
+      where_.BeginAction(Phase::kOptimizer, "gradient sum");
       measure("finish reduction", [&] { FinishReduction(); });
       return;
     default:
@@ -359,7 +332,7 @@ int Engine::LaunchRepeatedActions(int64_t step) {
     if (graph_ == nullptr) repeated_actions_ = 0;
     if (graph_ == nullptr) return 0;
   }
-  where_.BeginAction("forward and backward");
+  where_.BeginAction(Phase::kOther, "forward and backward");
   compute_->Launch(*graph_);
   return repeated_actions_;
 }
@@ -464,8 +437,8 @@ void Engine::JoinTiedGradients() {
 // stage's first tensor rank, a tensor's sum of squares from the ranks of data rank 0 that hold it.
 void Engine::MeasureGradients() {
   const int tensor_index = plan_.placement().tensor_index();
-  SetZero(exchange_ + SumCount(), exchange_ + ExchangeCount());
-  compute_->CopyFromHost(exchange_ + ExchangeCount() - 1, &signal_, sizeof(signal_));
+  SetZero(exchange_.SumsEnd(), exchange_.begin() + exchange_.count());
+  compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
   ClearForeignSums();
   if (plan_.placement().data_index() == 0) {
     std::vector<kernels::SumOfSquares> sums;
@@ -474,11 +447,11 @@ void Engine::MeasureGradients() {
       if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
       if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
       sums.push_back({lanes_.result() + entry.gradient_offset, entry.elements,
-                      NormSlot(entry.tensor.index, tensor_index)});
+                      exchange_.NormSlot(entry.tensor.index, tensor_index)});
     }
     compute_->ops().SumsOfSquares(sums.data(), static_cast<int64_t>(sums.size()));
   }
-  communicators_.world->AllReduceSum(*compute_, exchange_, ExchangeCount());
+  communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
 }
 
 // Every sum has one contributor: the first tensor rank of the last stage that has the sequence.
@@ -487,10 +460,10 @@ void Engine::ClearForeignSums() {
   if (encoder()) {
     const std::vector<double> counts(samples_.predicted_counts().begin(),
                                      samples_.predicted_counts().end());
-    compute_->CopyFromHost(RankSums(Sum::kPredictions), counts.data(),
+    compute_->CopyFromHost(exchange_.RankSums(Sum::kPredictions), counts.data(),
                            static_cast<int64_t>(counts.size() * sizeof(double)));
   }
-  for (double* sums = exchange_; sums < exchange_ + SumCount();
+  for (double* sums = exchange_.begin(); sums < exchange_.SumsEnd();
        sums += spec_.training().global_batch()) {
     double* own = sums + FirstSequenceOfRank();
     double* end = own + shape_.sequences_per_rank;
@@ -501,63 +474,50 @@ void Engine::ClearForeignSums() {
 
 // The first `count` numbers of the exchange vector become known.
 absl::Status Engine::LearnExchange(int64_t count) {
-  compute_->CopyToHost(known_.data(), exchange_, count * static_cast<int64_t>(sizeof(double)));
+  compute_->CopyToHost(exchange_.known(), exchange_.begin(),
+                       count * static_cast<int64_t>(sizeof(double)));
   return compute_->Synchronize();
 }
 
-// The first `sequences` of the batch whose sums all ranks know.
-void Engine::AddTotals(int64_t sequences, Totals* totals) const {
-  const auto add = [&](Sum sum, double* total) {
-    const double* values = KnownSums(sum);
-    for (int64_t i = 0; i < sequences; ++i) *total += values[i];
-  };
-  totals->sequences += sequences;
-  add(Sum::kTokenLoss, &totals->token_loss);
-  if (!encoder()) {
-    totals->predictions += static_cast<double>(sequences * shape_.tokens);
-    return;
-  }
-  add(Sum::kPredictions, &totals->predictions);
-  add(Sum::kSequenceLoss, &totals->sequence_loss);
-}
-
-double Engine::MeanLoss(const Totals& totals) const {
-  const double tokens = totals.predictions > 0 ? totals.token_loss / totals.predictions : 0;
-  return tokens + totals.sequence_loss / static_cast<double>(totals.sequences);
+// So long has this rank waited for others in its groups.
+double Engine::GroupWaitSeconds() const {
+  return communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
+         communicators_.pipeline->WaitSeconds();
 }
 
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double start = StepTrace::Now();
   const double engine_waited = where_.engine_wait_seconds();
   where_.BeginStep(step);
-  where_.BeginAction("samples");
-  const double waited = communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
-                        communicators_.pipeline->WaitSeconds();
+  where_.phases().Start();
+  where_.BeginAction(Phase::kData, "samples");
+  const double waited = GroupWaitSeconds();
   ReadSamples([&](int64_t sequence, Sample* out) { source_.TrainingSample(step, sequence, out); });
   TERCIO_RETURN_IF_ERROR(CountPredictions());
-  SetZero(exchange_, exchange_ + SumCount());
+  SetZero(exchange_.begin(), exchange_.SumsEnd());
   signal_ = signal;
   model_.SetLossScale(guard_.loss_scale());
   model_.layers().BeginStep();
   const int launched = LaunchRepeatedActions(step);
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
   model_.layers().EndStep(*communicators_.tensor, *communicators_.data);
-  TERCIO_RETURN_IF_ERROR(LearnExchange(ExchangeCount()));
+  // A device that works later is waited for here, for all that it was given.
+  where_.phases().Enter(Phase::kOther);
+  TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
+  where_.phases().Enter(Phase::kOptimizer);
   model_.layers().RecordStep();
 
   StepResult result;
-  Totals totals;
-  AddTotals(spec_.training().global_batch(), &totals);
+  ExchangeVector::Totals totals;
+  exchange_.AddTotals(spec_.training().global_batch(), &totals);
   double squares = 0;
-  for (int64_t i = SumCount(); i + 1 < ExchangeCount(); ++i)
-    squares += known_[static_cast<size_t>(i)];
-  result.loss = MeanLoss(totals);
-  result.signal = known_.back();
+  for (const double square : exchange_.KnownNorms()) squares += square;
+  result.loss = ExchangeVector::MeanLoss(totals);
+  result.signal = exchange_.KnownSignal();
   result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
   TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
-  result.communication_seconds = communicators_.world->WaitSeconds() +
-                                 communicators_.tensor->WaitSeconds() +
-                                 communicators_.pipeline->WaitSeconds() - waited;
+  where_.phases().Enter(Phase::kOther);
+  result.communication_seconds = GroupWaitSeconds() - waited;
   const double seconds = StepTrace::Now() - start;
   where_.EndStep(step, seconds, seconds - (where_.engine_wait_seconds() - engine_waited));
   return result;
@@ -575,16 +535,13 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
     for (double* value : {&result->loss, &result->grad_norm}) {
       if (std::isnan(*value)) *value = std::abs(*value);
     }
-    std::vector<double> losses(KnownSums(Sum::kTokenLoss),
-                               KnownSums(Sum::kTokenLoss) + spec_.training().global_batch());
+    const absl::Span<const double> token_losses = exchange_.KnownSums(Sum::kTokenLoss);
+    std::vector<double> losses(token_losses.begin(), token_losses.end());
     for (size_t i = 0; encoder() && i < losses.size(); ++i) {
-      losses[i] += KnownSums(Sum::kSequenceLoss)[i];
+      losses[i] += exchange_.KnownSums(Sum::kSequenceLoss)[i];
     }
-    const auto norms = static_cast<size_t>(ExchangeCount() - 1 - SumCount());
-    absl::StrAppend(
-        &where, ": ",
-        DescribeBadNumbers(losses, absl::MakeConstSpan(known_.data() + SumCount(), norms), plan_),
-        guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
+    absl::StrAppend(&where, ": ", DescribeBadNumbers(losses, exchange_.KnownNorms(), plan_),
+                    guard_.scales() ? absl::StrFormat(" at loss scale %.0f", scale) : "");
   }
   TERCIO_ASSIGN_OR_RETURN(const StepVerdict verdict,
                           guard_.Judge(result->loss, result->grad_norm, where));
@@ -592,7 +549,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   result->skipped = !verdict.taken;
   result->spike = verdict.spike;
   result->reason = verdict.spike.empty() ? where : absl::StrCat(where, ": ", verdict.spike);
-  where_.BeginAction("optimizer");
+  where_.BeginAction(Phase::kOptimizer, "optimizer");
   if (verdict.taken) {
     Measure("optimizer", 0, 0, [&] { UpdateWeights(taken_step, *result); });
   }
@@ -612,20 +569,21 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
 
 // One global batch of validation samples, micro-batch after micro-batch through activation slot 0.
 // Sequences beyond `samples` are computed (all ranks take part) and not counted.
-absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples, Totals* totals) {
+absl::Status Engine::EvaluateBatch(int64_t first_sample, int64_t samples,
+                                   ExchangeVector::Totals* totals) {
   ReadSamples([&](int64_t index, Sample* out) {
     source_.ValidationSample(first_sample + (index < samples ? index : 0), out);
   });
-  SetZero(exchange_, exchange_ + SumCount());
+  SetZero(exchange_.begin(), exchange_.SumsEnd());
   for (int m = 0; m < plan_.layout().micro_batches(); ++m) {
     where_.BeginAction("evaluation", m);
     for (int chunk = 0; chunk < shape_.chunks; ++chunk) EvaluateChunk(m, chunk);
   }
   links_.WaitAll();
   ClearForeignSums();
-  communicators_.world->AllReduceSum(*compute_, exchange_, SumCount());
-  TERCIO_RETURN_IF_ERROR(LearnExchange(SumCount()));
-  AddTotals(samples, totals);
+  communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.sum_count());
+  TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.sum_count()));
+  exchange_.AddTotals(samples, totals);
   return absl::OkStatus();
 }
 
@@ -656,11 +614,11 @@ absl::StatusOr<double> Engine::Evaluate() {
   TERCIO_CHECK_GE(available, 1);
   model_.layers().BeginPass();
   const int64_t samples = wanted > 0 ? std::min(wanted, available) : available;
-  Totals totals;
+  ExchangeVector::Totals totals;
   for (int64_t first = 0; first < samples; first += batch) {
     TERCIO_RETURN_IF_ERROR(EvaluateBatch(first, std::min(batch, samples - first), &totals));
   }
-  return MeanLoss(totals);
+  return ExchangeVector::MeanLoss(totals);
 }
 
 // The rounded copy that the model reads follows from the weights at every step, and gradients are

@@ -37,7 +37,7 @@ void Whereabouts::BeginJoin(const std::string& group) {
 }
 
 void Whereabouts::EndJoin(double seconds) {
-  engine_wait_seconds_ = engine_wait_seconds_ + seconds;
+  CountWait(seconds);
   if (page_ == nullptr) return;
   std::lock_guard<std::mutex> lock(mutex_);
   joining_.clear();
@@ -54,7 +54,7 @@ void Whereabouts::BeginWait(const CollectivePosition& position) {
 
 void Whereabouts::EndWait(double seconds) {
   const bool engine = OnEngineThread();
-  if (engine) engine_wait_seconds_ = engine_wait_seconds_ + seconds;
+  if (engine) CountWait(seconds);
   if (page_ == nullptr) return;
   if (engine) return page_->EndWait();
   std::lock_guard<std::mutex> lock(mutex_);

@@ -17,6 +17,7 @@
 
 #include "absl/time/time.h"
 #include "common/steady_time.h"
+#include "worker/progress/phase_clock.h"
 #include "worker/progress/progress_page.h"
 
 namespace tercio {
@@ -32,11 +33,18 @@ class Whereabouts {
   void BeginStep(int64_t step);
   // `name` is a literal; an index below 0: none.
   void BeginAction(const char* name, int index = -1);
+  // And a phase of the step with it.
+  void BeginAction(Phase phase, const char* name, int index = -1) {
+    phases_.Enter(phase);
+    BeginAction(name, index);
+  }
   void EndStep(int64_t step, double step_seconds, double compute_seconds);
   // Around waiting for the thread of this rank that is at the calls of a group.
   void BeginJoin(const std::string& group);
   void EndJoin(double seconds);
   class Join;
+  // Where the loop's time goes. What the engine's thread waits is taken from its phases.
+  PhaseClock& phases() { return phases_; }
 
   // ---- of all threads ----
   void BeginWait(const CollectivePosition& position);
@@ -51,7 +59,13 @@ class Whereabouts {
  private:
   bool OnEngineThread() const { return std::this_thread::get_id() == engine_.load(); }
 
+  void CountWait(double seconds) {
+    engine_wait_seconds_ = engine_wait_seconds_ + seconds;
+    phases_.Waited(seconds);
+  }
+
   ProgressPage* const page_;
+  PhaseClock phases_;
   std::atomic<std::thread::id> engine_{};
   std::atomic<int64_t> step_{0};
   std::atomic<const char*> action_{""};

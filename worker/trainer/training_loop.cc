@@ -1,7 +1,5 @@
 #include "worker/trainer/training_loop.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -12,7 +10,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/channel.h"
-#include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -28,7 +25,9 @@
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/backend.h"
 #include "worker/trainer/initial_weights.h"
+#include "worker/trainer/rank_figures.h"
 #include "worker/trainer/snapshot_client.h"
+#include "worker/trainer/tensorboard.h"
 
 namespace tercio {
 namespace {
@@ -43,16 +42,6 @@ constexpr size_t kMostUnsavedSteps = 20'000;
 // Ranks other than 0 report steps at most this often, all ranks their memory.
 constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
 
-// Resident bytes of this process (proc(5): the second number of statm, in pages).
-int64_t ResidentBytes() {
-  const absl::StatusOr<std::string> text = ReadFile("/proc/self/statm");
-  if (!text.ok()) return 0;
-  const size_t space = text->find(' ');
-  return space == std::string::npos
-             ? 0
-             : std::strtoll(text->c_str() + space, nullptr, 10) * sysconf(_SC_PAGESIZE);
-}
-
 class TrainingLoop {
  public:
   TrainingLoop(AgentLink& link, const CheckpointIdentity& identity, ProgressPage* page,
@@ -63,10 +52,12 @@ class TrainingLoop {
         page_(page),
         failure_(*failure),
         whereabouts_(page),
+        figures_(identity.rank, whereabouts_.phases()),
         backend_(CreateBackend(assignment_)) {}
 
   absl::StatusOr<TrainingOutcome> Run() {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll();
+    ReportLastFigures();
     // The others must not wait for a rank that has given up.
     if (!outcome.ok()) {
       for (const auto& communicator : owned_) communicator->Abort();
@@ -98,6 +89,7 @@ class TrainingLoop {
   // this rank's device is not known.
   double Utilisation(double tokens_per_second, bool causal) const;
   void ReportMemory();
+  void ReportLastFigures();
   void ReportTrace(int64_t step);
   double Signal();
   void EnterPhase(v1::TrainerPhase phase);
@@ -108,6 +100,7 @@ class TrainingLoop {
   ProgressPage* const page_;  // may be null
   v1::TrainerFailure& failure_;
   Whereabouts whereabouts_;
+  FiguresKeeper figures_;
   std::string tokenizer_json_;
   std::unique_ptr<SampleSource> source_;
   std::unique_ptr<Backend> backend_;
@@ -123,8 +116,10 @@ class TrainingLoop {
   double save_seconds_ = 0;  // not yet reported
   // Of rank 0: those that no committed checkpoint has brought to the coordinator.
   std::deque<v1::StepRecord> unsaved_steps_;
-  int64_t saved_step_ = 0;  // of the last upload
+  int64_t saved_step_ = 0;                          // of the last upload
+  std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 where the job wants it
   absl::Time last_memory_report_ = absl::InfinitePast();
+  int64_t resident_bytes_ = 0;  // when it was last looked at
 };
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
@@ -160,6 +155,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
                                           assignment_.snapshot_holders().end()));
   TERCIO_RETURN_IF_ERROR(LoadState());
   ReportMemory();
+  if (IsRankZero()) tensorboard_ = TensorBoardWriter::Start(assignment_, identity_.run);
   EnterPhase(v1::TRAINER_PHASE_RUNNING);
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
   const absl::Status saved = WaitForUpload();
@@ -253,6 +249,7 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   double validation_loss = 0;
   const bool evaluated = EvaluatesAfter(step) && !result.rolls_back;
   if (evaluated) {
+    const PhaseClock::Span span(whereabouts_.phases(), Phase::kEvaluation);
     TERCIO_ASSIGN_OR_RETURN(validation_loss, engine_->Evaluate());
   }
   Report(step, result, seconds, validation_loss, evaluated);
@@ -267,6 +264,8 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   const int64_t every = assignment_.spec().checkpoint().every_steps();
+  figures_.SetMemory(engine_->planned_bytes(), engine_->peak_bytes(), engine_->peak_bytes());
+  figures_.Start();
   for (int64_t step = assignment_.resume_step() + 1; step <= training().steps(); ++step) {
     TERCIO_ASSIGN_OR_RETURN(const AgentLink::Request request, TrainStep(step));
     const bool finished = step == training().steps();
@@ -293,6 +292,7 @@ absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
 
 // Waiting for the coordinator is no hang, however long it takes to store a checkpoint.
 absl::Status TrainingLoop::WaitForUpload() {
+  const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
   return checkpoints_->WaitForUpload([this] {
     if (page_ != nullptr) page_->Beat();
@@ -322,6 +322,7 @@ std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot
 // Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
+  const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
   const absl::Time begin = SteadyNow();
   // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
   checkpoints_->StopRetrying();
@@ -373,6 +374,7 @@ double TrainingLoop::Utilisation(double tokens_per_second, bool causal) const {
 void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds,
                           double validation_loss, bool evaluated) {
   const absl::Time now = SteadyNow();
+  figures_.StepEnded(step, seconds);
   if (!IsRankZero() && now - last_report_ < kReportInterval && step != training().steps()) return;
   last_report_ = now;
   const int64_t tokens_per_step = training().global_batch() * assignment_.spec().model().context();
@@ -387,6 +389,10 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
   report->set_mfu_causal(Utilisation(report->tokens_per_second(), /*causal=*/true));
   report->set_loss(result.loss);
   report->set_grad_norm(result.grad_norm);
+  if (std::optional<v1::RankFigures> figures = figures_.NowAndThen(kReportInterval)) {
+    resident_bytes_ = figures->resident_bytes();
+    *report->mutable_figures() = *std::move(figures);
+  }
   if (IsRankZero()) {
     v1::StepRecord* record = report->mutable_record();
     record->set_step(step);
@@ -396,10 +402,15 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     record->set_learning_rate(result.learning_rate);
     record->set_tokens(step * tokens_per_step);
     record->set_step_seconds(seconds);
+    record->set_resident_bytes(resident_bytes_);
+    record->set_used_bytes(engine_->peak_bytes());
     record->set_skipped(result.skipped);
     record->set_spike(result.spike);
     if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
     if (evaluated) record->set_validation_loss(validation_loss);
+    if (tensorboard_ != nullptr) {
+      tensorboard_->Add(*record, report->tokens_per_second(), report->mfu());
+    }
     report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
     unsaved_steps_.push_back(*record);
     if (unsaved_steps_.size() > kMostUnsavedSteps) unsaved_steps_.erase(unsaved_steps_.begin());
@@ -441,6 +452,15 @@ void TrainingLoop::ReportMemory() {
   memory->set_peak_bytes(engine_->peak_bytes());
   memory->set_resident_bytes(ResidentBytes());
   link_.Send(message);
+}
+
+// The checkpoint after the last step is in them, too.
+void TrainingLoop::ReportLastFigures() {
+  std::optional<v1::RankFigures> figures = figures_.Now();
+  if (!figures.has_value()) return;
+  v1::TrainerMessage message;
+  *message.mutable_last_figures() = *std::move(figures);
+  link_.Send(std::move(message));
 }
 
 }  // namespace

@@ -73,6 +73,7 @@ class Stepper {
     } else if (event.message.has_step()) {
       const v1::TrainerStep& step = event.message.step();
       rank->last_step = std::max(rank->last_step, step.step());
+      if (step.has_figures()) rank->figures = step.figures();
       if (!step.has_record()) return;
       *report.mutable_step_report()->mutable_run() = ToRunId(event.run);
       *report.mutable_step_report()->mutable_record() = step.record();
@@ -80,6 +81,8 @@ class Stepper {
       report.mutable_step_report()->set_mfu(step.mfu());
       report.mutable_step_report()->set_checkpoint_seconds(step.checkpoint_seconds());
       Tell(std::move(report));
+    } else if (event.message.has_last_figures()) {
+      rank->figures = event.message.last_figures();
     } else if (event.message.has_trace()) {
       *report.mutable_trace()->mutable_run() = ToRunId(event.run);
       *report.mutable_trace()->mutable_trace() = event.message.trace();
@@ -118,6 +121,12 @@ class Stepper {
       exit.mutable_reason()->append(exit.reason().empty() ? "" : "; ").append(event.gpu_note);
     }
     for (const std::string& line : event.last_lines) exit.add_last_log_lines(line);
+    if (rank->figures.steps() > 0) {
+      *exit.mutable_figures() = rank->figures;
+      if (event.device_utilization.has_value()) {
+        exit.mutable_figures()->set_device_utilization(*event.device_utilization);
+      }
+    }
     RankEnded(event.run, event.rank, std::move(exit));
   }
 

@@ -14,6 +14,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -33,6 +34,7 @@ struct RankState {
   v1::TrainerPhase phase = v1::TRAINER_PHASE_UNSPECIFIED;
   v1::TrainerFailure failure;  // the trainer's own word
   int64_t last_step = 0;
+  v1::RankFigures figures;  // the newest; of no steps before it has told any
   bool has_exited = false;  // false for a rank that ended before it was started
   v1::ExitRecord exit;      // valid when has_exited
 };
@@ -92,6 +94,7 @@ struct TrainerEnded {
   bool out_of_memory = false;  // killed by the kernel, for want of memory
   std::string gpu_note;     // what the driver has said of its GPU; empty: nothing, or it has none
   bool gpu_failed = false;  // and that no program can have caused it
+  std::optional<double> device_utilization = {};  // as in RankFigures
 };
 // The agent will end: no run starts any more.
 struct Leaving {};

@@ -93,6 +93,36 @@ TEST(AgentCore, RunsFromStartToEnd) {
   EXPECT_TRUE(state.runs.empty());
 }
 
+TEST(AgentCore, ExitCarriesTheLastFigures) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1, 2}));
+  TrainerSaid said{{"job", 1}, 0, {}};
+  said.message.mutable_step()->set_step(7);
+  said.message.mutable_step()->mutable_figures()->set_step(7);
+  said.message.mutable_step()->mutable_figures()->set_steps(7);
+  Step(state, {0, said});
+  said.message.mutable_step()->set_step(8);
+  said.message.mutable_step()->clear_figures();
+  Step(state, {0, said});
+  said.rank = 1;
+  said.message.mutable_last_figures()->set_step(9);
+  said.message.mutable_last_figures()->set_steps(3);
+  EXPECT_TRUE(Words(state, {0, said}).empty());
+  TrainerEnded killed{{"job", 1}, 0, 0, SIGKILL, {}, "", false};
+  killed.device_utilization = 0.75;
+  const auto exit = [&](const AgentEvent& event) {
+    const std::vector<AgentEffect> effects = Step(state, event);
+    return std::get<TellCoordinator>(effects.at(1)).message.rank_exited().exit();
+  };
+  const v1::ExitRecord first = exit({0, killed});
+  EXPECT_EQ(first.figures().step(), 7) << "what it said last";
+  EXPECT_EQ(first.figures().device_utilization(), 0.75);
+  const v1::ExitRecord second = exit(Ended(1, 1, 0));
+  EXPECT_EQ(second.figures().step(), 9);
+  EXPECT_FALSE(second.figures().has_device_utilization());
+  EXPECT_FALSE(exit(Ended(1, 2, 1)).has_figures()) << "it had not made a step";
+}
+
 TEST(AgentCore, ExitCarriesTheTrainersWordAndItsLastLines) {
   AgentState state;
   Step(state, StartRun(1, {0}));

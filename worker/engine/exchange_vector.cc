@@ -1,0 +1,45 @@
+#include "worker/engine/exchange_vector.h"
+
+#include "plan/model_tensors.h"
+
+namespace tercio {
+
+ExchangeVector::ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan,
+                               const plan::StageShape& shape, int tensors, double* device)
+    : global_batch_(spec.training().global_batch()),
+      tokens_(shape.tokens),
+      first_of_rank_(plan.placement().data_index() * shape.sequences_per_rank),
+      sum_count_(plan::SumsPerSequence(spec.model()) * global_batch_),
+      tensor_ranks_(plan.layout().tensor()),
+      encoder_(!shape.causal),
+      device_(device),
+      known_(static_cast<size_t>(sum_count_ + int64_t{tensors} * tensor_ranks_ + 1)) {}
+
+absl::Span<const double> ExchangeVector::KnownSums(Sum sum) const {
+  return {known_.data() + (SumsOf(sum) - device_), static_cast<size_t>(global_batch_)};
+}
+
+absl::Span<const double> ExchangeVector::KnownNorms() const {
+  return {known_.data() + sum_count_, known_.size() - static_cast<size_t>(sum_count_) - 1};
+}
+
+void ExchangeVector::AddTotals(int64_t sequences, Totals* totals) const {
+  const auto add = [&](Sum sum, double* total) {
+    for (const double value : KnownSums(sum).first(static_cast<size_t>(sequences))) *total += value;
+  };
+  totals->sequences += sequences;
+  add(Sum::kTokenLoss, &totals->token_loss);
+  if (!encoder_) {
+    totals->predictions += static_cast<double>(sequences * tokens_);
+    return;
+  }
+  add(Sum::kPredictions, &totals->predictions);
+  add(Sum::kSequenceLoss, &totals->sequence_loss);
+}
+
+double ExchangeVector::MeanLoss(const Totals& totals) {
+  const double tokens = totals.predictions > 0 ? totals.token_loss / totals.predictions : 0;
+  return tokens + totals.sequence_loss / static_cast<double>(totals.sequences);
+}
+
+}  // namespace tercio

@@ -1,0 +1,69 @@
+// The numbers that all ranks learn after a step by one world-wide sum. Every entry has one
+// contributor, the others leave zero there, so the order of the sum cannot matter. In order: sums
+// of each sequence of the global batch, kind after kind, then the squared norms of tensors, a row
+// of tensor ranks each, then the signal of rank 0.
+//
+// It lies on the device, in memory of the arena, and, once it is known, on the host. Says where
+// each number is and what the known ones mean; who fills it is the engine's affair.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "plan/memory_map.h"
+#include "proto/tercio/v1/job.pb.h"
+#include "proto/tercio/v1/plan.pb.h"
+
+namespace tercio {
+
+class ExchangeVector {
+ public:
+  // `device` holds the whole of it; `tensors` of the model.
+  ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
+                 int tensors, double* device);
+
+  enum class Sum { kTokenLoss, kPredictions, kSequenceLoss };
+
+  // ---- on the device ----
+  double* begin() const { return device_; }
+  double* SumsOf(Sum sum) const { return device_ + static_cast<int>(sum) * global_batch_; }
+  double* SumsEnd() const { return device_ + sum_count_; }
+  // Of this rank's sequences.
+  double* RankSums(Sum sum) const { return SumsOf(sum) + first_of_rank_; }
+  double* NormSlot(int tensor, int tensor_index) const {
+    return SumsEnd() + tensor * tensor_ranks_ + tensor_index;
+  }
+  double* Signal() const { return device_ + count() - 1; }
+  int64_t sum_count() const { return sum_count_; }
+  int64_t count() const { return static_cast<int64_t>(known_.size()); }
+
+  // ---- on the host ----
+  double* known() { return known_.data(); }
+  absl::Span<const double> KnownSums(Sum sum) const;
+  absl::Span<const double> KnownNorms() const;
+  double KnownSignal() const { return known_.back(); }
+
+  // Of several global batches, which share a mean.
+  struct Totals {
+    double token_loss = 0;
+    double predictions = 0;
+    double sequence_loss = 0;
+    int64_t sequences = 0;
+  };
+  // Adds the first `sequences` of the batch that is known.
+  void AddTotals(int64_t sequences, Totals* totals) const;
+  static double MeanLoss(const Totals& totals);
+
+ private:
+  const int64_t global_batch_;
+  const int64_t tokens_;  // of a sequence
+  const int64_t first_of_rank_;
+  const int64_t sum_count_;
+  const int tensor_ranks_;
+  const bool encoder_;
+  double* const device_;
+  std::vector<double> known_;
+};
+
+}  // namespace tercio

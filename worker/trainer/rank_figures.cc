@@ -1,0 +1,85 @@
+#include "worker/trainer/rank_figures.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "common/file.h"
+#include "common/steady_time.h"
+
+namespace tercio {
+
+// proc(5): the second number of statm, in pages.
+int64_t ResidentBytes() {
+  const absl::StatusOr<std::string> text = ReadFile("/proc/self/statm");
+  if (!text.ok()) return 0;
+  const size_t space = text->find(' ');
+  return space == std::string::npos
+             ? 0
+             : std::strtoll(text->c_str() + space, nullptr, 10) * sysconf(_SC_PAGESIZE);
+}
+
+double ProcessorSeconds() {
+  rusage usage = {};
+  if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;
+  const auto seconds = [](const timeval& time) {
+    return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_usec) * 1e-6;
+  };
+  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
+}
+
+v1::PhaseSeconds ToPhaseSeconds(const std::array<PhaseClock::Nanoseconds, kPhases>& spent) {
+  const auto of = [&](Phase phase) {
+    return PhaseClock::Seconds(spent[static_cast<size_t>(phase)]);
+  };
+  v1::PhaseSeconds seconds;
+  seconds.set_forward(of(Phase::kForward));
+  seconds.set_backward(of(Phase::kBackward));
+  seconds.set_wait(of(Phase::kWait));
+  seconds.set_optimizer(of(Phase::kOptimizer));
+  seconds.set_data(of(Phase::kData));
+  seconds.set_checkpoint(of(Phase::kCheckpoint));
+  seconds.set_evaluation(of(Phase::kEvaluation));
+  seconds.set_other(of(Phase::kOther));
+  return seconds;
+}
+
+void FiguresKeeper::Start() {
+  phases_.Start();
+  processor_at_start_ = ProcessorSeconds();
+}
+
+void FiguresKeeper::StepEnded(int64_t step, double seconds) {
+  figures_.set_step(step);
+  figures_.set_steps(figures_.steps() + 1);
+  figures_.set_step_seconds(seconds);
+}
+
+void FiguresKeeper::SetMemory(int64_t planned, int64_t used, int64_t peak) {
+  figures_.set_planned_bytes(planned);
+  figures_.set_used_bytes(used);
+  figures_.set_peak_bytes(peak);
+}
+
+std::optional<v1::RankFigures> FiguresKeeper::Now() {
+  if (figures_.steps() == 0) return std::nullopt;
+  last_ = SteadyNow();
+  const auto& spent = phases_.Read();
+  PhaseClock::Nanoseconds elapsed = 0;
+  for (const PhaseClock::Nanoseconds part : spent) elapsed += part;
+  *figures_.mutable_phases() = ToPhaseSeconds(spent);
+  figures_.set_elapsed_seconds(PhaseClock::Seconds(elapsed));
+  figures_.set_cpu_seconds(ProcessorSeconds() - processor_at_start_);
+  figures_.set_resident_bytes(ResidentBytes());
+  return figures_;
+}
+
+std::optional<v1::RankFigures> FiguresKeeper::NowAndThen(absl::Duration interval) {
+  if (SteadyNow() - last_ < interval) return std::nullopt;
+  return Now();
+}
+
+}  // namespace tercio

@@ -1,0 +1,42 @@
+// How this rank is, for its agent: where its time went (worker/progress/phase_clock.h), what it
+// uses. Threads: one, that of the training loop.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/time/time.h"
+#include "proto/tercio/v1/events.pb.h"
+#include "worker/progress/phase_clock.h"
+
+namespace tercio {
+
+// Resident bytes of this process; 0 where the system does not say.
+int64_t ResidentBytes();
+// Processor seconds of this process, of all its threads.
+double ProcessorSeconds();
+
+v1::PhaseSeconds ToPhaseSeconds(const std::array<PhaseClock::Nanoseconds, kPhases>& spent);
+
+class FiguresKeeper {
+ public:
+  FiguresKeeper(int rank, PhaseClock& phases) : phases_(phases) { figures_.set_rank(rank); }
+
+  // The first step is about to begin.
+  void Start();
+  void StepEnded(int64_t step, double seconds);
+  void SetMemory(int64_t planned, int64_t used, int64_t peak);
+
+  // All figures as they are now; none before the first step has ended.
+  std::optional<v1::RankFigures> Now();
+  // The same, but none when the last ones are younger than this.
+  std::optional<v1::RankFigures> NowAndThen(absl::Duration interval);
+
+ private:
+  PhaseClock& phases_;
+  v1::RankFigures figures_;
+  double processor_at_start_ = 0;
+  absl::Time last_ = absl::InfinitePast();
+};
+
+}  // namespace tercio
