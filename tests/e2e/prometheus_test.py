@@ -119,7 +119,7 @@ class PrometheusRun(ClusterTest):
     def start_coordinator(self):
         child, ready = self.daemon(
             "tercio-coordinator", "--state-dir", self.state, "--listen", f"127.0.0.1:{self.ports['coordinator']}",
-            "--metrics-listen", f"127.0.0.1:{self.ports['metrics']}", "--first-backoff", "0.2", "--heartbeat-interval", "0.5",
+            "--metrics-listen", f"127.0.0.1:{self.ports['metrics']}", "--first-backoff", "0.2", "--heartbeat-interval", "1",
             "--metrics-linger", "3")
         self.address = ready["coordinator"]
         return child
