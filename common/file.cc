@@ -80,10 +80,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   }
 }
 
-absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
+absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode) {
   const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
   {
-    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
     if (file.get() < 0) return FileError(errno, "cannot create", temporary);
     absl::Status status = WriteAll(file.get(), content, temporary);
     if (status.ok() && fsync(file.get()) != 0) status = FileError(errno, "cannot sync", temporary);
