@@ -40,33 +40,20 @@ Protocol = -TLSv1, -TLSv1.1, -TLSv1.2
 CipherString = DEFAULT:@SECLEVEL=2
 )";
 
-// Credentials whose certificate is asked for at each handshake. gRPC has these in its C interface
-// only.
-class ReloadedCredentials : public grpc::ServerCredentials {
+// What a server's certificates come from. gRPC asks it at each handshake as long as there is one,
+// which is longer than the credentials live, and says nothing when the last one is over: it is
+// never freed. A process has a handful of servers.
+class CertificateSource {
  public:
-  ReloadedCredentials(std::shared_ptr<TlsIdentity> identity, ClientCertificates clients)
-      : identity_(std::move(identity)) {
-    const auto request = clients == ClientCertificates::kRequired
-                             ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
-                             : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
-    credentials_ = grpc_ssl_server_credentials_create_with_options(
-        grpc_ssl_server_credentials_create_options_using_config_fetcher(request, Fetch, this));
-  }
-  ~ReloadedCredentials() override { grpc_server_credentials_release(credentials_); }
-
-  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
-    TERCIO_CHECK(false);  // nobody asks for one
-  }
-
- private:
-  int AddPortToServer(const std::string& address, grpc_server* server) override {
-    return grpc_server_add_http2_port(server, address.c_str(), credentials_);
-  }
+  explicit CertificateSource(std::shared_ptr<TlsIdentity> identity)
+      : identity_(std::move(identity)) {}
 
   static grpc_ssl_certificate_config_reload_status Fetch(
       void* self, grpc_ssl_server_certificate_config** config) {
-    return static_cast<ReloadedCredentials*>(self)->FetchNew(config);
+    return static_cast<CertificateSource*>(self)->FetchNew(config);
   }
+
+ private:
   grpc_ssl_certificate_config_reload_status FetchNew(grpc_ssl_server_certificate_config** config) {
     const std::shared_ptr<const TlsMaterial> now = identity_->Current();
     if (given_.exchange(now->version) == now->version) {
@@ -79,6 +66,32 @@ class ReloadedCredentials : public grpc::ServerCredentials {
 
   const std::shared_ptr<TlsIdentity> identity_;
   std::atomic<int64_t> given_{-1};  // version that gRPC has
+};
+
+// Credentials whose certificate is asked for at each handshake. gRPC has these in its C interface
+// only.
+class ReloadedCredentials : public grpc::ServerCredentials {
+ public:
+  ReloadedCredentials(std::shared_ptr<TlsIdentity> identity, ClientCertificates clients) {
+    const auto request = clients == ClientCertificates::kRequired
+                             ? GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY
+                             : GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE;
+    auto* source = new CertificateSource(std::move(identity));
+    credentials_ = grpc_ssl_server_credentials_create_with_options(
+        grpc_ssl_server_credentials_create_options_using_config_fetcher(
+            request, CertificateSource::Fetch, source));
+  }
+  ~ReloadedCredentials() override { grpc_server_credentials_release(credentials_); }
+
+  void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
+    TERCIO_CHECK(false);  // nobody asks for one
+  }
+
+ private:
+  int AddPortToServer(const std::string& address, grpc_server* server) override {
+    return grpc_server_add_http2_port(server, address.c_str(), credentials_);
+  }
+
   grpc_server_credentials* credentials_ = nullptr;
 };
 

@@ -55,7 +55,9 @@ TEST(RolesTest, PeopleAndAgentsKeepToTheirServices) {
     const bool of_nodes = call.starts_with("NodeService/") || call.starts_with("Checkpoint") ||
                           call.starts_with("SnapshotService/");
     for (const Role role : {Role::kViewer, Role::kUser}) {
-      if (of_nodes) EXPECT_FALSE(Allows(rule.least, role)) << call;
+      if (of_nodes) {
+        EXPECT_FALSE(Allows(rule.least, role)) << call;
+      }
     }
     if (call.starts_with("JobService/") && call != "JobService/Version") {
       EXPECT_FALSE(Allows(rule.least, Role::kAgent)) << call;

@@ -1,14 +1,9 @@
 #include "coordinator/access/access_store.h"
 
-#include <fcntl.h>
 #include <openssl/crypto.h>
 #include <sqlite3.h>
-#include <unistd.h>
-
-#include <cerrno>
 
 #include "absl/strings/str_cat.h"
-#include "common/file.h"
 #include "common/sha256.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
@@ -47,10 +42,7 @@ TokenRecord ReadToken(SqliteStatement& query) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string& path) {
-  // SQLite gives the files beside it the same mode.
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (file < 0) return FileError(errno, "cannot open", path);
-  close(file);
+  TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int code = sqlite3_open_v2(path.c_str(), &database,
                                    SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);

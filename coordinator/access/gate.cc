@@ -9,6 +9,7 @@
 #include "common/certificate.h"
 #include "common/grpc_status.h"
 #include "common/steady_time.h"
+#include "grpc/grpc_security_constants.h"
 #include "grpcpp/security/auth_context.h"
 #include "grpcpp/support/server_interceptor.h"
 
@@ -81,11 +82,8 @@ class Gate::StreamWatchFactory : public grpc::experimental::ServerInterceptorFac
 Gate::Gate(Options options, AuditLog* audit)
     : options_(options), audit_(audit), changes_(options.changes), refusals_(options.refusals) {}
 
-void Gate::Watch(grpc::ServerBuilder& builder) {
-  if (!options_.tls) return;
-  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
-  creators.push_back(std::make_unique<StreamWatchFactory>(*this));
-  builder.experimental().SetInterceptorCreators(std::move(creators));
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Gate::MakeStreamWatches() {
+  return std::make_unique<StreamWatchFactory>(*this);
 }
 
 // Reading a certificate takes longer than most calls, and callers come again.

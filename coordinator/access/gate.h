@@ -16,8 +16,8 @@
 #include "common/access/roles.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/rate_limiter.h"
-#include "grpcpp/server_builder.h"
 #include "grpcpp/server_context.h"
+#include "grpcpp/support/server_interceptor.h"
 #include "grpcpp/support/status.h"
 
 namespace tercio::coordinator {
@@ -58,8 +58,8 @@ class Gate {
   // From now on certificates of these numbers are refused; streams that they have open end.
   void SetRevoked(std::set<std::string> serials);
 
-  // Lets a server's streams be ended when their certificates are revoked.
-  void Watch(grpc::ServerBuilder& builder);
+  // Lets the streams of a server be ended when their certificates are revoked.
+  std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeStreamWatches();
 
  private:
   class StreamWatch;

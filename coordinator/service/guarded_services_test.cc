@@ -71,12 +71,10 @@ class GuardedServicesTest : public ::testing::Test {
     grpc::ClientContext context;
     grpc::CompletionQueue queue;
     const auto call = stub.PrepareCall(&context, method, &queue);
-    int step = 0;
-    const auto wait = [&] {
+    const auto wait = [&queue] {
       void* tag = nullptr;
       bool ok = false;
       queue.Next(&tag, &ok);
-      ++step;
       return ok;
     };
     call->StartCall(nullptr);
@@ -84,6 +82,11 @@ class GuardedServicesTest : public ::testing::Test {
     const grpc::Slice empty("");
     call->WriteLast(grpc::ByteBuffer(&empty, 1), {}, nullptr);
     wait();
+    // The status comes after the last message.
+    grpc::ByteBuffer answer;
+    do {
+      call->Read(&answer, nullptr);
+    } while (wait());
     grpc::Status status;
     call->Finish(&status, nullptr);
     wait();

@@ -16,6 +16,10 @@ def _label_files(label, groups):
         path = os.path.join(package, name)
         if label == "//:documents":
             return [os.path.join(ROOT, "CHANGELOG.md"), *glob.glob(os.path.join(ROOT, "docs", "*.md"))]
+        if label == "//:images":
+            return glob.glob(os.path.join(ROOT, "docs", "images", "*.svg"))
+        if label == "//dashboards:files":
+            return [path for kind in ("json", "py") for path in glob.glob(os.path.join(ROOT, "dashboards", "*." + kind))]
         if label == "//tests/gpu:scripts":
             return glob.glob(os.path.join(ROOT, "tests", "gpu", "*.py"))
     else:

@@ -17,7 +17,11 @@ namespace fs = std::filesystem;
 // What a path may stand for: itself, the files of a Megatron data set, and those that a pattern
 // names.
 std::vector<std::string> StandsFor(const std::string& path) {
-  std::vector<std::string> found = {path, path + ".bin", path + ".idx"};
+  std::vector<std::string> found = {path};
+  for (const char* end : {".bin", ".idx"}) {
+    std::error_code error;
+    if (fs::exists(path + end, error)) found.push_back(path + end);
+  }
   glob_t names = {};
   if (glob(path.c_str(), GLOB_NOSORT, nullptr, &names) == 0) {
     found.insert(found.end(), names.gl_pathv, names.gl_pathv + names.gl_pathc);

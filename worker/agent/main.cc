@@ -452,6 +452,15 @@ absl::Status SetBounds(Flags& flags) {
   return LetPass(flags.agent.state_dir);
 }
 
+// CANCELLED: asked to stop before somebody has let it in.
+absl::StatusOr<std::unique_ptr<Membership>> JoinCluster(Flags& flags) {
+  TERCIO_RETURN_IF_ERROR(SetBounds(flags));
+  TERCIO_ASSIGN_OR_RETURN(auto membership, Membership::Join(MembershipOptions(flags),
+                                                            [] { return TakeSignal() != 0; }));
+  UseIdentity(*membership, flags);
+  return membership;
+}
+
 absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
   auto lock = FileLock::Acquire(directory + "/lock", /*wait=*/false);
@@ -636,12 +645,9 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
   TERCIO_RETURN_IF_ERROR(FillIn(flags));
-  TERCIO_RETURN_IF_ERROR(SetBounds(flags));
-  const auto membership =
-      Membership::Join(MembershipOptions(flags), [] { return TakeSignal() != 0; });
+  const auto membership = JoinCluster(flags);
   if (absl::IsCancelled(membership.status())) return absl::OkStatus();
   TERCIO_RETURN_IF_ERROR(membership.status());
-  UseIdentity(**membership, flags);
   GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
   TERCIO_ASSIGN_OR_RETURN(const auto metrics,
                           AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));

@@ -84,6 +84,7 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(Options options,
       membership->identity_,
       TlsIdentity::Load(
           files, membership->own_ ? TlsIdentity::KeyFile::kOwn : TlsIdentity::KeyFile::kForeign));
+  TERCIO_RETURN_IF_ERROR(membership->CopyForTrainers());
   return membership;
 }
 
@@ -122,8 +123,11 @@ absl::Status Membership::CopyForTrainers() {
   for (const auto& [path, text] :
        {std::pair{files.key, material->key}, std::pair{files.authority, material->authority},
         std::pair{files.certificate, material->certificate}}) {
-    TERCIO_RETURN_IF_ERROR(WriteFileDurably(path, text, 0600));
-    TERCIO_RETURN_IF_ERROR(GiveTo(*options_.trainer_user, path));
+    // Theirs before it has its name: there is no moment at which they cannot read it.
+    const std::string made = path + ".new";
+    TERCIO_RETURN_IF_ERROR(WriteFileDurably(made, text, 0600));
+    TERCIO_RETURN_IF_ERROR(GiveTo(*options_.trainer_user, made));
+    TERCIO_RETURN_IF_ERROR(RenamePath(made, path));
   }
   copied_ = material->version;
   return absl::OkStatus();
