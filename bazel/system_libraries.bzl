@@ -20,7 +20,6 @@ _LIBRARIES = {
     "openssl_ssl": (["libssl", "libcrypto"], [], []),
     "prometheus_cpp": (["prometheus-cpp-pull", "prometheus-cpp-core"], [], []),
     "protobuf": (["protobuf"], [], []),
-    "spdlog": (["spdlog"], [], []),
     "sqlite3": (["sqlite3"], [], []),
     "xxhash": (["libxxhash"], [], []),
     "yaml_cpp": (["yaml-cpp"], [], []),

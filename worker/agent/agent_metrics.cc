@@ -109,6 +109,9 @@ struct AgentMetrics::Families {
   Family<Gauge>& load_seconds =
       NewGauge(registry, "tercio_load_seconds",
                "How long a rank took to load its state, from memory or disk.");
+  Family<Counter>& log_lines_lost =
+      NewCounter(registry, "tercio_log_lines_lost_total",
+                 "Log lines of a rank that its disk did not take, or that were too many to send.");
   Gauge& snapshot_bytes = NewGauge(registry, "tercio_agent_snapshot_bytes",
                                    "Copies of snapshots of ranks in the agent's memory.")
                               .Add({});
@@ -167,6 +170,10 @@ void AgentMetrics::Checkpoint(const RankLabels& rank, const v1::CheckpointProgre
   families_->checkpoint_bytes.Add(labels).Increment(static_cast<double>(progress.bytes()));
   families_->checkpoint_seconds.Add(labels).Set(progress.seconds());
   if (!progress.error().empty()) families_->checkpoint_failures.Add(labels).Increment();
+}
+
+void AgentMetrics::LogLinesLost(const RankLabels& rank, int64_t lines) {
+  families_->log_lines_lost.Add(ToLabels(rank)).Increment(static_cast<double>(lines));
 }
 
 void AgentMetrics::Exited(const RankLabels& rank, bool fault) {

@@ -39,6 +39,7 @@ class AgentMetrics {
   // How long a rank has taken to load the state from which it goes on, from "memory" (a copy of a
   // snapshot) or "disk" (a checkpoint, or the weights of model.from).
   void Loaded(const RankLabels& labels, const std::string& source, double seconds);
+  void LogLinesLost(const RankLabels& labels, int64_t lines);
   void SetRunning(int trainers);
   void SetSnapshotBytes(int64_t bytes);
   // From now on the page also shows what `read` returns at each scrape. Called once; `read` must be

@@ -52,7 +52,7 @@ class TrainerProcess {
     std::vector<std::string> environment;  // NAME=value, added to the agent's own
     std::string log_path;
   };
-  // Lines, and the position behind them.
+  // Lines, and the position behind them; now and then none, so that time passes for the callee.
   using OnLines =
       std::function<void(const std::vector<std::string>& lines, const LogPosition& position)>;
   using OnExit = std::function<void(const ProcessExit&)>;
