@@ -18,7 +18,6 @@ _LIBRARIES = {
     "nlohmann_json": (["nlohmann_json"], [], []),
     "openssl_crypto": (["libcrypto"], [], []),
     "openssl_ssl": (["libssl", "libcrypto"], [], []),
-    "prometheus_cpp": (["prometheus-cpp-pull", "prometheus-cpp-core"], [], []),
     "protobuf": (["protobuf"], [], []),
     "sqlite3": (["sqlite3"], [], []),
     "xxhash": (["libxxhash"], [], []),

@@ -5,6 +5,7 @@
 // fault).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,6 +27,10 @@ struct Finding {
 
 // Reads everything and compares every digest; one finding per file.
 std::vector<Finding> VerifyCheckpoint(const std::string& directory);
+
+// Bytes that this process has compared with digests so far, in any thread: grows while a long
+// verification moves.
+uint64_t VerifiedBytes();
 
 class Reader : public WeightSource {
  public:

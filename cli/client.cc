@@ -1,20 +1,45 @@
 #include "cli/client.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/tls_diagnosis.h"
+#include "common/version.h"
 #include "grpc/support/log.h"
 
 namespace tercio::cli {
 namespace {
 
 constexpr char kDefaultAddress[] = "127.0.0.1:7077";
+
+// For the question of the coordinator's version: what follows says what is wrong with the
+// connection.
+constexpr absl::Duration kVersionPatience = absl::Seconds(2);
+
+// A coordinator whose version does not fit may lack what a verb asks for, or mean something else.
+void WarnOfVersion(Client& client) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() +
+                       absl::ToChronoMilliseconds(kVersionPatience));
+  v1::VersionResponse response;
+  if (!client.stub().Version(&context, {}, &response).ok()) return;
+  const absl::Status fits = CheckVersions("the coordinator", response.version(), "this program");
+  if (!fits.ok()) std::fprintf(stderr, "warning: %s\n", std::string(fits.message()).c_str());
+}
+
+absl::StatusOr<std::unique_ptr<Client>> ConnectAndLook(const std::string& address,
+                                                       const TlsFiles& tls) {
+  TERCIO_ASSIGN_OR_RETURN(auto client, Client::ConnectTo(address, tls));
+  WarnOfVersion(*client);
+  return client;
+}
 
 }  // namespace
 
@@ -65,11 +90,11 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& add
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
   if (options.state_dir.empty()) {
-    return ConnectTo(options.coordinator.empty() ? kDefaultAddress : options.coordinator,
-                     options.tls);
+    return ConnectAndLook(options.coordinator.empty() ? kDefaultAddress : options.coordinator,
+                          options.tls);
   }
   if (const absl::StatusOr<std::string> live = LiveAddress(options.state_dir); live.ok()) {
-    return ConnectTo(*live, options.tls);
+    return ConnectAndLook(*live, options.tls);
   }
   if (!PathExists(options.state_dir + "/state.sqlite")) {
     return absl::NotFoundError(

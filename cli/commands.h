@@ -23,6 +23,11 @@ int NodesRelease(const Options& options);
 int CheckpointList(const Options& options);
 int CheckpointVerify(const Options& options);
 
+// What jobs have done, beside each other (report_commands.cc).
+int Plot(const Options& options);
+int Diff(const Options& options);
+int Report(const Options& options);
+
 // Hugging Face directories (checkpoint_commands.cc).
 int CheckpointImport(const Options& options);
 int CheckpointExport(const Options& options);

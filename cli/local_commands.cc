@@ -7,6 +7,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/client.h"
 #include "cli/commands.h"
+#include "cli/completion.h"
 #include "cli/format.h"
 #include "cli/local_cluster.h"
 #include "common/daemon.h"
@@ -77,49 +78,22 @@ absl::StatusOr<int> PlanJob(const Options& options) {
       std::string(coordinator::ChooseLayout(spec, cluster).status().message())));
 }
 
-int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
-
-constexpr char kVerbs[] =
-    "plan submit run list get watch logs events history wait cancel resume checkpoint nodes data "
-    "generate evaluate doctor completion version";
+int CodeOf(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
 
 }  // namespace
 
-int Plan(const Options& options) { return Report(PlanJob(options)); }
+int Plan(const Options& options) { return CodeOf(PlanJob(options)); }
 
 int Completion(const Options& options) {
-  if (options.shell == "bash") {
-    std::cout << "_tercio() {\n"
-                 "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-                 "    COMPREPLY=($(compgen -W \""
-              << kVerbs
-              << "\" -- \"${COMP_WORDS[1]}\"))\n"
-                 "  else\n"
-                 "    COMPREPLY=($(compgen -f -- \"${COMP_WORDS[$COMP_CWORD]}\"))\n"
-                 "  fi\n"
-                 "}\n"
-                 "complete -F _tercio tercio\n";
-  } else {
-    std::cout << "#compdef tercio\n"
-                 "_tercio() {\n"
-                 "  if (( CURRENT == 2 )); then\n"
-                 "    compadd "
-              << kVerbs
-              << "\n"
-                 "  else\n"
-                 "    _files\n"
-                 "  fi\n"
-                 "}\n"
-                 "compdef _tercio tercio\n";
-  }
+  std::cout << CompletionScript(options.shell);
   return kExitOk;
 }
 
 int Version(const Options& options) {
   if (options.format() != Output::kTable) {
-    std::cout << Json({{"version", kVersion}}).dump(2) << std::endl;
+    std::cout << Json({{"version", kVersion}, {"commit", kCommit}}).dump(2) << std::endl;
   } else {
-    std::cout << "tercio " << kVersion << "\n";
+    std::cout << "tercio " << kVersion << " commit " << kCommit << "\n";
   }
   return kExitOk;
 }

@@ -9,6 +9,8 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "cli/commands.h"
+#include "cli/completion.h"
+#include "cli/man.h"
 #include "cli/options.h"
 #include "common/daemon.h"
 #include "common/log.h"
@@ -91,6 +93,21 @@ class CommandLine {
         ->check(CLI::Range(1, 1 << 24));
   }
 
+  // A verb whose --output is a file to write, "-" for standard output; -o is the output format, as
+  // everywhere.
+  void OutputFile(CLI::App* command, const char* help) {
+    command->remove_option(command->get_option("--output"));
+    command->add_option("-o", options_.output, "json or jsonl for programs")
+        ->check(CLI::IsMember({"json", "jsonl"}));
+    command->add_option("--output", options_.file, help)->required();
+  }
+
+  void Jobs(CLI::App* command, const char* help) {
+    command->add_option("jobs", options_.jobs, help)
+        ->required()
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  }
+
   // A verb whose --output is a directory to make; -o is the output format, as everywhere.
   void Destination(CLI::App* command) {
     command->remove_option(command->get_option("--output"));
@@ -100,7 +117,18 @@ class CommandLine {
     command->add_option("--format", options_.model_format, "hf (Hugging Face)")->required();
   }
 
+  // Manual pages; hidden, since packages make them, and `man tercio` shows them.
+  void AddMan() {
+    CLI::App* command = app_.add_subcommand("man", "manual pages")->group("");
+    command->add_option("verb", man_words_, "words of a verb; else the program");
+    command->add_option("--output", options_.directory, "directory for the pages of all verbs");
+    command->callback([this] {
+      chosen_ = [this](const Options& options) { return Man(app_, man_words_, options.directory); };
+    });
+  }
+
   Options& options() { return options_; }
+  const CLI::App& app() const { return app_; }
 
   int Parse(int argc, char** argv) {
     try {
@@ -114,6 +142,7 @@ class CommandLine {
  private:
   CLI::App app_;
   Options options_;
+  std::vector<std::string> man_words_;
   Verb chosen_;
 };
 
@@ -220,6 +249,37 @@ void AddRunVerbs(CommandLine& line) {
   line.Set(command);
   command->add_flag("--accept-data-change", o.accept_data_change,
                     "go on although the data is not what the checkpoint was made with");
+}
+
+void AddReportVerbs(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command =
+      line.Add("plot", "curves of jobs over each other, as SVG",
+               "plot job-1a2b3c4d other.jsonl --output loss.svg --metric loss,throughput", Plot);
+  line.Reach(command, true);
+  line.Jobs(command, "ids or names, or files of `tercio history -o jsonl` (FILE.jsonl)");
+  line.OutputFile(command, "file to write, - for standard output");
+  command
+      ->add_option(
+          "--metric", o.metrics,
+          "loss, validation_loss, throughput, step_seconds, memory, grad_norm, learning_rate: "
+          "one or several, with commas (default loss,throughput)")
+      ->delimiter(',')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+  command->add_option("--x", o.x, "step, tokens or time (default step)");
+  command->add_option("--smooth", o.smooth, "means over so many steps")
+      ->check(CLI::Range(1, 1'000'000));
+  command->add_flag("--log", o.logarithmic, "logarithmic axes of values");
+  command = line.Add("diff", "two jobs beside each other: configuration, plan, results",
+                     "diff job-1a2b3c4d job-5e6f7a8b -o json", Diff);
+  line.Reach(command, true);
+  line.Jobs(command, "two ids or names");
+  command = line.Add("report", "one page about a job, or several beside each other",
+                     "report job-1a2b3c4d job-5e6f7a8b --output report.html", Report);
+  line.Reach(command, true);
+  line.Jobs(command, "ids or names; others are compared with the first");
+  line.OutputFile(command, "HTML file to write, - for standard output");
 }
 
 void AddCheckpointVerbs(CommandLine& line) {
@@ -337,7 +397,7 @@ void AddLocalVerbs(CommandLine& line) {
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"login", "plot", "diff", "report", "init"};
+  static const std::string kLater[] = {"login", "init"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
   bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
@@ -361,9 +421,15 @@ int Main(int argc, char** argv) {
   CommandLine line;
   AddRunVerbs(line);
   AddJobVerbs(line);
+  AddReportVerbs(line);
   AddCheckpointVerbs(line);
   AddDataVerbs(line);
   AddLocalVerbs(line);
+  line.AddMan();
+  // Not a verb of CLI11, which would take the words for its own options.
+  if (argc > 1 && std::string(argv[1]) == "__complete") {
+    return PrintCompletion(line.app(), std::vector<std::string>(argv + 2, argv + argc));
+  }
   return line.Parse(argc, argv);
 }
 

@@ -24,6 +24,12 @@ struct Options {
   std::string job_file;
   std::vector<std::string> set;
   int ranks = 0;
+  std::vector<std::string> jobs;  // plot, diff, report
+  std::string file;               // plot, report: what is written; "-": standard output
+  std::vector<std::string> metrics;
+  std::string x = "step";
+  int smooth = 1;
+  bool logarithmic = false;
   bool watch = false;
   bool plain = false;  // watch: one line
   bool follow = false;

@@ -13,18 +13,6 @@
 #include "yaml-cpp/yaml.h"
 
 namespace tercio {
-namespace {
-
-sigset_t StopSignals() {
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGINT);
-  sigaddset(&set, SIGTERM);
-  return set;
-}
-
-}  // namespace
-
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kOk:
@@ -71,8 +59,12 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
       for (const auto& entry : root) {
         std::string name = entry.first.as<std::string>();
         for (char& c : name) c = c == '_' ? '-' : c;
-        arguments.push_back("--" + name);
-        arguments.push_back(entry.second.as<std::string>());
+        // A list is a flag given several times.
+        const YAML::Node& value = entry.second;
+        for (size_t i = 0; i < (value.IsSequence() ? value.size() : 1); ++i) {
+          const YAML::Node& each = value.IsSequence() ? value[i] : value;
+          arguments.push_back(absl::StrCat("--", name, "=", each.as<std::string>()));
+        }
       }
     } catch (const YAML::Exception& error) {
       return absl::InvalidArgumentError(absl::StrCat(path, ": ", error.what()));
@@ -82,19 +74,31 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
   return arguments;
 }
 
-void BlockStopSignals() {
-  const sigset_t set = StopSignals();
+namespace {
+
+void Block(const std::vector<int>& signals) {
+  sigset_t set;
+  sigemptyset(&set);
+  for (const int signal : signals) sigaddset(&set, signal);
   pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+}  // namespace
+
+void BlockStopSignals() {
+  Block({SIGINT, SIGTERM});
   // A client that has gone must not end the process.
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-int WaitForStopSignal() {
-  const sigset_t set = StopSignals();
-  int signal = 0;
-  while (sigwait(&set, &signal) != 0) {
-  }
-  return signal;
+std::vector<int> BlockDaemonSignals(const std::vector<int>& more) {
+  BlockStopSignals();
+  Block({SIGHUP});
+  Block(more);
+  std::vector<int> stop = {SIGINT, SIGTERM};
+  stop.insert(stop.end(), more.begin(), more.end());
+  if (isatty(STDIN_FILENO) == 1) stop.push_back(SIGHUP);
+  return stop;
 }
 
 void KeepFreedMemory() {

@@ -27,13 +27,16 @@ inline constexpr int kExitTerminated = 143;
 int ExitCodeOf(const absl::Status& status);
 
 // The command line with the settings of the file that --config names put before it, so that flags
-// win: `listen: x` in the file is `--listen x`. INVALID_ARGUMENT when the file is not a flat map.
+// win: `listen: x` in the file is `--listen=x`, a list several of them, `true` and `false` are for
+// flags without a value. INVALID_ARGUMENT when the file is not a map of texts and lists of texts.
 absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv);
 
 // Blocks SIGINT and SIGTERM in this and all later threads. Called first.
 void BlockStopSignals();
-// Waits for one of them and returns it.
-int WaitForStopSignal();
+// The same for a daemon, with SIGHUP and `more`. Returns those that end it (common/daemon_loop.h):
+// SIGHUP is among them only where a terminal is the input, since there it says that the terminal is
+// gone.
+std::vector<int> BlockDaemonSignals(const std::vector<int>& more = {});
 
 // As many open files as the system allows this process: connections are files, too, and those of
 // strangers must not keep the daemon from opening its own.

@@ -5,8 +5,11 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/daemon.h"
 #include "common/log.h"
+#include "common/man_page.h"
 #include "common/version.h"
 
 namespace tercio {
@@ -29,7 +32,10 @@ void AddLogOptions(CLI::App& app, std::string* format, std::string* level) {
 }  // namespace
 
 int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
-  app.set_version_flag("--version", kVersion);
+  app.set_version_flag("--version",
+                       absl::StrCat(app.get_name(), " ", kVersion, " commit ", kCommit));
+  bool man = false;
+  app.add_flag("--man", man, "print the manual page (troff)")->group("");
   std::string format = "auto";
   std::string level = "info";
   AddLogOptions(app, &format, &level);
@@ -42,6 +48,14 @@ int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
   try {
     std::vector<std::string> reversed(arguments->rbegin(), arguments->rend());
     app.parse(reversed);
+    if (man) {
+      ManOptions options;
+      options.section = 8;
+
+      options.see_also = {"tercio(1)"};
+      std::fputs(ManPage(app, options).c_str(), stdout);
+      *done = true;
+    }
   } catch (const CLI::ParseError& error) {
     *done = true;
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
@@ -50,8 +64,38 @@ int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
   if (format == "logfmt") SetLogFormat(LogFormat::kLogfmt);
   if (format == "json") SetLogFormat(LogFormat::kJson);
   SetLogLevel(*LogLevelNamed(level));
-  setenv("TERCIO_LOG_LEVEL", level.c_str(), 1);  // of programs that this one starts
+  // Of programs that this one starts. Only at the start, when no other thread reads variables;
+  // flags are read again when the configuration is.
+  static const bool told = setenv("TERCIO_LOG_LEVEL", level.c_str(), 1) == 0;
+  static_cast<void>(told);
   return kExitOk;
+}
+
+DaemonSettings SettingsOf(const CLI::App& app) {
+  DaemonSettings settings;
+  for (const CLI::Option* option : app.get_options()) {
+    settings[option->get_single_name()] =
+        option->count() > 0 ? absl::StrJoin(option->results(), "\n") : option->get_default_str();
+  }
+  return settings;
+}
+
+void LogReload(const DaemonSettings& before, const DaemonSettings& after,
+               const std::set<std::string>& live) {
+  std::vector<std::string> taken, waiting;
+  for (const auto& [name, value] : after) {
+    const auto old = before.find(name);
+    if (old != before.end() && old->second == value) continue;
+    (live.contains(name) ? taken : waiting).push_back("--" + name);
+  }
+  if (taken.empty() && waiting.empty()) return LogInfo("configuration read again: no changes");
+  if (!taken.empty()) {
+    LogInfo(absl::StrCat("configuration read again; changed: ", absl::StrJoin(taken, ", ")));
+  }
+  if (!waiting.empty()) {
+    LogWarning(absl::StrCat("configuration read again; changed with the next start only: ",
+                            absl::StrJoin(waiting, ", ")));
+  }
 }
 
 }  // namespace tercio

@@ -18,7 +18,8 @@ constexpr std::string_view kFirstKey = "time=";
 
 struct Log {
   std::string program = "tercio";
-  LogFormat format = LogFormat::kText;
+  std::atomic<bool> format_chosen{false};
+  std::atomic<LogFormat> format{LogFormat::kText};
   std::atomic<LogLevel> least{LogLevel::kInfo};
   LogFields context;
   std::mutex mutex;  // of the writing: a line is written at once
@@ -206,10 +207,14 @@ std::optional<LogLevel> LevelOfLogLine(std::string_view line) {
 
 void InitLogging(std::string_view program) {
   TheLog().program = std::string(program);
+  if (TheLog().format_chosen) return;
   TheLog().format = isatty(STDERR_FILENO) != 0 ? LogFormat::kText : LogFormat::kLogfmt;
 }
 
-void SetLogFormat(LogFormat format) { TheLog().format = format; }
+void SetLogFormat(LogFormat format) {
+  TheLog().format_chosen = true;
+  TheLog().format = format;
+}
 void SetLogLevel(LogLevel least) { TheLog().least = least; }
 void SetLogContext(LogFields context) { TheLog().context = std::move(context); }
 

@@ -41,6 +41,7 @@ class JobParser {
     ParseResources(root_.Child("resources"));
     ParseCheckpoint(root_.Child("checkpoint"));
     ParseFaultTolerance(root_.Child("fault_tolerance"));
+    ParseTensorBoard();
     root_.Finish();
     TERCIO_RETURN_IF_ERROR(faults_.ToStatus());
     return std::move(spec_);
@@ -244,6 +245,18 @@ class JobParser {
     fault_tolerance.Finish();
   }
 
+  void ParseTensorBoard() {
+    const std::string text = root_.Text("tensorboard", "");
+    if (root_.Has("tensorboard") && text.empty()) {
+      root_.Fault("tensorboard", "expected the directory for TensorBoard's event files");
+    }
+    if (text.empty()) return;
+    const std::filesystem::path path = text;
+    spec_.set_tensorboard((path.is_absolute() ? path : std::filesystem::path(directory_) / path)
+                              .lexically_normal()
+                              .string());
+  }
+
   Faults faults_;
   Section root_;
   std::string directory_;
@@ -349,6 +362,11 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
   return yaml;
 }
 
+std::string TensorBoardYaml(const v1::JobSpec& spec) {
+  if (spec.tensorboard().empty()) return "";
+  return absl::StrCat("tensorboard: ", nlohmann::json(spec.tensorboard()).dump(), "\n");
+}
+
 }  // namespace
 
 void ResolveDevice(v1::JobSpec* spec, bool gpus) {
@@ -425,7 +443,7 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   ", keep_last: ", spec.checkpoint().keep_last(),
                   ", keep_every: ", spec.checkpoint().keep_every(),
                   ", peer_copies: ", spec.checkpoint().peer_copies(), "}\n");
-  return yaml + FaultToleranceYaml(spec.fault_tolerance());
+  return yaml + FaultToleranceYaml(spec.fault_tolerance()) + TensorBoardYaml(spec);
 }
 
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,

@@ -252,6 +252,19 @@ TEST(JobFile, TokenizersArePathsOfTheJobFile) {
   EXPECT_EQ(again->data().tokenizer(), spec->data().tokenizer());
 }
 
+TEST(JobFile, EventsOfTensorBoardGoToADirectoryBesideTheJobFile) {
+  EXPECT_EQ(Parse(kGood)->tensorboard(), "");
+  const auto spec = Parse(kGood, {"tensorboard=runs/../events"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->tensorboard(), "/where/events");
+  const auto again = Parse(EffectiveYaml(*spec));
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(again->tensorboard(), spec->tensorboard());
+  const auto empty = Parse(kGood, {"tensorboard=''"});
+  EXPECT_THAT(std::string(empty.status().message()),
+              HasSubstr("tensorboard: expected the directory"));
+}
+
 TEST(JobFile, DataSetsOfManyKinds) {
   const auto spec = Parse(kGood, {"data.train=[{path: a.jsonl, weight: 0.7}, "
                                   "{path: ['/b/x_*.bin', c.bin], weight: 3}]"});

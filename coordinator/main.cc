@@ -4,16 +4,25 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <functional>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "common/channel.h"
 #include "common/daemon.h"
 #include "common/daemon_flags.h"
+#include "common/daemon_loop.h"
 #include "common/file.h"
+#include "common/health_server.h"
 #include "common/log.h"
+#include "common/service_manager.h"
 #include "common/status_macros.h"
 #include "coordinator/planner/elastic.h"
 #include "coordinator/planner/planner.h"
@@ -23,6 +32,7 @@
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/job_service.h"
 #include "coordinator/service/node_service.h"
+#include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
@@ -35,7 +45,9 @@ struct Flags {
   std::string state_dir;
   std::string listen = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9464";
+  std::string health_listen;
   double heartbeat_interval = 5;
+  double metrics_linger = 60;
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
   bool allow_drills = false;
@@ -43,7 +55,15 @@ struct Flags {
   double stream_patience = 30;
   bool read_only = false;
   bool parent_death = false;
+  DaemonSettings settings;  // all of the above, as given
 };
+
+// Flags whose changes count at SIGHUP.
+const std::set<std::string>& LiveFlags() {
+  static const auto* const names =
+      new std::set<std::string>{"allow-drills", "first-backoff", "max-streams", "stream-patience"};
+  return *names;
+}
 
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
@@ -56,6 +76,14 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--listen", &flags->listen, "TERCIO_LISTEN",
       "HOST:PORT of the gRPC services; port 0 picks one");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
+      "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
+  app.add_option("--metrics-linger", flags->metrics_linger,
+                 "seconds for which a job that has ended stays on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
   add("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL",
       "seconds between signs of life of an agent; one is lost after three");
   add("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF",
@@ -78,7 +106,9 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->envname("TERCIO_ALLOW_DRILLS");
   app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
-  return ParseDaemonFlags(app, argc, argv, done);
+  const int code = ParseDaemonFlags(app, argc, argv, done);
+  flags->settings = SettingsOf(app);
+  return code;
 }
 
 absl::Status CheckFlags(const Flags& flags) {
@@ -125,6 +155,10 @@ Settings MakeSettings(const Flags& flags) {
   return settings;
 }
 
+CoordinatorMetricsOptions MetricsOf(const Flags& flags) {
+  return {flags.metrics_linger, flags.state_dir, flags.tls.certificate, flags.tls.authority};
+}
+
 // Every agent has a socket. And Debian's Abseil looks for cycles whenever a lock is taken: with
 // thousands of streams that is a tenth of what gRPC's threads do.
 void PrepareForManyStreams() {
@@ -138,9 +172,10 @@ void PrepareForManyStreams() {
 
 class Server {
  public:
-  Server(Coordinator& coordinator, StreamHub& streams, const Flags& flags,
+  Server(Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls, const Flags& flags,
          std::string metrics_address)
-      : jobs_(
+      : calls_(calls),
+        jobs_(
             coordinator, streams,
             [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
               return Admit(spec, coordinator.Nodes(), directory);
@@ -156,6 +191,9 @@ class Server {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
+    std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+    creators.push_back(calls_.MakeInterceptors());
+    builder.experimental().SetInterceptorCreators(std::move(creators));
     int port = 0;
     builder.AddListeningPort(flags.listen, credentials, &port);
     builder.RegisterService(&jobs_);
@@ -173,11 +211,14 @@ class Server {
     return absl::OkStatus();
   }
 
+  void ShowHealth(bool alive, bool ready) { SetHealth(*server_, alive, ready); }
+
   void Shutdown() {
     server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
   }
 
  private:
+  RpcMetrics& calls_;
   JobServiceImpl jobs_;
   NodeServiceImpl nodes_;
   std::unique_ptr<CheckpointHost> checkpoint_host_;
@@ -185,13 +226,46 @@ class Server {
   std::unique_ptr<grpc::Server> server_;
 };
 
+StreamLimits LimitsOf(const Flags& flags) {
+  return {flags.max_streams, absl::Seconds(flags.stream_patience)};
+}
+
+// SIGHUP: what can change while the coordinator runs, does; a file with faults changes nothing.
+void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, StreamHub& streams) {
+  Flags fresh;
+  bool done = false;
+  const int code = ParseFlags(argc, argv, &fresh, &done);
+  if (done || code != kExitOk) {
+    LogError("the configuration has faults (above): the one before stays in use");
+    return;
+  }
+  coordinator.Change({fresh.first_backoff, fresh.allow_drills});
+  streams.SetLimits(LimitsOf(fresh));
+  LogReload(flags->settings, fresh.settings, LiveFlags());
+  for (const std::string& name : LiveFlags()) flags->settings[name] = fresh.settings[name];
+}
+
+std::string StatusLine(const Coordinator& coordinator) {
+  const Coordinator::Totals totals = coordinator.Count();
+  return absl::StrCat(totals.nodes, " nodes, ", totals.running, " jobs running, ", totals.queued,
+                      " queued", coordinator.durable() ? "" : "; the disk takes nothing");
+}
+
+// What the first thread does beside the service itself.
+struct Lifecycle {
+  std::vector<int> stop_signals;
+  ServiceManager manager;
+  std::function<void(Coordinator&, StreamHub&)> reload;
+};
+
 // The address of the services is part of what agents are told, but known only once they listen.
-absl::Status RunCoordinator(const Flags& flags) {
+absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   std::unique_ptr<FileLock> lock;
   if (!flags.read_only) {
     TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
   }
+  TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
   TERCIO_ASSIGN_OR_RETURN(auto store,
@@ -199,24 +273,40 @@ absl::Status RunCoordinator(const Flags& flags) {
   TERCIO_ASSIGN_OR_RETURN(
       const auto coordinator,
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
-  StreamHub streams({flags.max_streams, absl::Seconds(flags.stream_patience)},
-                    [&coordinator] { return coordinator->version(); });
-  std::unique_ptr<CoordinatorMetrics> metrics;
+  StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
+  RpcMetrics calls(
+      {"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService"});
+  std::unique_ptr<MetricsServer> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics,
-                            CoordinatorMetrics::Serve(flags.metrics_listen, *coordinator, streams));
+    TERCIO_ASSIGN_OR_RETURN(metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator,
+                                                             streams, calls, MetricsOf(flags)));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
-  Server server(*coordinator, streams, flags, metrics_address);
+  Server server(*coordinator, streams, calls, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   coordinator->SetCheckpointAddress(address);
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
-  std::printf("ready coordinator=%s metrics=%s state_dir=%s\n", address.c_str(),
-              metrics_address.c_str(), flags.state_dir.c_str());
+  std::printf("ready coordinator=%s metrics=%s%s%s state_dir=%s\n", address.c_str(),
+              metrics_address.c_str(), health == nullptr ? "" : " health=",
+              health == nullptr ? "" : health->address().c_str(), flags.state_dir.c_str());
   std::fflush(stdout);
-  const int signal = WaitForStopSignal();
+  DaemonLoop loop;
+  // A checkpoint is verified on the thread that decides, and large ones take minutes. For reading
+  // only there is no such thread.
+  loop.rounds = [&, asked = uint64_t{0}]() mutable {
+    return flags.read_only ? ++asked : coordinator->rounds() + checkpoint::VerifiedBytes();
+  };
+  loop.ready = [&] { return coordinator->durable(); };
+  loop.status = [&] { return StatusLine(*coordinator); };
+  loop.reload = [&] { life.reload(*coordinator, streams); };
+  loop.health = [&](bool alive, bool ready) {
+    server.ShowHealth(alive, ready);
+    if (health != nullptr) health->Set(alive, ready);
+  };
+  loop.stop_signals = life.stop_signals;
+  const int signal = RunDaemonLoop(life.manager, loop);
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
   server.Shutdown();
   if (!flags.read_only) unlink(address_file.c_str());
@@ -228,7 +318,8 @@ absl::Status RunCoordinator(const Flags& flags) {
 
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
-  BlockStopSignals();
+  coordinator::Lifecycle life;
+  life.stop_signals = BlockDaemonSignals();
   KeepFreedMemory();
   RaiseFileLimit();
   coordinator::Flags flags;
@@ -237,8 +328,12 @@ int main(int argc, char** argv) {
   if (done || code != kExitOk) return code;
   if (flags.parent_death) DieWithParent();
   InitLogging("coordinator");
+  life.manager = ServiceManager::FromEnvironment();
+  life.reload = [&](coordinator::Coordinator& running, coordinator::StreamHub& streams) {
+    coordinator::Reload(argc, argv, &flags, running, streams);
+  };
   coordinator::PrepareForManyStreams();
-  const absl::Status status = coordinator::RunCoordinator(flags);
+  const absl::Status status = coordinator::RunCoordinator(flags, life);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return ExitCodeOf(status) == kExitForbidden ? kExitConflict : ExitCodeOf(status);
 }

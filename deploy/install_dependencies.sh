@@ -10,8 +10,8 @@ packages=(
   bazel-bootstrap bazel-rules-java bazel-rules-proto g++ pkg-config
   # RPC and messages
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev libre2-dev libssl-dev
-  # state, metrics, collectives, vector code, configuration, logs
-  libsqlite3-dev prometheus-cpp-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
+  # state, collectives, vector code, configuration, logs
+  libsqlite3-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   libxxhash-dev
   # targets of bazel build //...
   libgtest-dev libgmock-dev libbenchmark-dev
@@ -20,10 +20,23 @@ packages=(
 )
 for option in "$@"; do
   case "$option" in
-    --tests) packages+=(prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2) ;;
-    --long) packages+=(clang-tidy) ;;
+    --tests)
+      packages+=(
+        # sources, oracles and judges
+        prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2 sqlite3
+        systemd binutils chromium
+        # readers of manual pages and completions
+        man-db groff-base zsh
+      )
+      ;;
+    --long) packages+=(clang-tidy debootstrap) ;;
     *) echo "usage: deploy/install_dependencies.sh [--tests] [--long]" >&2; exit 2 ;;
   esac
+done
+
+# Any kubectl will do.
+for option in "$@"; do
+  if [[ "$option" == --tests ]] && ! command -v kubectl > /dev/null; then packages+=(kubernetes-client); fi
 done
 
 installed() { [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }

@@ -1,6 +1,6 @@
 """Makes the tarball of //deploy:tarball: programs, the shared libraries that they need, and files, below one folder.
 
-    package.py --output FILE.tar.gz|FILE.tar.xz --top FOLDER [--toolkit DIR] [--slim] [--status FILE] [--header version.h]
+    package.py --output FILE.tar.gz|FILE.tar.xz --top FOLDER [--toolkit DIR] [--slim] [--status FILE] [--version-file version.cc]
                --into FOLDER FILE... [--into FOLDER FILE...]
 
 Programs lose their debug information, but keep their symbols (stacks of a hang name functions), and a `_portable` at the end of
@@ -38,6 +38,14 @@ def fail(message):
 def read(path):
     with open(path, "rb") as file:
         return file.read()
+
+
+def members(path):
+    """(path, name) of a file, or of all files in a folder, by their places in it."""
+    if not os.path.isdir(path):
+        return [(path, os.path.basename(path))]
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sorted((file, os.path.relpath(file, path)) for file in files)
 
 
 def is_program(path):
@@ -111,7 +119,7 @@ def status_of(path):
 
 
 def version_text(options, status, libraries, left_out, programs):
-    number = re.search(r'kVersion\[\] = "([^"]+)"', read(options.header).decode()).group(1) if options.header else "unknown"
+    number = re.search(r'kVersion = "([^"]+)"', read(options.version_file).decode()).group(1) if options.version_file else "unknown"
     lines = [f"tercio {number}", f"commit {status.get('STABLE_TERCIO_COMMIT', 'unknown')}",
              f"needs x86-64 with AVX2, glibc {needed_glibc([*programs, *libraries.paths.values()])} or later"]
     if left_out:
@@ -188,9 +196,8 @@ def make(options):
         files, programs = {}, []
         libraries = Libraries(options.toolkit)
         for folder, *sources in options.into:
-            for source in sources:
-                name = os.path.basename(source).removesuffix("_portable")
-                place = os.path.normpath(os.path.join(folder, name))
+            for source, name in (pair for source in sources for pair in members(source)):
+                place = os.path.normpath(os.path.join(folder, name.removesuffix("_portable")))
                 if is_program(source):
                     libraries.add_needed_by(source)
                     programs.append(source)
@@ -222,7 +229,7 @@ def main():
     parser.add_argument("--toolkit", default="", help="the folder of NVIDIA's libraries")
     parser.add_argument("--slim", action="store_true")
     parser.add_argument("--status")
-    parser.add_argument("--header")
+    parser.add_argument("--version-file", help="the source that defines kVersion")
     parser.add_argument("--into", nargs="+", action="append", default=[])
     make(parser.parse_args())
 

@@ -15,10 +15,10 @@ def tercio_tarball(name, out, contents, slim = False):
     native.genrule(
         name = name,
         testonly = True,
-        srcs = [label for folder in contents for label in contents[folder]] + ["//common:version.h"],
+        srcs = [label for folder in contents for label in contents[folder]] + ["//common:version.cc"],
         outs = [out],
         cmd = " ".join([
-            "/usr/bin/python3 $(location :package.py) --output $@ --top tercio --header $(location //common:version.h)",
+            "/usr/bin/python3 $(location :package.py) --output $@ --top tercio --version-file $(location //common:version.cc)",
             "--status bazel-out/stable-status.txt",
             "--toolkit '{}'".format(CUDA_LIBRARIES) if CUDA_LIBRARIES else "",
             "--slim" if slim else "",

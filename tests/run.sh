@@ -31,6 +31,7 @@ trap 'rm -rf "$results"' EXIT
 
 python3 tests/summary_test.py --results "$results/checks.jsonl"
 python3 tests/install_test.py --results "$results/checks.jsonl"
+python3 tests/dashboards_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources_test.py --results "$results/checks.jsonl"
 python3 tests/tidy/check_sources.py --results "$results/checks.jsonl"
 
@@ -66,8 +67,20 @@ python3 tests/e2e/figures_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/logs_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/bad_clients_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/tls_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/prometheus_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/partition_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/report_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/shell_test.py --results "$results/checks.jsonl"
 python3 tests/e2e/guide_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/installation_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/kubernetes_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/version_skew_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/backup_test.py --results "$results/checks.jsonl"
+python3 tests/e2e/health_test.py --results "$results/checks.jsonl"
+if [[ "$long" == yes ]]; then
+  python3 tests/e2e/fresh_debian_test.py --results "$results/checks.jsonl"
+  python3 tests/e2e/reproducible_test.py --results "$results/checks.jsonl"
+fi
 
 # Tests of several processes share the cores with nobody: two at a time, and those tagged cpu:2 alone.
 bazel test --noshow_progress --test_summary=none --jobs=2 --local_test_jobs=2 --build_tests_only "${filter[@]}" \

@@ -1,6 +1,7 @@
 // The life of an attempt.
 #include <algorithm>
 #include <csignal>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -73,6 +74,42 @@ bool IsTraining(const v1::TimeLedger& ledger) {
 }
 
 }  // namespace
+
+const char* NameOf(FaultCause cause) {
+  switch (cause) {
+    case FaultCause::kCrash:
+      return "crash";
+    case FaultCause::kKilled:
+      return "killed";
+    case FaultCause::kNodeLost:
+      return "node_lost";
+    case FaultCause::kDevice:
+      return "device";
+    case FaultCause::kHang:
+      return "hang";
+    case FaultCause::kReplicasDiffer:
+      return "replicas_differ";
+    case FaultCause::kRollBack:
+      return "rollback";
+    default:
+      return "other";
+  }
+}
+
+const char* NameOf(SaveFailure failure) {
+  switch (failure) {
+    case SaveFailure::kInterrupted:
+      return "interrupted";
+    case SaveFailure::kSilence:
+      return "silence";
+    case SaveFailure::kDiskFull:
+      return "disk_full";
+    case SaveFailure::kDamaged:
+      return "damaged";
+    default:
+      return "other";
+  }
+}
 
 void Stepper::BeginAttempt(JobState& job) {
   v1::JobRecord& record = job.record;
@@ -295,8 +332,11 @@ void Stepper::JudgeExit(JobState& job, const std::string& node, const v1::ExitRe
   const bool of_device = !exit.device_error().empty();
   if (of_device) job.avoided.devices.insert({node, job.placement->DeviceOf(exit.rank())});
   if (record.phase() != v1::JOB_PHASE_STOPPING && IsCrash(exit) && !of_device) CountCrash(record);
-  Fault(job,
-        {what, exit.permanent() || exit.out_of_memory(), node, /*certain=*/false, exit.rank()});
+  const FaultCause cause = of_device       ? FaultCause::kDevice
+                           : IsCrash(exit) ? FaultCause::kCrash
+                                           : FaultCause::kKilled;
+  Fault(job, {cause, what, exit.permanent() || exit.out_of_memory(), node, /*certain=*/false,
+              exit.rank()});
 }
 
 void Stepper::CountCrash(v1::JobRecord& record) {
@@ -325,6 +365,7 @@ void Stepper::Fault(JobState& job, const FaultReport& report) {
     }
     return;
   }
+  job.cause = report.cause;
   record.set_error(report.what);
   record.set_fault_attempt(record.attempt());
   record.set_fault_rank_plus_one(report.rank + 1);
@@ -381,6 +422,7 @@ void Stepper::AllStopped(JobState& job) {
   }
   if (record.phase() != v1::JOB_PHASE_STOPPING) {
     record.set_error("the ranks ended before the last step");
+    job.cause = FaultCause::kCrash;
     record.set_stop_reason(v1::STOP_REASON_RESTART);
     record.set_last_fault_at(now_);
     CountCrash(record);
@@ -433,6 +475,7 @@ void Stepper::BackOff(JobState& job) {
   for (int i = 0; i < record.restarts_used() && wait < settings_.longest_backoff; ++i) wait *= 2;
   record.set_retry_at(now_ + std::min(wait, settings_.longest_backoff));
   record.set_restarts(record.restarts() + 1);
+  effects_.restarts.emplace_back(record.id(), std::exchange(job.cause, FaultCause::kOther));
   record.set_restarts_used(record.restarts_used() + 1);
   BeginWaiting(record);
   Place(job, NoPlacement());
@@ -460,6 +503,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
   WithRun(committed.run, [&](JobState& job) {
     v1::JobRecord& record = job.record;
     if (!HasLiveRun(record.phase()) || committed.step <= record.checkpoint_step()) return;
+    effects_.saves.push_back({record.id(), std::nullopt, committed.seconds});
     const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
     if (record.step() > before) {
       CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
@@ -499,6 +543,7 @@ void Stepper::GiveUpWork(v1::JobRecord& record) {
 
 void Stepper::Handle(const CheckpointFailed& failed) {
   WithRun(failed.run, [&](JobState& job) {
+    effects_.saves.push_back({job.record.id(), failed.reason, 0});
     Note(job, "checkpoint_failed", absl::StrCat("step ", failed.step, ": ", failed.error));
   });
 }

@@ -50,6 +50,33 @@ struct RunHealthState {
   bool noted_lost_lines = false;           // that lines of logs are missing
 };
 
+// What has broken an attempt, for the counts of restarts.
+enum class FaultCause {
+  kCrash,     // a rank ended by a fault of its own
+  kKilled,    // a rank was killed from outside
+  kNodeLost,  // or it has lost its ranks
+  kDevice,    // a GPU failed
+  kHang,
+  kReplicasDiffer,
+  kRollBack,  // a spike: the job goes over its data
+  kOther,     // also: not known, since the coordinator was started meanwhile
+};
+inline constexpr int kFaultCauses = static_cast<int>(FaultCause::kOther) + 1;
+// "crash", "killed", "node_lost", ...
+const char* NameOf(FaultCause cause);
+
+// Why a checkpoint was given up.
+enum class SaveFailure {
+  kInterrupted,  // the attempt is over, a rank has gone, or the next save has begun
+  kSilence,      // not all ranks have sent their part
+  kDiskFull,
+  kDamaged,  // what came is not what was sent
+  kOther,
+};
+inline constexpr int kSaveFailures = static_cast<int>(SaveFailure::kOther) + 1;
+// "interrupted", "silence", ...
+const char* NameOf(SaveFailure failure);
+
 // What a job does without as long as there is something else.
 struct Avoided {
   std::set<std::string> nodes;                    // that were too slow for it
@@ -73,6 +100,7 @@ struct JobState {
   std::vector<std::string> snapshot_sources;
   // The ledger's work up to this step is kept, whatever the attempt that prepares starts from.
   int64_t kept_step = 0;
+  FaultCause cause = FaultCause::kOther;  // of the last fault
 };
 
 struct NodeState {
@@ -201,6 +229,7 @@ struct CheckpointFailed {
   v1::RunId run;
   int64_t step = 0;
   std::string error;
+  SaveFailure reason = SaveFailure::kOther;
 };
 struct Tick {};
 
@@ -223,6 +252,13 @@ struct FindCheckpoint {
   v1::RunId run;
 };
 
+// The end of a save, by its commit or not.
+struct SaveEnded {
+  std::string job_id;
+  std::optional<SaveFailure> failure;  // absent: committed
+  double seconds = 0;                  // of a commit, since its first byte; 0: unknown
+};
+
 struct Effects {
   // To be made durable, before anything below leaves.
   std::set<std::string> changed_jobs;
@@ -240,6 +276,10 @@ struct Effects {
   std::vector<FindCheckpoint> searches;
   // Nodes that count as lost: their streams are closed, so that they come again with a hello.
   std::vector<std::string> disconnected;
+  // To be counted.
+  std::vector<std::pair<std::string, FaultCause>> restarts;  // job, why
+  std::vector<SaveEnded> saves;
+  int fenced = 0;  // messages about attempts that are over
   // The answer to a request that the event stands for (cancel, resume, change of a node).
   absl::Status answer;
 };

@@ -66,7 +66,7 @@ void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
     if (phase == v1::JOB_PHASE_PREPARING) {
       Move(job, what);
     } else {
-      Fault(job, {what, false, ""});
+      Fault(job, {FaultCause::kDevice, what, false, ""});
     }
   }
 }

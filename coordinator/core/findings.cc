@@ -55,11 +55,12 @@ void Stepper::ReplicasDiffer(JobState& job, const v1::ExitRecord& exit) {
     Note(job, "replicas_differ", what, node, named ? odd : -1);
     if (record.phase() == v1::JOB_PHASE_STOPPING) {
       TakeBackBlame(job);
+      job.cause = FaultCause::kReplicasDiffer;
       record.set_error(what);
       if (named) Blame(node, what);
     }
   }
-  Fault(job, {what, false, node, /*certain=*/true, named ? odd : -1});
+  Fault(job, {FaultCause::kReplicasDiffer, what, false, node, /*certain=*/true, named ? odd : -1});
 }
 
 void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
@@ -74,10 +75,11 @@ void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
     record.set_roll_backs(record.roll_backs() + 1);
     if (record.phase() == v1::JOB_PHASE_STOPPING) {
       TakeBackBlame(job);
+      job.cause = FaultCause::kRollBack;
       record.set_error(exit.reason());
     }
   }
-  Fault(job, {exit.reason(), false, "", /*certain=*/false, exit.rank()});
+  Fault(job, {FaultCause::kRollBack, exit.reason(), false, "", /*certain=*/false, exit.rank()});
 }
 
 // Of the attempt's first fault, which was not the reason for its end.

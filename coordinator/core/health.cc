@@ -143,7 +143,8 @@ void Stepper::Hang(JobState& job) {
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);
-  Fault(job, {absl::StrCat("hang: ", diagnosis.text), false, node, /*certain=*/false, culprit});
+  Fault(job, {FaultCause::kHang, absl::StrCat("hang: ", diagnosis.text), false, node,
+              /*certain=*/false, culprit});
 }
 
 }  // namespace tercio::coordinator

@@ -65,12 +65,14 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       // node that has forgotten what it did may have run it, and no attempt starts twice on a node.
       if (same_spool && record.phase() == v1::JOB_PHASE_STARTING) {
         if (KnowsSources(job)) return SendStart(job, name);
-        return Fault(job, {absl::StrCat("node ", name,
+        return Fault(job, {FaultCause::kOther,
+                           absl::StrCat("node ", name,
                                         " has not heard in whose memory its ranks' state is, and "
                                         "the coordinator has started anew since"),
                            false, ""});
       }
-      return Fault(job, {absl::StrCat("node ", name, " has lost its ranks"), false, name});
+      return Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " has lost its ranks"),
+                         false, name});
     default:
       if (!runs) return NodeStopped(job, name);
       if (record.progress().saving()) return SendSave(job, name);
@@ -97,7 +99,8 @@ void Stepper::LoseNode(const std::string& name) {
       SwitchTime(job, v1::TIME_KIND_QUEUED);
       continue;
     }
-    Fault(job, {absl::StrCat("node ", name, " was lost (no heartbeat)"), false, name});
+    Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " was lost (no heartbeat)"),
+                false, name});
     NodeStopped(job, name);
   }
   if (worked) NoteNode(name, "node_lost", "no heartbeat");

@@ -19,6 +19,7 @@ namespace tercio::coordinator {
 
 // A rank or node has failed.
 struct FaultReport {
+  FaultCause cause = FaultCause::kOther;
   std::string what;
   bool permanent = false;  // no restart can mend it
   std::string node;        // that is to blame; empty: none
@@ -73,8 +74,11 @@ class Stepper {
   template <typename Body>
   void WithRun(const v1::RunId& run, const Body& handle) {
     const auto found = state_.jobs.find(run.job_id());
-    if (found == state_.jobs.end() || found->second.record.attempt() != run.attempt()) return;
-    if (!HoldsSlots(found->second.record.phase())) return;
+    if (found == state_.jobs.end() || found->second.record.attempt() != run.attempt() ||
+        !HoldsSlots(found->second.record.phase())) {
+      ++effects_.fenced;
+      return;
+    }
     handle(found->second);
   }
 

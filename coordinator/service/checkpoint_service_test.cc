@@ -222,7 +222,8 @@ TEST_F(CheckpointServiceTest, ARankThatGoesAwayWhileItWaitsGivesTheSaveUp) {
   host_.WaitFor("failed 10");
   const auto one = Start(1, 10);
   EXPECT_EQ(one->SendAll().error_code(), grpc::StatusCode::ABORTED);
-  EXPECT_TRUE(Directories().empty());
+  // By whichever of the two leaves last.
+  while (!Directories().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
 TEST_F(CheckpointServiceTest, ALaterSaveAndALaterAttemptTakeItsPlace) {

@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "coordinator/service/views.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -126,6 +127,7 @@ void Coordinator::Run() {
   auto last_tick = std::chrono::steady_clock::now();
   auto last_batch = last_tick;
   while (true) {
+    ++rounds_;
     std::vector<Pending> batch;
     {
       std::unique_lock<std::mutex> lock(queue_mutex_);
@@ -169,14 +171,23 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   }
   // Nothing leaves before it is durable. A full disk may be emptied by somebody: try again until
   // then.
+  const auto commit_began = std::chrono::steady_clock::now();
   while (true) {
     const absl::Status status = store_->Commit(changes);
+    durable_ = status.ok();
+    ++rounds_;
     if (status.ok()) break;
+    tally_.CommitFailed();
     LogError(std::string(status.message()));
     std::unique_lock<std::mutex> lock(queue_mutex_);
     if (queue_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return stopping_; }))
       return;
   }
+  if (!changes.empty()) {
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - commit_began;
+    tally_.Committed(took.count(), batch.size());
+  }
+  tally_.Add(effects);
   Deliver(effects);
   for (size_t i = 0; i < batch.size(); ++i) {
     if (batch[i].done) batch[i].done(effects[i].answer);
@@ -304,6 +315,23 @@ void Coordinator::SetCheckpointAddress(const std::string& address) {
   settings_.checkpoint_address = address;
 }
 
+Coordinator::Totals Coordinator::Count() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Totals totals;
+  for (const auto& [name, node] : state_.nodes) totals.nodes += node.connected;
+  for (const auto& [id, job] : state_.jobs) {
+    totals.running += job.record.phase() == v1::JOB_PHASE_RUNNING;
+    totals.queued += job.record.phase() == v1::JOB_PHASE_QUEUED;
+  }
+  return totals;
+}
+
+void Coordinator::Change(const LiveSettings& settings) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  settings_.first_backoff = settings.first_backoff;
+  settings_.allow_drills = settings.allow_drills;
+}
+
 absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
   const auto found = state_.nodes.find(hello.node());
   if (found == state_.nodes.end() || hello.spool_id().empty()) return absl::OkStatus();
@@ -396,6 +424,36 @@ std::vector<Coordinator::JobView> Coordinator::Views() const {
     return a.record.number() > b.record.number();
   });
   return views;
+}
+
+Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const double now = clock_.Now();
+  Jobs jobs;
+  std::vector<const JobState*> shown;
+  for (const auto& [id, job] : state_.jobs) {
+    const v1::JobRecord& record = job.record;
+    ++jobs.by_state[PublishedState(record)];
+    jobs.waiting += record.phase() == v1::JOB_PHASE_QUEUED ? 1 : 0;
+    if (IsTerminal(record.phase()) && now - record.finished_at() > linger) continue;
+    shown.push_back(&job);
+  }
+  std::sort(shown.begin(), shown.end(), [](const JobState* a, const JobState* b) {
+    return a->record.number() > b->record.number();
+  });
+  for (const JobState* job : shown) {
+    if (jobs.shown.size() < most) {
+      jobs.shown.push_back({job->record, job->plan, job->placement, 0, now});
+    } else if (!IsTerminal(job->record.phase())) {
+      ++jobs.not_shown;
+    }
+  }
+  return jobs;
+}
+
+size_t Coordinator::queued() const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return queue_.size();
 }
 
 absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {

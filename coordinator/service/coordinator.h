@@ -4,6 +4,7 @@
 // Threads: public methods from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -20,7 +21,9 @@
 #include "checkpoint/store.h"
 #include "coordinator/core/core.h"
 #include "coordinator/service/lease_clock.h"
+#include "coordinator/service/tally.h"
 #include "coordinator/store/store.h"
+#include "proto/tercio/v1/job_service.pb.h"
 
 namespace tercio::coordinator {
 
@@ -97,12 +100,29 @@ class Coordinator {
   };
   absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
+  // For metrics: what is left out of these costs nothing.
+  struct Jobs {
+    std::map<v1::JobState, int> by_state;  // of all jobs
+    int waiting = 0;                       // for devices
+    std::vector<JobView> shown;            // newest first
+    int not_shown = 0;                     // of those that have not ended
+  };
+  // Shows at most `most` jobs, the newest that have not ended, or not `linger` seconds ago.
+  Jobs JobsToShow(double linger, size_t most) const;
   struct NodeView {
     NodeState state;
     std::string name;  // of the state
     int free = 0;
   };
   std::vector<NodeView> Nodes() const;
+  const Tally& tally() const { return tally_; }
+  size_t queued() const;  // events that wait
+  struct Totals {
+    int nodes = 0;    // connected
+    int running = 0;  // jobs
+    int queued = 0;
+  };
+  Totals Count() const;
   Store& store() { return *store_; }
   checkpoint::Store& checkpoints() { return *checkpoints_; }
 
@@ -114,6 +134,19 @@ class Coordinator {
   // Waits until something has changed since `version`, or the time is up. Returns the new version.
   uint64_t WaitForChange(uint64_t version, double seconds) const;
   uint64_t version() const;
+
+  // Another number whenever the thread that decides has gone round, which it does several times a
+  // second.
+  uint64_t rounds() const { return rounds_; }
+  // Whether what is decided can be made durable: false while the disk is full.
+  bool durable() const { return durable_; }
+
+  // What counts from now on of settings that can change while a coordinator runs.
+  struct LiveSettings {
+    double first_backoff = 1;
+    bool allow_drills = false;
+  };
+  void Change(const LiveSettings& settings);
 
  private:
   struct Pending {
@@ -142,7 +175,7 @@ class Coordinator {
   const v1::JobRecord* PresentRecord(const v1::RunId& run) const;
   absl::Status Taken(const v1::AgentHello& hello) const;
 
-  Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress
+  Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress, Change
   std::unique_ptr<Store> store_;
   checkpoint::Store* checkpoints_;
   const bool read_only_;
@@ -155,12 +188,16 @@ class Coordinator {
   int64_t next_stream_ = 1;
   uint64_t version_ = 1;
 
-  std::mutex queue_mutex_;
+  Tally tally_;
+
+  mutable std::mutex queue_mutex_;
   std::condition_variable queue_changed_;
   std::condition_variable stopped_;
   std::deque<Pending> queue_;
   bool stopping_ = false;
   TokenSource tokens_;  // of thread_
+  std::atomic<uint64_t> rounds_ = 0;
+  std::atomic<bool> durable_ = true;
   std::thread thread_;
   std::thread backups_;
 };

@@ -1,101 +1,145 @@
 #include "coordinator/service/coordinator_metrics.h"
 
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+
 #include <map>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/status_macros.h"
+#include "common/metrics/process_metrics.h"
+#include "common/version.h"
+#include "coordinator/core/core.h"
 #include "coordinator/service/views.h"
-#include "prometheus/client_metric.h"
-#include "prometheus/collectable.h"
-#include "prometheus/metric_family.h"
+#include "nlohmann/json.hpp"
+#include "plan/plan_builder.h"
 
 namespace tercio::coordinator {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
+// Newer ones than that many have series of their own.
+constexpr size_t kMostJobs = 100;
 
-class JobCollector : public prometheus::Collectable {
+constexpr const char* kNodeStates[] = {"ready", "lost", "draining", "drained", "quarantined"};
+
+// JOB_STATE_RUNNING -> running
+std::string NameOfState(int state) {
+  return absl::AsciiStrToLower(v1::JobState_Name(static_cast<v1::JobState>(state)).substr(10));
+}
+
+double Double(int64_t value) { return static_cast<double>(value); }
+
+class JobSeries {
  public:
-  JobCollector(const Coordinator& coordinator, const StreamHub& streams)
-      : coordinator_(coordinator), streams_(streams) {}
+  JobSeries(const Coordinator::JobView& view, const JobTally& tally, MetricsPage* page)
+      : view_(view),
+        job_(view.record),
+        tally_(tally),
+        id_(job_.id()),
+        name_(job_.spec().name()),
+        page_(*page) {}
 
-  std::vector<MetricFamily> Collect() const override {
-    families_.clear();
-    for (const Coordinator::JobView& job : coordinator_.Views()) AddJob(job);
-    int ready = 0;
-    std::map<std::string, int> states;
-    int devices = 0;
-    int free = 0;
-    int faulty = 0;
-    for (const Coordinator::NodeView& node : coordinator_.Nodes()) {
-      ready += node.state.connected ? 1 : 0;
-      devices += node.state.connected ? node.state.hello.devices() : 0;
-      free += node.free;
-      faulty += node.state.connected ? node.state.record.device_faults_size() : 0;
-      ++states[node.name];
-    }
-    for (const char* state : {"ready", "lost", "draining", "drained", "quarantined"}) {
-      Add("tercio_nodes_by_state", "Nodes in this state.", MetricType::Gauge, {{"state", state}},
-          states[state]);
-    }
-    Add("tercio_nodes", "Nodes that are connected.", MetricType::Gauge, {}, ready);
-    Add("tercio_devices", "Devices of connected nodes.", MetricType::Gauge, {}, devices);
-    Add("tercio_devices_free", "Devices that no job holds.", MetricType::Gauge, {}, free);
-    Add("tercio_devices_faulty", "GPUs of connected nodes that take no ranks.", MetricType::Gauge,
-        {}, faulty);
-    AddStreams();
-    return std::move(families_);
+  void Add() {
+    AddState();
+    AddProgress();
+    AddPrediction();
+    AddFaults();
+    AddCheckpoints();
+    AddTime();
   }
 
  private:
-  using Labels = std::vector<ClientMetric::Label>;
+  void Set(MetricId metric, double value) { page_.Set(metric, {id_, name_}, value); }
 
-  void AddStreams() const {
-    const StreamHub::Figures figures = streams_.figures();
-    Add("tercio_streams", "Clients that follow jobs.", MetricType::Gauge, {},
-        static_cast<double>(figures.open));
-    Add("tercio_streams_refused_total", "Streams beyond the limit.", MetricType::Counter, {},
-        static_cast<double>(figures.refused));
-    Add("tercio_streams_cut_off_total", "Streams whose clients did not read.", MetricType::Counter,
-        {}, static_cast<double>(figures.cut_off));
+  void AddState() {
+    const v1::JobState present = PublishedState(job_);
+    for (int state = v1::JobState_MIN; state <= v1::JobState_MAX; ++state) {
+      if (state == v1::JOB_STATE_UNSPECIFIED) continue;
+      page_.Set("tercio_job_state", {id_, name_, NameOfState(state)}, present == state ? 1 : 0);
+    }
+    std::string data, pipeline, tensor, schedule;
+    if (view_.plan != nullptr) {
+      const v1::Layout& layout = view_.plan->layout();
+      data = absl::StrCat(layout.data());
+      pipeline = absl::StrCat(layout.pipeline());
+      tensor = absl::StrCat(layout.tensor());
+      schedule = layout.schedule();
+    }
+    const v1::JobSpec& spec = job_.spec();
+    page_.Set("tercio_job_info",
+              {data, spec.resources().device(), id_, name_, pipeline, spec.training().precision(),
+               schedule, tensor},
+              1);
+    Set("tercio_job_attempt", job_.attempt());
+    Set("tercio_job_submitted_timestamp_seconds", job_.submitted_at());
+    if (job_.progress_at() > 0) {
+      Set("tercio_job_last_progress_timestamp_seconds", job_.progress_at());
+    }
+    page_.Set("tercio_job_ranks", {id_, name_, "wanted"}, plan::RanksOfJob(spec));
+    page_.Set("tercio_job_ranks", {id_, name_, "present"}, view_.placement->ranks());
   }
 
-  void AddJob(const Coordinator::JobView& view) const {
-    const v1::JobRecord& job = view.record;
-    const Labels labels = {{"job_id", job.id()}, {"job_name", job.spec().name()}};
-    const v1::JobState state = PublishedState(job);
-    Labels with_state = labels;
-    // JOB_STATE_RUNNING -> running
-    with_state.push_back({"state", absl::AsciiStrToLower(v1::JobState_Name(state).substr(10))});
-    Add("tercio_job_state", "1 for the state that the job is in.", MetricType::Gauge, with_state,
-        1);
-    Add("tercio_job_step", "Last completed step.", MetricType::Gauge, labels,
-        static_cast<double>(job.step()));
-    Add("tercio_job_restarts_total", "Restarts of the job.", MetricType::Counter, labels,
-        job.restarts());
-    Add("tercio_job_attempt", "Number of the present attempt.", MetricType::Gauge, labels,
-        job.attempt());
-    if (job.has_loss()) {
-      Add("tercio_job_loss", "Loss of the last step.", MetricType::Gauge, labels, job.loss());
+  void AddProgress() {
+    Set("tercio_job_step", Double(job_.step()));
+    Set("tercio_job_target_steps", Double(job_.spec().training().steps()));
+    Set("tercio_job_tokens", Double(job_.tokens()));
+    if (job_.has_tokens_per_second()) {
+      Set("tercio_job_tokens_per_second", job_.tokens_per_second());
     }
-    AddGoodput(view, labels);
-    if (job.checkpoint_step() == 0) return;
-    Add("tercio_checkpoint_step", "Step of the last committed checkpoint.", MetricType::Gauge,
-        labels, static_cast<double>(job.checkpoint_step()));
-    Add("tercio_checkpoint_bytes", "Size of the last committed checkpoint.", MetricType::Gauge,
-        labels, static_cast<double>(job.checkpoint_bytes()));
-    if (job.checkpoint_at() > 0) {
-      Add("tercio_checkpoint_age_seconds", "Time since the last checkpoint was committed.",
-          MetricType::Gauge, labels, view.now - job.checkpoint_at());
+    if (job_.has_mfu()) Set("tercio_job_mfu_ratio", job_.mfu());
+    if (job_.has_loss()) Set("tercio_job_loss", job_.loss());
+    if (job_.has_validation_loss()) Set("tercio_job_validation_loss", job_.validation_loss());
+    if (tally_.learning_rate.has_value()) {
+      Set("tercio_job_learning_rate", *tally_.learning_rate);
+    }
+    if (tally_.gradient_norm.has_value()) {
+      Set("tercio_job_gradient_norm", *tally_.gradient_norm);
+    }
+    if (tally_.loss_scale.has_value()) Set("tercio_job_loss_scale", *tally_.loss_scale);
+    page_.Set("tercio_job_step_duration_seconds", {id_, name_}, tally_.steps);
+    Set("tercio_job_skipped_steps_total", Double(tally_.skipped));
+    Set("tercio_job_spikes_total", Double(tally_.spikes));
+  }
+
+  void AddPrediction() {
+    if (view_.plan == nullptr || !view_.plan->has_predicted()) return;
+    const v1::Prediction& predicted = view_.plan->predicted();
+    Set("tercio_job_predicted_step_seconds", predicted.step_seconds());
+    Set("tercio_job_predicted_mfu_ratio", predicted.mfu());
+    Set("tercio_job_predicted_bubble_ratio", predicted.bubble_ratio());
+    Set("tercio_job_predicted_memory_bytes", Double(predicted.memory_bytes_peak()));
+  }
+
+  void AddFaults() {
+    for (int cause = 0; cause < kFaultCauses; ++cause) {
+      page_.Set("tercio_job_restarts_total", {NameOf(static_cast<FaultCause>(cause)), id_, name_},
+                Double(tally_.restarts[static_cast<size_t>(cause)]));
+    }
+    const int budget = job_.spec().fault_tolerance().max_restarts();
+    Set("tercio_job_restarts_left", std::max(0, budget - job_.restarts_used()));
+    Set("tercio_job_hangs_total", Double(tally_.hangs));
+    Set("tercio_job_stragglers", Double(static_cast<int64_t>(tally_.slow.size())));
+  }
+
+  void AddCheckpoints() {
+    Set("tercio_checkpoint_step", Double(job_.checkpoint_step()));
+    Set("tercio_checkpoint_bytes", Double(job_.checkpoint_bytes()));
+    Set("tercio_checkpoint_every_steps", Double(job_.spec().checkpoint().every_steps()));
+    if (job_.checkpoint_at() > 0) {
+      Set("tercio_checkpoint_last_success_timestamp_seconds", job_.checkpoint_at());
+    }
+    page_.Set("tercio_checkpoint_duration_seconds", {id_, name_}, tally_.saves);
+    for (int failure = 0; failure < kSaveFailures; ++failure) {
+      page_.Set("tercio_checkpoint_failures_total",
+                {id_, name_, NameOf(static_cast<SaveFailure>(failure))},
+                Double(tally_.save_failures[static_cast<size_t>(failure)]));
     }
   }
 
   // The series of a job sum to its age.
-  void AddGoodput(const Coordinator::JobView& view, const Labels& labels) const {
-    const v1::Goodput goodput = GoodputOf(view.record, view.now);
+  void AddTime() {
+    const v1::Goodput goodput = GoodputOf(job_, view_.now);
     const std::pair<const char*, double> parts[] = {
         {"productive", goodput.productive()},
         {"degraded", goodput.degraded()},
@@ -106,45 +150,146 @@ class JobCollector : public prometheus::Collectable {
         {"restarting", goodput.restarting()},
         {"stopped", goodput.stopped()}};
     for (const auto& [kind, seconds] : parts) {
-      Labels with_kind = labels;
-      with_kind.push_back({"kind", kind});
-      // Not a counter: productive time becomes lost work when an attempt breaks.
-      Add("tercio_job_time_seconds", "Where the time of the job has gone, since it was submitted.",
-          MetricType::Gauge, with_kind, seconds);
+      page_.Set("tercio_job_time_seconds", {id_, name_, kind}, seconds);
     }
   }
 
-  void Add(const char* name, const char* help, MetricType type, const Labels& labels,
-           double value) const {
-    auto family = std::find_if(families_.begin(), families_.end(),
-                               [&](const MetricFamily& f) { return f.name == name; });
-    if (family == families_.end()) {
-      families_.push_back({name, help, type, {}});
-      family = std::prev(families_.end());
-    }
-    ClientMetric metric;
-    metric.label = labels;
-    if (type == MetricType::Counter) {
-      metric.counter.value = value;
-    } else {
-      metric.gauge.value = value;
-    }
-    family->metric.push_back(metric);
-  }
-
-  const Coordinator& coordinator_;
-  const StreamHub& streams_;
-  mutable std::vector<MetricFamily> families_;  // one scrape at a time: the exposer has one thread
+  const Coordinator::JobView& view_;
+  const v1::JobRecord& job_;
+  const JobTally& tally_;
+  const std::string& id_;
+  const std::string& name_;
+  MetricsPage& page_;
 };
+
+void AddJobs(const Coordinator& coordinator, double linger, MetricsPage* page) {
+  const Coordinator::Jobs jobs = coordinator.JobsToShow(linger, kMostJobs);
+  for (int state = v1::JobState_MIN; state <= v1::JobState_MAX; ++state) {
+    if (state == v1::JOB_STATE_UNSPECIFIED) continue;
+    const auto found = jobs.by_state.find(static_cast<v1::JobState>(state));
+    page->Set("tercio_jobs", {NameOfState(state)},
+              found == jobs.by_state.end() ? 0 : found->second);
+  }
+  page->Set("tercio_jobs_waiting", jobs.waiting);
+  page->Set("tercio_jobs_not_shown", jobs.not_shown);
+  for (const Coordinator::JobView& job : jobs.shown) {
+    JobSeries(job, coordinator.tally().Of(job.record.id()), page).Add();
+  }
+}
+
+void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
+  int connected = 0;
+  int devices = 0;
+  int free = 0;
+  int faulty = 0;
+  std::map<std::string, int> states;
+  for (const Coordinator::NodeView& node : coordinator.Nodes()) {
+    const bool here = node.state.connected;
+    const std::string& name = node.state.record.name();
+    connected += here ? 1 : 0;
+    devices += here ? node.state.hello.devices() : 0;
+    faulty += here ? node.state.record.device_faults_size() : 0;
+    free += node.free;
+    ++states[node.name];
+    for (const char* state : kNodeStates) {
+      page->Set("tercio_node_state", {name, state}, node.name == state ? 1 : 0);
+    }
+    page->Set("tercio_agent_connected", {name}, here ? 1 : 0);
+    page->Set("tercio_agent_devices", {name}, here ? node.state.hello.devices() : 0);
+    page->Set("tercio_agent_devices_free", {name}, node.free);
+    if (!node.state.hello.node().empty()) {
+      page->Set("tercio_agent_last_heartbeat_timestamp_seconds", {name}, node.state.last_heard);
+    }
+  }
+  for (const char* state : kNodeStates) {
+    page->Set("tercio_nodes_by_state", {state}, states[state]);
+  }
+  page->Set("tercio_nodes", connected);
+  page->Set("tercio_devices", devices);
+  page->Set("tercio_devices_free", free);
+  page->Set("tercio_devices_faulty", faulty);
+}
+
+void AddService(const Coordinator& coordinator, const StreamHub& streams, MetricsPage* page) {
+  const StreamHub::Figures figures = streams.figures();
+  page->Set("tercio_streams", Double(figures.open));
+  page->Set("tercio_streams_refused_total", Double(figures.refused));
+  page->Set("tercio_streams_cut_off_total", Double(figures.cut_off));
+  const Tally& tally = coordinator.tally();
+  page->Set("tercio_events_queued", Double(static_cast<int64_t>(coordinator.queued())));
+  page->Set("tercio_batch_events", tally.batches());
+  page->Set("tercio_store_commit_duration_seconds", tally.commits());
+  page->Set("tercio_store_commit_failures_total", Double(tally.failed_commits()));
+  page->Set("tercio_fenced_messages_total", Double(tally.fenced()));
+  for (const auto& [kind, count] : tally.events()) {
+    page->Set("tercio_events_total", {kind}, Double(count));
+  }
+}
+
+// Blocks as long as the file system does, which costs this page alone.
+void AddDisk(const std::string& state_dir, MetricsPage* page) {
+  struct statvfs store = {};
+  if (statvfs((state_dir + "/checkpoints").c_str(), &store) == 0 ||
+      statvfs(state_dir.c_str(), &store) == 0) {
+    const double block = static_cast<double>(store.f_frsize);
+    page->Set("tercio_checkpoint_store_size_bytes", static_cast<double>(store.f_blocks) * block);
+    page->Set("tercio_checkpoint_store_free_bytes", static_cast<double>(store.f_bavail) * block);
+    page->Set("tercio_checkpoint_store_inodes", static_cast<double>(store.f_files));
+    page->Set("tercio_checkpoint_store_free_inodes", static_cast<double>(store.f_favail));
+  }
+  struct stat database = {};
+  if (stat((state_dir + "/state.sqlite").c_str(), &database) == 0) {
+    page->Set("tercio_store_bytes", static_cast<double>(database.st_size));
+  }
+}
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<CoordinatorMetrics>> CoordinatorMetrics::Serve(
-    const std::string& address, const Coordinator& coordinator, const StreamHub& streams) {
-  TERCIO_ASSIGN_OR_RETURN(
-      auto server,
-      MetricsServer::Listen(address, std::make_shared<JobCollector>(coordinator, streams)));
-  return std::unique_ptr<CoordinatorMetrics>(new CoordinatorMetrics(std::move(server)));
+std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& streams,
+                            const RpcMetrics& calls, const CoordinatorMetricsOptions& options,
+                            const MetricsServer::Figures& server) {
+  MetricsPage page(MetricExporter::kCoordinator);
+  AddJobs(coordinator, options.linger_seconds, &page);
+  AddNodes(coordinator, &page);
+  AddService(coordinator, streams, &page);
+  calls.AddTo(&page);
+  AddDisk(options.state_dir, &page);
+  AddServerMetrics(server, &page);
+  AddProcessMetrics(kVersion, kCommit, &page);
+  AddCertificateMetrics(options.certificate, options.authority, &page);
+  return page.Text();
+}
+
+std::string TargetsPage(const Coordinator& coordinator) {
+  nlohmann::json targets = nlohmann::json::array();
+  for (const Coordinator::NodeView& node : coordinator.Nodes()) {
+    const v1::AgentHello& hello = node.state.hello;
+    std::string address = hello.metrics_address();
+    if (address.empty()) continue;
+    // Agents that listen everywhere are reached where their ranks are.
+    for (const char* everywhere : {"0.0.0.0:", "[::]:"}) {
+      if (!absl::StartsWith(address, everywhere)) continue;
+      const bool six = hello.data_address().find(':') != std::string::npos;
+      address = absl::StrCat(six ? "[" : "", hello.data_address(), six ? "]" : "",
+                             address.substr(address.rfind(':')));
+    }
+    targets.push_back({{"targets", {address}}, {"labels", {{"node", hello.node()}}}});
+  }
+  return targets.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+absl::StatusOr<std::unique_ptr<MetricsServer>> ServeCoordinatorMetrics(
+    const std::string& address, const Coordinator& coordinator, const StreamHub& streams,
+    const RpcMetrics& calls, CoordinatorMetricsOptions options) {
+  MetricsServer::Pages pages;
+  pages["/metrics"] = {kMetricsType, [&coordinator, &streams, &calls, options = std::move(options)](
+                                         const MetricsServer::Figures& server) {
+                         return CoordinatorPage(coordinator, streams, calls, options, server);
+                       }};
+  pages["/sd"] = {"application/json", [&coordinator](const MetricsServer::Figures&) {
+                    return TargetsPage(coordinator);
+                  }};
+  return MetricsServer::Listen(address, std::move(pages));
 }
 
 }  // namespace tercio::coordinator

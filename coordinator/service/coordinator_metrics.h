@@ -1,5 +1,5 @@
-// What the coordinator exports to Prometheus: jobs, checkpoints, nodes, streams. Read from the
-// state at every scrape.
+// What the coordinator exports to Prometheus, read from its state at every scrape, and where
+// Prometheus finds the agents: /metrics and /sd (for http_sd_configs).
 #pragma once
 
 #include <memory>
@@ -7,24 +7,31 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "common/metrics_server.h"
+#include "common/metrics/metrics_server.h"
 #include "coordinator/service/coordinator.h"
+#include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
 
 namespace tercio::coordinator {
 
-class CoordinatorMetrics {
- public:
-  // `coordinator` and `streams` must outlive the object.
-  static absl::StatusOr<std::unique_ptr<CoordinatorMetrics>> Serve(const std::string& address,
-                                                                   const Coordinator& coordinator,
-                                                                   const StreamHub& streams);
-  const std::string& address() const { return server_->address(); }
-
- private:
-  explicit CoordinatorMetrics(std::unique_ptr<MetricsServer> server) : server_(std::move(server)) {}
-
-  std::unique_ptr<MetricsServer> server_;
+struct CoordinatorMetricsOptions {
+  double linger_seconds = 60;  // for which a job that has ended stays on the page
+  std::string state_dir;
+  // PEM files, for their dates; empty without TLS.
+  std::string certificate;
+  std::string authority;
 };
+
+// The pages. All but the options must outlive them.
+std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& streams,
+                            const RpcMetrics& calls, const CoordinatorMetricsOptions& options,
+                            const MetricsServer::Figures& server);
+// A JSON list of targets, each with the label `node`.
+std::string TargetsPage(const Coordinator& coordinator);
+
+// Serves both.
+absl::StatusOr<std::unique_ptr<MetricsServer>> ServeCoordinatorMetrics(
+    const std::string& address, const Coordinator& coordinator, const StreamHub& streams,
+    const RpcMetrics& calls, CoordinatorMetricsOptions options);
 
 }  // namespace tercio::coordinator

@@ -340,6 +340,7 @@ grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
 grpc::Status JobServiceImpl::Version(grpc::ServerContext*, const v1::VersionRequest*,
                                      v1::VersionResponse* response) {
   response->set_version(kVersion);
+  response->set_commit(kCommit);
   response->set_state_dir(state_dir_);
   response->set_metrics_address(metrics_address_);
   return grpc::Status::OK;

@@ -21,17 +21,6 @@ constexpr absl::Duration kAnswerMargin = absl::Milliseconds(300);
 
 }  // namespace
 
-absl::Status CheckVersions(const std::string& node, const std::string& theirs,
-                           const std::string& ours) {
-  const auto major = [](const std::string& version) {
-    return version.substr(0, version.find('.'));
-  };
-  if (theirs.empty() || major(theirs) == major(ours)) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "node ", node, " runs Tercio ", theirs, " and the coordinator ", ours,
-      ": their major versions must be equal; install the coordinator's version on the node"));
-}
-
 // Deletes itself when the stream is over. The coordinator may still hold a Send then: it goes to
 // the outbox, which outlives the stream.
 class NodeServiceImpl::AgentStream
@@ -116,7 +105,8 @@ class NodeServiceImpl::AgentStream
 
   absl::Status Accept() {
     const v1::AgentHello& hello = incoming_.hello();
-    TERCIO_RETURN_IF_ERROR(CheckVersions(hello.node(), hello.version(), kVersion));
+    TERCIO_RETURN_IF_ERROR(
+        CheckVersions("node " + hello.node(), hello.version(), "the coordinator"));
     TERCIO_RETURN_IF_ERROR(coordinator_.CheckName(hello));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);

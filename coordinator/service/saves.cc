@@ -15,6 +15,23 @@ constexpr std::chrono::milliseconds kLookInterval{200};
 // So long after the last part the others are not expected any more.
 constexpr absl::Duration kSilence = absl::Minutes(5);
 
+SaveFailure ReasonOf(const absl::Status& outcome) {
+  switch (outcome.code()) {
+    case absl::StatusCode::kAborted:
+    case absl::StatusCode::kCancelled:
+    case absl::StatusCode::kUnavailable:
+      return SaveFailure::kInterrupted;
+    case absl::StatusCode::kDeadlineExceeded:
+      return SaveFailure::kSilence;
+    case absl::StatusCode::kResourceExhausted:
+      return SaveFailure::kDiskFull;
+    case absl::StatusCode::kDataLoss:
+      return SaveFailure::kDamaged;
+    default:
+      return SaveFailure::kOther;
+  }
+}
+
 absl::Status AttemptIsOver() { return absl::AbortedError("this attempt is over"); }
 
 }  // namespace
@@ -147,9 +164,10 @@ void Saves::End(Save& save, const absl::Status& outcome) {
   save.outcome = outcome;
   for (const auto& ended : std::exchange(save.waiting, {})) ended(outcome);
   if (outcome.ok()) return;
-  LogWarning(absl::StrCat("checkpoint of ", save.run.job_id(), " step ", save.step, ": ",
-                          std::string(outcome.message())));
-  host_.Tell(CheckpointFailed{save.run, save.step, std::string(outcome.message())});
+  LogWarning(absl::StrCat("checkpoint of step ", save.step, ": ", std::string(outcome.message())),
+             {{"job", save.run.job_id()}, {"attempt", save.run.attempt()}});
+  host_.Tell(
+      CheckpointFailed{save.run, save.step, std::string(outcome.message()), ReasonOf(outcome)});
 }
 
 // The last upload to leave a save that was given up removes it: nobody writes there any more.

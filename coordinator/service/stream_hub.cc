@@ -13,7 +13,7 @@ constexpr auto kRound = std::chrono::milliseconds(50);
 }  // namespace
 
 StreamHub::StreamHub(StreamLimits limits, std::function<uint64_t()> version)
-    : limits_(limits), version_(std::move(version)), thread_([this] { Run(); }) {}
+    : version_(std::move(version)), limits_(limits), thread_([this] { Run(); }) {}
 
 StreamHub::~StreamHub() {
   {
@@ -66,13 +66,23 @@ void StreamHub::CountCutOff() {
 
 absl::Status StreamHub::CutOffStatus() const {
   return absl::ResourceExhaustedError(absl::StrCat("this client has read nothing for ",
-                                                   absl::FormatDuration(limits_.patience),
+                                                   absl::FormatDuration(limits().patience),
                                                    " and is cut off; the job goes on: ask again"));
 }
 
 StreamHub::Figures StreamHub::figures() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return figures_;
+}
+
+void StreamHub::SetLimits(StreamLimits limits) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  limits_ = limits;
+}
+
+StreamLimits StreamHub::limits() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return limits_;
 }
 
 void StreamHub::Run() {

@@ -82,11 +82,14 @@ class StreamHub {
   };
   Figures figures() const;
 
+  // For streams to come, and for what those that are open have not read.
+  void SetLimits(StreamLimits limits);
+
   // ---- for streams ----
   void Remove(HubStream* stream, Kind kind);
   void Wake();
   void CountCutOff();
-  const StreamLimits& limits() const { return limits_; }
+  StreamLimits limits() const;
   absl::Status CutOffStatus() const;
 
  private:
@@ -95,9 +98,9 @@ class StreamHub {
   void Add(std::shared_ptr<HubStream> stream);
   void Run();
 
-  const StreamLimits limits_;
   const std::function<uint64_t()> version_;
   mutable std::mutex mutex_;
+  StreamLimits limits_;
   std::condition_variable woken_;
   std::map<HubStream*, std::shared_ptr<HubStream>> streams_;
   Figures figures_;

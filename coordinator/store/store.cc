@@ -90,11 +90,32 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
   if (read_only) return store;
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
-  TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
-  if (store->version_ < 3) TERCIO_RETURN_IF_ERROR(store->MovePlacements());
-  TERCIO_RETURN_IF_ERROR(store->Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str()));
-  store->version_ = kVersion;
+  TERCIO_ASSIGN_OR_RETURN(const bool is_new, store->IsNew());
+  if (store->version_ < kVersion && !is_new) {
+    TERCIO_RETURN_IF_ERROR(store->CopyTo(absl::StrCat(path, ".before-v", kVersion)));
+  }
+  TERCIO_RETURN_IF_ERROR(store->BringUpToDate());
   return store;
+}
+
+absl::StatusOr<bool> Store::IsNew() {
+  SqliteStatement query(database_, "SELECT 1 FROM sqlite_master WHERE name='jobs'");
+  TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+  return !row;
+}
+
+absl::Status Store::BringUpToDate() {
+  TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
+  absl::Status status = Run(kSchema);
+  if (status.ok() && version_ < 3) status = MovePlacements();
+  if (status.ok()) status = Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str());
+  if (status.ok()) status = Run("COMMIT");
+  if (!status.ok()) {
+    sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+    return status;
+  }
+  version_ = kVersion;
+  return status;
 }
 
 absl::Status Store::CheckVersion() {
@@ -118,7 +139,7 @@ absl::Status Store::MovePlacements() {
     moved.placements.emplace_back(job.id(),
                                   std::make_shared<const v1::RankSlots>(std::move(placement)));
   }
-  return Commit(moved);
+  return WriteAll(moved);
 }
 
 absl::Status Store::CheckIntegrity() {
@@ -138,8 +159,10 @@ absl::Status Store::CheckIntegrity() {
       " ", path_));
 }
 
-absl::Status Store::BackUp() {
-  const std::string partial = BackUpPath(path_) + ".partial";
+absl::Status Store::BackUp() { return CopyTo(BackUpPath(path_)); }
+
+absl::Status Store::CopyTo(const std::string& path) {
+  const std::string partial = path + ".partial";
   std::remove(partial.c_str());
   sqlite3* source = nullptr;
   sqlite3* copy = nullptr;
@@ -158,8 +181,8 @@ absl::Status Store::BackUp() {
   }
   sqlite3_close(source);
   sqlite3_close(copy);
-  if (status.ok() && std::rename(partial.c_str(), BackUpPath(path_).c_str()) != 0) {
-    status = absl::InternalError(absl::StrCat("cannot name ", BackUpPath(path_)));
+  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {
+    status = absl::InternalError(absl::StrCat("cannot name ", path));
   }
   if (!status.ok()) std::remove(partial.c_str());
   return status;

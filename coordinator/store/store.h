@@ -57,7 +57,9 @@ struct Changes {
 class Store {
  public:
   // For writing the whole file is checked first: a damaged one is refused with the way to restore
-  // it. For reading, which happens for a single question, it is not.
+  // it. One of an older version is first copied to PATH.before-vN, where N is this version, and
+  // then brought up to date, all or nothing. For reading, which happens for a single question,
+  // neither is done.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only);
   ~Store();
   Store(const Store&) = delete;
@@ -105,7 +107,10 @@ class Store {
   absl::Status Run(const char* sql);
   absl::Status CheckVersion();
   absl::Status CheckIntegrity();
+  absl::StatusOr<bool> IsNew();
+  absl::Status BringUpToDate();
   absl::Status MovePlacements();
+  absl::Status CopyTo(const std::string& path);
   absl::Status WriteAll(const Changes& changes);
   absl::Status WriteState(const Changes& changes);
   absl::Status WriteHistory(const Changes& changes);

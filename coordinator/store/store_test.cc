@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -12,7 +14,9 @@
 namespace tercio::coordinator {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 class StoreTest : public ::testing::Test {
  protected:
@@ -95,6 +99,108 @@ TEST_F(StoreTest, AStoreOfVersionTwoKeepsItsPlacements) {
     EXPECT_EQ(store->LoadPlacements()->at("job-1").slots(1).node(), "b");
     EXPECT_EQ(store->LoadJobs()->at(0).slots_of_old_store_size(), 0);
     EXPECT_EQ(store->LoadJobs()->at(0).step(), 7);
+  }
+}
+
+// Stores that coordinators of earlier versions left (testdata/make_fixtures.py).
+class OldStoreTest : public StoreTest, public ::testing::WithParamInterface<int> {
+ protected:
+  OldStoreTest() {
+    std::filesystem::copy_file(
+        absl::StrCat("coordinator/store/testdata/version-", GetParam(), ".sqlite"), path_);
+    std::filesystem::permissions(path_, std::filesystem::perms::owner_all);
+  }
+  static int64_t VersionOf(const std::string& path) {
+    sqlite3* database = nullptr;
+    sqlite3_stmt* query = nullptr;
+    EXPECT_EQ(sqlite3_open(path.c_str(), &database), SQLITE_OK);
+    EXPECT_EQ(sqlite3_prepare_v2(database, "PRAGMA user_version", -1, &query, nullptr), SQLITE_OK);
+    EXPECT_EQ(sqlite3_step(query), SQLITE_ROW);
+    const int64_t version = sqlite3_column_int64(query, 0);
+    sqlite3_finalize(query);
+    sqlite3_close(database);
+    return version;
+  }
+  // The copies that were made before a store was brought up to date.
+  std::vector<std::string> Copies() const {
+    std::vector<std::string> copies;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+      if (absl::StrContains(entry.path().string(), ".before-v")) copies.push_back(entry.path());
+    }
+    return copies;
+  }
+  void ExpectAll(Store& store, bool migrated) const {
+    const auto jobs = store.LoadJobs();
+    ASSERT_TRUE(jobs.ok()) << jobs.status();
+    ASSERT_EQ(jobs->size(), 2u);
+    EXPECT_EQ(jobs->at(0).phase(), v1::JOB_PHASE_SUCCEEDED);
+    EXPECT_EQ(jobs->at(1).phase(), v1::JOB_PHASE_RUNNING);
+    EXPECT_EQ(jobs->at(1).spec().model().layers(), 2);
+    EXPECT_EQ(jobs->at(1).checkpoint_step(), 20);
+    EXPECT_EQ(store.LoadPlans()->size(), GetParam() >= 2 ? 2u : 0u);
+    EXPECT_EQ(store.LoadNodes()->size(), GetParam() >= 2 ? 1u : 0u);
+    if (migrated || GetParam() >= 3) {
+      EXPECT_EQ(jobs->at(1).slots_of_old_store_size(), 0);
+      ASSERT_EQ(store.LoadPlacements()->at("job-2").slots_size(), 2);
+      EXPECT_EQ(store.LoadPlacements()->at("job-2").slots(1).node(), "b");
+    }
+    const auto steps = store.Steps("job-2", {}, [](const v1::StepRecord&) { return true; });
+    ASSERT_EQ(steps->size(), 2u);
+    EXPECT_EQ(steps->at(1).loss(), 1.5);
+    const auto events = store.Events("job-2", 0);
+    ASSERT_EQ(events->size(), 2u);
+    EXPECT_EQ(events->at(0).message(), absl::StrCat("of version ", GetParam()));
+    int64_t after = 0;
+    EXPECT_EQ(store.Logs("job-2", &after, [](const v1::LogLine&) { return true; })->size(), 1u);
+    EXPECT_EQ(*store.JobOfRequest("request-2"), "job-2");
+  }
+};
+
+TEST_P(OldStoreTest, IsReadAsItIs) {
+  const auto store = Store::Open(path_, /*read_only=*/true);
+  ASSERT_TRUE(store.ok()) << store.status();
+  ExpectAll(**store, /*migrated=*/false);
+  EXPECT_EQ(VersionOf(path_), GetParam());
+  EXPECT_THAT(Copies(), IsEmpty());
+}
+
+TEST_P(OldStoreTest, IsCopiedAndThenBroughtUpToDate) {
+  ExpectAll(*Open(), /*migrated=*/true);
+  const int64_t present = VersionOf(path_);
+  EXPECT_GE(present, GetParam());
+  if (GetParam() < present) {
+    const std::string copy = absl::StrCat(path_, ".before-v", present);
+    ASSERT_THAT(Copies(), ElementsAre(copy));
+    EXPECT_EQ(VersionOf(copy), GetParam());
+    // It is a whole store, from which one can start again.
+    ExpectAll(**Store::Open(copy, /*read_only=*/true), /*migrated=*/false);
+  } else {
+    EXPECT_THAT(Copies(), IsEmpty());
+  }
+  // The second start finds nothing to do.
+  for (const std::string& copy : Copies()) std::filesystem::remove(copy);
+  ExpectAll(*Open(), /*migrated=*/true);
+  EXPECT_THAT(Copies(), IsEmpty());
+}
+
+TEST_P(OldStoreTest, StaysAsItIsWhenTheCopyCannotBeMade) {
+  const int64_t present = [this] {
+    const std::string other = directory_.path() + "/other.sqlite";
+    EXPECT_TRUE(Store::Open(other, false).ok());
+    return VersionOf(other);
+  }();
+  if (GetParam() == present) return;
+  std::filesystem::create_directories(absl::StrCat(path_, ".before-v", present, ".partial/full"));
+  EXPECT_FALSE(Store::Open(path_, false).ok());
+  EXPECT_EQ(VersionOf(path_), GetParam());
+}
+
+INSTANTIATE_TEST_SUITE_P(Versions, OldStoreTest, ::testing::Values(0, 2, 3));
+
+TEST_F(StoreTest, ANewStoreHasNoCopy) {
+  Open().reset();
+  for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+    EXPECT_THAT(entry.path().string(), ::testing::Not(HasSubstr(".before-v")));
   }
 }
 

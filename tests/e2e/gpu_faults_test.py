@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -158,8 +159,8 @@ class GpuFaults(FakeGpus, ClusterTest):
         self.say("a", "hang 1")
         job = self.submit(*JOB, *layout(1, 1, 2))
         self.finish(job)
-        ages = [float(line.split()[-1]) for line in self.metrics(ready)
-                if line.startswith("tercio_gpu_sample_age_seconds{")]
+        ages = [time.time() - float(line.split()[-1]) for line in self.metrics(ready)
+                if line.startswith("tercio_gpu_last_sample_timestamp_seconds{")]
         self.assertEqual(len(ages), 2)
         self.assertGreater(min(ages), 0)
         child.send_signal(signal.SIGTERM)

@@ -24,7 +24,7 @@ class Tarball(TercioTest):
         """Programs of ./bin (or by their path), as //deploy:tarball packs them."""
         path = self.path(name)
         done = subprocess.run(
-            [sys.executable, PACKAGE, "--output", path, "--top", "tercio", "--header", os.path.join(ROOT, "common", "version.h"),
+            [sys.executable, PACKAGE, "--output", path, "--top", "tercio", "--version-file", os.path.join(ROOT, "common", "version.cc"),
              "--into", "bin", *(os.path.realpath(os.path.join(BIN, program)) for program in programs),
              "--into", "tests", os.path.join(ROOT, "tests", "gpu.sh"), *more],
             capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -92,6 +92,30 @@ class Tarball(TercioTest):
                 self.assertIn(entry.mode, (0o644, 0o755), entry.name)
             version = archive.extractfile("tercio/VERSION").read().decode()
         self.assertIn("\ncommit abc\n", version)
+
+    def test_order_times_modes_and_places_of_the_input_do_not_count(self):
+        """The same files, given in another order, of another time, from another folder, with another mask."""
+        contents = []
+        for i, mask in enumerate((0o022, 0o077)):
+            folder = self.path(f"input{i}" + "x" * 30 * i)
+            os.mkdir(folder, 0o755)
+            sources = []
+            for name in ("tercio", "tercio-agent"):
+                sources.append(shutil.copy(os.path.realpath(os.path.join(BIN, name)), os.path.join(folder, name)))
+            for name in ("b.yaml", "a.yaml", "c.yaml"):
+                sources.append(os.path.join(folder, name))
+                with open(sources[-1], "w", encoding="utf-8") as file:
+                    file.write(name)
+            for source in sources:
+                os.utime(source, (1e9 + i, 1e9 + i))
+            order = sources if i == 0 else sources[::-1]
+            done = subprocess.run([sys.executable, PACKAGE, "--output", os.path.join(folder, "x.tar.gz"), "--top", "tercio", "--into", "files", *order],
+                                  capture_output=True, text=True, timeout=SECONDS, check=False, umask=mask, cwd=folder,
+                                  env={**os.environ, "TZ": ("UTC", "Asia/Tokyo")[i], "PYTHONHASHSEED": str(i)})
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(os.path.join(folder, "x.tar.gz"), "rb") as file:
+                contents.append(file.read())
+        self.assertTrue(contents[0] == contents[1], "other bytes")
 
     def test_libraries_of_the_toolkit_are_left_out_of_the_slim_one_and_named(self):
         """The toolkit is a folder with a library that a program needs, here."""

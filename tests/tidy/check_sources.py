@@ -53,6 +53,8 @@ INCLUDES = {
                        "common/", "proto/"],
     "worker/inference/": ["worker/", "checkpoint/", "kernels/", "plan/", "common/", "proto/"],
     "worker/trainer/": ["worker/", "checkpoint/", "kernels/", "plan/", "common/", "proto/"],
+    "cli/plot/": ["cli/plot/", "common/utf8.h"],
+    "cli/report/": ["cli/report/", "cli/plot/", "config/", "proto/"],
     "cli/": ["cli/", "config/", "checkpoint/", "common/", "coordinator/planner/", "plan/", "proto/",
              "worker/data/", "worker/inference/"],
     "tests/": [""],
@@ -61,7 +63,7 @@ INCLUDES = {
 PROJECT_FOLDERS = {folder.split("/")[0] for folder in INCLUDES} | {"proto"}
 
 # The deciding parts: values in, values out.
-PURE = ["plan/", "coordinator/core/", "coordinator/planner/", "worker/agent/core/"]
+PURE = ["plan/", "cli/plot/", "cli/report/", "coordinator/core/", "coordinator/planner/", "worker/agent/core/"]
 OUTSIDE_WORLD = re.compile(
     r'^#include [<"](thread|mutex|shared_mutex|condition_variable|future|fstream|filesystem|chrono|ctime|'
     r"time\.h|unistd\.h|pthread\.h|fcntl\.h|signal\.h|random|sys/.*|grpcpp/.*|grpc/.*|sqlite3\.h|gloo/.*|"
@@ -82,11 +84,13 @@ WALL_CLOCK_FILES = {
     "coordinator/service/node_service.cc": "gRPC's deadline of a call, made a duration",
     "common/log.cc": "the time that people read on a log line",
     "coordinator/main.cc": "gRPC's deadline of its shutdown",
+    "worker/agent/agent_metrics.cc": "times on the page for Prometheus",
     "worker/agent/run_manager.cc": "the time that people read on a log line",
     "worker/agent/snapshot_server.cc": "gRPC's deadline of its shutdown",
     "worker/agent/trainer_server.cc": "gRPC's deadlines of a call and of its shutdown",
     "worker/trainer/agent_link.cc": "gRPC's deadline of a call",
     "worker/trainer/snapshot_client.cc": "gRPC's deadline of a call",
+    "worker/trainer/tensorboard.cc": "the time that people see beside a step",
     "worker/trainer/training_loop.cc": "the time that people read in a trace",
 }
 

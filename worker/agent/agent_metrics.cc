@@ -1,221 +1,303 @@
 #include "worker/agent/agent_metrics.h"
 
+#include <sys/statvfs.h>
+
+#include <algorithm>
+#include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 
-#include "common/metrics_server.h"
+#include "absl/time/clock.h"
+#include "common/machine.h"
+#include "common/metrics/metrics_server.h"
+#include "common/metrics/process_metrics.h"
 #include "common/status_macros.h"
-#include "prometheus/counter.h"
-#include "prometheus/gauge.h"
-#include "prometheus/registry.h"
+#include "common/steady_time.h"
+#include "common/version.h"
 #include "worker/agent/gpu_metrics.h"
 
 namespace tercio {
 namespace {
 
-using prometheus::BuildCounter;
-using prometheus::BuildGauge;
-using prometheus::Counter;
-using prometheus::Family;
-using prometheus::Gauge;
-using prometheus::Labels;
+// Series of more ranks than that are not kept; those that have ended first go first.
+constexpr size_t kMostRanks = 1024;
 
-Labels ToLabels(const RankLabels& labels) {
-  return {{"job_id", labels.job_id},
-          {"job_name", labels.job_name},
-          {"rank", std::to_string(labels.rank)}};
-}
+struct RankSeries {
+  RankLabels labels;
+  // Counters: of all attempts that were here.
+  double tokens = 0;
+  double steps = 0;
+  double sent_bytes = 0;
+  double send_failures = 0;
+  v1::PhaseSeconds phases;  // of the rank's process, as is what follows
+  double cpu_seconds = 0;
+  double log_lines_lost = 0;      // as the rank has said
+  double log_lines_left_out = 0;  // not sent
+  // Gauges, of the rank that lives.
+  std::optional<v1::TrainerStep> step;
+  std::optional<v1::TrainerMemory> memory;
+  std::optional<double> send_seconds;
+  std::optional<std::pair<std::string, double>> loaded;  // source, seconds
+  std::optional<absl::Time> ended;
 
-Labels With(Labels labels, const std::string& name, const std::string& value) {
-  labels[name] = value;
-  return labels;
-}
-
-Family<Gauge>& NewGauge(prometheus::Registry& registry, const char* name, const char* help) {
-  return BuildGauge().Name(name).Help(help).Register(registry);
-}
-
-Family<Counter>& NewCounter(prometheus::Registry& registry, const char* name, const char* help) {
-  return BuildCounter().Name(name).Help(help).Register(registry);
-}
-
-// What is counted as it happens, and the GPUs as they are.
-class Page : public prometheus::Collectable {
- public:
-  explicit Page(std::shared_ptr<prometheus::Registry> registry) : registry_(std::move(registry)) {}
-
-  void ShowGpus(std::function<std::vector<GpuReading>()> read, const std::string& driver) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    read_ = std::move(read);
-    driver_ = driver;
+  void Take(const v1::RankFigures& figures) {
+    phases = figures.phases();
+    cpu_seconds = figures.cpu_seconds();
   }
+};
 
-  std::vector<prometheus::MetricFamily> Collect() const override {
-    std::vector<prometheus::MetricFamily> families = registry_->Collect();
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!read_) return families;
-    for (prometheus::MetricFamily& family : GpuMetrics(read_(), driver_)) {
-      families.push_back(std::move(family));
+// Writes the series of one rank.
+class RankWriter {
+ public:
+  RankWriter(const RankSeries& series, MetricsPage* page)
+      : series_(series),
+        id_(series.labels.job_id),
+        name_(series.labels.job_name),
+        rank_(std::to_string(series.labels.rank)),
+        page_(*page) {}
+
+  void Write() {
+    WriteCounters();
+    if (series_.ended.has_value()) return;
+    const RankLabels& at = series_.labels;
+    page_.Set("tercio_rank_info",
+              {std::to_string(at.data), std::to_string(at.device), id_, name_,
+               std::to_string(at.pipeline), rank_, std::to_string(at.tensor)},
+              1);
+    if (series_.step.has_value()) WriteStep(*series_.step);
+    if (series_.memory.has_value()) WriteMemory(*series_.memory);
+    if (series_.send_seconds.has_value()) {
+      Set("tercio_checkpoint_send_seconds", *series_.send_seconds);
     }
-    return families;
+    if (series_.loaded.has_value()) {
+      page_.Set("tercio_load_seconds", {id_, name_, rank_, series_.loaded->first},
+                series_.loaded->second);
+    }
   }
 
  private:
-  const std::shared_ptr<prometheus::Registry> registry_;
-  mutable std::mutex mutex_;
-  std::function<std::vector<GpuReading>()> read_;
-  std::string driver_;
+  void Set(MetricId metric, double value) { page_.Set(metric, {id_, name_, rank_}, value); }
+
+  void WriteCounters() {
+    Set("tercio_tokens_total", series_.tokens);
+    Set("tercio_steps_total", series_.steps);
+    Set("tercio_rank_cpu_seconds_total", series_.cpu_seconds);
+    Set("tercio_log_lines_lost_total", series_.log_lines_lost + series_.log_lines_left_out);
+    Set("tercio_checkpoint_sent_bytes_total", series_.sent_bytes);
+    Set("tercio_checkpoint_send_failures_total", series_.send_failures);
+    const v1::PhaseSeconds& phases = series_.phases;
+    const std::pair<const char*, double> parts[] = {{"forward", phases.forward()},
+                                                    {"backward", phases.backward()},
+                                                    {"wait", phases.wait()},
+                                                    {"optimizer", phases.optimizer()},
+                                                    {"data", phases.data()},
+                                                    {"checkpoint", phases.checkpoint()},
+                                                    {"evaluation", phases.evaluation()},
+                                                    {"other", phases.other()}};
+    for (const auto& [phase, seconds] : parts) {
+      page_.Set("tercio_phase_seconds_total", {id_, name_, phase, rank_}, seconds);
+    }
+  }
+
+  void WriteStep(const v1::TrainerStep& step) {
+    Set("tercio_tokens_per_second", step.tokens_per_second());
+    Set("tercio_step", static_cast<double>(step.step()));
+    Set("tercio_step_seconds", step.step_seconds());
+    Set("tercio_communication_seconds", step.communication_seconds());
+    Set("tercio_loss", step.loss());
+    Set("tercio_grad_norm", step.grad_norm());
+    if (step.mfu() <= 0) return;
+    page_.Set("tercio_mfu_ratio", {"full", id_, name_, rank_}, step.mfu());
+    page_.Set("tercio_mfu_ratio", {"causal", id_, name_, rank_}, step.mfu_causal());
+  }
+
+  void WriteMemory(const v1::TrainerMemory& memory) {
+    const std::pair<const char*, int64_t> kinds[] = {{"planned", memory.planned_bytes()},
+                                                     {"used", memory.used_bytes()},
+                                                     {"peak", memory.peak_bytes()},
+                                                     {"resident", memory.resident_bytes()}};
+    for (const auto& [kind, bytes] : kinds) {
+      page_.Set("tercio_memory_bytes", {id_, name_, kind, rank_}, static_cast<double>(bytes));
+    }
+  }
+
+  const RankSeries& series_;
+  const std::string& id_;
+  const std::string& name_;
+  const std::string rank_;
+  MetricsPage& page_;
 };
 
 }  // namespace
 
-struct AgentMetrics::Families {
-  const std::shared_ptr<prometheus::Registry> owned = std::make_shared<prometheus::Registry>();
-  prometheus::Registry& registry = *owned;
-  Family<Counter>& tokens = NewCounter(registry, "tercio_tokens_total",
-                                       "Tokens trained on by the job, counted by each rank.");
-  Family<Counter>& steps = NewCounter(registry, "tercio_steps_total", "Optimizer steps of a rank.");
-  Family<Counter>& skipped_steps =
-      NewCounter(registry, "tercio_skipped_steps_total",
-                 "Steps of the job whose loss or gradients were not finite, and so not used.");
-  Family<Counter>& spikes =
-      NewCounter(registry, "tercio_spikes_total",
-                 "Steps of the job whose loss or gradient norm was far above those before.");
-  Family<Gauge>& tokens_per_second =
-      NewGauge(registry, "tercio_tokens_per_second", "Tokens a second of the whole job.");
-  Family<Gauge>& mfu =
-      NewGauge(registry, "tercio_mfu_ratio",
-               "Model-FLOPs utilisation of the job, with attention counted full or causal; only on "
-               "GPUs whose peak is known.");
-  Family<Gauge>& step = NewGauge(registry, "tercio_step", "Last completed step.");
-  Family<Gauge>& step_seconds =
-      NewGauge(registry, "tercio_step_seconds", "Duration of the last step.");
-  Family<Gauge>& communication_seconds =
-      NewGauge(registry, "tercio_communication_seconds",
-               "Time of the last step spent waiting for other ranks.");
-  Family<Gauge>& loss = NewGauge(registry, "tercio_loss", "Loss of the last step.");
-  Family<Gauge>& grad_norm =
-      NewGauge(registry, "tercio_grad_norm", "Gradient norm of the last step, before clipping.");
-  Family<Gauge>& memory =
-      NewGauge(registry, "tercio_memory_bytes", "Memory of a rank: planned, used, peak, resident.");
-  Family<Counter>& checkpoint_bytes = NewCounter(registry, "tercio_checkpoint_sent_bytes_total",
-                                                 "Checkpoint bytes a rank has sent.");
-  Family<Gauge>& checkpoint_seconds = NewGauge(registry, "tercio_checkpoint_send_seconds",
-                                               "Duration of a rank's last checkpoint stream.");
-  Family<Counter>& checkpoint_failures = NewCounter(registry, "tercio_checkpoint_failures_total",
-                                                    "Checkpoint streams of a rank that failed.");
-  Family<Counter>& exits =
-      NewCounter(registry, "tercio_trainer_exits_total", "Trainers that have ended, by kind.");
-  Family<Gauge>& load_seconds =
-      NewGauge(registry, "tercio_load_seconds",
-               "How long a rank took to load its state, from memory or disk.");
-  Family<Counter>& log_lines_lost =
-      NewCounter(registry, "tercio_log_lines_lost_total",
-                 "Log lines of a rank that its disk did not take, or that were too many to send.");
-  Gauge& snapshot_bytes = NewGauge(registry, "tercio_agent_snapshot_bytes",
-                                   "Copies of snapshots of ranks in the agent's memory.")
-                              .Add({});
-  Gauge& running = NewGauge(registry, "tercio_trainers", "Trainers that run on this node.").Add({});
-  const std::shared_ptr<Page> page = std::make_shared<Page>(owned);
+struct AgentMetrics::State {
+  AgentMetricsOptions options;
+  std::mutex mutex;
+  std::map<std::pair<std::string, int>, RankSeries> ranks;  // by job and rank
+  int64_t good_exits = 0;
+  int64_t bad_exits = 0;
+  int trainers = 0;
+  int64_t snapshot_bytes = 0;
+  // Not the lock of the ranks: sources may wait for a disk, which must not keep ranks waiting.
+  std::mutex sources_mutex;
+  AgentSources sources;
   std::unique_ptr<MetricsServer> server;  // last: it reads the rest until it is gone
+
+  // With the lock held. Of a rank that says something, so it lives.
+  RankSeries& Of(const RankLabels& labels) {
+    RankSeries& series = ranks[{labels.job_id, labels.rank}];
+    series.labels = labels;
+    series.ended = std::nullopt;
+    if (ranks.size() > kMostRanks) DropOne({labels.job_id, labels.rank});
+    return series;
+  }
+
+  // With the lock held.
+  void DropOne(const std::pair<std::string, int>& kept) {
+    auto dropped = ranks.end();
+    for (auto entry = ranks.begin(); entry != ranks.end(); ++entry) {
+      if (entry->first == kept) continue;
+      const auto ended = entry->second.ended.value_or(absl::InfiniteFuture());
+      if (dropped == ranks.end() ||
+          ended < dropped->second.ended.value_or(absl::InfiniteFuture())) {
+        dropped = entry;
+      }
+    }
+    ranks.erase(dropped);
+  }
+
+  // With the lock held.
+  void DropEnded() {
+    const absl::Time now = SteadyNow();
+    std::erase_if(ranks, [&](const auto& entry) {
+      const std::optional<absl::Time>& ended = entry.second.ended;
+      return ended.has_value() && now - *ended > options.linger;
+    });
+  }
+
+  void AddSources(MetricsPage* page) {
+    std::lock_guard<std::mutex> lock(sources_mutex);
+    if (sources.connected) page->Set("tercio_coordinator_connected", sources.connected() ? 1 : 0);
+    if (sources.spool_bytes) {
+      page->Set("tercio_agent_spool_bytes", static_cast<double>(sources.spool_bytes()));
+    }
+    if (sources.gpus) {
+      AddGpuMetrics(sources.gpus(), sources.gpu_driver,
+                    absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()), page);
+    }
+  }
+
+  std::string Page(const MetricsServer::Figures& figures) {
+    MetricsPage page(MetricExporter::kAgent);
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      DropEnded();
+      for (const auto& [key, series] : ranks) RankWriter(series, &page).Write();
+      page.Set("tercio_trainers", trainers);
+      page.Set("tercio_trainer_exits_total", {"normal"}, static_cast<double>(good_exits));
+      page.Set("tercio_trainer_exits_total", {"fault"}, static_cast<double>(bad_exits));
+      page.Set("tercio_agent_snapshot_bytes", static_cast<double>(snapshot_bytes));
+    }
+    AddSources(&page);
+    struct statvfs disk = {};
+    if (!options.state_dir.empty() && statvfs(options.state_dir.c_str(), &disk) == 0) {
+      page.Set("tercio_agent_state_free_bytes",
+               static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize));
+    }
+    page.Set("tercio_agent_memory_bytes", static_cast<double>(MachineMemoryBytes()));
+    page.Set("tercio_agent_memory_available_bytes", static_cast<double>(AvailableMemoryBytes()));
+    AddServerMetrics(figures, &page);
+    AddProcessMetrics(kVersion, kCommit, &page);
+    AddCertificateMetrics(options.certificate, options.authority, &page);
+    return page.Text();
+  }
 };
 
-AgentMetrics::AgentMetrics() = default;
+AgentMetrics::AgentMetrics() : state_(std::make_unique<State>()) {}
 AgentMetrics::~AgentMetrics() = default;
 
-absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::string& address) {
+absl::StatusOr<std::unique_ptr<AgentMetrics>> AgentMetrics::Serve(const std::string& address,
+                                                                  AgentMetricsOptions options) {
   std::unique_ptr<AgentMetrics> metrics(new AgentMetrics);
-  metrics->families_ = std::make_unique<Families>();
-  TERCIO_ASSIGN_OR_RETURN(metrics->families_->server,
-                          MetricsServer::Listen(address, metrics->families_->page));
-  metrics->address_ = metrics->families_->server->address();
+  State* const state = metrics->state_.get();
+  state->options = std::move(options);
+  MetricsServer::Pages pages;
+  pages["/metrics"] = {kMetricsType, [state](const MetricsServer::Figures& figures) {
+                         return state->Page(figures);
+                       }};
+  TERCIO_ASSIGN_OR_RETURN(state->server, MetricsServer::Listen(address, std::move(pages)));
+  metrics->address_ = state->server->address();
   return metrics;
 }
 
-void AgentMetrics::Step(const RankLabels& rank, const v1::TrainerStep& step, int64_t steps,
+std::string AgentMetrics::Page() const { return state_->Page({}); }
+
+void AgentMetrics::Step(const RankLabels& labels, const v1::TrainerStep& step, int64_t steps,
                         int64_t tokens) {
-  const Labels labels = ToLabels(rank);
-  families_->tokens.Add(labels).Increment(static_cast<double>(tokens));
-  families_->steps.Add(labels).Increment(static_cast<double>(steps));
-  families_->tokens_per_second.Add(labels).Set(step.tokens_per_second());
-  if (step.mfu() > 0) {
-    families_->mfu.Add(With(labels, "convention", "full")).Set(step.mfu());
-    families_->mfu.Add(With(labels, "convention", "causal")).Set(step.mfu_causal());
-  }
-  families_->step.Add(labels).Set(static_cast<double>(step.step()));
-  families_->step_seconds.Add(labels).Set(step.step_seconds());
-  families_->communication_seconds.Add(labels).Set(step.communication_seconds());
-  families_->loss.Add(labels).Set(step.loss());
-  families_->grad_norm.Add(labels).Set(step.grad_norm());
-  if (!step.has_record()) return;
-  families_->skipped_steps.Add({{"job_id", rank.job_id}, {"job_name", rank.job_name}})
-      .Increment(step.record().skipped() ? 1 : 0);
-  families_->spikes.Add({{"job_id", rank.job_id}, {"job_name", rank.job_name}})
-      .Increment(step.record().spike().empty() ? 0 : 1);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  RankSeries& series = state_->Of(labels);
+  series.tokens += static_cast<double>(tokens);
+  series.steps += static_cast<double>(steps);
+  series.step = step;
+  series.step->clear_record();
+  if (step.has_figures()) series.Take(step.figures());
 }
 
-void AgentMetrics::Memory(const RankLabels& rank, const v1::TrainerMemory& memory) {
-  const Labels labels = ToLabels(rank);
-  const auto set = [&](const char* kind, int64_t bytes) {
-    families_->memory.Add(With(labels, "kind", kind)).Set(static_cast<double>(bytes));
-  };
-  set("planned", memory.planned_bytes());
-  set("used", memory.used_bytes());
-  set("peak", memory.peak_bytes());
-  set("resident", memory.resident_bytes());
+void AgentMetrics::Figures(const RankLabels& labels, const v1::RankFigures& figures) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->Of(labels).Take(figures);
 }
 
-void AgentMetrics::Checkpoint(const RankLabels& rank, const v1::CheckpointProgress& progress) {
-  const Labels labels = ToLabels(rank);
-  families_->checkpoint_bytes.Add(labels).Increment(static_cast<double>(progress.bytes()));
-  families_->checkpoint_seconds.Add(labels).Set(progress.seconds());
-  if (!progress.error().empty()) families_->checkpoint_failures.Add(labels).Increment();
+void AgentMetrics::Memory(const RankLabels& labels, const v1::TrainerMemory& memory) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  RankSeries& series = state_->Of(labels);
+  series.memory = memory;
+  series.log_lines_lost = static_cast<double>(memory.log_lines_lost());
 }
 
-void AgentMetrics::LogLinesLost(const RankLabels& rank, int64_t lines) {
-  families_->log_lines_lost.Add(ToLabels(rank)).Increment(static_cast<double>(lines));
+void AgentMetrics::LogLinesLeftOut(const RankLabels& labels, int64_t lines) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->Of(labels).log_lines_left_out += static_cast<double>(lines);
 }
 
-void AgentMetrics::Exited(const RankLabels& rank, bool fault) {
-  families_->exits
-      .Add({{"job_id", rank.job_id},
-            {"job_name", rank.job_name},
-            {"kind", fault ? "fault" : "normal"}})
-      .Increment();
+void AgentMetrics::Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  RankSeries& series = state_->Of(labels);
+  series.sent_bytes += static_cast<double>(progress.bytes());
+  series.send_seconds = progress.seconds();
+  if (!progress.error().empty()) ++series.send_failures;
 }
 
-void AgentMetrics::Loaded(const RankLabels& rank, const std::string& source, double seconds) {
-  families_->load_seconds.Add(With(ToLabels(rank), "source", source)).Set(seconds);
+void AgentMetrics::Loaded(const RankLabels& labels, const std::string& source, double seconds) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->Of(labels).loaded = {source, seconds};
+}
+
+void AgentMetrics::Exited(const RankLabels& labels, bool fault) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  ++(fault ? state_->bad_exits : state_->good_exits);
+  RankSeries& series = state_->Of(labels);
+  series.step.reset();
+  series.memory.reset();
+  series.send_seconds.reset();
+  series.loaded.reset();
+  series.ended = SteadyNow();
+}
+
+void AgentMetrics::SetRunning(int trainers) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->trainers = trainers;
 }
 
 void AgentMetrics::SetSnapshotBytes(int64_t bytes) {
-  families_->snapshot_bytes.Set(static_cast<double>(bytes));
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->snapshot_bytes = bytes;
 }
 
-void AgentMetrics::ShowGpus(std::function<std::vector<GpuReading>()> read,
-                            const std::string& driver) {
-  families_->page->ShowGpus(std::move(read), driver);
-}
-
-void AgentMetrics::SetRunning(int trainers) { families_->running.Set(trainers); }
-
-void AgentMetrics::Forget(const RankLabels& rank) {
-  const Labels labels = ToLabels(rank);
-  for (Family<Gauge>* family :
-       {&families_->tokens_per_second, &families_->step, &families_->step_seconds,
-        &families_->communication_seconds, &families_->loss, &families_->grad_norm,
-        &families_->checkpoint_seconds}) {
-    family->Remove(&family->Add(labels));
-  }
-  for (const char* source : {"memory", "disk"}) {
-    families_->load_seconds.Remove(&families_->load_seconds.Add(With(labels, "source", source)));
-  }
-  for (const char* convention : {"full", "causal"}) {
-    families_->mfu.Remove(&families_->mfu.Add(With(labels, "convention", convention)));
-  }
-  for (const char* kind : {"planned", "used", "peak", "resident"}) {
-    families_->memory.Remove(&families_->memory.Add(With(labels, "kind", kind)));
-  }
+void AgentMetrics::Show(AgentSources sources) {
+  std::lock_guard<std::mutex> lock(state_->sources_mutex);
+  state_->sources = std::move(sources);
 }
 
 }  // namespace tercio

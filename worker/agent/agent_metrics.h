@@ -1,6 +1,10 @@
-// What the agent exports to Prometheus about its trainers: one page for all ranks of the node.
+// What the agent exports to Prometheus about its trainers, its GPUs and itself: one page for all
+// ranks of the node.
 //
-// Thread-safe.
+// A rank that ends takes its gauges with it; its counters stay for `linger`, so that the last of
+// them is scraped, and then vanish. The same rank of a later attempt goes on from there.
+//
+// Thread-safe. What ranks say costs a lock that is held for some copies, or while a page is made.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/gpu_monitor.h"
 
@@ -19,40 +24,64 @@ struct RankLabels {
   std::string job_id;
   std::string job_name;
   int rank = 0;
+  // Its place in the grid, and its device on the node.
+  int tensor = 0;
+  int pipeline = 0;
+  int data = 0;
+  int device = 0;
+};
+
+struct AgentMetricsOptions {
+  absl::Duration linger = absl::Seconds(60);
+  std::string state_dir;
+  // PEM files, for their dates; empty without TLS.
+  std::string certificate;
+  std::string authority;
+};
+
+// What the page asks of others at each scrape; what is missing has no series.
+struct AgentSources {
+  std::function<bool()> connected;  // to the coordinator
+  std::function<int64_t()> spool_bytes;
+  std::function<std::vector<GpuReading>()> gpus;
+  std::string gpu_driver;
 };
 
 class AgentMetrics {
  public:
-  // Serves /metrics on `address` (HOST:PORT, port 0 picks one). FAILED_PRECONDITION when it is in
-  // use.
-  static absl::StatusOr<std::unique_ptr<AgentMetrics>> Serve(const std::string& address);
+  // Serves /metrics on `address` (HOST:PORT, port 0 picks one). INVALID_ARGUMENT (no such address)
+  // | FAILED_PRECONDITION when it is in use.
+  static absl::StatusOr<std::unique_ptr<AgentMetrics>> Serve(const std::string& address,
+                                                             AgentMetricsOptions options = {});
   ~AgentMetrics();
 
   // HOST:PORT that really listens.
   const std::string& address() const { return address_; }
 
+  // The page as it is now, without what concerns the server.
+  std::string Page() const;
+
   // `steps` and `tokens` are those since the rank's last report.
   void Step(const RankLabels& labels, const v1::TrainerStep& step, int64_t steps, int64_t tokens);
+  void Figures(const RankLabels& labels, const v1::RankFigures& figures);
   void Memory(const RankLabels& labels, const v1::TrainerMemory& memory);
   void Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress);
-  void Exited(const RankLabels& labels, bool fault);
   // How long a rank has taken to load the state from which it goes on, from "memory" (a copy of a
   // snapshot) or "disk" (a checkpoint, or the weights of model.from).
   void Loaded(const RankLabels& labels, const std::string& source, double seconds);
-  void LogLinesLost(const RankLabels& labels, int64_t lines);
+  // Lines of its log that were not sent, for there were too many.
+  void LogLinesLeftOut(const RankLabels& labels, int64_t lines);
+  void Exited(const RankLabels& labels, bool fault);
   void SetRunning(int trainers);
   void SetSnapshotBytes(int64_t bytes);
-  // From now on the page also shows what `read` returns at each scrape. Called once; `read` must be
-  // good for as long as this object.
-  void ShowGpus(std::function<std::vector<GpuReading>()> read, const std::string& driver);
-  // Gauges of a rank go when it ends, so that nothing stale is shown.
-  void Forget(const RankLabels& labels);
+  // From now on the page asks these, once this returns no others.
+  void Show(AgentSources sources);
 
  private:
-  struct Families;
+  struct State;
   AgentMetrics();
 
-  std::unique_ptr<Families> families_;
+  std::unique_ptr<State> state_;
   std::string address_;
 };
 

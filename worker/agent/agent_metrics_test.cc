@@ -6,6 +6,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "common/metrics/metric_table.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -35,73 +40,127 @@ std::string Fetch(const std::string& address) {
   return page;
 }
 
-const RankLabels kLabels{"j-1", "shakespeare", 3};
+const RankLabels kLabels{"j-1", "shakespeare", 3, 0, 1, 1, 5};
 constexpr char kLabelText[] = "{job_id=\"j-1\",job_name=\"shakespeare\",rank=\"3\"}";
 
-TEST(AgentMetrics, ShowsARanksFigures) {
-  const auto metrics = AgentMetrics::Serve("127.0.0.1:0");
-  ASSERT_TRUE(metrics.ok()) << metrics.status();
+v1::TrainerStep MakeStep() {
   v1::TrainerStep step;
   step.set_step(7);
   step.set_step_seconds(0.25);
   step.set_tokens_per_second(1024);
+  step.set_communication_seconds(0.125);
   step.set_loss(3.5);
   step.set_grad_norm(0.5);
-  (*metrics)->Step(kLabels, step, 2, 256);
-  (*metrics)->Step(kLabels, step, 1, 256);
-  step.mutable_record()->set_skipped(false);
-  (*metrics)->Step(kLabels, step, 0, 0);
-  for (int i = 0; i < 2; ++i) {
-    step.mutable_record()->set_skipped(true);
-    step.mutable_record()->set_spike(i == 0 ? "loss 9.1" : "");
-    (*metrics)->Step(kLabels, step, 0, 0);
-  }
+  step.set_mfu(0.4);
+  step.set_mfu_causal(0.3);
+  v1::RankFigures* figures = step.mutable_figures();
+  figures->set_cpu_seconds(12);
+  figures->mutable_phases()->set_forward(1);
+  figures->mutable_phases()->set_wait(2);
+  return step;
+}
+
+// Everything that a rank can say.
+void SayAll(AgentMetrics& metrics) {
+  metrics.Step(kLabels, MakeStep(), 2, 256);
   v1::TrainerMemory memory;
   memory.set_planned_bytes(4096);
   memory.set_resident_bytes(8192);
-  (*metrics)->Memory(kLabels, memory);
+  memory.set_log_lines_lost(9);
+  metrics.Memory(kLabels, memory);
+  metrics.LogLinesLeftOut(kLabels, 4);
   v1::CheckpointProgress progress;
   progress.set_bytes(100);
+  progress.set_seconds(1.5);
   progress.set_error("disk full");
-  (*metrics)->Checkpoint(kLabels, progress);
-  (*metrics)->Loaded(kLabels, "memory", 0.5);
+  metrics.Checkpoint(kLabels, progress);
+  metrics.Loaded(kLabels, "memory", 0.5);
+}
+
+TEST(AgentMetrics, ShowsARanksFigures) {
+  const auto metrics = AgentMetrics::Serve("127.0.0.1:0");
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  SayAll(**metrics);
+  (*metrics)->Step(kLabels, MakeStep(), 1, 256);
   (*metrics)->SetSnapshotBytes(2048);
   const std::string page = Fetch((*metrics)->address());
   const std::string labels = kLabelText;
+  const std::string job = "{job_id=\"j-1\",job_name=\"shakespeare\",";
   EXPECT_THAT(page, HasSubstr("200 OK"));
-  EXPECT_THAT(page, HasSubstr("tercio_tokens_total" + labels + " 512"));
-  EXPECT_THAT(page, HasSubstr("tercio_steps_total" + labels + " 3"));
-  EXPECT_THAT(page, HasSubstr("tercio_tokens_per_second" + labels + " 1024"));
-  EXPECT_THAT(page, HasSubstr("tercio_skipped_steps_total{job_id=\"j-1\",job_name="
-                              "\"shakespeare\"} 2"));
-  EXPECT_THAT(page, HasSubstr("tercio_spikes_total{job_id=\"j-1\",job_name=\"shakespeare\"} 1"));
-  EXPECT_THAT(page, HasSubstr("tercio_step_seconds" + labels + " 0.25"));
-  EXPECT_THAT(page, HasSubstr("tercio_loss" + labels + " 3.5"));
-  EXPECT_THAT(page, HasSubstr("tercio_grad_norm" + labels + " 0.5"));
-  EXPECT_THAT(page, HasSubstr("tercio_checkpoint_failures_total" + labels + " 1"));
-  EXPECT_THAT(page, HasSubstr("tercio_memory_bytes{job_id=\"j-1\",job_name=\"shakespeare\","
-                              "kind=\"planned\",rank=\"3\"} 4096"));
-  EXPECT_THAT(page, HasSubstr("kind=\"resident\",rank=\"3\"} 8192"));
-  EXPECT_THAT(page, HasSubstr("rank=\"3\",source=\"memory\"} 0.5"));
+  for (const char* line :
+       {"tercio_tokens_total 512", "tercio_steps_total 3", "tercio_tokens_per_second 1024",
+        "tercio_step 7", "tercio_step_seconds 0.25", "tercio_communication_seconds 0.125",
+        "tercio_loss 3.5", "tercio_grad_norm 0.5", "tercio_checkpoint_send_failures_total 1",
+        "tercio_checkpoint_sent_bytes_total 100", "tercio_checkpoint_send_seconds 1.5",
+        "tercio_rank_cpu_seconds_total 12", "tercio_log_lines_lost_total 13"}) {
+    const std::string text = line;
+    const size_t space = text.find(' ');
+    EXPECT_THAT(page, HasSubstr("\n" + text.substr(0, space) + labels + text.substr(space) + "\n"));
+  }
+  EXPECT_THAT(page, HasSubstr("tercio_memory_bytes" + job + "kind=\"planned\",rank=\"3\"} 4096"));
+  EXPECT_THAT(page, HasSubstr("tercio_memory_bytes" + job + "kind=\"resident\",rank=\"3\"} 8192"));
+  EXPECT_THAT(page, HasSubstr("tercio_load_seconds" + job + "rank=\"3\",source=\"memory\"} 0.5"));
+  EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"forward\",rank=\"3\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"wait\",rank=\"3\"} 2\n"));
+  EXPECT_THAT(page, HasSubstr("seconds_total" + job + "phase=\"data\",rank=\"3\"} 0\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_mfu_ratio{convention=\"causal\",job_id=\"j-1\","
+                              "job_name=\"shakespeare\",rank=\"3\"} 0.3"));
+  EXPECT_THAT(page, HasSubstr("tercio_rank_info{data=\"1\",device=\"5\",job_id=\"j-1\",job_name="
+                              "\"shakespeare\",pipeline=\"1\",rank=\"3\",tensor=\"0\"} 1"));
   EXPECT_THAT(page, HasSubstr("tercio_agent_snapshot_bytes 2048"));
 }
 
-TEST(AgentMetrics, GaugesGoWithTheRankAndCountersStay) {
-  const auto metrics = AgentMetrics::Serve("127.0.0.1:0");
+TEST(AgentMetrics, GaugesGoWithTheRankAndCountersAfterAWhile) {
+  AgentMetricsOptions options;
+  options.linger = absl::Milliseconds(200);
+  const auto metrics = AgentMetrics::Serve("127.0.0.1:0", options);
   ASSERT_TRUE(metrics.ok()) << metrics.status();
-  v1::TrainerStep step;
-  step.set_loss(3.5);
-  (*metrics)->Step(kLabels, step, 1, 256);
-  (*metrics)->Memory(kLabels, {});
-  (*metrics)->Loaded(kLabels, "disk", 1);
+  EXPECT_THAT((*metrics)->Page(), HasSubstr("_exits_total{kind=\"fault\"} 0\n"));
+  SayAll(**metrics);
   (*metrics)->Exited(kLabels, /*fault=*/true);
-  (*metrics)->Forget(kLabels);
-  const std::string page = Fetch((*metrics)->address());
-  EXPECT_THAT(page, Not(HasSubstr("tercio_loss{")));
-  EXPECT_THAT(page, Not(HasSubstr("tercio_memory_bytes{")));
-  EXPECT_THAT(page, Not(HasSubstr("tercio_load_seconds{")));
+  std::string page = (*metrics)->Page();
   EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 256"));
-  EXPECT_THAT(page, HasSubstr("kind=\"fault\"} 1"));
+  EXPECT_THAT(page, HasSubstr("_exits_total{kind=\"fault\"} 1\n"));
+  for (const char* gone :
+       {"tercio_loss{", "tercio_memory_bytes{", "tercio_load_seconds{", "tercio_rank_info{",
+        "tercio_mfu_ratio{", "tercio_step{", "_send_seconds{"}) {
+    EXPECT_THAT(page, Not(HasSubstr(gone)));
+  }
+  // The same rank of the next attempt goes on, and lives again.
+  (*metrics)->Step(kLabels, MakeStep(), 1, 256);
+  page = (*metrics)->Page();
+  EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 512"));
+  EXPECT_THAT(page, HasSubstr("tercio_loss{"));
+  (*metrics)->Exited(kLabels, /*fault=*/false);
+  do {
+    page = (*metrics)->Page();
+  } while (page.find("j-1") != std::string::npos);
+  EXPECT_THAT(page, HasSubstr("_exits_total{kind=\"normal\"} 1\n"));
+}
+
+TEST(AgentMetrics, ManyRanksAreBounded) {
+  AgentMetricsOptions options;
+  options.linger = absl::Hours(1);
+  const auto metrics = AgentMetrics::Serve("127.0.0.1:0", options);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  RankLabels labels = kLabels;
+  (*metrics)->Step(labels, MakeStep(), 1, 1);
+  for (int i = 0; i < 3000; ++i) {
+    labels.job_id = "job-" + std::to_string(i);
+    (*metrics)->Step(labels, MakeStep(), 1, 1);
+    (*metrics)->Exited(labels, /*fault=*/false);
+  }
+  const std::string page = (*metrics)->Page();
+  size_t series = 0;
+  for (size_t at = page.find("\ntercio_steps_total{"); at != std::string::npos;
+       at = page.find("\ntercio_steps_total{", at + 1)) {
+    ++series;
+  }
+  EXPECT_EQ(series, 1024u);
+  // The one that lives is there, and of the others the last.
+  EXPECT_THAT(page, HasSubstr("tercio_loss{job_id=\"j-1\""));
+  EXPECT_THAT(page, HasSubstr("job-2999"));
+  EXPECT_THAT(page, Not(HasSubstr("\"job-0\"")));
 }
 
 TEST(AgentMetrics, SaysThatAnAddressIsInUse) {
@@ -113,25 +172,65 @@ TEST(AgentMetrics, SaysThatAnAddressIsInUse) {
   EXPECT_THAT(std::string(second.status().message()), HasSubstr((*first)->address()));
 }
 
-TEST(AgentMetrics, ShowsGpusAsTheyAreAtEachScrape) {
-  const auto metrics = AgentMetrics::Serve("127.0.0.1:0");
-  ASSERT_TRUE(metrics.ok()) << metrics.status();
-  EXPECT_THAT(Fetch((*metrics)->address()), Not(HasSubstr("tercio_gpu_")));
+GpuReading FullReading() {
   GpuReading reading;
   reading.gpu = {1, "Fake GPU", "GPU-1", 1, ""};
-  reading.sample.emplace();
-  double watts = 100;
-  (*metrics)->ShowGpus(
-      [&] {
-        reading.sample->power_watts = watts++;
-        return std::vector<GpuReading>{reading};
-      },
-      "580.1");
-  EXPECT_THAT(Fetch((*metrics)->address()),
-              HasSubstr("tercio_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"} 100\n"));
-  const std::string page = Fetch((*metrics)->address());
-  EXPECT_THAT(page, HasSubstr("tercio_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"} 101\n"));
-  EXPECT_THAT(page, HasSubstr("tercio_trainers 0\n"));
+  reading.xids = {{79, 1}};
+  GpuSample& sample = reading.sample.emplace();
+  sample.utilization_ratio = sample.memory_utilization_ratio = 0.5;
+  sample.memory_total_bytes = sample.memory_used_bytes = 1;
+  sample.power_watts = sample.power_limit_watts = sample.temperature_celsius = 1;
+  sample.sm_clock_hertz = sample.sm_clock_limit_hertz = sample.memory_clock_hertz = 1;
+  sample.clock_reasons = 0;
+  sample.processes.emplace();
+  sample.ecc_enabled = true;
+  sample.ecc_corrected = sample.ecc_uncorrected = 1;
+  sample.ecc_corrected_ever = sample.ecc_uncorrected_ever = 1;
+  sample.remapped_rows_corrected = sample.remapped_rows_uncorrected = 1;
+  sample.remap_failed = sample.retirement_pending = false;
+  sample.pcie_generation = sample.pcie_lanes = sample.nvlinks = sample.nvlinks_active = 1;
+  return reading;
+}
+
+TEST(AgentMetrics, AsksItsSourcesAtEachScrapeUntilTheyGo) {
+  const auto metrics = AgentMetrics::Serve("127.0.0.1:0");
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  EXPECT_THAT((*metrics)->Page(), Not(HasSubstr("tercio_gpu_")));
+  std::atomic<int> asked = 0;
+  AgentSources sources;
+  sources.gpus = [&asked] {
+    GpuReading reading = FullReading();
+    reading.sample->power_watts = ++asked;
+    return std::vector<GpuReading>{reading};
+  };
+  (*metrics)->Show(std::move(sources));
+  const std::string line = "tercio_gpu_power_watts{gpu=\"1\",uuid=\"GPU-1\"} ";
+  EXPECT_THAT((*metrics)->Page(), HasSubstr(line + "1\n"));
+  EXPECT_THAT((*metrics)->Page(), HasSubstr(line + "2\n"));
+  (*metrics)->Show({});
+  EXPECT_THAT((*metrics)->Page(), Not(HasSubstr("tercio_gpu_")));
+  EXPECT_EQ(asked, 2);
+}
+
+// What is in the table is exported by somebody: here, or by the coordinator.
+TEST(AgentMetrics, EveryMetricOfTheTableIsOnThePage) {
+  AgentMetricsOptions options;
+  options.state_dir = "/";
+  options.certificate = "common/metrics/testdata/certificate.pem";
+  const auto metrics = AgentMetrics::Serve("127.0.0.1:0", options);
+  ASSERT_TRUE(metrics.ok()) << metrics.status();
+  SayAll(**metrics);
+  (*metrics)->Show({[] { return true; }, [] { return int64_t{5}; },
+                    [] { return std::vector<GpuReading>{FullReading()}; }, "580.1"});
+  const std::string page = (*metrics)->Page();
+  for (const MetricSpec& spec : metric_table::kAll) {
+    const std::string type = "# TYPE " + std::string(spec.name) + " ";
+    if (spec.exporter == MetricExporter::kCoordinator) {
+      EXPECT_THAT(page, Not(HasSubstr(type)));
+    } else {
+      EXPECT_THAT(page, HasSubstr(type));
+    }
+  }
 }
 
 }  // namespace

@@ -231,6 +231,11 @@ std::vector<v1::AgentMessage> AgentStore::After(uint64_t sequence, int64_t most_
   return spool_.After(sequence, most_bytes);
 }
 
+int64_t AgentStore::SpoolBytes() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return spool_.bytes();
+}
+
 uint64_t AgentStore::Newest() {
   std::lock_guard<std::mutex> lock(mutex_);
   return spool_.newest();

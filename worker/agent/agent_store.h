@@ -79,6 +79,8 @@ class AgentStore {
   std::vector<v1::AgentMessage> After(uint64_t sequence, int64_t most_bytes);
   // The sequence of the newest message, 0 when there is none.
   uint64_t Newest();
+  // That are kept for the coordinator.
+  int64_t SpoolBytes();
   // Called without locks when there is more to tell; empty: nobody.
   void SetListener(std::function<void()> listener);
 

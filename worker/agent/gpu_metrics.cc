@@ -1,139 +1,96 @@
 #include "worker/agent/gpu_metrics.h"
 
-#include <map>
+#include <optional>
 
 namespace tercio {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
-
-// The families in the order in which they were first added to.
-class Page {
+// Of one GPU.
+class GpuSeries {
  public:
-  void Add(const char* name, const char* help, MetricType type, const GpuReading& reading,
-           const std::vector<ClientMetric::Label>& labels, double value) {
-    const auto [place, added] = places_.try_emplace(name, families_.size());
-    if (added) families_.push_back({name, help, type, {}});
-    ClientMetric& metric = families_[place->second].metric.emplace_back();
-    metric.label = {{"gpu", std::to_string(reading.gpu.index)}, {"uuid", reading.gpu.uuid}};
-    metric.label.insert(metric.label.end(), labels.begin(), labels.end());
-    (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
-  }
-  template <typename Value>
-  void Gauge(const char* name, const char* help, const GpuReading& reading,
-             const std::optional<Value>& value,
-             const std::vector<ClientMetric::Label>& labels = {}) {
-    if (!value.has_value()) return;
-    Add(name, help, MetricType::Gauge, reading, labels, static_cast<double>(*value));
-  }
-  template <typename Value>
-  void Counter(const char* name, const char* help, const GpuReading& reading,
-               const std::optional<Value>& value, const std::vector<ClientMetric::Label>& labels) {
-    if (!value.has_value()) return;
-    Add(name, help, MetricType::Counter, reading, labels, static_cast<double>(*value));
-  }
+  GpuSeries(const GpuReading& reading, MetricsPage* page)
+      : gpu_(std::to_string(reading.gpu.index)), uuid_(reading.gpu.uuid), page_(*page) {}
 
-  std::vector<MetricFamily> Take() { return std::move(families_); }
+  template <typename Value>
+  void Set(MetricId metric, const std::optional<Value>& value) {
+    if (value.has_value()) page_.Set(metric, {gpu_, uuid_}, static_cast<double>(*value));
+  }
+  // With a label between the two: `kind` or `reason`.
+  template <typename Value>
+  void Set(MetricId metric, const char* label, const std::optional<Value>& value) {
+    if (value.has_value()) page_.Set(metric, {gpu_, label, uuid_}, static_cast<double>(*value));
+  }
+  void SetInfo(const std::string& driver, const std::string& model) {
+    page_.Set("tercio_gpu_info", {driver, gpu_, model, uuid_}, 1);
+  }
+  void SetXid(int xid, int64_t count) {
+    page_.Set("tercio_gpu_xid_errors_total", {gpu_, uuid_, std::to_string(xid)},
+              static_cast<double>(count));
+  }
 
  private:
-  std::vector<MetricFamily> families_;
-  std::map<std::string, size_t> places_;
+  const std::string gpu_;
+  const std::string& uuid_;
+  MetricsPage& page_;
 };
 
-void AddLoad(const GpuReading& reading, const GpuSample& sample, Page* page) {
-  page->Gauge("tercio_gpu_utilization_ratio", "Part of the time with a kernel running.", reading,
-              sample.utilization_ratio);
-  page->Gauge("tercio_gpu_memory_utilization_ratio", "Part of the time with memory in use.",
-              reading, sample.memory_utilization_ratio);
-  constexpr char kMemory[] = "Memory of the GPU: all of it (size), and what anybody uses (used).";
-  page->Gauge("tercio_gpu_memory_bytes", kMemory, reading, sample.memory_total_bytes,
-              {{"kind", "size"}});
-  page->Gauge("tercio_gpu_memory_bytes", kMemory, reading, sample.memory_used_bytes,
-              {{"kind", "used"}});
-  page->Gauge("tercio_gpu_power_watts", "Power that the GPU takes.", reading, sample.power_watts);
-  page->Gauge("tercio_gpu_power_limit_watts", "Power that it may take.", reading,
-              sample.power_limit_watts);
-  page->Gauge("tercio_gpu_temperature_celsius", "Temperature of the die.", reading,
-              sample.temperature_celsius);
-  page->Gauge("tercio_gpu_sm_clock_hertz", "Clock rate of the multiprocessors.", reading,
-              sample.sm_clock_hertz);
-  page->Gauge("tercio_gpu_sm_clock_limit_hertz", "The highest that it can be.", reading,
-              sample.sm_clock_limit_hertz);
-  page->Gauge("tercio_gpu_memory_clock_hertz", "Clock rate of the memory.", reading,
-              sample.memory_clock_hertz);
+void AddLoad(const GpuSample& sample, GpuSeries* series) {
+  series->Set("tercio_gpu_utilization_ratio", sample.utilization_ratio);
+  series->Set("tercio_gpu_memory_utilization_ratio", sample.memory_utilization_ratio);
+  series->Set("tercio_gpu_memory_bytes", "size", sample.memory_total_bytes);
+  series->Set("tercio_gpu_memory_bytes", "used", sample.memory_used_bytes);
+  series->Set("tercio_gpu_power_watts", sample.power_watts);
+  series->Set("tercio_gpu_power_limit_watts", sample.power_limit_watts);
+  series->Set("tercio_gpu_temperature_celsius", sample.temperature_celsius);
+  series->Set("tercio_gpu_sm_clock_hertz", sample.sm_clock_hertz);
+  series->Set("tercio_gpu_sm_clock_limit_hertz", sample.sm_clock_limit_hertz);
+  series->Set("tercio_gpu_memory_clock_hertz", sample.memory_clock_hertz);
   if (sample.clock_reasons.has_value()) {
     for (const ClockReason& reason : ClockReasons()) {
-      page->Gauge("tercio_gpu_clocks_limited", "1 for each reason why clocks are not higher.",
-                  reading, std::optional<bool>((*sample.clock_reasons & reason.bit) != 0),
-                  {{"reason", reason.name}});
+      series->Set("tercio_gpu_clocks_limited", reason.name,
+                  std::optional<bool>((*sample.clock_reasons & reason.bit) != 0));
     }
   }
   if (sample.processes.has_value()) {
-    page->Gauge("tercio_gpu_processes", "Processes with a context on the GPU.", reading,
-                std::optional<size_t>(sample.processes->size()));
+    series->Set("tercio_gpu_processes", std::optional<size_t>(sample.processes->size()));
   }
 }
 
-void AddErrors(const GpuReading& reading, const GpuSample& sample, Page* page) {
-  page->Gauge("tercio_gpu_ecc_enabled", "1 where memory errors are corrected and counted.", reading,
-              sample.ecc_enabled);
-  constexpr char kErrors[] = "ECC errors since the driver was loaded.";
-  page->Counter("tercio_gpu_ecc_errors_total", kErrors, reading, sample.ecc_corrected,
-                {{"kind", "corrected"}});
-  page->Counter("tercio_gpu_ecc_errors_total", kErrors, reading, sample.ecc_uncorrected,
-                {{"kind", "uncorrected"}});
-  constexpr char kEver[] = "ECC errors since the GPU was made.";
-  page->Counter("tercio_gpu_lifetime_ecc_errors_total", kEver, reading, sample.ecc_corrected_ever,
-                {{"kind", "corrected"}});
-  page->Counter("tercio_gpu_lifetime_ecc_errors_total", kEver, reading, sample.ecc_uncorrected_ever,
-                {{"kind", "uncorrected"}});
-  constexpr char kRows[] = "Rows of memory that others stand in for, by the errors they had.";
-  page->Gauge("tercio_gpu_remapped_rows", kRows, reading, sample.remapped_rows_corrected,
-              {{"kind", "corrected"}});
-  page->Gauge("tercio_gpu_remapped_rows", kRows, reading, sample.remapped_rows_uncorrected,
-              {{"kind", "uncorrected"}});
-  page->Gauge("tercio_gpu_row_remap_failed", "1 where there was no row to stand in.", reading,
-              sample.remap_failed);
-  page->Gauge("tercio_gpu_retirement_pending",
-              "1 where a reset would put faulty rows or pages out of use.", reading,
-              sample.retirement_pending);
+void AddErrors(const GpuSample& sample, GpuSeries* series) {
+  series->Set("tercio_gpu_ecc_enabled", sample.ecc_enabled);
+  series->Set("tercio_gpu_ecc_errors_total", "corrected", sample.ecc_corrected);
+  series->Set("tercio_gpu_ecc_errors_total", "uncorrected", sample.ecc_uncorrected);
+  series->Set("tercio_gpu_lifetime_ecc_errors_total", "corrected", sample.ecc_corrected_ever);
+  series->Set("tercio_gpu_lifetime_ecc_errors_total", "uncorrected", sample.ecc_uncorrected_ever);
+  series->Set("tercio_gpu_remapped_rows", "corrected", sample.remapped_rows_corrected);
+  series->Set("tercio_gpu_remapped_rows", "uncorrected", sample.remapped_rows_uncorrected);
+  series->Set("tercio_gpu_row_remap_failed", sample.remap_failed);
+  series->Set("tercio_gpu_retirement_pending", sample.retirement_pending);
 }
 
-void AddLinks(const GpuReading& reading, const GpuSample& sample, Page* page) {
-  page->Gauge("tercio_gpu_pcie_generation", "Generation of PCIe that the link runs at.", reading,
-              sample.pcie_generation);
-  page->Gauge("tercio_gpu_pcie_lanes", "Lanes of PCIe that the link has.", reading,
-              sample.pcie_lanes);
-  constexpr char kLinks[] = "NVLinks of the GPU: all, and those that are up (active).";
-  page->Gauge("tercio_gpu_nvlinks", kLinks, reading, sample.nvlinks, {{"kind", "all"}});
-  page->Gauge("tercio_gpu_nvlinks", kLinks, reading, sample.nvlinks_active, {{"kind", "active"}});
+void AddLinks(const GpuSample& sample, GpuSeries* series) {
+  series->Set("tercio_gpu_pcie_generation", sample.pcie_generation);
+  series->Set("tercio_gpu_pcie_lanes", sample.pcie_lanes);
+  series->Set("tercio_gpu_nvlinks", "all", sample.nvlinks);
+  series->Set("tercio_gpu_nvlinks", "active", sample.nvlinks_active);
 }
 
 }  // namespace
 
-std::vector<MetricFamily> GpuMetrics(const std::vector<GpuReading>& readings,
-                                     const std::string& driver) {
-  Page page;
+void AddGpuMetrics(const std::vector<GpuReading>& readings, const std::string& driver, double now,
+                   MetricsPage* page) {
   for (const GpuReading& reading : readings) {
-    page.Add("tercio_gpu_info", "1; what the GPU is.", MetricType::Gauge, reading,
-             {{"model", reading.gpu.model}, {"driver", driver}}, 1);
-    page.Add("tercio_gpu_faulty", "1 where the GPU takes no ranks.", MetricType::Gauge, reading, {},
-             reading.fault.has_value() ? 1 : 0);
-    page.Add("tercio_gpu_sample_age_seconds", "Since the driver has answered last.",
-             MetricType::Gauge, reading, {}, reading.age_seconds);
-    for (const auto& [xid, count] : reading.xids) {
-      page.Add("tercio_gpu_xid_errors_total", "Errors that the driver has reported, by XID.",
-               MetricType::Counter, reading, {{"xid", std::to_string(xid)}},
-               static_cast<double>(count));
-    }
+    GpuSeries series(reading, page);
+    series.SetInfo(driver, reading.gpu.model);
+    series.Set("tercio_gpu_faulty", std::optional<bool>(reading.fault.has_value()));
+    series.Set("tercio_gpu_last_sample_timestamp_seconds",
+               std::optional<double>(now - reading.age_seconds));
+    for (const auto& [xid, count] : reading.xids) series.SetXid(xid, count);
     if (!reading.sample.has_value()) continue;
-    AddLoad(reading, *reading.sample, &page);
-    AddErrors(reading, *reading.sample, &page);
-    AddLinks(reading, *reading.sample, &page);
+    AddLoad(*reading.sample, &series);
+    AddErrors(*reading.sample, &series);
+    AddLinks(*reading.sample, &series);
   }
-  return page.Take();
 }
 
 }  // namespace tercio

@@ -6,12 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "prometheus/metric_family.h"
+#include "common/metrics/metrics_page.h"
 #include "worker/agent/gpu_monitor.h"
 
 namespace tercio {
 
-std::vector<prometheus::MetricFamily> GpuMetrics(const std::vector<GpuReading>& readings,
-                                                 const std::string& driver);
+// `now` in seconds since 1970: the time at which the readings were taken from the monitor.
+void AddGpuMetrics(const std::vector<GpuReading>& readings, const std::string& driver, double now,
+                   MetricsPage* page);
 
 }  // namespace tercio

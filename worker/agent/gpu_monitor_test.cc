@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/strings/str_split.h"
+#include "common/metrics/metrics_page.h"
 #include "common/steady_time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -203,17 +205,13 @@ TEST_F(GpuMonitorTest, TooOldADriverIsAFaultOfAll) {
   EXPECT_THAT(Faults(), ElementsAre("install a newer driver", "install a newer driver"));
 }
 
-// As a scraper sees it: name{labels} value.
+// As a scraper sees it, without the lines of help and type.
 std::vector<std::string> Series(const std::vector<GpuReading>& readings) {
+  MetricsPage page(MetricExporter::kAgent);
+  AddGpuMetrics(readings, "580.1", 1000, &page);
   std::vector<std::string> series;
-  for (const prometheus::MetricFamily& family : GpuMetrics(readings, "580.1")) {
-    for (const prometheus::ClientMetric& metric : family.metric) {
-      std::string text = family.name;
-      for (const auto& label : metric.label) text += " " + label.name + "=" + label.value;
-      const bool counter = family.type == prometheus::MetricType::Counter;
-      series.push_back(text + " " +
-                       std::to_string(counter ? metric.counter.value : metric.gauge.value));
-    }
+  for (const absl::string_view line : absl::StrSplit(page.Text(), '\n', absl::SkipEmpty())) {
+    if (line[0] != '#') series.emplace_back(line);
   }
   return series;
 }
@@ -224,11 +222,12 @@ TEST(GpuMetrics, ShowWhatTheGpuSaysAndNothingElse) {
   reading.age_seconds = 2;
   reading.xids = {{79, 2}};
   reading.fault = GpuFault{"lost", true};
-  EXPECT_THAT(Series({reading}),
-              ElementsAre("tercio_gpu_info gpu=3 uuid=GPU-3 model=Fake GPU driver=580.1 1.000000",
-                          "tercio_gpu_faulty gpu=3 uuid=GPU-3 1.000000",
-                          "tercio_gpu_sample_age_seconds gpu=3 uuid=GPU-3 2.000000",
-                          "tercio_gpu_xid_errors_total gpu=3 uuid=GPU-3 xid=79 2.000000"));
+  EXPECT_THAT(
+      Series({reading}),
+      ElementsAre("tercio_gpu_info{driver=\"580.1\",gpu=\"3\",model=\"Fake GPU\",uuid=\"GPU-3\"} 1",
+                  "tercio_gpu_faulty{gpu=\"3\",uuid=\"GPU-3\"} 1",
+                  "tercio_gpu_last_sample_timestamp_seconds{gpu=\"3\",uuid=\"GPU-3\"} 998",
+                  "tercio_gpu_xid_errors_total{gpu=\"3\",uuid=\"GPU-3\",xid=\"79\"} 2"));
   reading.fault = std::nullopt;
   reading.sample.emplace();
   reading.sample->power_watts = 250.5;
@@ -237,17 +236,16 @@ TEST(GpuMetrics, ShowWhatTheGpuSaysAndNothingElse) {
   reading.sample->clock_reasons = 0x40;
   const std::vector<std::string> series = Series({reading});
   using ::testing::Contains;
-  EXPECT_THAT(series, Contains("tercio_gpu_faulty gpu=3 uuid=GPU-3 0.000000"));
-  EXPECT_THAT(series, Contains("tercio_gpu_power_watts gpu=3 uuid=GPU-3 250.500000"));
-  EXPECT_THAT(series, Contains("tercio_gpu_memory_bytes gpu=3 uuid=GPU-3 kind=used 1024.000000"));
-  EXPECT_THAT(series,
-              Contains("tercio_gpu_ecc_errors_total gpu=3 uuid=GPU-3 kind=uncorrected 1.000000"));
-  EXPECT_THAT(series, Contains("tercio_gpu_clocks_limited gpu=3 uuid=GPU-3 "
-                               "reason=hardware_thermal_slowdown 1.000000"));
-  EXPECT_THAT(series,
-              Contains("tercio_gpu_clocks_limited gpu=3 uuid=GPU-3 reason=power_cap 0.000000"));
+  for (const char* line :
+       {"faulty{gpu=\"3\",uuid=\"GPU-3\"} 0", "power_watts{gpu=\"3\",uuid=\"GPU-3\"} 250.5",
+        "memory_bytes{gpu=\"3\",kind=\"used\",uuid=\"GPU-3\"} 1024",
+        "ecc_errors_total{gpu=\"3\",kind=\"uncorrected\",uuid=\"GPU-3\"} 1",
+        "clocks_limited{gpu=\"3\",reason=\"hardware_thermal_slowdown\",uuid=\"GPU-3\"} 1",
+        "clocks_limited{gpu=\"3\",reason=\"power_cap\",uuid=\"GPU-3\"} 0"}) {
+    EXPECT_THAT(series, Contains(std::string("tercio_gpu_") + line));
+  }
   EXPECT_THAT(series, Not(Contains(HasSubstr("temperature"))));
-  EXPECT_THAT(GpuMetrics({}, ""), IsEmpty());
+  EXPECT_THAT(Series({}), IsEmpty());
 }
 
 }  // namespace

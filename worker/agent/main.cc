@@ -9,7 +9,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
@@ -18,9 +22,12 @@
 #include "common/channel.h"
 #include "common/daemon.h"
 #include "common/daemon_flags.h"
+#include "common/daemon_loop.h"
 #include "common/file.h"
+#include "common/health_server.h"
 #include "common/log.h"
 #include "common/machine.h"
+#include "common/service_manager.h"
 #include "common/status_macros.h"
 #include "common/tls_diagnosis.h"
 #include "common/version.h"
@@ -52,17 +59,26 @@ constexpr int kLeaveTrainers = SIGUSR1;
 struct Flags {
   std::string coordinator = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9465";
+  std::string health_listen;
   std::string snapshot_listen;
   int64_t snapshot_reserve = int64_t{1} << 30;
   AgentOptions agent;
   std::string device = "auto";
+  double metrics_linger_seconds = 60;
   int64_t gpu_others = int64_t{1} << 30;
   double gpu_interval_seconds = 5;
   TlsFiles tls = TlsFromEnvironment();
   double stop_grace_seconds = 25;
   int64_t spool_bytes = 64 << 20;
   bool parent_death = false;
+  DaemonSettings settings;  // all of the above, as given
 };
+
+// Flags whose changes count at SIGHUP.
+const std::set<std::string>& LiveFlags() {
+  static const auto* const names = new std::set<std::string>{"snapshot-reserve", "stop-grace"};
+  return *names;
+}
 
 std::string HostName() {
   char name[256] = "node";
@@ -115,6 +131,26 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
       ->take_last();
 }
 
+void AddTimeOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
+                 "seconds for which counters of a rank that has ended stay on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
+                 "seconds that trainers go on after the agent has died")
+      ->envname("TERCIO_AGENT_GRACE")
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--stop-grace", flags->stop_grace_seconds,
+                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
+      ->envname("TERCIO_STOP_GRACE")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+}
+
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
@@ -131,6 +167,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       "spool, runs, logs, token cache");
   add("--name", &flags->agent.node, "TERCIO_NODE_NAME", "name of this node");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
+  add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
+      "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
   add("--data-address", &flags->agent.data_address, "TERCIO_DATA_ADDRESS",
       "IP address for traffic between ranks (not encrypted)");
   add("--snapshot-listen", &flags->snapshot_listen, "TERCIO_SNAPSHOT_LISTEN",
@@ -153,17 +191,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->take_last();
   AddGpuOptions(app, flags);
   AddLogOptions(app, &flags->agent);
-  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
-                 "seconds that trainers go on after the agent has died")
-      ->envname("TERCIO_AGENT_GRACE")
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--stop-grace", flags->stop_grace_seconds,
-                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
-      ->envname("TERCIO_STOP_GRACE")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str()
-      ->take_last();
+  AddTimeOptions(app, flags);
   app.add_option("--snapshot-reserve", flags->snapshot_reserve,
                  "memory that copies of snapshots leave free (such as 1GiB)")
       ->envname("TERCIO_SNAPSHOT_RESERVE")
@@ -179,7 +207,9 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->capture_default_str()
       ->take_last();
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
-  return ParseDaemonFlags(app, argc, argv, done);
+  const int code = ParseDaemonFlags(app, argc, argv, done);
+  flags->settings = SettingsOf(app);
+  return code;
 }
 
 std::string RuntimeParent() {
@@ -331,16 +361,6 @@ int TakeSignal() {
   return std::max(0, sigtimedwait(&set, nullptr, &now));
 }
 
-int WaitForSignal() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (const int signal : {SIGINT, SIGTERM, kLeaveTrainers}) sigaddset(&set, signal);
-  int signal = 0;
-  while (sigwait(&set, &signal) != 0) {
-  }
-  return signal;
-}
-
 absl::Status CheckFlags(const Flags& flags) {
   if (!IsLoopback(flags.metrics_listen) && !flags.tls.given()) {
     return absl::InvalidArgumentError(absl::StrCat("--metrics-listen ", flags.metrics_listen,
@@ -451,6 +471,23 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flag
   return std::unique_ptr<SnapshotServer>();
 }
 
+AgentMetricsOptions MetricsOf(const Flags& flags) {
+  return {absl::Seconds(flags.metrics_linger_seconds), flags.agent.state_dir, flags.tls.certificate,
+          flags.tls.authority};
+}
+
+void ShowSources(const Flags& flags, NodeLink& link, AgentStore& store, GpuMonitor& gpus,
+                 AgentMetrics& metrics) {
+  AgentSources sources;
+  sources.connected = [&link] { return link.connected(); };
+  sources.spool_bytes = [&store] { return store.SpoolBytes(); };
+  if (!flags.agent.gpus.list.empty()) {
+    sources.gpus = [&gpus] { return gpus.Readings(); };
+    sources.gpu_driver = flags.agent.gpus.driver;
+  }
+  metrics.Show(std::move(sources));
+}
+
 GpuMonitor::Options MonitorOptions(const Flags& flags) {
   GpuMonitor::Options options;
   options.gpus = flags.agent.gpus;
@@ -478,12 +515,69 @@ void StartMonitor(GpuMonitor& gpus, NodeLink& link, RunManager& runs) {
   gpus.Look(kFirstLookPatience);
 }
 
-absl::Status RunAgent(Flags flags) {
+// What the first thread does beside the agent itself.
+struct Lifecycle {
+  std::vector<int> stop_signals;
+  ServiceManager manager;
+  // Reads the settings again. The exit code, and *done, as ParseFlags has them.
+  std::function<int(Flags* fresh, bool* done)> read_flags;
+};
+
+// SIGHUP: what can change while the agent runs, does; a file with faults changes nothing.
+void Reload(const Lifecycle& life, Flags* flags, SnapshotStore& snapshots) {
+  Flags fresh;
+  bool done = false;
+  if (life.read_flags(&fresh, &done) != kExitOk || done) {
+    LogError("the configuration has faults (above): the one before stays in use");
+    return;
+  }
+  flags->stop_grace_seconds = fresh.stop_grace_seconds;
+  snapshots.SetReserve(fresh.snapshot_reserve);
+  LogReload(flags->settings, fresh.settings, LiveFlags());
+  for (const std::string& name : LiveFlags()) flags->settings[name] = fresh.settings[name];
+}
+
+// Until a signal ends the agent, which it returns.
+int Live(const Lifecycle& life, Flags* flags, NodeLink& link, RunManager& runs,
+         SnapshotStore& snapshots, HealthServer* health) {
+  DaemonLoop loop;
+  loop.rounds = [&] { return runs.rounds(); };
+  loop.ready = [&] { return link.connected(); };
+  loop.status = [&] {
+    return absl::StrCat("node ", flags->agent.node, ", ", runs.Running(/*ended=*/false).size(),
+                        " runs, coordinator ", flags->coordinator,
+                        link.connected() ? "" : " is away");
+  };
+  loop.reload = [&] { Reload(life, flags, snapshots); };
+  if (health != nullptr) {
+    loop.health = [&](bool alive, bool ready) { health->Set(alive, ready); };
+  }
+  loop.stop_signals = life.stop_signals;
+  return RunDaemonLoop(life.manager, loop);
+}
+
+// What runs want to know of the GPUs. The monitor outlives the options.
+void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
+  options->gpu_utilization = [&gpus] {
+    std::vector<std::optional<double>> all;
+    for (const GpuReading& reading : gpus.Readings()) {
+      all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio : std::nullopt);
+    }
+    return all;
+  };
+  options->gpu_trouble = [&gpus](int gpu) {
+    return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
+  };
+}
+
+absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
   TERCIO_RETURN_IF_ERROR(FillIn(flags));
   GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
-  TERCIO_ASSIGN_OR_RETURN(const auto metrics, AgentMetrics::Serve(flags.metrics_listen));
+  TERCIO_ASSIGN_OR_RETURN(const auto metrics,
+                          AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
+  TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
   TERCIO_ASSIGN_OR_RETURN(const auto store,
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
@@ -491,22 +585,11 @@ absl::Status RunAgent(Flags flags) {
   flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
 
   LeavingAt leaving_at = 0;
-  if (!flags.agent.gpus.list.empty()) {
-    flags.agent.gpu_utilization = [&gpus] {
-      std::vector<std::optional<double>> all;
-      for (const GpuReading& reading : gpus.Readings()) {
-        all.push_back(reading.sample.has_value() ? reading.sample->utilization_ratio
-                                                 : std::nullopt);
-      }
-      return all;
-    };
-    flags.agent.gpu_trouble = [&gpus](int gpu) {
-      return gpus.TroubleOf(gpu, kTroubleWindow, kTroublePatience);
-    };
-    metrics->ShowGpus([&gpus] { return gpus.Readings(); }, flags.agent.gpus.driver);
-  }
+  if (!flags.agent.gpus.list.empty()) AskGpus(gpus, &flags.agent);
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
+  ShowSources(flags, link, *store, gpus, *metrics);
+  const absl::Cleanup hide_sources = [&metrics] { metrics->Show({}); };
   SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
   RunManager runs(flags.agent, *metrics, *store,
                   [&link](v1::AgentMessage message) { link.Say(std::move(message)); });
@@ -529,10 +612,12 @@ absl::Status RunAgent(Flags flags) {
   const absl::Cleanup stop_monitor = [&gpus] { gpus.Stop(); };
   if (!flags.agent.gpus.list.empty()) StartMonitor(gpus, link, runs);
   StartLink(link, flags, addresses, *store, snapshots, runs, gpus, leaving_at);
-  std::printf("ready agent=%s coordinator=%s metrics=%s\n", flags.agent.node.c_str(),
-              flags.coordinator.c_str(), metrics->address().c_str());
+  std::printf(
+      "ready agent=%s coordinator=%s metrics=%s%s%s\n", flags.agent.node.c_str(),
+      flags.coordinator.c_str(), metrics->address().c_str(),
+      health == nullptr ? "" : " health=", health == nullptr ? "" : health->address().c_str());
   std::fflush(stdout);
-  const int signal = WaitForSignal();
+  const int signal = Live(life, &flags, link, runs, snapshots, health.get());
   if (signal == kLeaveTrainers) {
     LogInfo("leaving the trainers to the agent that is started next");
     runs.Leave();
@@ -548,20 +633,22 @@ absl::Status RunAgent(Flags flags) {
 }  // namespace tercio
 
 int main(int argc, char** argv) {
-  tercio::BlockStopSignals();
+  tercio::Lifecycle life;
+  life.stop_signals = tercio::BlockDaemonSignals({tercio::kLeaveTrainers});
   tercio::KeepFreedMemory();
   tercio::RaiseFileLimit();
-  sigset_t leave;
-  sigemptyset(&leave);
-  sigaddset(&leave, tercio::kLeaveTrainers);
-  pthread_sigmask(SIG_BLOCK, &leave, nullptr);
   tercio::Flags flags;
   bool done = false;
   const int code = tercio::ParseFlags(argc, argv, &flags, &done);
   if (done || code != tercio::kExitOk) return code;
   if (flags.parent_death) tercio::DieWithParent();
   tercio::InitLogging("agent");
-  const absl::Status status = tercio::RunAgent(flags);
+  tercio::SetLogContext({{"node", flags.agent.node}});
+  life.manager = tercio::ServiceManager::FromEnvironment();
+  life.read_flags = [argc, argv](tercio::Flags* fresh, bool* ended) {
+    return tercio::ParseFlags(argc, argv, fresh, ended);
+  };
+  const absl::Status status = tercio::RunAgent(std::move(flags), life);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return tercio::ExitCodeOf(status);
 }

@@ -62,6 +62,11 @@ void NodeLink::StayAway(double seconds) {
   if (present_ != nullptr) present_->TryCancel();
 }
 
+bool NodeLink::connected() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return connected_;
+}
+
 void NodeLink::Drain(double seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait_for(lock, Seconds(seconds), [this] {

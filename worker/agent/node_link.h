@@ -52,6 +52,9 @@ class NodeLink {
   // For what is true only at the moment: lost when there is no connection.
   void Say(v1::AgentMessage message);
 
+  // Whether the coordinator has taken this node in, on the present stream.
+  bool connected();
+
   v1::NodeService::Stub& stub() { return *stub_; }
 
   // Waits until everything has been sent, at most `seconds`.

@@ -456,9 +456,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, Shar
     std::lock_guard<std::mutex> lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
     event.device_utilization = trainers_[key][rank].Utilization();
-    const RankLabels labels = LabelsOf(key, rank);
-    metrics_.Exited(labels, event.signal != 0 || event.exit_code != 0);
-    metrics_.Forget(labels);
+    metrics_.Exited(LabelsOf(key, rank), event.signal != 0 || event.exit_code != 0);
     Apply({0, std::move(event)});
   };
 }
@@ -481,7 +479,15 @@ void RunManager::ExplainByGpu(TrainerEnded* event) const {
 }
 
 RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
-  return {key.first, state_.runs.at(key).start.spec().name(), rank};
+  const RunState& run = state_.runs.at(key);
+  const v1::RankPlacement& place = run.ranks.at(rank).plan.placement();
+  return {key.first,
+          run.start.spec().name(),
+          rank,
+          place.tensor_index(),
+          place.pipeline_index(),
+          place.data_index(),
+          place.device()};
 }
 
 // With a line in place of those that were left out.
@@ -527,13 +533,12 @@ void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed&
   if (passed.left_out_before == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_.runs.contains(key)) {
-    metrics_.LogLinesLost(LabelsOf(key, rank), passed.left_out_before);
+    metrics_.LogLinesLeftOut(LabelsOf(key, rank), passed.left_out_before);
   }
 }
 
 // Lines that the rank itself could not write. Under the lock.
-void RunManager::TellLost(const RunKey& key, int rank, int64_t lines) {
-  metrics_.LogLinesLost(LabelsOf(key, rank), lines);
+void RunManager::TellLost(const RunKey& key, int64_t lines) {
   AgentChanges changes;
   v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
   *logs->mutable_run() = ToRunId(key);
@@ -667,8 +672,10 @@ void RunManager::ReceiveUntold(const RunKey& key, int rank) {
 }
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
-  const RankLabels labels = LabelsOf(key, rank);
   const RunState& run = state_.runs.at(key);
+  // What it says after its end brings its series back for ever.
+  if (run.ranks.at(rank).life == RankState::Life::kEnded) return;
+  const RankLabels labels = LabelsOf(key, rank);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
     // What was done before an adoption was counted by another agent, or is not known.
@@ -677,12 +684,14 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
         unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
     metrics_.Step(labels, message.step(), steps,
                   steps * spec.training().global_batch() * spec.model().context());
+  } else if (message.has_last_figures()) {
+    metrics_.Figures(labels, message.last_figures());
   } else if (message.has_memory()) {
     metrics_.Memory(labels, message.memory());
     int64_t& lost = trainers_[key][rank].log_lines_lost;
     const int64_t more = message.memory().log_lines_lost() - lost;
     lost += std::max<int64_t>(0, more);
-    if (more > 0) TellLost(key, rank, more);
+    if (more > 0) TellLost(key, more);
   } else if (message.has_checkpoint()) {
     metrics_.Checkpoint(labels, message.checkpoint());
   } else if (message.has_phase()) {
@@ -707,6 +716,7 @@ void RunManager::Housekeeping() {
   auto tick = std::chrono::steady_clock::now();
   auto next_trim = tick;
   while (!stopping_) {
+    ++rounds_;
     changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
                       [this] { return stopping_ || !ended_.empty(); });
     SlowDown();

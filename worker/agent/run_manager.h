@@ -6,7 +6,9 @@
 // trainer service and from the link to the coordinator.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
@@ -83,6 +85,9 @@ class RunManager {
   v1::AgentHeartbeat Heartbeat();
   // Places in `AgentOptions::gpus.list` on which ranks live.
   std::set<int> GpusInUse() const;
+
+  // Another number whenever the thread that lets time pass has gone round, several times a second.
+  uint64_t rounds() const { return rounds_; }
 
   // For the trainer service. The command writer is used until Detach; a later Attach of the same
   // rank replaces it.
@@ -175,7 +180,7 @@ class RunManager {
                  const LogPosition& position);
   v1::RankLogs MakeLogs(const RunKey& key, int rank, int64_t left_out,
                         const std::vector<std::string>& lines) const;
-  void TellLost(const RunKey& key, int rank, int64_t lines);
+  void TellLost(const RunKey& key, int64_t lines);
   void TrimAllLogs(const std::map<std::string, std::set<std::string>>& live) const;
   void ReceiveUntold(const RunKey& key, int rank);
   void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
@@ -200,6 +205,7 @@ class RunManager {
   uint64_t attachments_ = 0;
   bool stopping_ = false;
   bool left_ = false;
+  std::atomic<uint64_t> rounds_ = 0;
   std::thread housekeeper_;
 };
 

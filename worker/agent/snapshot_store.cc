@@ -144,6 +144,11 @@ absl::Status SnapshotStore::MakeRoom(const v1::SnapshotBegin& begin) {
       static_cast<double>(options_.reserve_bytes) / kMiB));
 }
 
+void SnapshotStore::SetReserve(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  options_.reserve_bytes = bytes;
+}
+
 absl::Status SnapshotStore::Complete(Incoming::State& state) {
   v1::SnapshotsHeld held;
   {

@@ -90,6 +90,9 @@ class SnapshotStore {
   // Of all copies, complete or not.
   int64_t bytes() const;
 
+  // For copies to come.
+  void SetReserve(int64_t bytes);
+
  private:
   using CopyPtr = std::shared_ptr<const SnapshotCopy>;
   using Key = std::pair<std::string, int>;  // job, rank
@@ -102,8 +105,8 @@ class SnapshotStore {
   absl::Status Complete(Incoming::State& state);
   void Release(const Incoming::State& state);
 
-  const Options options_;
   mutable std::mutex mutex_;
+  Options options_;  // `reserve_bytes` may change, under the lock
   std::map<Key, Rank> ranks_;
   int64_t incoming_bytes_ = 0;
   int64_t unfilled_bytes_ = 0;  // of these; the machine does not count them as used yet

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -11,12 +12,24 @@
 #include "absl/time/time.h"
 #include "common/channel.h"
 #include "common/grpc_status.h"
+#include "common/log.h"
 #include "common/steady_time.h"
+#include "common/version.h"
 #include "grpcpp/server_builder.h"
 #include "worker/agent/command_stream.h"
 #include "worker/agent/shared_rendezvous.h"
 
 namespace tercio {
+namespace {
+
+// The first version said nothing.
+std::string VersionOf(const grpc::ServerContext& context) {
+  const auto found = context.client_metadata().find(kVersionMetadata);
+  if (found == context.client_metadata().end()) return "0.1.0";
+  return std::string(found->second.data(), found->second.size());
+}
+
+}  // namespace
 
 class TrainerServer::Service : public v1::TrainerService::Service {
  public:
@@ -29,13 +42,19 @@ class TrainerServer::Service : public v1::TrainerService::Service {
         }) {}
 
   grpc::Status Attach(
-      grpc::ServerContext*,
+      grpc::ServerContext* context,
       grpc::ServerReaderWriter<v1::TrainerCommand, v1::TrainerMessage>* stream) override {
     v1::TrainerMessage message;
     if (!stream->Read(&message) || !message.has_hello()) {
       return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello");
     }
     const v1::TrainerHello hello = message.hello();
+    const absl::Status version = CheckVersions(absl::StrCat("the trainer of rank ", hello.rank()),
+                                               VersionOf(*context), "this agent");
+    if (!version.ok()) {
+      LogError(std::string(version.message()));
+      return ToGrpc(version);
+    }
     const auto commands = std::make_shared<CommandStream>(
         [stream](const v1::TrainerCommand& command) { stream->Write(command); });
     const auto attached = runs_.Attach(

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
+#include "common/version.h"
 
 namespace tercio {
 namespace {
@@ -75,7 +76,8 @@ bool AgentLink::IsLost() const {
   return !attached_ && SteadyNow() - lost_ > absl::Seconds(assignment_.agent_grace_seconds());
 }
 
-// One attempt to connect. PERMISSION_DENIED when the agent does not know this rank.
+// One attempt to connect. PERMISSION_DENIED when the agent does not know this rank,
+// FAILED_PRECONDITION when it is of a version that does not fit.
 absl::Status AgentLink::Greet(bool again) {
   const auto connection = std::make_shared<Connection>();
   {
@@ -85,6 +87,7 @@ absl::Status AgentLink::Greet(bool again) {
   }
   // A call that waits also drives the connecting; without one gRPC looks every few seconds only.
   connection->context.set_wait_for_ready(again);
+  connection->context.AddMetadata(kVersionMetadata, kVersion);
   connection->stream = stub_->Attach(&connection->context);
   v1::TrainerMessage message;
   *message.mutable_hello() = hello_;
@@ -172,13 +175,13 @@ bool AgentLink::ConnectAgain() {
       LogInfo("the agent is back");
       return true;
     }
-    if (absl::IsPermissionDenied(status)) {
+    if (absl::IsPermissionDenied(status) || absl::IsFailedPrecondition(status)) {
       std::unique_lock<std::mutex> lock(mutex_);
       refused_ = true;
       changed_.notify_all();
       if (closing_) return false;
       lock.unlock();
-      abandon_(absl::StrCat("the agent has come back without this rank: ",
+      abandon_(absl::StrCat("the agent that has come back refuses this rank: ",
                             std::string(status.message())));
       return false;
     }

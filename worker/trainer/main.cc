@@ -16,6 +16,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/version.h"
+#include "nlohmann/json.hpp"
 #include "worker/progress/progress_page.h"
 #include "worker/trainer/device_report.h"
 #include "worker/trainer/log_file.h"
@@ -139,6 +141,14 @@ ExitNote Run(const Arguments& arguments, ProgressPage* page) {
   return {*outcome == TrainingOutcome::kFinished ? kFinished : kStopped, false, ""};
 }
 
+// What is linked, as JSON, with the version and commit of this program.
+std::string DescribeProgram() {
+  auto facts = nlohmann::json::parse(DescribeLibraries());
+  facts["version"] = kVersion;
+  facts["commit"] = kCommit;
+  return facts.dump();
+}
+
 }  // namespace
 }  // namespace tercio
 
@@ -148,7 +158,7 @@ int main(int argc, char** argv) {
   if (question == "--version" || question == "--doctor") {
     std::printf(
         "%s\n",
-        (question == "--version" ? tercio::DescribeLibraries() : tercio::ExamineDevices()).c_str());
+        (question == "--version" ? tercio::DescribeProgram() : tercio::ExamineDevices()).c_str());
     return tercio::kFinished;
   }
   tercio::Arguments arguments;

@@ -27,6 +27,7 @@
 #include "worker/trainer/initial_weights.h"
 #include "worker/trainer/rank_figures.h"
 #include "worker/trainer/snapshot_client.h"
+#include "worker/trainer/tensorboard.h"
 
 namespace tercio {
 namespace {
@@ -115,7 +116,8 @@ class TrainingLoop {
   double save_seconds_ = 0;  // not yet reported
   // Of rank 0: those that no committed checkpoint has brought to the coordinator.
   std::deque<v1::StepRecord> unsaved_steps_;
-  int64_t saved_step_ = 0;  // of the last upload
+  int64_t saved_step_ = 0;                          // of the last upload
+  std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 where the job wants it
   absl::Time last_memory_report_ = absl::InfinitePast();
   int64_t resident_bytes_ = 0;  // when it was last looked at
 };
@@ -153,6 +155,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
                                           assignment_.snapshot_holders().end()));
   TERCIO_RETURN_IF_ERROR(LoadState());
   ReportMemory();
+  if (IsRankZero()) tensorboard_ = TensorBoardWriter::Start(assignment_, identity_.run);
   EnterPhase(v1::TRAINER_PHASE_RUNNING);
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
   const absl::Status saved = WaitForUpload();
@@ -405,6 +408,9 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     record->set_spike(result.spike);
     if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
     if (evaluated) record->set_validation_loss(validation_loss);
+    if (tensorboard_ != nullptr) {
+      tensorboard_->Add(*record, report->tokens_per_second(), report->mfu());
+    }
     report->set_checkpoint_seconds(std::exchange(save_seconds_, 0));
     unsaved_steps_.push_back(*record);
     if (unsaved_steps_.size() > kMostUnsavedSteps) unsaved_steps_.erase(unsaved_steps_.begin());

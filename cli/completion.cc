@@ -1,0 +1,258 @@
+#include "cli/completion.h"
+
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <iostream>
+#include <map>
+#include <set>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/client.h"
+#include "cli/format.h"
+#include "common/daemon.h"
+#include "common/man_page.h"
+
+namespace tercio::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience(300);
+
+// Values of options that CLI11 does not check, since messages of the verbs say more.
+const std::vector<std::pair<std::string, std::string>>& KnownValues() {
+  static const auto* values = new std::vector<std::pair<std::string, std::string>>{
+      {"--fault",
+       "kill-trainer,freeze-trainer,kill-agent,flip-bit,slow-rank,partition-node,corrupt-"
+       "checkpoint,full-disk"},
+      {"--x", "step,tokens,time"},
+      {"--format", "hf"},
+      {"--dtype", "fp32,bf16,fp16"}};
+  return *values;
+}
+
+// What is a path is known by its name.
+bool IsPath(const std::string& name) {
+  static const std::set<std::string> kPaths = {
+      "job_file",     "directory",  "prefix",      "--state-dir", "--output",
+      "--checkpoint", "--data",     "--input",     "--trace",     "--tls-ca",
+      "--tls-key",    "--tls-cert", "--tokenizer", "--cluster",   "--config"};
+  return kPaths.contains(name);
+}
+
+std::string NameOf(const CLI::Option& option) {
+  if (!option.get_lnames().empty()) return "--" + option.get_lnames().front();
+  if (!option.get_snames().empty()) return "-" + option.get_snames().front();
+  return option.get_name(true);
+}
+
+const CLI::Option* FindOption(const CLI::App& app, const std::string& word) {
+  for (const CLI::Option* option : app.get_options()) {
+    if (option->nonpositional() && option->check_name(word)) return option;
+  }
+  return nullptr;
+}
+
+void Offer(const std::string& word, const std::string& description, const std::string& begun,
+           Offers* completion) {
+  if (absl::StartsWith(word, begun)) completion->candidates.push_back({word, description});
+}
+
+// CLI11 says the members of a set in the name of the type: "TEXT:{json,jsonl}".
+void OfferValues(const CLI::Option& option, const std::string& begun, Offers* completion) {
+  const std::string name = NameOf(option);
+  std::string values;
+  const std::string type = option.get_type_name();
+  const size_t open = type.find('{');
+  if (open != std::string::npos) values = type.substr(open + 1, type.rfind('}') - open - 1);
+  for (const auto& [known, list] : KnownValues()) {
+    if (known == name) values = list;
+  }
+  for (const std::string& value :
+       std::vector<std::string>(absl::StrSplit(values, ',', absl::SkipEmpty()))) {
+    Offer(value, "", begun, completion);
+  }
+  completion->files = values.empty() && IsPath(name);
+  if (name == "job" || name == "jobs") completion->names = NameKind::kJob;
+  if (name == "jobs") completion->files = true;
+  if (name == "node") completion->names = NameKind::kNode;
+}
+
+// Names go into a command line as they are: those with a meaning for shells are left out.
+bool IsPlain(const std::string& name) {
+  return !name.empty() && name.front() != '-' &&
+         std::all_of(name.begin(), name.end(), [](char letter) {
+           return std::isalnum(static_cast<unsigned char>(letter)) ||
+                  absl::StrContains("._-", std::string(1, letter));
+         });
+}
+
+std::string OneLine(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(),
+      [](char letter) { return static_cast<unsigned char>(letter) < 0x20; }, ' ');
+  return Printable(text);
+}
+
+void Print(const std::string& word, const std::string& description, const std::string& begun) {
+  if (!IsPlain(word) || !absl::StartsWith(word, begun)) return;
+  std::cout << word << "\t" << OneLine(description) << "\n";
+}
+
+// How the words so far reach a coordinator; all else of them does not matter here.
+Options ReachOf(const std::vector<std::string>& words) {
+  Options options;
+  if (const char* address = std::getenv("TERCIO_COORDINATOR"); address != nullptr)
+    options.coordinator = address;
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    if (words[i] == "--coordinator") options.coordinator = words[i + 1];
+    if (words[i] == "--state-dir") options.state_dir = words[i + 1];
+    if (words[i] == "--tls-cert") options.tls.certificate = words[i + 1];
+    if (words[i] == "--tls-key") options.tls.key = words[i + 1];
+    if (words[i] == "--tls-ca") options.tls.authority = words[i + 1];
+  }
+  return options;
+}
+
+void PrintNames(NameKind kind, const std::vector<std::string>& words) {
+  const auto client = Client::Connect(ReachOf(words));
+  if (!client.ok()) return;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kPatience);
+  const std::string& begun = words.back();
+  if (kind == NameKind::kNode) {
+    v1::NodesResponse nodes;
+    if (!(*client)->stub().Nodes(&context, {}, &nodes).ok()) return;
+    for (const v1::Node& node : nodes.nodes()) Print(node.name(), node.state(), begun);
+    return;
+  }
+  v1::ListResponse jobs;
+  if (!(*client)->stub().List(&context, {}, &jobs).ok()) return;
+  std::map<std::string, int> names;
+  for (const v1::JobStatus& job : jobs.jobs()) ++names[job.name()];
+  for (const v1::JobStatus& job : jobs.jobs()) {
+    Print(job.id(), absl::StrCat(job.name(), ", ", StateName(job.state())), begun);
+    if (names[job.name()] == 1)
+      Print(job.name(), absl::StrCat(job.id(), ", ", StateName(job.state())), begun);
+  }
+}
+
+void GiveUp(int) { _exit(0); }
+
+}  // namespace
+
+Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
+  const CLI::App* verb = &app;
+  const CLI::Option* waiting = nullptr;  // for its value
+  size_t positionals = 0;
+  for (size_t i = 0; i + 1 < words.size(); ++i) {
+    const std::string& word = words[i];
+    if (waiting != nullptr) {
+      waiting = nullptr;
+      continue;
+    }
+    if (absl::StartsWith(word, "-")) {
+      const CLI::Option* option = FindOption(*verb, word);
+      if (option != nullptr && option->get_items_expected_max() > 0) waiting = option;
+      continue;
+    }
+    const auto verbs = VerbsOf(*verb);
+    const auto found = std::find_if(verbs.begin(), verbs.end(), [&](const CLI::App* other) {
+      return other->get_name() == word;
+    });
+    if (found != verbs.end() && positionals == 0) {
+      verb = *found;
+    } else {
+      ++positionals;
+    }
+  }
+  Offers completion;
+  const std::string begun = words.empty() ? "" : words.back();
+  if (waiting != nullptr) {
+    OfferValues(*waiting, begun, &completion);
+    return completion;
+  }
+  if (absl::StartsWith(begun, "-")) {
+    for (const CLI::Option* option : verb->get_options()) {
+      if (!option->nonpositional() || option->get_group().empty()) continue;
+      for (const std::string& name : option->get_lnames()) {
+        Offer("--" + name, option->get_description(), begun, &completion);
+      }
+    }
+    return completion;
+  }
+  if (positionals == 0) {
+    for (const CLI::App* other : VerbsOf(*verb))
+      Offer(other->get_name(), other->get_description(), begun, &completion);
+  }
+  const auto places =
+      verb->get_options([](const CLI::Option* option) { return option->get_positional(); });
+  if (!places.empty()) {
+    const CLI::Option* last = places.back();
+    const bool more = positionals < places.size() || last->get_items_expected_max() > 1;
+    if (more) OfferValues(*places[std::min(positionals, places.size() - 1)], begun, &completion);
+  }
+  return completion;
+}
+
+std::string CompletionScript(const std::string& shell) {
+  if (shell == "bash") {
+    return "# Completion of tercio for bash. To have it always: tercio completion bash > "
+           "~/.local/share/bash-completion/completions/tercio\n"
+           "_tercio() {\n"
+           "  local current=\"${COMP_WORDS[COMP_CWORD]}\" line\n"
+           "  COMPREPLY=()\n"
+           "  while IFS= read -r line; do\n"
+           "    case \"$line\" in\n"
+           "      :files)\n"
+           "        compopt -o filenames 2>/dev/null\n"
+           "        while IFS= read -r line; do COMPREPLY+=(\"$line\"); done < <(compgen -f -- "
+           "\"$current\") ;;\n"
+           "      ?*) COMPREPLY+=(\"${line%%$'\\t'*}\") ;;\n"
+           "    esac\n"
+           "  done < <(\"${COMP_WORDS[0]/#\\~/$HOME}\" __complete "
+           "\"${COMP_WORDS[@]:1:COMP_CWORD}\" 2>/dev/null)\n"
+           "}\n"
+           "complete -F _tercio tercio\n";
+  }
+  return "#compdef tercio\n"
+         "# Completion of tercio for zsh. To have it always: tercio completion zsh > DIR/_tercio, "
+         "where DIR is in $fpath.\n"
+         "_tercio() {\n"
+         "  local line\n"
+         "  local -a found\n"
+         "  for line in \"${(@f)$(\"${words[1]/#\\~/$HOME}\" __complete \"${(@)words[2,CURRENT]}\" "
+         "2>/dev/null)}\"; do\n"
+         "    case \"$line\" in\n"
+         "      :files) _files ;;\n"
+         "      ?*) found+=(\"${${line%%$'\\t'*}//:/\\\\:}:${line#*$'\\t'}\") ;;\n"
+         "    esac\n"
+         "  done\n"
+         "  (( $#found )) && _describe tercio found\n"
+         "}\n"
+         "if [[ ${funcstack[1]} == _tercio ]]; then _tercio \"$@\"; else compdef _tercio tercio; "
+         "fi\n";
+}
+
+int PrintCompletion(const CLI::App& app, const std::vector<std::string>& words) {
+  const Offers completion = Complete(app, words);
+  for (const Candidate& candidate : completion.candidates) {
+    std::cout << candidate.word << "\t" << OneLine(candidate.description) << "\n";
+  }
+  if (completion.files) std::cout << ":files\n";
+  std::cout.flush();
+  if (completion.names == NameKind::kNone) return kExitOk;
+  // Whatever a connection waits for: names, certificates, a disk.
+  std::signal(SIGALRM, GiveUp);
+  const itimerval limit{{0, 0}, {0, std::chrono::microseconds(kPatience).count()}};
+  setitimer(ITIMER_REAL, &limit, nullptr);
+  PrintNames(completion.names, words);
+  std::cout.flush();
+  return kExitOk;
+}
+
+}  // namespace tercio::cli

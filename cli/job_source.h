@@ -1,0 +1,24 @@
+// Gathers what is known of jobs for plots, comparisons and reports: from a coordinator (or state
+// directory), or from files that `tercio history -o jsonl` has made.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/options.h"
+#include "cli/report/job_data.h"
+
+namespace tercio::cli {
+
+// A name that ends with .jsonl is a file. `everything`: also events, checkpoints, nodes and figures
+// of ranks, which only a coordinator has (INVALID_ARGUMENT for files). In the order asked for, with
+// labels.
+absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, bool everything);
+
+// The steps that a file of `tercio history -o jsonl` holds. `name` is for messages: NAME:LINE: what
+// is wrong.
+absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text,
+                                                         const std::string& name);
+
+}  // namespace tercio::cli

@@ -1,0 +1,31 @@
+// A table of values as colours, with the scale beside it: what of a thousand ranks stands out.
+//
+// Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace tercio::plot {
+
+struct HeatMap {
+  std::string label;  // for those who cannot see it
+  std::string title;
+  std::string unit;
+  std::vector<std::string> rows;
+  std::string x_title;
+  // values[row][column]; rows may differ in length. Not finite: no cell. More than kMostColumns
+  // columns are put together, and the greatest of those is shown.
+  std::vector<std::vector<double>> values;
+  double width = 720;
+};
+inline constexpr size_t kMostColumns = 256;
+inline constexpr size_t kMostCells =
+    4096;  // of all rows; beyond that columns are put together, too
+
+std::string Draw(const HeatMap& map, bool standalone);
+
+// "#rrggbb" of a place in [0, 1]: from dark blue over green to yellow, lighter all the way.
+std::string HeatColour(double place);
+
+}  // namespace tercio::plot

@@ -1,0 +1,63 @@
+// SVG text: escaping, numbers, and the shapes that figures are made of.
+//
+// Shapes carry classes instead of colours; StyleSheet() says what the classes look like, on white
+// and, where the reader prefers it, on black. Coordinates are pixels, y downwards. Pure: the same
+// calls give the same text.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tercio::plot {
+
+// As text of XML or HTML, also in quoted attributes. Control characters and what is not UTF-8
+// become U+FFFD.
+std::string Escaped(std::string_view text);
+
+// At most two decimals, no trailing zeros, never "-0".
+std::string Coordinate(double value);
+
+// About how wide a text is in a sans-serif font of this size. SVG cannot ask; fonts differ by some
+// percent.
+double TextWidth(std::string_view text, double font_size);
+
+// The text, cut at `most` code points with an ellipsis.
+std::string Shortened(std::string_view text, size_t most);
+
+// Classes: `t` text, `u` quieter text, `h` heading, `a` axis, `g` grid, `l` line, `w` a wide one,
+// `f` faint line, `m` mark, and for the colours of series `c0` ... `c7` as stroke, `b0` ... `b7` as
+// fill. All are below `svg.p`.
+std::string StyleSheet();
+inline constexpr int kColours = 8;
+
+enum class Anchor { kStart, kMiddle, kEnd };
+
+class Svg {
+ public:
+  void Line(double x1, double y1, double x2, double y2, const std::string& classes);
+  // `title` is shown by browsers where the pointer rests; empty: none.
+  void Rectangle(double x, double y, double width, double height, const std::string& classes,
+                 std::string_view title = "");
+  // In a colour that no class has, as "#rrggbb".
+  void Cell(double x, double y, double width, double height, const std::string& fill,
+            std::string_view title);
+  // `data` as in SVG's path element.
+  void Path(const std::string& data, const std::string& classes, const std::string& dashes = "");
+  void Circle(double x, double y, double radius, const std::string& classes);
+  // `y` is the base line.
+  void Text(double x, double y, std::string_view text, const std::string& classes,
+            Anchor anchor = Anchor::kStart);
+
+  // A title with a quieter unit behind it, which may be empty.
+  void Heading(double x, double y, std::string_view title, std::string_view unit);
+
+  // The whole element. `label` is what is read to those who cannot see it. `standalone`: a file of
+  // its own, with background and style sheet.
+  std::string Finish(double width, double height, std::string_view label, bool standalone) const;
+
+ private:
+  std::string body_;
+};
+
+}  // namespace tercio::plot

@@ -1,0 +1,104 @@
+#include "cli/report/configuration.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "config/job_file.h"
+#include "yaml-cpp/yaml.h"
+
+namespace tercio::report {
+namespace {
+
+void Flatten(const YAML::Node& node, const std::string& path, KeyValues* out) {
+  if (node.IsMap()) {
+    for (const auto& entry : node) {
+      const auto key = entry.first.as<std::string>();
+      Flatten(entry.second, path.empty() ? key : absl::StrCat(path, ".", key), out);
+    }
+    return;
+  }
+  if (node.IsScalar()) {
+    out->emplace_back(path, node.Scalar());
+    return;
+  }
+  YAML::Emitter emitter;
+  emitter << YAML::Flow << node;
+  out->emplace_back(path, emitter.c_str());
+}
+
+// Ranks on each node, e.g. "node-1: 8, node-2: 8", or how many nodes when those are many.
+std::string PlacementText(const v1::Plan& plan) {
+  std::map<std::string, int> ranks;
+  for (const v1::RankPlacement& rank : plan.ranks()) ++ranks[rank.node()];
+  if (ranks.size() > 4)
+    return absl::StrCat(plan.ranks_size(), " ranks on ", ranks.size(), " nodes");
+  std::string text;
+  for (const auto& [node, count] : ranks) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", node, ": ", count);
+  }
+  return text;
+}
+
+}  // namespace
+
+KeyValues ConfigurationOf(const v1::JobSpec& spec) {
+  KeyValues out;
+  Flatten(YAML::Load(config::EffectiveYaml(spec)), "", &out);
+  return out;
+}
+
+KeyValues PlanOf(const v1::JobStatus& status) {
+  if (!status.has_plan()) return {};
+  const v1::Plan& plan = status.plan();
+  const v1::Layout& layout = plan.layout();
+  KeyValues out = {{"ranks", absl::StrCat(plan.ranks_size())},
+                   {"tensor", absl::StrCat(layout.tensor())},
+                   {"pipeline", absl::StrCat(layout.pipeline())},
+                   {"data", absl::StrCat(layout.data())},
+                   {"virtual_pipeline", absl::StrCat(layout.virtual_pipeline())},
+                   {"schedule", layout.schedule()},
+                   {"micro_batch", absl::StrCat(layout.micro_batch())},
+                   {"micro_batches", absl::StrCat(layout.micro_batches())},
+                   {"sequence_parallel", layout.sequence_parallel() ? "true" : "false"},
+                   {"zero_stage", absl::StrCat(layout.zero_stage())},
+                   {"recompute", layout.recompute()},
+                   {"lanes", absl::StrCat(plan.lanes())},
+                   {"threads_per_rank", absl::StrCat(plan.threads_per_rank())},
+                   {"collectives", plan.collectives()},
+                   {"placement", PlacementText(plan)}};
+  std::erase_if(out, [](const auto& entry) { return entry.second.empty(); });
+  for (int i = 0; i < plan.stages_size() && plan.stages_size() <= 64; ++i) {
+    out.emplace_back(absl::StrCat("stage ", i, " memory bytes"),
+                     absl::StrCat(plan.stages(i).memory().total_bytes()));
+  }
+  return out;
+}
+
+std::vector<Difference> DifferencesOf(const std::vector<KeyValues>& jobs) {
+  std::vector<std::string> keys;
+  std::set<std::string> known;
+  std::vector<std::map<std::string, std::string>> values;
+  for (const KeyValues& job : jobs) {
+    values.emplace_back(job.begin(), job.end());
+    for (const auto& [key, value] : job) {
+      if (known.insert(key).second) keys.push_back(key);
+    }
+  }
+  std::vector<Difference> differences;
+  for (const std::string& key : keys) {
+    Difference difference{key, {}};
+    for (const auto& job : values) {
+      const auto found = job.find(key);
+      difference.values.push_back(found == job.end() ? "" : found->second);
+    }
+    const bool differ =
+        std::any_of(difference.values.begin(), difference.values.end(),
+                    [&](const std::string& value) { return value != difference.values.front(); });
+    if (differ) differences.push_back(std::move(difference));
+  }
+  return differences;
+}
+
+}  // namespace tercio::report

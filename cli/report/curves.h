@@ -1,0 +1,36 @@
+// Curves of jobs over each other: which quantities, over what, smoothed or not.
+//
+// Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "cli/plot/figure.h"
+#include "cli/report/job_data.h"
+
+namespace tercio::report {
+
+struct CurveOptions {
+  // Of: loss, validation_loss, throughput, step_seconds, memory, grad_norm, learning_rate. A panel
+  // each.
+  std::vector<std::string> metrics = {"loss", "throughput"};
+  std::string x = "step";  // "step" | "tokens" | "time" (seconds of steps, added up)
+  int smooth = 1;  // means over so many steps; the curves themselves stay behind them, faint
+  bool logarithmic = false;
+  double width = 720;
+  double panel_height = 190;
+};
+
+// INVALID_ARGUMENT: an unknown metric or x.
+absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
+                                      const CurveOptions& options);
+
+// How the steps of each job are spread over durations: a line around the bars of a histogram.
+plot::Figure StepTimes(const std::vector<JobData>& jobs);
+
+// |difference| of the losses of each job to those of the first.
+plot::Figure LossDifferences(const std::vector<JobData>& jobs);
+
+}  // namespace tercio::report

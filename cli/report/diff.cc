@@ -1,0 +1,169 @@
+#include "cli/report/diff.h"
+
+#include <cmath>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "cli/plot/scale.h"
+#include "cli/report/configuration.h"
+#include "cli/report/report.h"
+#include "cli/report/texts.h"
+
+namespace tercio::report {
+namespace {
+
+struct Result {
+  const char* key;   // in JSON
+  const char* name;  // for people
+  std::optional<double> a;
+  std::optional<double> b;
+  std::string (*text)(double);
+};
+
+std::string Exact(double value) { return Json(value).dump(); }
+std::string Whole(double value) { return CountText(static_cast<int64_t>(value)); }
+
+std::optional<double> Median(const Numbers& numbers) {
+  if (!numbers.step_seconds.has_value()) return std::nullopt;
+  return numbers.step_seconds->median;
+}
+
+template <typename T>
+std::optional<double> Value(const std::optional<T>& value) {
+  if (!value.has_value()) return std::nullopt;
+  return static_cast<double>(*value);
+}
+
+std::vector<Result> ResultsOf(const Numbers& a, const Numbers& b) {
+  const auto of = [](int64_t value) { return std::optional<double>(static_cast<double>(value)); };
+  return {{"steps", "steps", of(a.steps), of(b.steps), Whole},
+          {"tokens", "tokens", of(a.tokens), of(b.tokens), Whole},
+          {"final_loss", "final loss", a.final_loss, b.final_loss, Exact},
+          {"validation_loss", "validation loss", a.validation_loss, b.validation_loss, Exact},
+          {"step_seconds", "step, median", Median(a), Median(b), SecondsText},
+          {"tokens_per_second", "tokens per second", a.tokens_per_second, b.tokens_per_second,
+           plot::ShortText},
+          {"mfu", "MFU", a.mfu, b.mfu, PercentText},
+          {"wait_share", "waiting for other ranks", a.wait_share, b.wait_share, PercentText},
+          {"cores_used", "processor cores", a.cores_used, b.cores_used, plot::ShortText},
+          {"peak_bytes_most", "peak memory of a rank", Value(a.peak_bytes_most),
+           Value(b.peak_bytes_most), BytesText},
+          {"peak_bytes_total", "peak memory together", Value(a.peak_bytes_total),
+           Value(b.peak_bytes_total), BytesText},
+          {"goodput", "goodput", a.goodput, b.goodput, PercentText},
+          {"restarts", "restarts", of(a.restarts), of(b.restarts), Whole},
+          {"lost_steps", "steps done again", of(a.lost_steps), of(b.lost_steps), Whole}};
+}
+
+// Predictions are part of the plan.
+std::vector<Result> PredictedOf(const v1::Plan& a, const v1::Plan& b) {
+  const auto of = [](const v1::Plan& plan, double value) {
+    return plan.has_predicted() ? std::optional<double>(value) : std::nullopt;
+  };
+  const v1::Prediction& pa = a.predicted();
+  const v1::Prediction& pb = b.predicted();
+  return {{"step_seconds", "predicted step", of(a, pa.step_seconds()), of(b, pb.step_seconds()),
+           SecondsText},
+          {"tokens_per_second", "predicted tokens per second", of(a, pa.tokens_per_second()),
+           of(b, pb.tokens_per_second()), plot::ShortText},
+          {"mfu", "predicted MFU", of(a, pa.mfu()), of(b, pb.mfu()), PercentText},
+          {"memory_bytes_peak", "predicted peak memory",
+           of(a, static_cast<double>(pa.memory_bytes_peak())),
+           of(b, static_cast<double>(pb.memory_bytes_peak())), BytesText},
+          {"bubble_ratio", "predicted bubble", of(a, pa.bubble_ratio()), of(b, pb.bubble_ratio()),
+           PercentText}};
+}
+
+Json OrNull(const std::optional<double>& value) {
+  return value.has_value() ? Json(*value) : Json(nullptr);
+}
+
+Json ToJson(const std::vector<Result>& results) {
+  Json json = Json::object();
+  for (const Result& result : results) {
+    const bool ratio = result.a.has_value() && result.b.has_value() && *result.a != 0;
+    json[result.key] = {{"a", OrNull(result.a)},
+                        {"b", OrNull(result.b)},
+                        {"ratio", ratio ? Json(*result.b / *result.a) : Json(nullptr)}};
+  }
+  return json;
+}
+
+Json ToJson(const std::vector<Difference>& differences) {
+  Json json = Json::object();
+  for (const Difference& difference : differences) {
+    const auto value = [&](size_t i) {
+      return difference.values[i].empty() ? Json(nullptr) : Json(difference.values[i]);
+    };
+    json[difference.key] = {{"a", value(0)}, {"b", value(1)}};
+  }
+  return json;
+}
+
+void AddRows(const std::vector<Result>& results, bool only_known,
+             std::vector<std::vector<std::string>>* rows) {
+  for (const Result& result : results) {
+    if (only_known && !result.a.has_value() && !result.b.has_value()) continue;
+    const bool both = result.a.has_value() && result.b.has_value();
+    const bool share = result.text == PercentText;  // says enough by itself
+    rows->push_back({absl::StrCat("  ", result.name), OrNotKnown(result.a, result.text),
+                     OrNotKnown(result.b, result.text),
+                     both && !share ? RatioText(*result.b, *result.a) : ""});
+  }
+}
+
+void AddRows(const std::vector<Difference>& differences,
+             std::vector<std::vector<std::string>>* rows) {
+  for (const Difference& difference : differences) {
+    rows->push_back({absl::StrCat("  ", difference.key),
+                     difference.values[0].empty() ? "-" : difference.values[0],
+                     difference.values[1].empty() ? "-" : difference.values[1], ""});
+  }
+  if (differences.empty()) rows->push_back({"  the same"});
+}
+
+}  // namespace
+
+Json DiffToJson(const JobData& a, const JobData& b) {
+  Json json = {{"a", {{"id", a.status.id()}, {"name", a.status.name()}}},
+               {"b", {{"id", b.status.id()}, {"name", b.status.name()}}}};
+  json["configuration"] =
+      ToJson(DifferencesOf({ConfigurationOf(a.status.spec()), ConfigurationOf(b.status.spec())}));
+  json["plan"] = ToJson(DifferencesOf({PlanOf(a.status), PlanOf(b.status)}));
+  json["predicted"] = ToJson(PredictedOf(a.status.plan(), b.status.plan()));
+  json["results"] = ToJson(ResultsOf(NumbersOf(a), NumbersOf(b)));
+  json["comparison"] = ReportData({a, b})["comparisons"][0];
+  return json;
+}
+
+std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& b) {
+  std::vector<std::vector<std::string>> rows = {{"", a.label, b.label, "RATIO"}};
+  rows.push_back({"CONFIGURATION"});
+  AddRows(DifferencesOf({ConfigurationOf(a.status.spec()), ConfigurationOf(b.status.spec())}),
+          &rows);
+  rows.push_back({"PLAN"});
+  AddRows(DifferencesOf({PlanOf(a.status), PlanOf(b.status)}), &rows);
+  AddRows(PredictedOf(a.status.plan(), b.status.plan()), /*only_known=*/true, &rows);
+  rows.push_back({"RESULTS"});
+  AddRows(ResultsOf(NumbersOf(a), NumbersOf(b)), /*only_known=*/true, &rows);
+  const LossComparison compared = CompareLosses(a, b);
+  rows.push_back({"LOSSES"});
+  rows.push_back({"  steps in common", CountText(compared.steps)});
+  rows.push_back({"  with the same bits", CountText(compared.equal_steps)});
+  if (compared.largest_at > 0) {
+    rows.push_back(
+        {"  largest difference", absl::StrCat(plot::ShortText(compared.largest_difference),
+                                              " at step ", compared.largest_at)});
+  }
+  rows.push_back({"  reaches the last loss", "",
+                  compared.other_reaches_at.has_value()
+                      ? absl::StrCat("at step ", *compared.other_reaches_at, ", after ",
+                                     SecondsText(*compared.other_reaches_seconds))
+                      : "never",
+                  compared.other_reaches_at.has_value()
+                      ? RatioText(*compared.other_reaches_seconds, compared.base_seconds)
+                      : ""});
+  return rows;
+}
+
+}  // namespace tercio::report

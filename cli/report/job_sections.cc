@@ -1,0 +1,260 @@
+// What a job as a whole has gone through: curves, goodput, faults, checkpoints; and what it is.
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "cli/plot/bars.h"
+#include "cli/report/configuration.h"
+#include "cli/report/curves.h"
+#include "cli/report/sections.h"
+#include "cli/report/texts.h"
+#include "config/job_file.h"
+
+namespace tercio::report {
+namespace {
+
+constexpr double kFigureWidth = 620;
+constexpr size_t kMostRows = 50;  // of a table
+
+std::string Curves(const std::vector<JobData>& jobs, const std::vector<std::string>& metrics) {
+  CurveOptions options;
+  options.metrics = metrics;
+  options.width = kFigureWidth;
+  options.panel_height = 170;
+  const auto figure = CurvesOf(jobs, options);
+  return figure.ok() ? plot::Draw(*figure, false) : "";
+}
+
+std::string Narrow(plot::Figure figure) {
+  figure.width = kFigureWidth;
+  return plot::Draw(figure, false);
+}
+
+std::string LeftOut(size_t rows) {
+  return rows > kMostRows ? absl::StrCat("The last ", kMostRows, " of ",
+                                         CountText(static_cast<int64_t>(rows)), ".")
+                          : "";
+}
+
+// Seconds since 1970; 0: not known. The list of checkpoints is that of the disk, which has no
+// times: events have.
+double CommittedAt(const JobData& job, const v1::CheckpointInfo& checkpoint) {
+  if (checkpoint.has_committed_at()) return SecondsOf(checkpoint.committed_at());
+  const std::string begin = absl::StrCat("step ", checkpoint.step(), ",");
+  double at = 0;
+  for (const v1::JobEvent& event : job.events) {
+    if (event.kind() == "checkpoint_committed" && absl::StartsWith(event.message(), begin)) {
+      at = SecondsOf(event.time());
+    }
+  }
+  return at;
+}
+
+// Keeps the head and the last kMostRows.
+void Limit(std::vector<std::vector<Cell>>* table) {
+  if (table->size() <= kMostRows + 1) return;
+  table->erase(table->begin() + 1, table->end() - static_cast<int64_t>(kMostRows));
+}
+
+}  // namespace
+
+void AddCurves(const Subjects& subjects, Page* page) {
+  page->Section("Training");
+  std::vector<JobData> jobs;  // their steps and labels
+  for (const Subject& subject : subjects) {
+    JobData job;
+    job.label = subject.job->label;
+    job.steps = subject.job->steps;
+    jobs.push_back(std::move(job));
+  }
+  const bool steps =
+      std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) { return !job.steps.empty(); });
+  if (!steps) return page->Paragraph("There are no steps yet.", "soft");
+  std::vector<std::string> figures = {Curves(jobs, {"loss", "grad_norm"}),
+                                      Curves(jobs, {"throughput", "learning_rate"})};
+  if (jobs.size() > 1) figures.push_back(Narrow(LossDifferences(jobs)));
+  figures.push_back(Narrow(StepTimes(jobs)));
+  const bool memory = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
+    return !job.steps.empty() && job.steps.back().resident_bytes() > 0;
+  });
+  if (memory) figures.push_back(Curves(jobs, {"memory"}));
+  page->Figures(figures);
+}
+
+void AddGoodput(const Subjects& subjects, Page* page) {
+  struct Kind {
+    const char* name;
+    double (v1::Goodput::*seconds)() const;
+  };
+  constexpr Kind kKinds[] = {{"productive", &v1::Goodput::productive},
+                             {"queued", &v1::Goodput::queued},
+                             {"starting", &v1::Goodput::starting},
+                             {"checkpoint stall", &v1::Goodput::checkpoint_stall},
+                             {"lost work", &v1::Goodput::lost_work},
+                             {"restarting", &v1::Goodput::restarting},
+                             {"fewer ranks than asked for", &v1::Goodput::degraded},
+                             {"stopped", &v1::Goodput::stopped}};
+  page->Section("Where the time went");
+  plot::BarChart chart;
+  chart.title = "All time since submission";
+  chart.label = chart.title;
+  chart.unit = "share";
+  chart.shares = true;
+  chart.width = 900;
+  std::vector<std::vector<Cell>> table = {{{"kind"}}};
+  for (const Subject& subject : subjects) {
+    chart.categories.push_back(subject.job->label);
+    table[0].push_back({subject.job->label, true});
+  }
+  int colour = 0;
+  for (const Kind& kind : kKinds) {
+    plot::BarSeries series{kind.name, {}, colour++};
+    std::vector<Cell> row = {{kind.name}};
+    double sum = 0;
+    for (const Subject& subject : subjects) {
+      const v1::Goodput& goodput = subject.job->status.goodput();
+      const double seconds = (goodput.*kind.seconds)();
+      const double share = goodput.total() > 0 ? seconds / goodput.total() : 0;
+      series.values.push_back(share);
+      row.push_back({SecondsText(seconds), true, PercentText(share)});
+      sum += seconds;
+    }
+    if (sum <= 0) continue;
+    chart.series.push_back(std::move(series));
+    table.push_back(std::move(row));
+  }
+  if (chart.series.empty()) return page->Paragraph("Not known yet.", "soft");
+  std::vector<Cell> whole = {{"together"}};
+  for (const Subject& subject : subjects)
+    whole.push_back({SecondsText(subject.job->status.goodput().total()), true});
+  table.push_back(std::move(whole));
+  page->Figures({plot::Draw(chart, false)});
+  page->Table(table);
+}
+
+void AddFaults(const Subjects& subjects, Page* page) {
+  page->Section("Faults");
+  std::vector<std::vector<Cell>> table = {{{"job"},
+                                           {"when"},
+                                           {"attempt", true},
+                                           {"what"},
+                                           {"cause"},
+                                           {"node"},
+                                           {"training again after", true},
+                                           {"steps lost", true}}};
+  size_t count = 0;
+  for (const Subject& subject : subjects) {
+    for (const Fault& fault : FaultsOf(*subject.job)) {
+      ++count;
+      table.push_back({{subject.job->label},
+                       {TimeText(fault.at)},
+                       {absl::StrCat(fault.attempt), true},
+                       {fault.kind},
+                       {fault.cause},
+                       {fault.node},
+                       {OrNotKnown(fault.training_again_seconds, SecondsText), true},
+                       {OrNotKnown(fault.steps_lost, CountText), true}});
+    }
+  }
+  if (count == 0) return page->Paragraph("None.", "soft");
+  Limit(&table);
+  page->Table(table);
+  if (count > kMostRows) page->Paragraph(LeftOut(count), "soft");
+}
+
+void AddCheckpoints(const Subjects& subjects, Page* page) {
+  page->Section("Checkpoints");
+  std::vector<std::vector<Cell>> table = {
+      {{"job"}, {"step", true}, {"attempt", true}, {"size", true}, {"complete at"}, {"path"}}};
+  size_t failed = 0;
+  for (const Subject& subject : subjects) {
+    for (const v1::CheckpointInfo& checkpoint : subject.job->checkpoints) {
+      table.push_back({{subject.job->label},
+                       {CountText(checkpoint.step()), true},
+                       {checkpoint.attempt() > 0 ? absl::StrCat(checkpoint.attempt()) : "", true},
+                       {BytesText(static_cast<double>(checkpoint.bytes())), true},
+                       {TimeText(CommittedAt(*subject.job, checkpoint))},
+                       {checkpoint.path()}});
+    }
+    for (const v1::JobEvent& event : subject.job->events)
+      failed += event.kind() == "checkpoint_failed" ? 1 : 0;
+  }
+  const size_t count = table.size() - 1;
+  if (count == 0) {
+    page->Paragraph("None is kept.", "soft");
+  } else {
+    Limit(&table);
+    page->Table(table);
+  }
+  if (count > kMostRows) page->Paragraph(LeftOut(count), "soft");
+  if (failed > 0) page->Paragraph(absl::StrCat(failed, " saves failed; `tercio events` says why."));
+}
+
+void AddEnvironment(const Subjects& subjects, Page* page) {
+  page->Section("Environment");
+  std::vector<std::vector<Cell>> table = {{{"job"},
+                                           {"node"},
+                                           {"state now"},
+                                           {"version"},
+                                           {"devices", true},
+                                           {"kind"},
+                                           {"ranks of the job", true}}};
+  for (const Subject& subject : subjects) {
+    std::map<std::string, int> ranks;
+    for (const v1::RankPlacement& rank : subject.job->status.plan().ranks()) ++ranks[rank.node()];
+    std::map<std::string, const v1::Node*> known;
+    for (const v1::Node& node : subject.job->nodes) known[node.name()] = &node;
+    for (const auto& [name, count] : ranks) {
+      const auto node = known.find(name);
+      const bool here = node != known.end();
+      table.push_back(
+          {{subject.job->label},
+           {name},
+           {here ? node->second->state() : "not in the cluster now"},
+           {here ? node->second->version() : kNotKnown},
+           {here ? absl::StrCat(node->second->devices()) : kNotKnown, true},
+           {here ? node->second->device_kind() : subject.job->status.spec().resources().device()},
+           {absl::StrCat(count), true}});
+    }
+  }
+  const JobData& job = *subjects.front().job;
+  page->Paragraph(
+      absl::StrCat("Coordinator: Tercio ", job.version.empty() ? kNotKnown : job.version,
+                   job.commit.empty() ? "" : absl::StrCat(", commit ", job.commit), "."));
+  if (table.size() == 1) return page->Paragraph("No node has been chosen yet.", "soft");
+  const size_t count = table.size() - 1;
+  Limit(&table);
+  page->Table(table);
+  if (count > kMostRows) page->Paragraph(LeftOut(count), "soft");
+}
+
+void AddConfiguration(const Subjects& subjects, Page* page) {
+  page->Section("Configuration");
+  if (subjects.size() > 1) {
+    std::vector<KeyValues> jobs;
+    for (const Subject& subject : subjects) {
+      jobs.push_back(ConfigurationOf(subject.job->status.spec()));
+      for (auto& [key, value] : PlanOf(subject.job->status))
+        jobs.back().emplace_back("plan: " + key, value);
+    }
+    std::vector<std::vector<Cell>> table = {{{"where they differ"}}};
+    for (const Subject& subject : subjects) table[0].push_back({subject.job->label});
+    for (const Difference& difference : DifferencesOf(jobs)) {
+      std::vector<Cell> row = {{difference.key}};
+      for (const std::string& value : difference.values) row.push_back({value});
+      table.push_back(std::move(row));
+    }
+    if (table.size() == 1) {
+      page->Paragraph("They do not differ.", "soft");
+    } else {
+      page->Table(table, "keys");
+    }
+  }
+  for (const Subject& subject : subjects) {
+    page->Details(absl::StrCat("The complete job file of ", subject.job->label),
+                  config::EffectiveYaml(subject.job->status.spec()));
+  }
+}
+
+}  // namespace tercio::report

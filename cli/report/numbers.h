@@ -1,0 +1,90 @@
+// A job in numbers, and two jobs beside each other.
+//
+// Pure. What is not known is absent, never 0.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/report/job_data.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::report {
+
+using Json = nlohmann::ordered_json;
+
+struct Distribution {
+  double least = 0;
+  double p10 = 0;
+  double median = 0;
+  double p90 = 0;
+  double p99 = 0;
+  double greatest = 0;
+  double mean = 0;
+};
+// Absent where there are no finite values.
+std::optional<Distribution> DistributionOf(std::vector<double> values);
+
+struct Numbers {
+  int64_t steps = 0;
+  int64_t tokens = 0;
+  int ranks = 0;
+  std::optional<double> final_loss;
+  std::optional<double> least_loss;
+  std::optional<double> validation_loss;  // the last
+  std::optional<double> perplexity;       // of that: exp(validation_loss)
+  // Seconds of an optimizer step; the first of each attempt, which warms up, is left out where
+  // there are others.
+  std::optional<Distribution> step_seconds;
+  std::optional<double> micro_batch_seconds;  // median step / micro-batches of a rank
+  std::optional<double> tokens_per_second;    // of the median step
+  std::optional<double> mfu;
+  std::optional<double> cores_used;  // processor seconds / elapsed seconds, summed over ranks
+  std::optional<double> device_utilization;  // mean over ranks
+  std::optional<double> wait_share;          // of the step loop, mean over ranks
+  std::optional<double>
+      wait_per_compute;  // waiting / (forward + backward): beside the predicted bubble
+  std::optional<int64_t> planned_bytes_most;  // of a rank
+  std::optional<int64_t> peak_bytes_most;
+  std::optional<int64_t> peak_bytes_total;  // of all ranks
+  std::optional<int64_t> resident_bytes_most;
+  std::optional<int64_t> resident_bytes_total;
+  std::optional<double> goodput;        // productive share of all time
+  std::optional<double> total_seconds;  // since submission
+  int restarts = 0;
+  int64_t lost_steps = 0;
+};
+Numbers NumbersOf(const JobData& job);
+// Keys as the fields, unknown is null.
+Json NumbersToJson(const Numbers& numbers);
+
+// Two curves of losses, step by step.
+struct LossComparison {
+  int64_t steps = 0;        // that both have
+  int64_t equal_steps = 0;  // with the same bits
+  double largest_difference = 0;
+  int64_t largest_at = 0;  // step of that
+  // When `other` first has, smoothed, the last smoothed loss of `base`; absent: never.
+  std::optional<int64_t> other_reaches_at;
+  std::optional<double> other_reaches_seconds;  // of steps until then
+  double base_seconds = 0;                      // of all steps of `base`
+};
+LossComparison CompareLosses(const JobData& base, const JobData& other);
+
+// What broke, as the events tell it.
+struct Fault {
+  int attempt = 0;
+  double at = 0;  // seconds since 1970
+  std::string kind;
+  std::string cause;
+  std::string node;
+  std::optional<double> training_again_seconds;  // until all ranks of a later attempt trained
+  std::optional<int64_t> steps_lost;
+};
+std::vector<Fault> FaultsOf(const JobData& job);
+
+double SecondsOf(const google::protobuf::Timestamp& time);
+
+}  // namespace tercio::report

@@ -1,0 +1,250 @@
+// What ranks do and hold: plan against measured, time by phase, memory.
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "cli/plot/bars.h"
+#include "cli/plot/heat_map.h"
+#include "cli/plot/scale.h"
+#include "cli/report/sections.h"
+#include "cli/report/texts.h"
+
+namespace tercio::report {
+namespace {
+
+constexpr int kMostBars = 24;  // ranks with a bar of their own; more are put together by stage
+constexpr double kFigureWidth = 620;
+
+struct Phase {
+  const char* name;
+  double (v1::PhaseSeconds::*seconds)() const;
+};
+constexpr Phase kPhases[] = {{"forward", &v1::PhaseSeconds::forward},
+                             {"backward", &v1::PhaseSeconds::backward},
+                             {"wait", &v1::PhaseSeconds::wait},
+                             {"optimizer", &v1::PhaseSeconds::optimizer},
+                             {"data", &v1::PhaseSeconds::data},
+                             {"checkpoint", &v1::PhaseSeconds::checkpoint},
+                             {"evaluation", &v1::PhaseSeconds::evaluation},
+                             {"other", &v1::PhaseSeconds::other}};
+
+double WholeOf(const v1::PhaseSeconds& phases) {
+  double sum = 0;
+  for (const Phase& phase : kPhases) sum += (phases.*phase.seconds)();
+  return sum;
+}
+
+// Ranks that have figures, one by one or by pipeline stage.
+using Groups = std::vector<std::pair<std::string, std::vector<const v1::RankView*>>>;
+Groups GroupsOf(const v1::JobStatus& status) {
+  Groups groups;
+  const bool by_stage = status.ranks_size() > kMostBars;
+  std::map<int, std::vector<const v1::RankView*>> stages;
+  for (const v1::RankView& rank : status.ranks()) {
+    if (!rank.has_figures()) continue;
+    if (by_stage) {
+      stages[rank.pipeline()].push_back(&rank);
+    } else {
+      groups.push_back({absl::StrCat("rank ", rank.rank()), {&rank}});
+    }
+  }
+  for (auto& [stage, ranks] : stages) {
+    std::string name = absl::StrCat("stage ", stage, " (", ranks.size(), " ranks)");
+    groups.emplace_back(std::move(name), std::move(ranks));
+  }
+  return groups;
+}
+
+std::string PhasesChart(const Subject& subject) {
+  plot::BarChart chart;
+  chart.title = absl::StrCat("Time by phase: ", subject.job->label);
+  chart.unit = "share of the loop's time";
+  chart.label = chart.title;
+  chart.shares = true;
+  chart.width = kFigureWidth;
+  const Groups groups = GroupsOf(subject.job->status);
+  int colour = 0;
+  for (const Phase& phase : kPhases) {
+    plot::BarSeries series;
+    series.name = phase.name;
+    series.colour = colour++;
+    double sum = 0;
+    for (const auto& [name, ranks] : groups) {
+      double share = 0;
+      for (const v1::RankView* rank : ranks) {
+        const v1::PhaseSeconds& phases = rank->figures().phases();
+        const double whole = WholeOf(phases);
+        share +=
+            whole > 0 ? (phases.*phase.seconds)() / whole / static_cast<double>(ranks.size()) : 0;
+      }
+      series.values.push_back(share);
+      sum += share;
+    }
+    if (sum > 0) chart.series.push_back(std::move(series));
+  }
+  for (const auto& [name, ranks] : groups) chart.categories.push_back(name);
+  return plot::Draw(chart, false);
+}
+
+// value(figures) of each rank: a row for each stage, a column for each place in it.
+template <typename Value>
+std::string RankMap(const Subject& subject, const std::string& title, const std::string& unit,
+                    const Value& value) {
+  plot::HeatMap map;
+  map.title = absl::StrCat(title, ": ", subject.job->label);
+  map.label = map.title;
+  map.unit = unit;
+  map.x_title = "ranks of the stage (data, tensor)";
+  map.width = kFigureWidth;
+  const v1::Layout& layout = subject.job->status.plan().layout();
+  for (const v1::RankView& rank : subject.job->status.ranks()) {
+    const auto row = static_cast<size_t>(std::clamp(rank.pipeline(), 0, 1 << 14));
+    const auto column = static_cast<size_t>(
+        std::clamp(rank.data() * std::max(1, layout.tensor()) + rank.tensor(), 0, 1 << 20));
+    if (map.values.size() <= row) map.values.resize(row + 1);
+    if (map.values[row].size() <= column) map.values[row].resize(column + 1, std::nan(""));
+    if (rank.has_figures()) map.values[row][column] = value(rank.figures());
+  }
+  for (size_t row = 0; row < map.values.size(); ++row)
+    map.rows.push_back(absl::StrCat("stage ", row));
+  return plot::Draw(map, false);
+}
+
+std::string MemoryChart(const Subject& subject) {
+  const Groups groups = GroupsOf(subject.job->status);
+  plot::BarChart chart;
+  chart.title = absl::StrCat("Memory: ", subject.job->label);
+  chart.label = chart.title;
+  chart.stacked = false;
+  chart.totals = true;
+  chart.width = kFigureWidth;
+  struct Kind {
+    const char* name;
+    int64_t (v1::RankFigures::*bytes)() const;
+  };
+  constexpr Kind kKinds[] = {{"planned", &v1::RankFigures::planned_bytes},
+                             {"used", &v1::RankFigures::used_bytes},
+                             {"peak", &v1::RankFigures::peak_bytes},
+                             {"resident (whole process)", &v1::RankFigures::resident_bytes}};
+  double most = 0;
+  int colour = 0;
+  for (const Kind& kind : kKinds) {
+    plot::BarSeries series{kind.name, {}, colour++};
+    for (const auto& [name, ranks] : groups) {
+      double greatest = 0;
+      for (const v1::RankView* rank : ranks) {
+        greatest = std::max(greatest, static_cast<double>((rank->figures().*kind.bytes)()));
+      }
+      series.values.push_back(greatest);
+      most = std::max(most, greatest);
+    }
+    chart.series.push_back(std::move(series));
+  }
+  const plot::Unit unit = plot::BytesUnit(most);
+  chart.unit = unit.name;
+  for (plot::BarSeries& series : chart.series) {
+    for (double& value : series.values) value /= unit.divisor;
+  }
+  for (const auto& [name, ranks] : groups) {
+    chart.categories.push_back(ranks.size() > 1 ? absl::StrCat(name, ", the most") : name);
+  }
+  return plot::Draw(chart, false);
+}
+
+bool HasFigures(const Subject& subject) {
+  return std::any_of(subject.job->status.ranks().begin(), subject.job->status.ranks().end(),
+                     [](const v1::RankView& rank) { return rank.has_figures(); });
+}
+
+void AddPlanRow(const std::string& job, const std::string& quantity, std::optional<double> planned,
+                std::optional<double> measured, std::string (*text)(double),
+                std::vector<std::vector<Cell>>* table) {
+  const bool both = planned.has_value() && measured.has_value();
+  table->push_back({{job},
+                    {quantity},
+                    {OrNotKnown(planned, text), true},
+                    {OrNotKnown(measured, text), true},
+                    {both ? RatioText(*measured, *planned) : "", true}});
+}
+
+std::optional<double> AsDouble(const std::optional<int64_t>& value) {
+  if (!value.has_value()) return std::nullopt;
+  return static_cast<double>(*value);
+}
+
+}  // namespace
+
+void AddPlanned(const Subjects& subjects, Page* page) {
+  std::vector<std::vector<Cell>> table = {{{"job"},
+                                           {"quantity"},
+                                           {"planned", true},
+                                           {"measured", true},
+                                           {"measured by planned", true}}};
+  for (const Subject& subject : subjects) {
+    const v1::Plan& plan = subject.job->status.plan();
+    if (!subject.job->status.has_plan()) continue;
+    const Numbers& numbers = subject.numbers;
+    const auto predicted = [&](double value) {
+      return plan.has_predicted() && value > 0 ? std::optional<double>(value) : std::nullopt;
+    };
+    const v1::Prediction& told = plan.predicted();
+    std::optional<double> seconds;
+    if (numbers.step_seconds.has_value()) seconds = numbers.step_seconds->median;
+    std::string job = subject.job->label;
+    AddPlanRow(job, "time of a step", predicted(told.step_seconds()), seconds, SecondsText, &table);
+    AddPlanRow("", "tokens per second", predicted(told.tokens_per_second()),
+               numbers.tokens_per_second, plot::ShortText, &table);
+    AddPlanRow("", "MFU", predicted(told.mfu()), numbers.mfu, PercentText, &table);
+    AddPlanRow("", "bubble; measured: all waiting by computing",
+               plan.has_predicted() ? std::optional<double>(told.bubble_ratio()) : std::nullopt,
+               numbers.wait_per_compute, PercentText, &table);
+    int64_t planned = 0;
+    for (const v1::StagePlan& stage : plan.stages())
+      planned = std::max(planned, stage.memory().total_bytes());
+    AddPlanRow("", "memory of a rank, the most",
+               planned > 0 ? std::optional<double>(planned) : std::nullopt,
+               AsDouble(numbers.peak_bytes_most), BytesText, &table);
+  }
+  page->Section("Plan against measured");
+  if (table.size() == 1) return page->Paragraph("There is no plan yet.", "soft");
+  page->Table(table);
+}
+
+void AddPhases(const Subjects& subjects, Page* page) {
+  page->Section("Time by phase");
+  std::vector<std::string> figures;
+  for (const Subject& subject : subjects) {
+    if (!HasFigures(subject)) continue;
+    figures.push_back(PhasesChart(subject));
+    if (subject.job->status.ranks_size() <= 8) continue;
+    figures.push_back(
+        RankMap(subject, "Share of the time spent waiting", "%", [](const v1::RankFigures& rank) {
+          const double whole = WholeOf(rank.phases());
+          return whole > 0 ? 100 * rank.phases().wait() / whole : std::nan("");
+        }));
+  }
+  if (figures.empty()) return page->Paragraph("Not known: no rank has told.", "soft");
+  page->Figures(figures);
+  page->Paragraph(
+      "Of the present or last attempt. Waiting is for other ranks: messages, sums, and the slowest "
+      "of them.",
+      "soft");
+}
+
+void AddMemory(const Subjects& subjects, Page* page) {
+  page->Section("Memory of each rank");
+  std::vector<std::string> figures;
+  for (const Subject& subject : subjects) {
+    if (!HasFigures(subject)) continue;
+    figures.push_back(MemoryChart(subject));
+    if (subject.job->status.ranks_size() <= kMostBars) continue;
+    figures.push_back(RankMap(subject, "Peak memory", "MiB", [](const v1::RankFigures& rank) {
+      return static_cast<double>(rank.peak_bytes()) / (1 << 20);
+    }));
+  }
+  if (figures.empty()) return page->Paragraph("Not known: no rank has told.", "soft");
+  page->Figures(figures);
+}
+
+}  // namespace tercio::report

@@ -1,0 +1,333 @@
+#include "cli/report/report.h"
+
+#include <cmath>
+#include <limits>
+
+#include "cli/report/configuration.h"
+#include "cli/report/curves.h"
+#include "cli/report/diff.h"
+#include "cli/report/html.h"
+#include "cli/report/texts.h"
+#include "config/job_file.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::report {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr char kJob[] =
+    "model: {layers: 2, hidden: 16, heads: 2, context: 8}\n"
+    "data: {train: corpus.txt}\n"
+    "training: {steps: 100, global_batch: 4, optimizer: {learning_rate: 1e-3}}\n";
+
+v1::JobSpec Spec(const std::vector<std::string>& changes = {}) {
+  const auto spec = config::ParseJobText(kJob, "job.yaml", "/where", changes);
+  EXPECT_TRUE(spec.ok()) << spec.status();
+  return *spec;
+}
+
+v1::StepRecord Step(int64_t number, int attempt, double loss, double seconds) {
+  v1::StepRecord step;
+  step.set_step(number);
+  step.set_attempt(attempt);
+  step.set_loss(loss);
+  step.set_tokens(32 * number);
+  step.set_step_seconds(seconds);
+  return step;
+}
+
+// `count` steps of 0.1 s on `ranks` ranks.
+JobData Job(const std::string& name, int count, int ranks) {
+  JobData job;
+  job.status.set_id("job-" + name);
+  job.status.set_name(name);
+  job.status.set_state(v1::JOB_STATE_SUCCEEDED);
+  job.status.set_steps(count);
+  *job.status.mutable_spec() = Spec({"name=" + name});
+  for (int i = 0; i < ranks; ++i) {
+    v1::RankPlacement* place = job.status.mutable_plan()->add_ranks();
+    place->set_rank(i);
+    place->set_node("node-1");
+    v1::RankView* rank = job.status.add_ranks();
+    rank->set_rank(i);
+    rank->set_data(i);
+    v1::RankFigures* figures = rank->mutable_figures();
+    figures->set_peak_bytes(1 << 20);
+    figures->set_planned_bytes(1 << 20);
+    figures->set_cpu_seconds(3);
+    figures->set_elapsed_seconds(6);
+    figures->mutable_phases()->set_forward(1);
+    figures->mutable_phases()->set_backward(2);
+    figures->mutable_phases()->set_wait(1);
+  }
+  job.status.mutable_plan()->mutable_layout()->set_micro_batches(2);
+  job.status.mutable_goodput()->set_total(20);
+  job.status.mutable_goodput()->set_productive(15);
+  job.status.mutable_goodput()->set_starting(5);
+  for (int i = 1; i <= count; ++i) job.steps.push_back(Step(i, 1, 5.0 / i, 0.1));
+  job.label = name;
+  return job;
+}
+
+std::string PageOf(const std::vector<JobData>& jobs) { return ReportPage(jobs, "1.2.3", 1e9); }
+
+v1::JobEvent Event(const std::string& kind, int attempt, int64_t at,
+                   const std::string& message = "") {
+  v1::JobEvent event;
+  event.set_kind(kind);
+  event.set_attempt(attempt);
+  event.set_message(message);
+  event.mutable_time()->set_seconds(at);
+  return event;
+}
+
+TEST(Numbers, OfAJob) {
+  const Numbers numbers = NumbersOf(Job("a", 100, 4));
+  EXPECT_EQ(numbers.steps, 100);
+  EXPECT_EQ(numbers.tokens, 3200);
+  EXPECT_DOUBLE_EQ(*numbers.final_loss, 0.05);
+  EXPECT_DOUBLE_EQ(numbers.step_seconds->median, 0.1);
+  EXPECT_DOUBLE_EQ(*numbers.micro_batch_seconds, 0.05);
+  EXPECT_NEAR(*numbers.tokens_per_second, 320, 1e-9);
+  EXPECT_DOUBLE_EQ(*numbers.cores_used, 2);
+  EXPECT_DOUBLE_EQ(*numbers.wait_share, 0.25);
+  EXPECT_NEAR(*numbers.wait_per_compute, 1.0 / 3, 1e-12);
+  EXPECT_EQ(*numbers.peak_bytes_most, 1 << 20);
+  EXPECT_EQ(*numbers.peak_bytes_total, 4 << 20);
+  EXPECT_DOUBLE_EQ(*numbers.goodput, 0.75);
+  EXPECT_FALSE(numbers.mfu.has_value());
+  EXPECT_FALSE(numbers.validation_loss.has_value());
+  EXPECT_FALSE(numbers.resident_bytes_most.has_value());
+}
+
+TEST(Numbers, TheFirstStepOfAnAttemptDoesNotCount) {
+  JobData job = Job("a", 10, 1);
+  job.steps[0].set_step_seconds(9);
+  job.steps[5].set_attempt(2);
+  job.steps[5].set_step_seconds(9);
+  for (int i = 6; i < 10; ++i) job.steps[i].set_attempt(2);
+  EXPECT_DOUBLE_EQ(NumbersOf(job).step_seconds->greatest, 0.1);
+  job.steps.resize(1);
+  EXPECT_DOUBLE_EQ(NumbersOf(job).step_seconds->greatest, 9);
+}
+
+TEST(Numbers, OfNothing) {
+  const Json json = NumbersToJson(NumbersOf(JobData()));
+  EXPECT_TRUE(json["final_loss"].is_null());
+  EXPECT_TRUE(json["step_seconds"].is_null());
+  EXPECT_EQ(json["steps"], 0);
+}
+
+TEST(CompareLosses, BitsAndDifferences) {
+  const JobData a = Job("a", 10, 1);
+  JobData b = Job("b", 10, 2);
+  EXPECT_EQ(CompareLosses(a, b).equal_steps, 10);
+  EXPECT_EQ(CompareLosses(a, b).largest_difference, 0);
+  b.steps[6].set_loss(b.steps[6].loss() + 0.25);
+  b.steps.erase(b.steps.begin());
+  const LossComparison compared = CompareLosses(a, b);
+  EXPECT_EQ(compared.steps, 9);
+  EXPECT_EQ(compared.equal_steps, 8);
+  EXPECT_DOUBLE_EQ(compared.largest_difference, 0.25);
+  EXPECT_EQ(compared.largest_at, 7);
+}
+
+TEST(CompareLosses, WhenALossIsReached) {
+  const JobData a = Job("a", 50, 1);
+  JobData b = Job("b", 100, 1);
+  for (v1::StepRecord& step : b.steps) step.set_loss(2 * step.loss());  // half as fast
+  const LossComparison compared = CompareLosses(a, b);
+  ASSERT_TRUE(compared.other_reaches_at.has_value());
+  EXPECT_NEAR(static_cast<double>(*compared.other_reaches_at), 100, 4);
+  EXPECT_NEAR(*compared.other_reaches_seconds,
+              0.1 * static_cast<double>(*compared.other_reaches_at), 1e-9);
+  EXPECT_NEAR(compared.base_seconds, 5, 1e-9);
+  EXPECT_FALSE(CompareLosses(b, JobData()).other_reaches_at.has_value());
+}
+
+TEST(Faults, CauseAndRecovery) {
+  JobData job = Job("a", 30, 2);
+  for (int i = 20; i < 30; ++i) job.steps[i].set_attempt(2);
+  for (int i = 21; i <= 25; ++i) job.lost_steps.push_back(Step(i, 1, 1, 0.1));
+  job.events = {Event("running", 1, 100), Event("attempt_broken", 1, 200, "rank 1 was killed"),
+                Event("restarting", 1, 201), Event("running", 2, 212)};
+  const std::vector<Fault> faults = FaultsOf(job);
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_EQ(faults[0].cause, "rank 1 was killed");
+  EXPECT_DOUBLE_EQ(*faults[0].training_again_seconds, 12);
+  EXPECT_EQ(*faults[0].steps_lost, 5);
+  const std::string page = PageOf({job});
+  EXPECT_THAT(page, HasSubstr("rank 1 was killed"));
+  EXPECT_THAT(page, HasSubstr(">restart</text>"));
+}
+
+TEST(Faults, OfOneThatNobodyMended) {
+  JobData job = Job("a", 10, 1);
+  job.events = {Event("attempt_broken", 1, 200, "out of memory")};
+  const std::vector<Fault> faults = FaultsOf(job);
+  ASSERT_EQ(faults.size(), 1u);
+  EXPECT_FALSE(faults[0].training_again_seconds.has_value());
+  EXPECT_FALSE(faults[0].steps_lost.has_value());
+}
+
+TEST(Report, AJobWithoutAStep) {
+  JobData job;
+  job.status.set_id("job-1");
+  job.status.set_state(v1::JOB_STATE_QUEUED);
+  job.status.set_error("waits for 8 devices");
+  *job.status.mutable_spec() = Spec();
+  job.label = "job-1";
+  const std::string page = PageOf({job});
+  EXPECT_THAT(page, HasSubstr("is queued: waits for 8 devices; it has made no step"));
+  EXPECT_THAT(page, HasSubstr("There are no steps yet."));
+  EXPECT_THAT(page, Not(HasSubstr(">nan")));
+  EXPECT_THAT(page, Not(HasSubstr("\"nan")));
+}
+
+TEST(Report, SeveralJobsAreComparedWithTheFirst) {
+  JobData b = Job("b", 100, 4);
+  for (v1::StepRecord& step : b.steps) step.set_step_seconds(0.05);
+  const std::string page = PageOf({Job("a", 100, 1), b});
+  EXPECT_THAT(page,
+              HasSubstr("b trains 2.00× as fast as a on 4 ranks instead of 1: 50.0 % efficiency"));
+  EXPECT_THAT(page, HasSubstr("the same bits in all 100 steps"));
+  EXPECT_THAT(page, HasSubstr("where they differ"));
+  const Json data = ReportData({Job("a", 100, 1), b});
+  EXPECT_DOUBLE_EQ(data["comparisons"][0]["speed_up"], 2);
+  EXPECT_DOUBLE_EQ(data["comparisons"][0]["efficiency"], 0.5);
+}
+
+// Nobody who names a job, a node or a fault can put anything into the page.
+TEST(Report, HostileNames) {
+  const std::string bad = "</script><script>alert(1)</script>\"'&\x01\xff<!--";
+  JobData job = Job("a", 10, 1);
+  job.label = bad;
+  job.status.set_name(bad);
+  job.status.set_error(bad);
+  job.status.mutable_plan()->mutable_ranks(0)->set_node(bad);
+  job.status.mutable_spec()->set_name("</pre><script>alert(2)</script>");
+  job.events = {Event("attempt_broken", 1, 5, bad)};
+  v1::CheckpointInfo checkpoint;
+  checkpoint.set_path(bad);
+  job.checkpoints = {checkpoint};
+  job.version = bad;
+  for (const std::vector<JobData>& jobs : {std::vector<JobData>{job}, {job, job}}) {
+    const std::string page = PageOf(jobs);
+    EXPECT_THAT(page, Not(HasSubstr("<script>")));
+    EXPECT_THAT(page, Not(HasSubstr("<!--")));
+    size_t scripts = 0;
+    for (size_t at = page.find("<script"); at != std::string::npos;
+         at = page.find("<script", at + 1))
+      ++scripts;
+    EXPECT_EQ(scripts, 1u);  // the data, which does not run
+    const size_t begin = page.find('>', page.find("<script type=\"application/json\"")) + 1;
+    const Json data = Json::parse(page.substr(begin, page.find("</script>", begin) - begin));
+    EXPECT_THAT(data["jobs"][0]["name"].get<std::string>(), HasSubstr("</script><script>alert(1)"));
+    EXPECT_EQ(page.find('\x01'), std::string::npos);
+  }
+  EXPECT_THAT(DiffToJson(job, job).dump(2, ' ', false, Json::error_handler_t::replace),
+              HasSubstr("alert"));
+}
+
+TEST(Report, AHundredThousandStepsAndAThousandRanks) {
+  JobData job = Job("large", 150'000, 1024);
+  for (int i = 0; i < 1024; ++i) {
+    job.status.mutable_ranks(i)->set_pipeline(i / 128);
+    job.status.mutable_ranks(i)->set_data(i % 128);
+  }
+  for (size_t i = 0; i < job.steps.size(); ++i)
+    job.steps[i].set_grad_norm(static_cast<double>(i * 7919 % 1000));
+  for (int i = 0; i < 500; ++i)
+    job.events.push_back(Event("attempt_broken", i + 1, 100 + i, "cause"));
+  const std::string page = PageOf({job, job});
+  EXPECT_LT(page.size(), 2'000'000u);
+  EXPECT_THAT(page, HasSubstr("stage 7 (128 ranks)"));
+  EXPECT_THAT(page, HasSubstr("The last 50 of 1,000."));
+}
+
+TEST(Report, NeedsNothingFromOutside) {
+  const std::string page = PageOf({Job("a", 10, 1)});
+  EXPECT_THAT(page, HasSubstr("default-src 'none'"));
+  for (const char* outside : {"http://", "https://", "src=", "@import", "url("}) {
+    EXPECT_THAT(page, Not(HasSubstr(outside)));
+  }
+}
+
+TEST(Configuration, KeysAndDifferences) {
+  const std::vector<Difference> differences = DifferencesOf(
+      {ConfigurationOf(Spec()), ConfigurationOf(Spec({"training.steps=7", "tensorboard=events"}))});
+  ASSERT_EQ(differences.size(), 3u);
+  EXPECT_EQ(differences[0].key, "training.steps");
+  EXPECT_EQ(differences[0].values, (std::vector<std::string>{"100", "7"}));
+  EXPECT_EQ(differences[1].key, "training.schedule.decay_steps");
+  EXPECT_EQ(differences[2].values, (std::vector<std::string>{"", "/where/events"}));
+  EXPECT_TRUE(DifferencesOf({ConfigurationOf(Spec()), ConfigurationOf(Spec())}).empty());
+}
+
+TEST(Diff, RatiosAndBits) {
+  JobData b = Job("b", 100, 4);
+  for (v1::StepRecord& step : b.steps) step.set_step_seconds(0.2);
+  const Json json = DiffToJson(Job("a", 100, 2), b);
+  EXPECT_NEAR(json["results"]["step_seconds"]["ratio"].get<double>(), 2, 1e-9);
+  EXPECT_TRUE(json["results"]["mfu"]["ratio"].is_null());
+  EXPECT_EQ(json["plan"]["ranks"]["a"], "2");
+  EXPECT_EQ(json["configuration"]["name"]["b"], "b");
+  EXPECT_EQ(json["comparison"]["steps_with_equal_losses"], 100);
+}
+
+TEST(Curves, UnknownOnesAreNamed) {
+  CurveOptions options;
+  options.metrics = {"lost"};
+  EXPECT_THAT(std::string(CurvesOf({}, options).status().message()),
+              HasSubstr("--metric lost: not known; there are loss"));
+  options.metrics = {"loss"};
+  options.x = "day";
+  EXPECT_FALSE(CurvesOf({}, options).ok());
+}
+
+TEST(Curves, ByTokensAndTimeWithValidation) {
+  JobData job = Job("a", 10, 1);
+  job.steps[4].set_validation_loss(1.5);
+  job.steps[9].set_validation_loss(1.25);
+  CurveOptions options;
+  options.x = "tokens";
+  options.smooth = 3;
+  auto figure = CurvesOf({job}, options);
+  ASSERT_TRUE(figure.ok());
+  ASSERT_EQ(figure->panels.size(), 2u);
+  ASSERT_EQ(figure->panels[0].series.size(), 3u);  // faint, smooth, validation
+  EXPECT_EQ(figure->panels[0].series[2].y, (std::vector<double>{1.5, 1.25}));
+  EXPECT_EQ(figure->panels[0].series[0].x[9], 320);
+  options.x = "time";
+  figure = CurvesOf({job}, options);
+  EXPECT_NEAR(figure->panels[1].series[0].x[9], 1.0, 1e-9);
+  EXPECT_NEAR(figure->panels[1].series[0].y[0], 320, 1e-9);
+}
+
+TEST(Texts, AsPeopleReadThem) {
+  EXPECT_EQ(CountText(1234567), "1,234,567");
+  EXPECT_EQ(CountText(-1234), "-1,234");
+  EXPECT_EQ(CountText(12), "12");
+  EXPECT_EQ(SecondsText(0.0123), "12.3 ms");
+  EXPECT_EQ(SecondsText(7500), "2 h 5 min");
+  EXPECT_EQ(BytesText(1536), "1.5 KiB");
+  EXPECT_EQ(RatioText(3, 2), "1.50×");
+  EXPECT_EQ(RatioText(3, 0), "");
+  EXPECT_EQ(TimeText(0), "not known");
+  EXPECT_EQ(TimeText(1e9), "2001-09-09 01:46:40 UTC");
+}
+
+TEST(Labels, TellJobsApart) {
+  std::vector<JobData> jobs = {Job("a", 1, 1), Job("a", 1, 1), Job("b", 1, 1)};
+  jobs[1].status.set_id("job-2");
+  LabelJobs(&jobs);
+  EXPECT_EQ(jobs[0].label, "a (job-a)");
+  EXPECT_EQ(jobs[1].label, "a (job-2)");
+  EXPECT_EQ(jobs[2].label, "b");
+}
+
+}  // namespace
+}  // namespace tercio::report

@@ -1,0 +1,273 @@
+// What a reader wants first: sentences, and the numbers of each job beside those of the first.
+#include <cmath>
+#include <functional>
+
+#include "absl/strings/str_cat.h"
+#include "cli/plot/scale.h"
+#include "cli/report/sections.h"
+#include "cli/report/texts.h"
+
+namespace tercio::report {
+namespace {
+
+using plot::ShortText;
+
+// A row: what it is called, and what it says of a job (with a note).
+struct Row {
+  std::string name;
+  std::function<Cell(const Subject&)> cell;
+};
+
+std::string LossText(double loss) {
+  return absl::StrCat(plot::NumberText(std::round(loss * 1e5) / 1e5));
+}
+
+std::string StateText(const v1::JobStatus& status) {
+  std::string name = v1::JobState_Name(status.state()).substr(10);  // after JOB_STATE_
+  for (char& letter : name) letter = static_cast<char>(std::tolower(letter));
+  return name;
+}
+
+std::optional<double> MedianSeconds(const Numbers& numbers) {
+  if (!numbers.step_seconds.has_value()) return std::nullopt;
+  return numbers.step_seconds->median;
+}
+
+Cell Number(std::string text, std::string note = "") {
+  return {std::move(text), true, std::move(note)};
+}
+
+// A value with the ratio to that of the first job.
+template <typename T>
+Cell Compared(const Subject& base, const Subject& subject, std::optional<T> Numbers::*field,
+              const std::function<std::string(double)>& text) {
+  const std::optional<T>& value = subject.numbers.*field;
+  if (!value.has_value()) return Number(kNotKnown);
+  const std::optional<T>& of_base = base.numbers.*field;
+  const bool compare = &base != &subject && of_base.has_value();
+  return Number(
+      text(static_cast<double>(*value)),
+      compare ? RatioText(static_cast<double>(*value), static_cast<double>(*of_base)) : "");
+}
+
+Cell StepCell(const Subject& base, const Subject& subject) {
+  const auto& seconds = subject.numbers.step_seconds;
+  if (!seconds.has_value()) return Number(kNotKnown);
+  const auto of_base = MedianSeconds(base.numbers);
+  return Number(SecondsText(seconds->median), &base != &subject && of_base.has_value()
+                                                  ? RatioText(seconds->median, *of_base)
+                                                  : "");
+}
+
+std::optional<double> SpeedUp(const Subject& base, const Subject& subject) {
+  if (!base.numbers.tokens_per_second.has_value() || !subject.numbers.tokens_per_second.has_value())
+    return std::nullopt;
+  return *subject.numbers.tokens_per_second / *base.numbers.tokens_per_second;
+}
+
+std::optional<double> Efficiency(const Subject& base, const Subject& subject) {
+  const auto speed_up = SpeedUp(base, subject);
+  if (!speed_up.has_value() || base.numbers.ranks == 0 || subject.numbers.ranks == 0)
+    return std::nullopt;
+  return *speed_up * base.numbers.ranks / subject.numbers.ranks;
+}
+
+std::vector<Row> SpeedRows(const Subject& base, bool several) {
+  std::vector<Row> rows = {{"time of an iteration (step), median",
+                            [&base](const Subject& s) { return StepCell(base, s); }},
+                           {"from the fastest tenth to the slowest tenth",
+                            [](const Subject& s) {
+                              const auto& seconds = s.numbers.step_seconds;
+                              return Number(!seconds.has_value()
+                                                ? kNotKnown
+                                                : absl::StrCat(SecondsText(seconds->p10), " to ",
+                                                               SecondsText(seconds->p90)));
+                            }},
+                           {"time of a micro-batch",
+                            [&base](const Subject& s) {
+                              return Compared(base, s, &Numbers::micro_batch_seconds, SecondsText);
+                            }},
+                           {"tokens per second", [&base](const Subject& s) {
+                              return Compared(base, s, &Numbers::tokens_per_second, ShortText);
+                            }}};
+  if (several) {
+    rows.push_back({"efficiency (speed-up by ranks)", [&base](const Subject& s) {
+                      return Number(OrNotKnown(Efficiency(base, s), PercentText));
+                    }});
+  }
+  rows.push_back(
+      {"MFU", [](const Subject& s) { return Number(OrNotKnown(s.numbers.mfu, PercentText)); }});
+  rows.push_back({"processor cores in use", [&base](const Subject& s) {
+                    return Compared(base, s, &Numbers::cores_used, ShortText);
+                  }});
+  rows.push_back({"GPU use", [](const Subject& s) {
+                    return Number(OrNotKnown(s.numbers.device_utilization, PercentText));
+                  }});
+  rows.push_back({"share of the time that ranks wait for others", [](const Subject& s) {
+                    return Number(OrNotKnown(s.numbers.wait_share, PercentText));
+                  }});
+  return rows;
+}
+
+std::vector<Row> MemoryRows(const Subject& base) {
+  return {{"planned memory of a rank, the most",
+           [&base](const Subject& s) {
+             return Compared(base, s, &Numbers::planned_bytes_most, BytesText);
+           }},
+          {"peak memory of a rank, the most",
+           [&base](const Subject& s) {
+             return Compared(base, s, &Numbers::peak_bytes_most, BytesText);
+           }},
+          {"peak memory of all ranks together",
+           [&base](const Subject& s) {
+             return Compared(base, s, &Numbers::peak_bytes_total, BytesText);
+           }},
+          {"resident memory of all processes", [&base](const Subject& s) {
+             return Compared(base, s, &Numbers::resident_bytes_total, BytesText);
+           }}};
+}
+
+std::vector<Row> QualityRows(const Subject& base, bool several) {
+  std::vector<Row> rows = {
+      {"final loss",
+       [](const Subject& s) { return Number(OrNotKnown(s.numbers.final_loss, LossText)); }},
+      {"validation loss",
+       [](const Subject& s) { return Number(OrNotKnown(s.numbers.validation_loss, LossText)); }},
+      {"perplexity of that",
+       [](const Subject& s) { return Number(OrNotKnown(s.numbers.perplexity, ShortText)); }}};
+  if (!several) return rows;
+  rows.push_back({"losses by step", [&base](const Subject& s) {
+                    if (&s == &base) return Number("");
+                    const LossComparison compared = CompareLosses(*base.job, *s.job);
+                    if (compared.steps == 0) return Number("no step in common");
+                    if (compared.equal_steps == compared.steps) {
+                      return Number(absl::StrCat("the same bits in all ", CountText(compared.steps),
+                                                 " steps"));
+                    }
+                    return Number(
+                        absl::StrCat("at most ", ShortText(compared.largest_difference), " apart"),
+                        absl::StrCat("at step ", compared.largest_at));
+                  }});
+  rows.push_back({"time until the first job's last loss", [&base](const Subject& s) {
+                    const LossComparison compared = CompareLosses(*base.job, *s.job);
+                    if (&s == &base) return Number(SecondsText(compared.base_seconds));
+                    if (!compared.other_reaches_seconds.has_value()) return Number("never reached");
+                    return Number(SecondsText(*compared.other_reaches_seconds),
+                                  absl::StrCat("step ", *compared.other_reaches_at, ", ",
+                                               RatioText(*compared.other_reaches_seconds,
+                                                         compared.base_seconds)));
+                  }});
+  return rows;
+}
+
+}  // namespace
+
+std::string LayoutText(const v1::JobStatus& status) {
+  if (!status.has_plan()) return kNotKnown;
+  const v1::Layout& layout = status.plan().layout();
+  return absl::StrCat("tensor ", layout.tensor(), " × pipeline ", layout.pipeline(), " × data ",
+                      layout.data());
+}
+
+std::string SummaryOf(const Subject& subject) {
+  const v1::JobStatus& status = subject.job->status;
+  const Numbers& numbers = subject.numbers;
+  std::string text = absl::StrCat(subject.job->label, " (", status.id(), ") ");
+  const bool ended = status.state() >= v1::JOB_STATE_SUCCEEDED;
+  absl::StrAppend(&text, status.state() == v1::JOB_STATE_CANCELLED ? "was cancelled"
+                         : ended                                   ? StateText(status)
+                                 : absl::StrCat("is ", StateText(status)));
+  if (numbers.steps == 0) {
+    absl::StrAppend(&text, status.error().empty() ? "" : absl::StrCat(": ", status.error()),
+                    "; it has made no step");
+    return text + ".";
+  }
+  absl::StrAppend(&text, " at step ", CountText(numbers.steps), " of ", CountText(status.steps()));
+  if (numbers.ranks > 0) {
+    absl::StrAppend(&text, " on ", numbers.ranks, numbers.ranks == 1 ? " rank" : " ranks", " (",
+                    LayoutText(status), ")");
+  }
+  if (!status.error().empty()) absl::StrAppend(&text, ": ", status.error());
+  absl::StrAppend(&text, ". ");
+  if (numbers.final_loss.has_value())
+    absl::StrAppend(&text, "Loss ", LossText(*numbers.final_loss));
+  if (numbers.validation_loss.has_value())
+    absl::StrAppend(&text, ", validation loss ", LossText(*numbers.validation_loss));
+  if (numbers.tokens_per_second.has_value()) {
+    absl::StrAppend(&text, ", ", ShortText(*numbers.tokens_per_second), " tokens/s (",
+                    SecondsText(numbers.step_seconds->median), " a step)");
+  }
+  if (numbers.goodput.has_value()) {
+    absl::StrAppend(&text, ", ", PercentText(*numbers.goodput), " of ",
+                    SecondsText(*numbers.total_seconds), " was training that counts");
+  }
+  absl::StrAppend(&text, numbers.restarts == 0 ? ", no restarts"
+                         : numbers.restarts == 1
+                             ? ", 1 restart"
+                             : absl::StrCat(", ", numbers.restarts, " restarts"));
+  return text + ".";
+}
+
+std::string ComparisonOf(const Subject& base, const Subject& other) {
+  const auto speed_up = SpeedUp(base, other);
+  if (!speed_up.has_value())
+    return absl::StrCat(other.job->label, " cannot be compared with ", base.job->label, " yet.");
+  std::string text = absl::StrCat(other.job->label, " trains ", RatioText(*speed_up, 1),
+                                  " as fast as ", base.job->label);
+  if (const auto efficiency = Efficiency(base, other);
+      efficiency.has_value() && base.numbers.ranks != other.numbers.ranks) {
+    absl::StrAppend(&text, " on ", other.numbers.ranks,
+                    other.numbers.ranks == 1 ? " rank" : " ranks", " instead of ",
+                    base.numbers.ranks, ": ", PercentText(*efficiency), " efficiency");
+  }
+  const LossComparison compared = CompareLosses(*base.job, *other.job);
+  if (compared.steps > 0) {
+    absl::StrAppend(
+        &text,
+        compared.equal_steps == compared.steps
+            ? absl::StrCat("; their losses have the same bits in all ", CountText(compared.steps),
+                           " steps")
+            : absl::StrCat("; their losses are at most ", ShortText(compared.largest_difference),
+                           " apart at any of ", CountText(compared.steps), " steps"));
+  }
+  return text + ".";
+}
+
+void AddNumbers(const Subjects& subjects, Page* page) {
+  const Subject& base = subjects.front();
+  const bool several = subjects.size() > 1;
+  page->Section(several ? "In numbers, beside each other" : "In numbers");
+  if (several) {
+    page->Paragraph(absl::StrCat("Grey: as a multiple of ", base.job->label, "."), "soft");
+  }
+  std::vector<std::vector<Cell>> table = {{{several ? "" : "quantity"}}};
+  for (const Subject& subject : subjects) table[0].push_back(Number(subject.job->label));
+  const auto add = [&](const Row& row) {
+    std::vector<Cell> cells = {{row.name}};
+    for (const Subject& subject : subjects) cells.push_back(row.cell(subject));
+    table.push_back(std::move(cells));
+  };
+  add({"state", [](const Subject& s) { return Number(StateText(s.job->status)); }});
+  add({"steps", [](const Subject& s) {
+         return Number(
+             absl::StrCat(CountText(s.numbers.steps), " of ", CountText(s.job->status.steps())));
+       }});
+  add({"tokens", [](const Subject& s) { return Number(CountText(s.numbers.tokens)); }});
+  add({"ranks", [](const Subject& s) {
+         return Number(s.numbers.ranks > 0 ? absl::StrCat(s.numbers.ranks) : kNotKnown);
+       }});
+  add({"layout", [](const Subject& s) { return Number(LayoutText(s.job->status)); }});
+  for (const Row& row : SpeedRows(base, several)) add(row);
+  for (const Row& row : MemoryRows(base)) add(row);
+  for (const Row& row : QualityRows(base, several)) add(row);
+  add({"restarts", [](const Subject& s) { return Number(absl::StrCat(s.numbers.restarts)); }});
+  add({"steps done again",
+       [](const Subject& s) { return Number(CountText(s.numbers.lost_steps)); }});
+  add({"time since submission",
+       [](const Subject& s) { return Number(OrNotKnown(s.numbers.total_seconds, SecondsText)); }});
+  add({"of that, training that counts",
+       [](const Subject& s) { return Number(OrNotKnown(s.numbers.goodput, PercentText)); }});
+  page->Table(table, "keys");
+}
+
+}  // namespace tercio::report

@@ -1,0 +1,84 @@
+// plot, diff and report: what jobs have done, for people.
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/job_source.h"
+#include "cli/report/curves.h"
+#include "cli/report/diff.h"
+#include "cli/report/report.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+
+namespace tercio::cli {
+namespace {
+
+// To standard output, or to a file that is there at once and whole.
+absl::Status Write(const Options& options, const std::vector<report::JobData>& jobs,
+                   const std::string& text) {
+  if (options.file == "-") {
+    std::cout << text;
+    return std::cout.flush() ? absl::OkStatus()
+                             : absl::InternalError("cannot write to standard output");
+  }
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(options.file, text));
+  if (options.format() == Output::kTable) return absl::OkStatus();
+  Json ids = Json::array();
+  for (const report::JobData& job : jobs)
+    ids.push_back(job.from_file ? job.label : job.status.id());
+  std::cout << Json({{"path", options.file}, {"jobs", ids}, {"bytes", text.size()}}).dump(2)
+            << std::endl;
+  return absl::OkStatus();
+}
+
+absl::Status MakePlot(const Options& options) {
+  report::CurveOptions curves;
+  if (!options.metrics.empty()) curves.metrics = options.metrics;
+  curves.x = options.x;
+  curves.smooth = options.smooth;
+  curves.logarithmic = options.logarithmic;
+  TERCIO_RETURN_IF_ERROR(report::CurvesOf({}, curves).status());  // before anything is asked for
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/false));
+  TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
+  return Write(options, jobs, plot::Draw(figure, /*standalone=*/true));
+}
+
+absl::Status MakeReport(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  return Write(options, jobs, report::ReportPage(jobs, kVersion, now));
+}
+
+absl::Status ShowDiff(const Options& options) {
+  if (options.jobs.size() != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("diff compares two jobs, and there are ", options.jobs.size()));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  if (options.format() != Output::kTable) {
+    std::cout
+        << report::DiffToJson(jobs[0], jobs[1]).dump(2, ' ', false, Json::error_handler_t::replace)
+        << std::endl;
+  } else {
+    std::cout << Table(report::DiffRows(jobs[0], jobs[1]));
+  }
+  return absl::OkStatus();
+}
+
+int Finish(const absl::Status& status) { return status.ok() ? kExitOk : Fail(status); }
+
+}  // namespace
+
+int Plot(const Options& options) { return Finish(MakePlot(options)); }
+
+int Diff(const Options& options) { return Finish(ShowDiff(options)); }
+
+int Report(const Options& options) { return Finish(MakeReport(options)); }
+
+}  // namespace tercio::cli

@@ -1,0 +1,235 @@
+// Every metric of both daemons: name, type, unit, labels, help. The pages for Prometheus are made
+// from this table, and docs/metrics.md is (metrics_document.h). What is not in it cannot be
+// exported: there is a MetricId for its names only, and the compiler looks them up.
+//
+// Names follow Prometheus' rules: base units, `_total` for counters, times as timestamps, `_info`
+// for facts. Labels are alphabetical and bounded: `job_id` and `job_name` by the jobs that are
+// shown, `rank` by the devices of a node, `node` by the nodes, all others by closed lists.
+//
+// Pure.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
+#include "absl/strings/string_view.h"
+
+namespace tercio {
+
+enum class MetricKind : uint8_t { kCounter, kGauge, kHistogram };
+enum class MetricExporter : uint8_t { kBoth, kCoordinator, kAgent };
+
+inline constexpr size_t kMostBuckets = 10;
+
+// Upper bounds of a histogram's buckets, ascending, 0 where there is none; what is above the last
+// is counted, too.
+using MetricBuckets = std::array<double, kMostBuckets>;
+
+struct MetricSpec {
+  absl::string_view name;
+  MetricExporter exporter;
+  MetricKind kind;
+  absl::string_view unit;    // "seconds", "bytes", ...; "1" for a mere number
+  absl::string_view labels;  // names, alphabetical, separated by single spaces
+  absl::string_view help;    // one line of plain text
+  MetricBuckets buckets = {};
+};
+
+namespace metric_table {
+
+inline constexpr auto kBoth = MetricExporter::kBoth;
+inline constexpr auto kCoordinator = MetricExporter::kCoordinator;
+inline constexpr auto kAgent = MetricExporter::kAgent;
+inline constexpr auto kCounter = MetricKind::kCounter;
+inline constexpr auto kGauge = MetricKind::kGauge;
+inline constexpr auto kHistogram = MetricKind::kHistogram;
+
+inline constexpr absl::string_view kJob = "job_id job_name";
+inline constexpr absl::string_view kRank = "job_id job_name rank";
+inline constexpr absl::string_view kGpu = "gpu uuid";
+inline constexpr absl::string_view kMethod = "method service type";
+
+// Of one step, of one checkpoint, of one call, of one commit, of one batch.
+inline constexpr MetricBuckets kStepBuckets = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
+inline constexpr MetricBuckets kSaveBuckets = {0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000};
+inline constexpr MetricBuckets kCallBuckets = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};
+inline constexpr MetricBuckets kCommitBuckets = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.5, 1, 3, 10};
+inline constexpr MetricBuckets kBatchBuckets = {1, 3, 10, 30, 100, 300, 1000, 3000, 10000};
+
+// clang-format off
+inline constexpr MetricSpec kAll[] = {
+    // ---- jobs ----
+    {"tercio_jobs", kCoordinator, kGauge, "jobs", "state", "Jobs in this state, of all that the coordinator knows."},
+    {"tercio_jobs_waiting", kCoordinator, kGauge, "jobs", "", "Jobs that wait for devices: the length of the queue."},
+    {"tercio_jobs_not_shown", kCoordinator, kGauge, "jobs", "", "Jobs that have not ended and have no series of their own here, since there are more than the page holds."},
+    {"tercio_job_info", kCoordinator, kGauge, "1", "data device job_id job_name pipeline precision schedule tensor", "1; the layout and numbers of the job. Labels of the layout are empty before the first plan."},
+    {"tercio_job_state", kCoordinator, kGauge, "1", "job_id job_name state", "1 for the state that the job is in, 0 for all others."},
+    {"tercio_job_attempt", kCoordinator, kGauge, "1", kJob, "Number of the present attempt; 0 before the first."},
+    {"tercio_job_submitted_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job was submitted."},
+    {"tercio_job_last_progress_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job last ended a step or changed its phase."},
+    {"tercio_job_ranks", kCoordinator, kGauge, "ranks", "job_id job_name kind", "Ranks of the job: asked for (wanted), and those that hold devices now (present)."},
+    {"tercio_job_time_seconds", kCoordinator, kGauge, "seconds", "job_id job_name kind", "Where the time of the job has gone since it was submitted; the kinds sum to its age. Not a counter: productive time becomes lost work when an attempt breaks."},
+
+    // ---- training ----
+    {"tercio_job_step", kCoordinator, kGauge, "steps", kJob, "Last completed step."},
+    {"tercio_job_target_steps", kCoordinator, kGauge, "steps", kJob, "Step at which the job ends."},
+    {"tercio_job_tokens", kCoordinator, kGauge, "tokens", kJob, "Tokens trained on up to the last step; falls when a restart goes back to a checkpoint."},
+    {"tercio_job_tokens_per_second", kCoordinator, kGauge, "tokens per second", kJob, "Throughput at the last step."},
+    {"tercio_job_mfu_ratio", kCoordinator, kGauge, "ratio", kJob, "Model-FLOPs utilisation at the last step, attention counted full; only on GPUs whose peak is known."},
+    {"tercio_job_loss", kCoordinator, kGauge, "nats per token", kJob, "Loss of the last step."},
+    {"tercio_job_validation_loss", kCoordinator, kGauge, "nats per token", kJob, "Loss of the last evaluation."},
+    {"tercio_job_learning_rate", kCoordinator, kGauge, "1", kJob, "Learning rate of the last step."},
+    {"tercio_job_gradient_norm", kCoordinator, kGauge, "1", kJob, "Gradient norm of the last step, before clipping."},
+    {"tercio_job_loss_scale", kCoordinator, kGauge, "1", kJob, "Loss scale of the last step; fp16 only."},
+    {"tercio_job_step_duration_seconds", kCoordinator, kHistogram, "seconds", kJob, "Duration of steps.", kStepBuckets},
+    {"tercio_job_skipped_steps_total", kCoordinator, kCounter, "steps", kJob, "Steps whose loss or gradients were not finite, and that changed no weights."},
+    {"tercio_job_spikes_total", kCoordinator, kCounter, "steps", kJob, "Steps whose loss or gradient norm was far above those before."},
+    {"tercio_job_predicted_step_seconds", kCoordinator, kGauge, "seconds", kJob, "What the planner expects of a step."},
+    {"tercio_job_predicted_mfu_ratio", kCoordinator, kGauge, "ratio", kJob, "What the planner expects of the utilisation."},
+    {"tercio_job_predicted_bubble_ratio", kCoordinator, kGauge, "ratio", kJob, "What the planner expects of the pipeline's idle time, over its ideal time."},
+    {"tercio_job_predicted_memory_bytes", kCoordinator, kGauge, "bytes", kJob, "What the planner expects of the rank that needs most memory."},
+
+    // ---- faults ----
+    {"tercio_job_restarts_total", kCoordinator, kCounter, "restarts", "cause job_id job_name", "Restarts of the job by what broke the attempt before."},
+    {"tercio_job_restarts_left", kCoordinator, kGauge, "restarts", kJob, "What is left of fault_tolerance.max_restarts; the job fails at the next fault when it is 0."},
+    {"tercio_job_hangs_total", kCoordinator, kCounter, "hangs", kJob, "Attempts that stood still until they were ended."},
+    {"tercio_job_stragglers", kCoordinator, kGauge, "ranks", kJob, "Ranks that compute much longer than their peers now."},
+    {"tercio_fenced_messages_total", kCoordinator, kCounter, "messages", "", "Messages of nodes about attempts that are over, which changed nothing."},
+    {"tercio_events_total", kCoordinator, kCounter, "events", "kind", "What `tercio events` shows, of all jobs and nodes, by kind."},
+
+    // ---- checkpoints ----
+    {"tercio_checkpoint_last_success_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the last checkpoint was committed; absent before the first."},
+    {"tercio_checkpoint_step", kCoordinator, kGauge, "steps", kJob, "Step of the last committed checkpoint; 0: there is none."},
+    {"tercio_checkpoint_every_steps", kCoordinator, kGauge, "steps", kJob, "Steps between two checkpoints, as the job asks for."},
+    {"tercio_checkpoint_bytes", kCoordinator, kGauge, "bytes", kJob, "Size of the last committed checkpoint."},
+    {"tercio_checkpoint_duration_seconds", kCoordinator, kHistogram, "seconds", kJob, "From the first byte of a checkpoint to its commit.", kSaveBuckets},
+    {"tercio_checkpoint_failures_total", kCoordinator, kCounter, "checkpoints", "job_id job_name reason", "Checkpoints that were given up, by reason; training went on."},
+    {"tercio_checkpoint_store_size_bytes", kCoordinator, kGauge, "bytes", "", "Size of the file system that checkpoints are on."},
+    {"tercio_checkpoint_store_free_bytes", kCoordinator, kGauge, "bytes", "", "Bytes of it that are free for the coordinator."},
+    {"tercio_checkpoint_store_inodes", kCoordinator, kGauge, "inodes", "", "Inodes of the file system that checkpoints are on; 0: it has no such limit."},
+    {"tercio_checkpoint_store_free_inodes", kCoordinator, kGauge, "inodes", "", "Inodes of it that are free."},
+
+    // ---- nodes ----
+    {"tercio_nodes", kCoordinator, kGauge, "nodes", "", "Nodes whose agents are connected."},
+    {"tercio_nodes_by_state", kCoordinator, kGauge, "nodes", "state", "Nodes in this state."},
+    {"tercio_node_state", kCoordinator, kGauge, "1", "node state", "1 for the state that the node is in, 0 for all others."},
+    {"tercio_devices", kCoordinator, kGauge, "devices", "", "Devices of connected nodes."},
+    {"tercio_devices_free", kCoordinator, kGauge, "devices", "", "Devices that no job holds and that take ranks."},
+    {"tercio_devices_faulty", kCoordinator, kGauge, "devices", "", "GPUs of connected nodes that take no ranks."},
+    {"tercio_agent_connected", kCoordinator, kGauge, "1", "node", "1 where the node's agent is connected."},
+    {"tercio_agent_last_heartbeat_timestamp_seconds", kCoordinator, kGauge, "seconds", "node", "When the coordinator last heard of the agent; absent: not since it started."},
+    {"tercio_agent_devices", kCoordinator, kGauge, "devices", "node", "Devices that the agent offers."},
+    {"tercio_agent_devices_free", kCoordinator, kGauge, "devices", "node", "Devices of the node that no job holds and that take ranks."},
+
+    // ---- service ----
+    {"tercio_rpc_started_total", kCoordinator, kCounter, "calls", kMethod, "Calls that have begun, streams too."},
+    {"tercio_rpc_handled_total", kCoordinator, kCounter, "calls", "code method service type", "Calls that have ended, by gRPC's status code; codes other than OK appear with their first call."},
+    {"tercio_rpc_open", kCoordinator, kGauge, "calls", kMethod, "Calls that go on now; for streams, those that are open."},
+    {"tercio_rpc_duration_seconds", kCoordinator, kHistogram, "seconds", kMethod, "From the begin of a call to its end; of a stream, how long it was open.", kCallBuckets},
+    {"tercio_streams", kCoordinator, kGauge, "streams", "", "Clients that follow jobs."},
+    {"tercio_streams_refused_total", kCoordinator, kCounter, "streams", "", "Streams beyond --max-streams."},
+    {"tercio_streams_cut_off_total", kCoordinator, kCounter, "streams", "", "Streams whose clients did not read."},
+    {"tercio_events_queued", kCoordinator, kGauge, "events", "", "Events that wait to be decided upon."},
+    {"tercio_batch_events", kCoordinator, kHistogram, "events", "", "Events that were decided upon together and made durable by one commit.", kBatchBuckets},
+    {"tercio_store_commit_duration_seconds", kCoordinator, kHistogram, "seconds", "", "Duration of commits of the state store, until they are on the disk.", kCommitBuckets},
+    {"tercio_store_commit_failures_total", kCoordinator, kCounter, "commits", "", "Commits that failed; each is tried again until it succeeds, and nothing else is decided meanwhile."},
+    {"tercio_store_bytes", kCoordinator, kGauge, "bytes", "", "Size of the state store's file."},
+
+    // ---- ranks ----
+    {"tercio_rank_info", kAgent, kGauge, "1", "data device job_id job_name pipeline rank tensor", "1; the rank's place in the grid, and its device on the node."},
+    {"tercio_tokens_total", kAgent, kCounter, "tokens", kRank, "Tokens that the job has trained on, counted by each of its ranks."},
+    {"tercio_steps_total", kAgent, kCounter, "steps", kRank, "Optimizer steps that the rank has made."},
+    {"tercio_tokens_per_second", kAgent, kGauge, "tokens per second", kRank, "Throughput of the whole job at the last step."},
+    {"tercio_mfu_ratio", kAgent, kGauge, "ratio", "convention job_id job_name rank", "Model-FLOPs utilisation of the job at the last step, attention counted full or causal; only on GPUs whose peak is known."},
+    {"tercio_step", kAgent, kGauge, "steps", kRank, "Last completed step."},
+    {"tercio_step_seconds", kAgent, kGauge, "seconds", kRank, "Duration of the last step."},
+    {"tercio_communication_seconds", kAgent, kGauge, "seconds", kRank, "Part of the last step that the rank spent waiting for others; the rank that waits least is the slow one."},
+    {"tercio_loss", kAgent, kGauge, "nats per token", kRank, "Loss of the last step of the job, as the rank knows it."},
+    {"tercio_grad_norm", kAgent, kGauge, "1", kRank, "Gradient norm of the last step of the job, before clipping."},
+    {"tercio_phase_seconds_total", kAgent, kCounter, "seconds", "job_id job_name phase rank", "Where the time of the rank's training loop has gone; the phases sum to the time since its first step."},
+    {"tercio_rank_cpu_seconds_total", kAgent, kCounter, "seconds", kRank, "Processor time of the rank's process."},
+    {"tercio_log_lines_lost_total", kAgent, kCounter, "lines", kRank, "Log lines of the rank that were not written: the disk did not take them, or there were too many."},
+    {"tercio_memory_bytes", kAgent, kGauge, "bytes", "job_id job_name kind rank", "Memory of the rank: planned, used and peak of its device's arena; resident of its process."},
+    {"tercio_load_seconds", kAgent, kGauge, "seconds", "job_id job_name rank source", "How long the rank took to load the state it has started from: a copy of a snapshot (memory), or a checkpoint or weights (disk)."},
+    {"tercio_checkpoint_sent_bytes_total", kAgent, kCounter, "bytes", kRank, "Bytes of checkpoints that the rank has sent."},
+    {"tercio_checkpoint_send_seconds", kAgent, kGauge, "seconds", kRank, "Duration of the rank's last checkpoint stream."},
+    {"tercio_checkpoint_send_failures_total", kAgent, kCounter, "streams", kRank, "Checkpoint streams of the rank that failed."},
+
+    // ---- agent ----
+    {"tercio_trainers", kAgent, kGauge, "processes", "", "Trainers that run on this node."},
+    {"tercio_trainer_exits_total", kAgent, kCounter, "processes", "kind", "Trainers that have ended: by themselves with success (normal), or not (fault)."},
+    {"tercio_coordinator_connected", kAgent, kGauge, "1", "", "1 while the agent has its stream to the coordinator."},
+    {"tercio_agent_spool_bytes", kAgent, kGauge, "bytes", "", "News that the coordinator has not acknowledged; log lines give way at --spool-limit."},
+    {"tercio_agent_snapshot_bytes", kAgent, kGauge, "bytes", "", "Copies of snapshots in the agent's memory."},
+    {"tercio_agent_memory_bytes", kAgent, kGauge, "bytes", "", "Memory of the machine."},
+    {"tercio_agent_memory_available_bytes", kAgent, kGauge, "bytes", "", "Memory of the machine that processes could have without swapping."},
+    {"tercio_agent_state_free_bytes", kAgent, kGauge, "bytes", "", "Bytes that are free on the file system of the state directory: logs, spool, token cache."},
+
+    // ---- GPUs ----
+    {"tercio_gpu_info", kAgent, kGauge, "1", "driver gpu model uuid", "1; what the GPU is."},
+    {"tercio_gpu_faulty", kAgent, kGauge, "1", kGpu, "1 where the GPU takes no ranks."},
+    {"tercio_gpu_last_sample_timestamp_seconds", kAgent, kGauge, "seconds", kGpu, "When the driver last answered; before it ever did, when the agent started."},
+    {"tercio_gpu_xid_errors_total", kAgent, kCounter, "errors", "gpu uuid xid", "Errors that the driver has reported, by XID; a code appears with its first error."},
+    {"tercio_gpu_utilization_ratio", kAgent, kGauge, "ratio", kGpu, "Part of the time with a kernel running."},
+    {"tercio_gpu_memory_utilization_ratio", kAgent, kGauge, "ratio", kGpu, "Part of the time with memory in use."},
+    {"tercio_gpu_memory_bytes", kAgent, kGauge, "bytes", "gpu kind uuid", "Memory of the GPU: all of it (size), and what anybody uses (used)."},
+    {"tercio_gpu_power_watts", kAgent, kGauge, "watts", kGpu, "Power that the GPU takes."},
+    {"tercio_gpu_power_limit_watts", kAgent, kGauge, "watts", kGpu, "Power that it may take."},
+    {"tercio_gpu_temperature_celsius", kAgent, kGauge, "celsius", kGpu, "Temperature of the die."},
+    {"tercio_gpu_sm_clock_hertz", kAgent, kGauge, "hertz", kGpu, "Clock rate of the multiprocessors."},
+    {"tercio_gpu_sm_clock_limit_hertz", kAgent, kGauge, "hertz", kGpu, "The highest that it can be."},
+    {"tercio_gpu_memory_clock_hertz", kAgent, kGauge, "hertz", kGpu, "Clock rate of the memory."},
+    {"tercio_gpu_clocks_limited", kAgent, kGauge, "1", "gpu reason uuid", "1 for each reason why clocks are not higher."},
+    {"tercio_gpu_processes", kAgent, kGauge, "processes", kGpu, "Processes with a context on the GPU."},
+    {"tercio_gpu_ecc_enabled", kAgent, kGauge, "1", kGpu, "1 where memory errors are corrected and counted."},
+    {"tercio_gpu_ecc_errors_total", kAgent, kCounter, "errors", "gpu kind uuid", "ECC errors since the driver was loaded."},
+    {"tercio_gpu_lifetime_ecc_errors_total", kAgent, kCounter, "errors", "gpu kind uuid", "ECC errors since the GPU was made."},
+    {"tercio_gpu_remapped_rows", kAgent, kGauge, "rows", "gpu kind uuid", "Rows of memory that others stand in for, by the errors they had."},
+    {"tercio_gpu_row_remap_failed", kAgent, kGauge, "1", kGpu, "1 where there was no row to stand in."},
+    {"tercio_gpu_retirement_pending", kAgent, kGauge, "1", kGpu, "1 where a reset would put faulty rows or pages out of use."},
+    {"tercio_gpu_pcie_generation", kAgent, kGauge, "1", kGpu, "Generation of PCIe that the link runs at."},
+    {"tercio_gpu_pcie_lanes", kAgent, kGauge, "lanes", kGpu, "Lanes of PCIe that the link has."},
+    {"tercio_gpu_nvlinks", kAgent, kGauge, "links", "gpu kind uuid", "NVLinks of the GPU: all, and those that are up (active)."},
+
+    // ---- process ----
+    {"tercio_build_info", kBoth, kGauge, "1", "commit version", "1; the program that runs. The commit is unknown where it was built from a working tree."},
+    {"tercio_certificate_not_after_timestamp_seconds", kBoth, kGauge, "seconds", "file", "When the daemon's own certificate and its authority's expire; absent without TLS."},
+    {"tercio_metrics_requests_total", kBoth, kCounter, "requests", "outcome", "Requests to this server: served; refused (no such page, or not HTTP); dropped (too slow, or too many connections)."},
+    {"tercio_metrics_connections", kBoth, kGauge, "connections", "", "Connections to this server."},
+    {"process_cpu_seconds_total", kBoth, kCounter, "seconds", "", "Processor time of the process, user and system."},
+    {"process_resident_memory_bytes", kBoth, kGauge, "bytes", "", "Resident memory of the process."},
+    {"process_virtual_memory_bytes", kBoth, kGauge, "bytes", "", "Virtual memory of the process."},
+    {"process_open_fds", kBoth, kGauge, "files", "", "Open files of the process."},
+    {"process_max_fds", kBoth, kGauge, "files", "", "Files that the process may have open."},
+    {"process_threads", kBoth, kGauge, "threads", "", "Threads of the process."},
+    {"process_start_time_seconds", kBoth, kGauge, "seconds", "", "When the process started."},
+};
+// clang-format on
+
+}  // namespace metric_table
+
+inline constexpr size_t kMetricCount = std::size(metric_table::kAll);
+
+// A metric of the table, by its name as a literal.
+class MetricId {
+ public:
+  // Does not compile for a name that is not in the table.
+  consteval MetricId(const char* name) : index_(Find(name)) {}  // NOLINT: meant to convert
+
+  size_t index() const { return index_; }
+  const MetricSpec& spec() const { return metric_table::kAll[index_]; }
+
+ private:
+  static consteval size_t Find(absl::string_view name) {
+    for (size_t i = 0; i < kMetricCount; ++i) {
+      if (metric_table::kAll[i].name == name) return i;
+    }
+    throw "this metric is not in the table";
+  }
+
+  size_t index_;
+};
+
+}  // namespace tercio

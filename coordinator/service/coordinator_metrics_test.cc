@@ -1,0 +1,209 @@
+// The pages of a real coordinator, to whom nodes and ranks say what they would.
+#include "coordinator/service/coordinator_metrics.h"
+
+#include <atomic>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/file.h"
+#include "common/metrics/metric_table.h"
+#include "common/temp_dir.h"
+#include "coordinator/core/test_job.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class CoordinatorMetricsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    options_.state_dir = directory_.path();
+    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    ASSERT_TRUE(store.ok()) << store.status();
+    Settings settings = PlanningSettings();
+    settings.make_plan = [make = settings.make_plan](const v1::JobSpec& spec,
+                                                     const std::vector<plan::DeviceSlot>& slots,
+                                                     const RankShare& share) {
+      absl::StatusOr<v1::Plan> plan = make(spec, slots, share);
+      if (plan.ok()) plan->mutable_predicted()->set_step_seconds(0.5);
+      return plan;
+    };
+    auto made = Coordinator::Create(
+        std::move(settings), *std::move(store), &checkpoints_,
+        /*read_only=*/false, LeaseClock([] { return 1000.0; }, [this] { return now_.load(); }));
+    ASSERT_TRUE(made.ok()) << made.status();
+    coordinator_ = *std::move(made);
+    streams_ =
+        std::make_unique<StreamHub>(StreamLimits{}, [this] { return coordinator_->version(); });
+  }
+
+  std::string Page() const {
+    return CoordinatorPage(*coordinator_, *streams_, calls_, options_, MetricsServer::Figures());
+  }
+
+  void Submit(const std::string& id, const std::string& name) {
+    v1::JobSpec spec = SmallSpec(2);
+    spec.set_name(name);
+    ASSERT_TRUE(coordinator_->Ask(Submitted{id, spec}).ok());
+  }
+  void Attach(const std::string& node, const std::string& metrics_address) {
+    v1::AgentHello hello;
+    hello.set_node(node);
+    hello.set_devices(2);
+    hello.set_cores(2);
+    hello.set_device_kind("cpu");
+    hello.set_data_address("10.0.0.7");
+    hello.set_metrics_address(metrics_address);
+    ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());
+  }
+  // Waits until it is decided upon and durable.
+  template <typename Fill>
+  void Say(const std::string& node, const Fill& fill) {
+    v1::AgentMessage message;
+    fill(message);
+    ASSERT_TRUE(coordinator_->Ask(NodeSaid{node, message}).ok());
+  }
+
+  // A job that runs on node a, with a step, a checkpoint, and one that failed.
+  void Train() {
+    Submit(kJob, "shakespeare");
+    Attach("a", "127.0.0.1:9465");
+    while (coordinator_->View(kJob)->record.attempt() == 0) coordinator_->Ask(Tick{}).IgnoreError();
+    coordinator_->Ask(CheckpointFound{RunWith(1), 0, "", 0, {}}).IgnoreError();
+    Say("a", [](v1::AgentMessage& m) {
+      *m.mutable_data_prepared()->mutable_run() = RunWith(1);
+      m.mutable_data_prepared()->set_vocab_size(20);
+      m.mutable_data_prepared()->set_digest("d");
+    });
+    for (const int rank : {0, 1}) {
+      Say("a", [rank](v1::AgentMessage& m) {
+        *m.mutable_rank_phase()->mutable_run() = RunWith(1);
+        m.mutable_rank_phase()->set_rank(rank);
+        m.mutable_rank_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
+      });
+    }
+    Say("a", [](v1::AgentMessage& m) {
+      v1::StepReport* report = m.mutable_step_report();
+      *report->mutable_run() = RunWith(1);
+      report->set_tokens_per_second(640);
+      report->set_mfu(0.5);
+      v1::StepRecord* step = report->mutable_record();
+      step->set_attempt(1);
+      step->set_step(7);
+      step->set_loss(2.5);
+      step->set_validation_loss(2.75);
+      step->set_loss_scale(1024);
+      step->set_learning_rate(0.001);
+      step->set_grad_norm(1.5);
+      step->set_step_seconds(0.2);
+      step->set_tokens(448);
+    });
+    coordinator_->Ask(CheckpointCommitted{RunWith(1), 5, "path", 4096, 0.25}).IgnoreError();
+    coordinator_->Ask(CheckpointFailed{RunWith(1), 6, "full", SaveFailure::kDiskFull})
+        .IgnoreError();
+    ASSERT_EQ(coordinator_->View(kJob)->record.step(), 7);
+  }
+
+  TempDir directory_;
+  checkpoint::Store checkpoints_{directory_.path() + "/checkpoints"};
+  std::atomic<double> now_{0};  // of the monotonic clock
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<StreamHub> streams_;
+  RpcMetrics calls_{{"tercio.v1.JobService"}};
+  CoordinatorMetricsOptions options_;
+};
+
+TEST_F(CoordinatorMetricsTest, ShowsAJob) {
+  Train();
+  const std::string page = Page();
+  const std::string job = "job_id=\"job-1\",job_name=\"shakespeare\"";
+  for (const char* line :
+       {"tercio_job_step 7", "tercio_job_target_steps 100", "tercio_job_tokens 448",
+        "tercio_job_tokens_per_second 640", "tercio_job_mfu_ratio 0.5", "tercio_job_loss 2.5",
+        "tercio_job_validation_loss 2.75", "tercio_job_learning_rate 0.001",
+        "tercio_job_gradient_norm 1.5", "tercio_job_loss_scale 1024",
+        "tercio_job_step_duration_seconds_count 1", "tercio_job_skipped_steps_total 0",
+        "tercio_job_predicted_step_seconds 0.5", "tercio_job_attempt 1",
+        "tercio_job_restarts_left 10", "tercio_checkpoint_step 5", "tercio_checkpoint_bytes 4096",
+        "tercio_checkpoint_last_success_timestamp_seconds 1000",
+        "tercio_checkpoint_duration_seconds_count 1"}) {
+    const std::string text = line;
+    const size_t space = text.find(' ');
+    EXPECT_THAT(page,
+                HasSubstr(text.substr(0, space) + "{" + job + "}" + text.substr(space) + "\n"));
+  }
+  EXPECT_THAT(page, HasSubstr("tercio_job_state{" + job + ",state=\"running\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_job_state{" + job + ",state=\"failed\"} 0\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_jobs{state=\"running\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_job_ranks{" + job + ",kind=\"present\"} 2\n"));
+  EXPECT_THAT(page, HasSubstr("failures_total{" + job + ",reason=\"disk_full\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("restarts_total{cause=\"hang\"," + job + "} 0\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_agent_connected{node=\"a\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("heartbeat_timestamp_seconds{node=\"a\"} 1000\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"a\",state=\"ready\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_events_total{kind=\"checkpoint_committed\"} 1\n"));
+}
+
+// What is in the table is exported by somebody: here, or by the agent.
+TEST_F(CoordinatorMetricsTest, EveryMetricOfTheTableIsOnThePage) {
+  options_.certificate = "common/metrics/testdata/certificate.pem";
+  Train();
+  const std::string page = Page();
+  for (const MetricSpec& spec : metric_table::kAll) {
+    const std::string type = "# TYPE " + std::string(spec.name) + " ";
+    if (spec.exporter == MetricExporter::kAgent) {
+      EXPECT_THAT(page, Not(HasSubstr(type)));
+    } else {
+      EXPECT_THAT(page, HasSubstr(type));
+    }
+  }
+}
+
+TEST_F(CoordinatorMetricsTest, AJobThatHasEndedVanishesAfterAWhile) {
+  options_.linger_seconds = 60;
+  Submit("job-9", "short");
+  ASSERT_TRUE(coordinator_->Ask(CancelRequested{"job-9", false, "enough"}).ok());
+  now_ = 59;
+  EXPECT_THAT(Page(), HasSubstr("tercio_job_state{job_id=\"job-9\",job_name=\"short\","
+                                "state=\"cancelled\"} 1\n"));
+  now_ = 61;
+  EXPECT_THAT(Page(), Not(HasSubstr("job-9")));
+  EXPECT_THAT(Page(), HasSubstr("tercio_jobs{state=\"cancelled\"} 1\n"));
+}
+
+TEST_F(CoordinatorMetricsTest, OfManyJobsTheNewestHaveSeries) {
+  for (int i = 0; i < 130; ++i) Submit(absl::StrCat("job-", 1000 + i), "many");
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("tercio_jobs{state=\"queued\"} 130\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_jobs_waiting 130\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_jobs_not_shown 30\n"));
+  EXPECT_THAT(page, HasSubstr("job-1129"));
+  EXPECT_THAT(page, HasSubstr("job-1030"));
+  EXPECT_THAT(page, Not(HasSubstr("job-1029")));
+}
+
+TEST_F(CoordinatorMetricsTest, NamesOfJobsMayBeAnything) {
+  Submit("job-1", std::string("a\"b\\c\nd\xff") + std::string(10'000, 'x'));
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("job_name=\"a\\\"b\\\\c?d?xxx"));
+  EXPECT_THAT(page, Not(HasSubstr(std::string(kMostLabelBytes + 1, 'x'))));
+}
+
+TEST_F(CoordinatorMetricsTest, TellsPrometheusWhereAgentsAre) {
+  EXPECT_EQ(TargetsPage(*coordinator_), "[]\n");
+  Attach("a", "10.0.0.7:9465");
+  Attach("b", "0.0.0.0:9465");  // everywhere: where its ranks are
+  coordinator_->Ask(Tick{}).IgnoreError();
+  const std::string page = TargetsPage(*coordinator_);
+  EXPECT_THAT(page, HasSubstr("\"node\": \"a\""));
+  EXPECT_THAT(page, HasSubstr("\"node\": \"b\""));
+  EXPECT_THAT(page, HasSubstr("\"10.0.0.7:9465\""));
+  EXPECT_THAT(page, Not(HasSubstr("0.0.0.0")));
+}
+
+}  // namespace
+}  // namespace tercio::coordinator

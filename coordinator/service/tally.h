@@ -1,0 +1,73 @@
+// What the coordinator counts for its metrics beside its state. All of it begins anew with the
+// process, as counters may.
+//
+// Threads: any.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/metrics/histogram.h"
+#include "coordinator/core/core.h"
+
+namespace tercio::coordinator {
+
+// Of one job.
+struct JobTally {
+  // Of the last step; absent: none yet, or it has none.
+  std::optional<double> learning_rate;
+  std::optional<double> gradient_norm;
+  std::optional<double> loss_scale;
+  HistogramFigures steps;  // durations
+  int64_t skipped = 0;
+  int64_t spikes = 0;
+  int64_t hangs = 0;
+  std::set<int> slow;  // ranks
+  std::array<int64_t, kFaultCauses> restarts = {};
+  HistogramFigures saves;  // durations of those that were committed
+  std::array<int64_t, kSaveFailures> save_failures = {};
+  // ---- bookkeeping ----
+  std::pair<int, int64_t> last_step;  // attempt, step
+  uint64_t touched = 0;
+};
+
+class Tally {
+ public:
+  // Jobs beyond this many lose their tally, those that have changed last keep it.
+  static constexpr size_t kMostJobs = 256;
+
+  // What steps of the core have brought about, once it is durable.
+  void Add(const std::vector<Effects>& effects);
+  void Committed(double seconds, size_t events);
+  void CommitFailed();
+
+  JobTally Of(const std::string& job) const;
+  std::map<std::string, int64_t> events() const;  // by kind
+  int64_t fenced() const;
+  int64_t failed_commits() const;
+  HistogramFigures commits() const { return commits_.figures(); }
+  HistogramFigures batches() const { return batches_.figures(); }
+
+ private:
+  JobTally& Touch(const std::string& job);
+  void AddStep(const std::string& job, const v1::StepRecord& step);
+  void AddEvent(const v1::JobEvent& event);
+
+  Histogram commits_{"tercio_store_commit_duration_seconds"};
+  Histogram batches_{"tercio_batch_events"};
+  mutable std::mutex mutex_;
+  std::map<std::string, JobTally> jobs_;
+  std::map<std::string, int64_t> events_;
+  int64_t fenced_ = 0;
+  int64_t failed_commits_ = 0;
+  uint64_t touches_ = 0;
+};
+
+}  // namespace tercio::coordinator

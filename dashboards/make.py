@@ -1,0 +1,353 @@
+#!/usr/bin/env python3
+"""Writes the dashboards beside this file; a test checks that they are what is committed.
+
+    python3 dashboards/make.py [--check]     --check writes nothing, and ends with 1 where a file differs
+"""
+
+import json
+import os
+import sys
+
+from grafana import (annotation, bars, dashboard, graph, histogram, number, rows_over_time, states, table, variable)
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+JOB = variable("job", "Job", "query_result(tercio_job_info)", '/job_id="(?<value>[^"]+)",job_name="(?<text>[^"]*)"/')
+JOBS = variable("job", "Job", "query_result(tercio_job_info)", '/job_id="(?<value>[^"]+)",job_name="(?<text>[^"]*)"/',
+                multi=True)
+RANK = variable("rank", "Rank", 'label_values(tercio_steps_total{job_id=~"$job"}, rank)', multi=True)
+NODE = variable("node", "Node", "label_values(tercio_trainers, node)", multi=True)
+
+RESTARTS = annotation("Restarts", "red", 'sum by (job_id, job_name, cause) (increase(tercio_job_restarts_total[1m])) > 0',
+                      "{{job_name}} restarts", "{{cause}}")
+RESTARTS_OF_JOB = annotation(
+    "Restarts", "red", 'sum by (job_id, job_name, cause) (increase(tercio_job_restarts_total{job_id=~"$job"}[1m])) > 0',
+    "{{job_name}} restarts", "{{cause}}")
+COMMITS = annotation("Checkpoints", "green", 'changes(tercio_checkpoint_step{job_id=~"$job"}[1m]) > 0', "{{job_name}}",
+                     "checkpoint committed")
+OF_JOB = '{job_id=~"$job"}'
+OF_RANK = '{job_id=~"$job", rank=~"$rank", node=~"$node"}'
+
+# From bad to good, and the other way round.
+RISING = ((None, "green"), (1, "orange"), (5, "red"))
+ANY_IS_BAD = ((None, "green"), (1, "red"))
+
+
+def cluster():
+    return dashboard(
+        "tercio-cluster", "Tercio / Cluster", "All jobs, nodes and devices.", [NODE], [RESTARTS], [
+            ("Now", [
+                number("Running", "none", "Jobs that run.", ('tercio_jobs{state="running"}', "")),
+                number("Waiting", "none", "Jobs that wait for devices.", ("tercio_jobs_waiting", ""), thresholds=RISING),
+                number("Nodes lost", "none", "Nodes of which nothing is heard.", ('tercio_nodes_by_state{state="lost"}', ""),
+                       thresholds=ANY_IS_BAD),
+                number("Quarantined", "none", "Nodes that failed again and again, and take no ranks until they are released.",
+                       ('tercio_nodes_by_state{state="quarantined"}', ""), thresholds=ANY_IS_BAD),
+                number("Devices free", "none", "Devices that no job holds.", ("tercio_devices_free", "")),
+                number("Devices faulty", "none", "GPUs that take no ranks.", ("tercio_devices_faulty", ""),
+                       thresholds=ANY_IS_BAD),
+            ]),
+            ("Jobs", [
+                graph("Jobs by state", "none", "How many jobs are in each state; those that have ended are counted for ever.",
+                      ('tercio_jobs{state!~"succeeded|failed|cancelled"}', "{{state}}"), stack=True),
+                graph("Throughput", "none", "Tokens a second of each job at its last step.",
+                      ("tercio_job_tokens_per_second", "{{job_name}}"), stack=True),
+                graph("Goodput", "percentunit", "Part of the last 15 minutes in which steps were made that count, on all ranks or "
+                      "fewer.", ("clamp_min(tercio:job_goodput:ratio15m, 0)", "{{job_name}}"), high=1),
+                graph("Restarts", "none", "Restarts in the last hour, by what broke the attempt before.",
+                      ("sum by (cause) (increase(tercio_job_restarts_total[1h])) > 0 or "
+                       "sum(increase(tercio_job_restarts_total[1h]))", "{{cause}}")),
+                table("All jobs", "none", "Jobs that are known to Prometheus now, with their layouts.", "tercio_job_info",
+                      hidden=("node",)),
+            ]),
+            ("Nodes", [
+                graph("Nodes by state", "none", "Ready nodes take ranks; the others do not.",
+                      ("tercio_nodes_by_state", "{{state}}"), stack=True),
+                graph("Devices", "none", "Devices of connected nodes, and those that are free.", ("tercio_devices", "all"),
+                      ("tercio_devices_free", "free"), ("tercio_devices_faulty", "faulty")),
+                graph("Since the last heartbeat", "s", "A node is lost after 2.75 heartbeat intervals (13.75 s).",
+                      ('time() - tercio_agent_last_heartbeat_timestamp_seconds{node=~"$node"}', "{{node}}")),
+                graph("Trainers", "none", "Processes of ranks on each node.", ('tercio_trainers{node=~"$node"}', "{{node}}"),
+                      stack=True),
+                graph("Disk of agents", "bytes", "Free on the file system of each agent's state directory: logs, spool, tokens.",
+                      ('tercio_agent_state_free_bytes{node=~"$node"}', "{{node}}")),
+                graph("Memory of machines", "percentunit", "Of the machine that each agent is on, what processes could still have.",
+                      ('tercio_agent_memory_available_bytes{node=~"$node"} / tercio_agent_memory_bytes{node=~"$node"}',
+                       "{{node}}"), high=1),
+                graph("News not yet told", "bytes", "What agents keep for the coordinator until it is acknowledged.",
+                      ('tercio_agent_spool_bytes{node=~"$node"}', "{{node}}")),
+                graph("Events", "none", "What `tercio events` shows, in the last five minutes.",
+                      ("sum by (kind) (increase(tercio_events_total[5m])) > 0", "{{kind}}"), width=24),
+            ]),
+            ("GPUs", [
+                graph("Utilisation", "percentunit", "Part of the time with a kernel running.",
+                      ('tercio_gpu_utilization_ratio{node=~"$node"}', "{{node}} {{gpu}}"), high=1),
+                graph("Memory", "bytes", "Used by anybody.", ('tercio_gpu_memory_bytes{node=~"$node", kind="used"}',
+                                                              "{{node}} {{gpu}}")),
+                graph("Power", "watt", "What each GPU takes.", ('tercio_gpu_power_watts{node=~"$node"}', "{{node}} {{gpu}}")),
+                graph("Temperature", "celsius", "Of the die.", ('tercio_gpu_temperature_celsius{node=~"$node"}',
+                                                               "{{node}} {{gpu}}")),
+                graph("Clock", "hertz", "Of the multiprocessors: one that is far below the others makes them wait.",
+                      ('tercio_gpu_sm_clock_hertz{node=~"$node"}', "{{node}} {{gpu}}")),
+                rows_over_time("Clocks held back", "none", "1 while a GPU is slowed down by heat, power or hardware.",
+                               ('max by (node, gpu) (tercio_gpu_clocks_limited{node=~"$node", '
+                                'reason=~".*slowdown|power_brake"})', "{{node}} {{gpu}}"), width=12, height=8),
+                graph("XID errors", "none", "Errors that the driver reported in the last hour.",
+                      ('increase(tercio_gpu_xid_errors_total{node=~"$node"}[1h])', "{{node}} {{gpu}} XID {{xid}}")),
+                graph("ECC errors", "none", "Memory errors in the last hour.",
+                      ('sum by (node, gpu, kind) (increase(tercio_gpu_ecc_errors_total{node=~"$node"}[1h]))',
+                       "{{node}} {{gpu}} {{kind}}")),
+                table("GPUs", "none", "What they are.", 'tercio_gpu_info{node=~"$node"}', height=6),
+            ]),
+        ])
+
+
+def job():
+    mean_step = (f"sum by (job_id, job_name) (rate(tercio_job_step_duration_seconds_sum{OF_JOB}[$__rate_interval])) / "
+                 f"sum by (job_id, job_name) (rate(tercio_job_step_duration_seconds_count{OF_JOB}[$__rate_interval]))")
+    return dashboard(
+        "tercio-job", "Tercio / Job", "One training job.", [JOB], [RESTARTS_OF_JOB, COMMITS], [
+            ("Now", [
+                number("Step", "none", "Last completed step.", (f"tercio_job_step{OF_JOB}", ""), width=3),
+                number("Done", "percentunit", "Of all steps.", (f"tercio_job_step{OF_JOB} / tercio_job_target_steps{OF_JOB}", ""),
+                       width=3),
+                number("Time left", "s", "At the rate of the last five minutes.",
+                       (f"tercio:job_eta:seconds{OF_JOB}", ""), width=3),
+                number("Loss", "none", "Of the last step.", (f"tercio_job_loss{OF_JOB}", ""), width=3),
+                number("Throughput", "none", "Tokens a second.", (f"tercio_job_tokens_per_second{OF_JOB}", ""), width=3),
+                number("Goodput", "percentunit", "Part of the job's whole time in which steps were made that count.",
+                       (f'sum(tercio_job_time_seconds{{job_id=~"$job", kind=~"productive|degraded"}}) / '
+                        f"sum(tercio_job_time_seconds{OF_JOB})", ""), width=3),
+                number("Restarts", "none", "Since the coordinator has started.",
+                       (f"sum(tercio_job_restarts_total{OF_JOB})", ""), width=3, thresholds=RISING),
+                number("Last checkpoint", "s", "Since it was committed.",
+                       (f"time() - tercio_checkpoint_last_success_timestamp_seconds{OF_JOB}", ""), width=3),
+            ]),
+            ("Progress", [
+                states("State", "The state that the job is in.", (f"tercio_job_state{OF_JOB}", "{{state}}"), height=6),
+                graph("Loss", "none", "Of each step, and of evaluations on the validation data (nats per token).",
+                      (f"tercio_job_loss{OF_JOB}", "training"), (f"tercio_job_validation_loss{OF_JOB}", "validation"), low=None),
+                graph("Throughput", "none", "Tokens a second, at the last step and as the mean over time.",
+                      (f"tercio_job_tokens_per_second{OF_JOB}", "last step"),
+                      (f"max(rate(tercio_tokens_total{OF_JOB}[$__rate_interval]))", "mean")),
+                graph("Gradient norm", "none", "Before clipping; one that grows over many steps announces a divergence.",
+                      (f"tercio_job_gradient_norm{OF_JOB}", "gradient norm"), log=True),
+                graph("Learning rate", "none", "Of the last step; in fp16 also the loss scale, by 10^9.",
+                      (f"tercio_job_learning_rate{OF_JOB}", "learning rate"),
+                      (f"tercio_job_loss_scale{OF_JOB} / 1e9", "loss scale / 1e9")),
+                graph("Steps not used", "none", "Steps in the last hour that were skipped since a number was not finite, or that "
+                      "were spikes.", (f"increase(tercio_job_skipped_steps_total{OF_JOB}[1h])", "skipped"),
+                      (f"increase(tercio_job_spikes_total{OF_JOB}[1h])", "spikes")),
+                graph("Ranks", "none", "Ranks that hold devices, and those that the job asks for.",
+                      (f'tercio_job_ranks{{job_id=~"$job"}}', "{{kind}}")),
+            ]),
+            ("Speed", [
+                graph("Time of a step", "s", "Mean over time, the planner's prediction, and the 99th percentile (by buckets).",
+                      (mean_step, "mean"), (f"tercio_job_predicted_step_seconds{OF_JOB}", "predicted"),
+                      (f"histogram_quantile(0.99, sum by (le) (rate(tercio_job_step_duration_seconds_bucket{OF_JOB}"
+                       f"[$__rate_interval])))", "99 %")),
+                histogram("Distribution of steps", "s", "How many steps a second took how long.",
+                          f"sum by (le) (rate(tercio_job_step_duration_seconds_bucket{OF_JOB}[$__rate_interval]))"),
+                graph("Model-FLOPs utilisation", "percentunit", "With attention counted full and causal, and as predicted; only on "
+                      "GPUs whose peak is known.",
+                      (f"max by (convention) (tercio_mfu_ratio{OF_JOB})", "{{convention}}"),
+                      (f"tercio_job_predicted_mfu_ratio{OF_JOB}", "predicted")),
+                graph("Idle time of the pipeline", "percentunit", "Time that ranks wait for each other over the time that they "
+                      "compute, and the bubble that the layout has by itself.",
+                      (f"tercio:job_wait:ratio5m{OF_JOB}", "waiting, measured"),
+                      (f"tercio_job_predicted_bubble_ratio{OF_JOB}", "bubble, predicted")),
+                graph("Where the time goes", "percentunit", "Of all ranks together, by phase.",
+                      (f"sum by (phase) (rate(tercio_phase_seconds_total{OF_JOB}[$__rate_interval])) / scalar("
+                       f"sum(rate(tercio_phase_seconds_total{OF_JOB}[$__rate_interval])))", "{{phase}}"), stack=True, high=1),
+                graph("Restarts", "none", "In the last hour, by what broke the attempt before.",
+                      (f"sum by (cause) (increase(tercio_job_restarts_total{OF_JOB}[1h]))", "{{cause}}")),
+            ]),
+        ])
+
+
+def ranks():
+    wait = (f'sum by (rank) (rate(tercio_phase_seconds_total{{job_id=~"$job", rank=~"$rank", node=~"$node", phase="wait"}}'
+            f"[$__rate_interval])) / sum by (rank) (rate(tercio_phase_seconds_total{OF_RANK}[$__rate_interval]))")
+    return dashboard(
+        "tercio-ranks", "Tercio / Ranks", "The ranks of one job beside each other.", [JOB, NODE, RANK],
+        [RESTARTS_OF_JOB, COMMITS], [
+            ("Stragglers", [
+                number("Stragglers", "none", "Ranks that compute much longer than their peers.",
+                       (f"tercio_job_stragglers{OF_JOB}", ""), thresholds=ANY_IS_BAD),
+                number("Hangs", "none", "Attempts that stood still until they were ended, in the last hour.",
+                       (f"increase(tercio_job_hangs_total{OF_JOB}[1h])", ""), thresholds=ANY_IS_BAD),
+                number("Slowest rank", "percentunit", "How much longer it computes than the median.",
+                       (f"tercio:job_imbalance:ratio5m{OF_JOB}", "")),
+                number("Log lines lost", "none", "In the last hour, of all ranks.",
+                       (f"sum(increase(tercio_log_lines_lost_total{OF_RANK}[1h]))", ""), thresholds=ANY_IS_BAD),
+                rows_over_time("Share of time waiting for others", "percentunit", "One row for each rank. The rank that waits least "
+                               "is the one that the others wait for.", (wait, "{{rank}}")),
+                graph("Waiting in the last step", "s", "The same, for the last step only.",
+                      (f"tercio_communication_seconds{OF_RANK}", "{{rank}}")),
+                graph("Computing in the last step", "s", "Its time without waiting: ranks of one stage should be alike.",
+                      (f"tercio_step_seconds{OF_RANK} - tercio_communication_seconds{OF_RANK}", "{{rank}}")),
+                graph("Last completed step", "none", "Ranks of a job are never more than one step apart.",
+                      (f"tercio_step{OF_RANK}", "{{rank}}"), low=None),
+                graph("Processor cores", "none", "That each rank's process uses.",
+                      (f"rate(tercio_rank_cpu_seconds_total{OF_RANK}[$__rate_interval])", "{{rank}}")),
+            ]),
+            ("Phases", [
+                graph("Phases of the chosen ranks", "percentunit", "Share of the time of all chosen ranks.",
+                      (f"sum by (phase) (rate(tercio_phase_seconds_total{OF_RANK}[$__rate_interval])) / scalar("
+                       f"sum(rate(tercio_phase_seconds_total{OF_RANK}[$__rate_interval])))", "{{phase}}"), stack=True, high=1),
+                bars("Phases by rank", "percentunit", "Share of each rank's time, over the last five minutes.",
+                     (f"tercio:rank_phase:ratio5m{OF_RANK} > 0.01", "{{rank}} {{phase}}"), high=1),
+                table("Places", "none", "Which rank is where.", f"tercio_rank_info{OF_RANK}", hidden=("job_id", "job_name")),
+            ]),
+            ("Memory", [
+                graph("Arena in use", "bytes", "Of the device's memory, at the last step.",
+                      (f'tercio_memory_bytes{{job_id=~"$job", rank=~"$rank", node=~"$node", kind="used"}}', "{{rank}}")),
+                graph("Resident", "bytes", "Of the rank's process.",
+                      (f'tercio_memory_bytes{{job_id=~"$job", rank=~"$rank", node=~"$node", kind="resident"}}', "{{rank}}")),
+                bars("Peak against plan", "percentunit", "The largest use of the arena over what the plan says; never above 1.",
+                     ('max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="peak"}) / '
+                      'max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="planned"})',
+                      "{{rank}}"), high=1),
+                bars("Planned", "bytes", "The arena of each rank.",
+                     (f'tercio_memory_bytes{{job_id=~"$job", rank=~"$rank", node=~"$node", kind="planned"}}', "{{rank}}")),
+            ]),
+        ])
+
+
+def checkpoints():
+    return dashboard(
+        "tercio-checkpoints", "Tercio / Checkpoints and goodput", "What is safe, what it costs, and where the time goes.",
+        [JOBS], [RESTARTS_OF_JOB, COMMITS], [
+            ("Goodput", [
+                graph("Goodput", "percentunit", "Part of the last 15 minutes in which steps were made that count.",
+                      (f"clamp_min(tercio:job_goodput:ratio15m{OF_JOB}, 0)", "{{job_name}}"), high=1),
+                bars("Where the time has gone", "s", "Since the jobs were submitted; the kinds sum to their ages.",
+                     (f"sum by (kind) (tercio_job_time_seconds{OF_JOB})", "{{kind}}")),
+                graph("Time by kind", "s", "The same over time. Productive time falls when an attempt breaks: what no checkpoint "
+                      "holds becomes lost work.", (f"sum by (kind) (tercio_job_time_seconds{OF_JOB})", "{{kind}}"), stack=True,
+                      width=24),
+            ]),
+            ("Checkpoints", [
+                graph("Since the last checkpoint", "s", "What would be lost if the job broke now, but for copies in memory.",
+                      (f"time() - tercio_checkpoint_last_success_timestamp_seconds{OF_JOB}", "{{job_name}}")),
+                graph("Steps since the last checkpoint", "none", "Beside the interval that the job asks for.",
+                      (f"tercio_job_step{OF_JOB} - tercio_checkpoint_step{OF_JOB}", "{{job_name}}"),
+                      (f"tercio_checkpoint_every_steps{OF_JOB}", "{{job_name}}: every")),
+                graph("Duration", "s", "From the first byte of a checkpoint to its commit: mean, and 90th percentile by buckets.",
+                      (f"sum by (job_name) (rate(tercio_checkpoint_duration_seconds_sum{OF_JOB}[$__rate_interval])) / "
+                       f"sum by (job_name) (rate(tercio_checkpoint_duration_seconds_count{OF_JOB}[$__rate_interval]))",
+                       "{{job_name}}: mean"),
+                      (f"histogram_quantile(0.9, sum by (job_name, le) (rate("
+                       f"tercio_checkpoint_duration_seconds_bucket{OF_JOB}[$__rate_interval])))", "{{job_name}}: 90 %")),
+                graph("Size", "bytes", "Of the last checkpoint.", (f"tercio_checkpoint_bytes{OF_JOB}", "{{job_name}}")),
+                graph("Failures", "none", "Checkpoints that were given up in the last hour; training went on.",
+                      (f"sum by (reason) (increase(tercio_checkpoint_failures_total{OF_JOB}[1h]))", "{{reason}}")),
+                graph("Sent by ranks", "Bps", "Bytes of checkpoints a second, of all ranks.",
+                      (f"sum by (job_name) (rate(tercio_checkpoint_sent_bytes_total{OF_JOB}[$__rate_interval]))", "{{job_name}}")),
+                graph("Slowest stream", "s", "Duration of the last checkpoint stream of the slowest rank.",
+                      (f"max by (job_name) (tercio_checkpoint_send_seconds{OF_JOB})", "{{job_name}}")),
+                graph("Loading", "s", "How long the slowest rank took to load the state it has started from.",
+                      (f"max by (job_name, source) (tercio_load_seconds{OF_JOB})", "{{job_name}}, from {{source}}")),
+            ]),
+            ("Store", [
+                graph("Free", "bytes", "On the file system that checkpoints are on, and in four hours if it goes on so.",
+                      ("tercio_checkpoint_store_free_bytes", "free"),
+                      ("predict_linear(tercio_checkpoint_store_free_bytes[1h], 4 * 3600)", "in 4 hours"), low=None),
+                graph("Free inodes", "percentunit", "Of the same file system; nothing where it has no such limit.",
+                      ("tercio_checkpoint_store_free_inodes / (tercio_checkpoint_store_inodes > 0)", "free"), high=1),
+                graph("Copies in memory", "bytes", "Copies of snapshots in the memory of each agent.",
+                      ("tercio_agent_snapshot_bytes", "{{node}}")),
+            ]),
+        ])
+
+
+def coordinator():
+    return dashboard(
+        "tercio-coordinator", "Tercio / Coordinator", "The service itself: calls, decisions, store, process.", [], [RESTARTS], [
+            ("Now", [
+                number("Up since", "s", "Time since the process was started.",
+                       ("time() - process_start_time_seconds and on (instance) tercio_nodes", ""), width=6),
+                table("Build", "none", "Which versions run: of the coordinator and of agents.", "tercio_build_info", width=12,
+                      height=4),
+                number("Certificate", "s", "Until it expires; nothing without TLS.",
+                       ("min(tercio_certificate_not_after_timestamp_seconds) - time()", ""), width=6,
+                       thresholds=((None, "red"), (1209600, "green"))),
+            ]),
+            ("Calls", [
+                graph("Calls a second", "reqps", "That have ended, by method.",
+                      ("sum by (method) (rate(tercio_rpc_handled_total[$__rate_interval]))", "{{method}}")),
+                graph("Errors", "reqps", "Calls a second that ended with something else than OK, NOT_FOUND, CANCELLED or ABORTED.",
+                      ('sum by (method, code) (rate(tercio_rpc_handled_total{code!~"OK|NOT_FOUND|CANCELLED|ABORTED"}'
+                       "[$__rate_interval])) or sum(rate(tercio_rpc_handled_total[$__rate_interval])) * 0", "{{method}} {{code}}")),
+                graph("Duration, 99 %", "s", "By buckets, of calls that are no streams.",
+                      ("tercio:rpc_duration_seconds:p99_5m", "{{method}}"), log=True),
+                graph("Open calls", "none", "Streams of agents (Attach) and clients, uploads, and calls that wait.",
+                      ("sum by (method) (tercio_rpc_open) > 0", "{{method}}")),
+                graph("Clients that follow jobs", "none", "Now; and in the last hour those that were too many, or did not read.",
+                      ("tercio_streams", "now"), ("increase(tercio_streams_refused_total[1h])", "refused"),
+                      ("increase(tercio_streams_cut_off_total[1h])", "cut off")),
+                graph("Messages of attempts that are over", "none", "In the last hour. They change nothing; many of them come from a "
+                      "node that was away.", ("increase(tercio_fenced_messages_total[1h])", "fenced")),
+            ]),
+            ("Decisions and store", [
+                graph("Events waiting", "none", "To be decided upon.", ("tercio_events_queued", "waiting")),
+                graph("Events a commit", "none", "Mean of those that were made durable together.",
+                      ("rate(tercio_batch_events_sum[$__rate_interval]) / rate(tercio_batch_events_count[$__rate_interval])",
+                       "mean")),
+                graph("Duration of commits", "s", "Until they are on the disk.",
+                      ("tercio:store_commit_duration_seconds:p99_5m", "99 %"),
+                      ("rate(tercio_store_commit_duration_seconds_sum[$__rate_interval]) / "
+                       "rate(tercio_store_commit_duration_seconds_count[$__rate_interval])", "mean"), log=True),
+                histogram("Distribution of commits", "s", "How many commits a second took how long.",
+                          "sum by (le) (rate(tercio_store_commit_duration_seconds_bucket[$__rate_interval]))"),
+                graph("Commits that failed", "none", "In the last hour; each is tried again, and nothing else is decided meanwhile.",
+                      ("increase(tercio_store_commit_failures_total[1h])", "failed")),
+                graph("Size of the store", "bytes", "The database file.", ("tercio_store_bytes", "state.sqlite")),
+            ]),
+            ("Processes", [
+                graph("Processor", "none", "Cores that each daemon uses.",
+                      ("rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) tercio_build_info",
+                       "{{instance}}")),
+                graph("Memory", "bytes", "Resident memory of each daemon.",
+                      ("process_resident_memory_bytes and on (instance) tercio_build_info", "{{instance}}")),
+                graph("Open files", "percentunit", "Of those that each daemon may have.",
+                      ("process_open_fds / process_max_fds and on (instance) tercio_build_info", "{{instance}}"),
+                      high=1),
+                graph("Scrapes", "reqps", "Requests to the pages of metrics.",
+                      ("sum by (instance, outcome) (rate(tercio_metrics_requests_total[$__rate_interval]))",
+                       "{{instance}} {{outcome}}")),
+            ]),
+        ])
+
+
+DASHBOARDS = {"cluster.json": cluster, "job.json": job, "ranks.json": ranks, "checkpoints.json": checkpoints,
+              "coordinator.json": coordinator}
+
+
+def text_of(made):
+    return json.dumps(made, indent=2, ensure_ascii=True) + "\n"
+
+
+def main():
+    differ = []
+    for name, make in DASHBOARDS.items():
+        path = os.path.join(HERE, name)
+        text = text_of(make())
+        if "--check" in sys.argv[1:]:
+            try:
+                with open(path, encoding="utf-8") as file:
+                    same = file.read() == text
+            except FileNotFoundError:
+                same = False
+            if not same:
+                differ.append(name)
+            continue
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    for name in differ:
+        print(f"dashboards/{name} is not what make.py writes: python3 dashboards/make.py", file=sys.stderr)
+    return 1 if differ else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

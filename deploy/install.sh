@@ -1,0 +1,187 @@
+#!/bin/bash
+# Installs Tercio like a package: programs, libraries, units of systemd, documents, example configuration.
+#   deploy/install.sh [--prefix /usr/local] [--sysconfdir DIR] [--from TARBALL|TREE]
+#   deploy/install.sh [--prefix /usr/local] --uninstall [--purge]
+# --from: a tarball of //deploy:tarball, or a tree: an unpacked one, or the repository after ./deploy/build.sh. By default the
+# tree that this script lies in. DESTDIR, where set, goes before every path. Configuration (--sysconfdir; /etc/tercio for prefixes
+# below /usr and /opt, else PREFIX/etc/tercio) that is there is never changed, and stays at an uninstall without --purge.
+#
+# An installation again is an upgrade: each file is replaced by one rename, so that what runs goes on with what it has; files that
+# the new version does not have are removed. Needs no tool beside coreutils, sed and tar.
+set -euo pipefail
+
+prefix=/usr/local sysconfdir="" from="" uninstall=no purge=no
+usage() { sed -n '3,4s/^# *//p' "$0" >&2; exit 2; }
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    --prefix) prefix="${2:?--prefix needs a folder}"; shift 2 ;;
+    --sysconfdir) sysconfdir="${2:?--sysconfdir needs a folder}"; shift 2 ;;
+    --from) from="${2:?--from needs a tarball or a tree}"; shift 2 ;;
+    --uninstall) uninstall=yes; shift ;;
+    --purge) purge=yes; shift ;;
+    *) usage ;;
+  esac
+done
+fail() { echo "error: install.sh: $1" >&2; exit "${2:-1}"; }
+[[ "$prefix" == /* ]] || fail "--prefix $prefix: an absolute path is needed" 2
+[[ "$purge" == no || "$uninstall" == yes ]] || fail "--purge goes with --uninstall" 2
+prefix="${prefix%/}"
+if [[ -z "$sysconfdir" ]]; then
+  case "$prefix/" in /usr/*|/opt/*) sysconfdir=/etc/tercio ;; *) sysconfdir="$prefix/etc/tercio" ;; esac
+fi
+[[ "$sysconfdir" == /* ]] || fail "--sysconfdir $sysconfdir: an absolute path is needed" 2
+for path in "$prefix" "$sysconfdir"; do
+  # They go into units and into patterns of sed.
+  [[ "$path" =~ ^[A-Za-z0-9/._+-]*$ ]] || fail "$path: only letters, digits and / . _ + - are possible in paths" 2
+done
+root="${DESTDIR:-}"
+home="$prefix/lib/tercio"
+manifest="$home/manifest"
+
+# The lines of a manifest are "file PATH", "config PATH" and "link PATH", without DESTDIR.
+remove_file() { rm -f "$root$1"; }
+remove_empty_parents() {
+  local folder
+  folder="$(dirname "$1")"
+  while [[ "$folder" != / && "$folder" != "$prefix" ]] && rmdir "$root$folder" 2>/dev/null; do folder="$(dirname "$folder")"; done
+}
+old_entries() { if [[ -e "$root$manifest" ]]; then cat "$root$manifest"; fi; }
+
+if [[ "$uninstall" == yes ]]; then
+  [[ -e "$root$manifest" ]] || fail "nothing is installed at $root$prefix: $manifest is not there" 3
+  entries="$(old_entries)"
+  while read -r kind path; do
+    case "$kind" in
+      file|link) remove_file "$path" ;;
+      config) if [[ "$purge" == yes ]]; then remove_file "$path"; fi ;;
+      folder) ;;
+    esac
+  done <<< "$entries"
+  remove_file "$manifest"
+  while read -r kind path; do
+    if [[ "$kind" == folder ]]; then
+      if [[ "$purge" == yes ]]; then rmdir "$root$path" 2>/dev/null || true; fi
+    fi
+    remove_empty_parents "$path"
+  done <<< "$entries"
+  remove_empty_parents "$manifest"
+  echo "removed Tercio from $root$prefix"
+  if [[ "$purge" == no ]]; then echo "configuration stays in $root$sysconfdir (--purge removes it)"; fi
+  echo "state stays in /var/lib/tercio and /var/lib/tercio-agent"
+  exit 0
+fi
+
+# ---- what is installed ----
+
+scratch="$(mktemp -d)"
+trap 'rm -rf "$scratch"' EXIT
+if [[ -z "$from" ]]; then from="$(cd "$(dirname "$0")/.." && pwd)"; fi
+if [[ -f "$from" ]]; then
+  mkdir "$scratch/unpacked"
+  tar -xf "$from" -C "$scratch/unpacked" || fail "$from cannot be unpacked"
+  from="$scratch/unpacked/tercio"
+fi
+for program in tercio tercio-coordinator tercio-agent tercio-trainer; do
+  [[ -x "$from/bin/$program" ]] || fail "$from has no bin/$program: name a tarball, or run ./deploy/build.sh first"
+done
+
+entries="$scratch/entries"
+: > "$entries"
+# Puts a file in its place in one rename: from, path, mode, kind.
+put() {
+  mkdir -p "$root$(dirname "$2")"
+  local part="$root$2.part.$$"
+  cp -L "$1" "$part"
+  chmod "$3" "$part"
+  mv -f "$part" "$root$2"
+  echo "${4:-file} $2" >> "$entries"
+}
+put_link() {
+  mkdir -p "$root$(dirname "$2")"
+  ln -sfn "$1" "$root$2.part.$$"
+  mv -fT "$root$2.part.$$" "$root$2"
+  echo "link $2" >> "$entries"
+}
+# With the paths of this installation.
+put_template() {
+  sed -e "s|@BINDIR@|$prefix/bin|g" -e "s|@SYSCONFDIR@|$sysconfdir|g" -e "s|@DOCDIR@|$prefix/share/doc/tercio|g" "$1" > "$scratch/template"
+  put "$scratch/template" "$2" 644
+}
+
+# Programs find their libraries beside them, in ../lib, wherever links lead to them from.
+for program in "$from"/bin/*; do
+  name="$(basename "$program")"
+  cp -L "$program" "$scratch/program"
+  # Those of a build tree hold the names of its sources for debuggers.
+  if command -v strip > /dev/null; then chmod u+w "$scratch/program"; strip --strip-debug "$scratch/program" 2> /dev/null || true; fi
+  put "$scratch/program" "$home/bin/$name" 755
+  put_link "../lib/tercio/bin/$name" "$prefix/bin/$name"
+done
+if [[ -d "$from/lib" ]]; then
+  for library in "$from"/lib/*; do put "$library" "$home/lib/$(basename "$library")" 644; done
+fi
+
+for unit in tercio-coordinator.service tercio-agent.service; do
+  put_template "$from/deploy/systemd/$unit" "$prefix/lib/systemd/system/$unit"
+done
+put_template "$from/deploy/systemd/tercio.sysusers" "$prefix/lib/sysusers.d/tercio.conf"
+put_template "$from/deploy/systemd/tercio.tmpfiles" "$prefix/lib/tmpfiles.d/tercio.conf"
+
+# Documents, and the script itself, which uninstalls. licenses/, LICENSES and VERSION are in tarballs only.
+doc="$prefix/share/doc/tercio"
+put "$from/deploy/install.sh" "$home/install.sh" 755
+while IFS= read -r -d '' file; do
+  put "$from/$file" "$doc/$file" 644
+done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/kubernetes \
+  dashboards -type f -print0 2> /dev/null | sort -z)
+# Manual pages; in the repository they are where Bazel has made them.
+for pages in "$from/man" "$from/bazel-bin/deploy/man"; do
+  if [[ ! -d "$pages" ]]; then continue; fi
+  while IFS= read -r -d '' page; do
+    put "$pages/$page" "$prefix/share/man/$page" 644
+  done < <(find "$pages/" -type f -printf '%P\0' | sort -z)
+  break
+done
+for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_tercio"; do
+  read -r name place <<< "$shell"
+  if "$from/bin/tercio" completion "$name" > "$scratch/completion" 2> /dev/null; then put "$scratch/completion" "$prefix/share/$place" 644; fi
+done
+
+# Configuration belongs to the operator once it is there.
+for name in coordinator agent; do
+  if [[ -e "$root$sysconfdir/$name.yaml" ]]; then
+    echo "config $sysconfdir/$name.yaml" >> "$entries"
+  else
+    put "$from/deploy/etc/$name.yaml" "$sysconfdir/$name.yaml" 644 config
+  fi
+  install -d -m 700 "$root$sysconfdir/credentials/$name"
+done
+printf 'folder %s\n' "$sysconfdir/credentials/coordinator" "$sysconfdir/credentials/agent" "$sysconfdir/credentials" >> "$entries"
+chmod 700 "$root$sysconfdir/credentials"
+
+# What the version before had and this one has not.
+while read -r kind path; do
+  if [[ "$kind" == file || "$kind" == link ]] && ! grep -qxF "$kind $path" "$entries"; then
+    remove_file "$path"
+    remove_empty_parents "$path"
+  fi
+done < <(old_entries)
+put "$entries" "$manifest" 644
+# The last line is about the manifest itself, which is removed by name.
+
+echo "installed $("$from/bin/tercio" version 2> /dev/null || echo Tercio) in $root$prefix"
+if [[ -n "$root" ]]; then exit 0; fi
+cat << NEXT
+Next, on the machine of the coordinator (as root):
+  systemd-sysusers $prefix/lib/sysusers.d/tercio.conf
+  systemd-tmpfiles --create $prefix/lib/tmpfiles.d/tercio.conf
+  systemctl daemon-reload
+  \$EDITOR $sysconfdir/coordinator.yaml
+  systemctl enable --now tercio-coordinator
+and on each node the same with agent.yaml and tercio-agent. After an upgrade:
+  systemctl daemon-reload; systemctl restart tercio-coordinator; systemctl restart tercio-agent
+NEXT
+case "$prefix" in
+  /usr|/usr/local) ;;
+  *) echo "systemd does not look for units below $prefix; first: systemctl link $prefix/lib/systemd/system/tercio-{coordinator,agent}.service" ;;
+esac

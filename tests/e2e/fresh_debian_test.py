@@ -1,0 +1,165 @@
+"""A fresh Debian 12 (debootstrap), in which nothing but the installed files is: daemons start, a job trains. Once with deploy/install.sh,
+once as the Containerfile says, with its user and with the daemons as the first processes of their containers. Needs root and a mirror.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import kubernetes_test  # noqa: E402
+import python_cases  # noqa: E402
+import tarball_contents  # noqa: E402
+from harness import BIN, ROOT, TercioTest, wait_for  # noqa: E402
+
+MINUTES = 60
+
+
+class FreshDebian(TercioTest):
+
+    debian = None  # a tree that stays as it is
+
+    @classmethod
+    def tearDownClass(cls):
+        if cls.debian is not None:
+            shutil.rmtree(cls.debian)
+
+    def setUp(self):
+        super().setUp()
+        self.root = self.path("debian")
+        self.children = []
+        self.addCleanup(self.leave)
+        if FreshDebian.debian is None:
+            FreshDebian.debian = tempfile.mkdtemp(prefix="tercio-debian.")
+            os.chmod(FreshDebian.debian, 0o755)
+            self.command("debootstrap", "--variant=minbase", "bookworm", FreshDebian.debian)
+        self.command("cp", "-a", FreshDebian.debian, self.root)
+        # Nothing of what Tercio needs is there.
+        self.assertFalse(os.path.exists(os.path.join(self.root, "usr/lib/x86_64-linux-gnu/libprotobuf.so.32")))
+
+    def leave(self):
+        for child in reversed(self.children):
+            child.terminate()
+            child.wait(60)
+            child.stdout.close()
+        for place in ("proc", "dev"):
+            subprocess.run(["umount", "-l", os.path.join(self.root, place)], capture_output=True, check=False)
+
+    def command(self, *arguments, seconds=20 * MINUTES):
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=seconds, check=False)
+        self.assertEqual(done.returncode, 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return done.stdout
+
+    def inside(self, *arguments):
+        return self.command("chroot", self.root, *arguments, seconds=5 * MINUTES)
+
+    def daemon_inside(self, user, *arguments, before=(), variables=()):
+        log = open(self.path(f"{os.path.basename(arguments[0])}.log"), "w", encoding="utf-8")
+        child = subprocess.Popen([*before, "chroot", f"--userspec={user}:{user}", self.root, *arguments], stdout=subprocess.PIPE, stderr=log,
+                                 text=True, env={"PATH": "/usr/bin:/bin:/usr/sbin", **dict(variables)})
+        log.close()
+        self.children.append(child)
+        line = child.stdout.readline()
+        self.assertTrue(line.startswith("ready "), line)
+        return child
+
+    def tarball(self):
+        """What deploy/package.py packs of the programs in ./bin."""
+        path = self.path("tercio.tar.gz")
+        folders = {}
+        for place, source in tarball_contents.read().items():
+            if place.startswith("bin/"):
+                source = os.path.realpath(os.path.join(BIN, os.path.basename(place)))
+            folders.setdefault(os.path.dirname(place), []).append(source)
+        into = [word for folder, files in folders.items() for word in ("--into", folder, *files)]
+        self.command(sys.executable, os.path.join(ROOT, "deploy", "package.py"), "--output", path, "--top", "tercio", "--version-file",
+                     os.path.join(ROOT, "common", "version.cc"), *into)
+        return path
+
+    def test_a_job_trains_on_the_installed_files(self):
+        shutil.copy(self.tarball(), os.path.join(self.root, "root", "tercio.tar.gz"))
+        for place in ("proc", "dev"):
+            self.command("mount", "--bind", f"/{place}", os.path.join(self.root, place))
+        self.inside("tar", "xf", "/root/tercio.tar.gz", "-C", "/root")
+        said = self.inside("/root/tercio/deploy/install.sh", "--prefix", "/usr")
+        self.assertIn("systemctl daemon-reload", said)
+        self.inside("rm", "-r", "/root/tercio", "/root/tercio.tar.gz")
+        # minbase has no systemd; its users by hand, as tercio.sysusers says.
+        for user in ("tercio", "tercio-agent"):
+            self.inside("useradd", "--system", "--create-home", "--home-dir", f"/var/lib/{user}", user)
+        config = {"coordinator": "state-dir: /var/lib/tercio\nlisten: 127.0.0.1:17077\nmetrics-listen: 127.0.0.1:0\n",
+                  "agent": "coordinator: 127.0.0.1:17077\nstate-dir: /var/lib/tercio-agent\nname: one\nslots: 2\nmetrics-listen: 127.0.0.1:0\n"}
+        for name, text in config.items():
+            with open(os.path.join(self.root, "etc", "tercio", f"{name}.yaml"), "w", encoding="utf-8") as file:
+                file.write(text)
+        for name, user in (("coordinator", "tercio"), ("agent", "tercio-agent")):
+            self.daemon_inside(user, f"/usr/bin/tercio-{name}", "--config", f"/etc/tercio/{name}.yaml")
+        for name in ("corpus.txt", "job.yaml"):
+            shutil.copy(self.path(name), os.path.join(self.root, "srv", name))
+        job = self.inside("tercio", "submit", "/srv/job.yaml", "--coordinator", "127.0.0.1:17077", "--set", "training.steps=20", "--set",
+                          "parallelism.data=2", "--set", "resources.ranks=2").strip()
+        status = json.loads(self.inside("tercio", "wait", job, "--coordinator", "127.0.0.1:17077", "-o", "json"))
+        self.assertEqual((status["state"], status["step"]), ("succeeded", 20))
+        wait_for(lambda: not self.trainers(job), "the end of the trainers")
+        self.inside("/usr/lib/tercio/install.sh", "--prefix", "/usr", "--uninstall", "--purge")
+        left = self.inside("find", "/usr", "/etc", "-name", "*tercio*")
+        self.assertEqual(left, "")
+
+    def build_image(self):
+        """What the Containerfile does, by hand. Returns its user and environment."""
+        with tarfile.open(self.tarball()) as archive:
+            archive.extractall(self.path("context"))
+        context = self.path("context", "tercio")
+        given = {}
+        for instruction, arguments in kubernetes_test.instructions("Containerfile"):
+            if instruction == "COPY":
+                *sources, target = arguments.split()
+                place = self.root + target
+                os.makedirs(place, exist_ok=True)
+                for source in sources:
+                    path = os.path.join(context, source)
+                    self.command("cp", "-a", path + ("/." if os.path.isdir(path) else ""), place)
+            elif instruction == "RUN":
+                self.inside("sh", "-ec", arguments)
+            else:
+                given[instruction] = arguments
+        variables = [word.split("=", 1) for word in given["ENV"].split()]
+        return given["USER"].split(":")[0], variables
+
+    def test_the_image(self):
+        user, variables = self.build_image()
+        for place in ("proc", "dev"):
+            self.command("mount", "--bind", f"/{place}", os.path.join(self.root, place))
+        for name in ("corpus.txt", "job.yaml"):
+            shutil.copy(self.path(name), os.path.join(self.root, "srv", name))
+        programs = dict(variables)["PATH"].split(":")[0]
+        # A process number space of its own: the daemon is its process 1, as in a container.
+        first = ("unshare", "--pid", "--fork", "--kill-child")
+        self.daemon_inside(user, f"{programs}/tercio-coordinator", "--state-dir", "/var/lib/tercio", "--listen", "127.0.0.1:17078",
+                           "--metrics-listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0", before=first, variables=variables)
+        agent = self.daemon_inside(user, f"{programs}/tercio-agent", "--coordinator", "127.0.0.1:17078", "--state-dir", "/var/lib/tercio-agent",
+                                   "--name", "one", "--slots", "2", "--metrics-listen", "127.0.0.1:0", "--stop-grace", "30", before=first,
+                                   variables=variables)
+        reach = ("--coordinator", "127.0.0.1:17078")
+        job = self.inside(f"{programs}/tercio", "submit", "/srv/job.yaml", *reach, "--set", "training.steps=100000", "--set", "checkpoint.every_steps=0",
+                          "--set", "parallelism.data=2", "--set", "resources.ranks=2").strip()
+
+        def get():
+            return json.loads(self.inside(f"{programs}/tercio", "get", job, *reach, "-o", "json"))
+        wait_for(lambda: get()["step"] > 20, "steps")
+        # What the kubelet sends. The job saves, although it never would by itself, and waits for another node.
+        children = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=True).stdout.split()
+        os.kill(int(children[0]), signal.SIGTERM)
+        agent.wait(60)
+        status = get()
+        self.assertEqual((status["state"], status["restarts"]), ("queued", 0), status)
+        self.assertGreater(status["checkpoint"]["step"], 20)
+
+
+if __name__ == "__main__":
+    python_cases.main()

@@ -1,0 +1,68 @@
+"""gRPC's health service, also on the plain port for probes (--health-listen), as the kubelet asks it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import certificates  # noqa: E402
+import python_cases  # noqa: E402
+from harness import BIN, SECONDS, ClusterTest, wait_for  # noqa: E402
+
+PYTHON = "/usr/bin/python3"  # which sees Debian's python3-grpcio
+# grpc.health.v1: HealthCheckRequest.service is field 1, HealthCheckResponse.status field 1: 1 SERVING, 2 NOT_SERVING.
+ASK = r"""
+import sys, grpc
+address, method, service = sys.argv[1:]
+call = grpc.insecure_channel(address).unary_unary(method)
+try:
+    print({b'\x08\x01': 'SERVING', b'\x08\x02': 'NOT_SERVING'}[call(b'\x0a' + bytes([len(service)]) + service.encode() if service else b'', timeout=20)])
+except grpc.RpcError as error:
+    print(error.code().name)
+"""
+CHECK = "/grpc.health.v1.Health/Check"
+
+
+class Health(ClusterTest):
+
+    def ask(self, address, service, method=CHECK):
+        done = subprocess.run([PYTHON, "-c", ASK, address, method, service], capture_output=True, text=True, timeout=SECONDS, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout.strip()
+
+    def test_coordinator_and_agent(self):
+        coordinator, ready = self.coordinator("--health-listen", "127.0.0.1:0")
+        self.address, health = ready["coordinator"], ready["health"]
+        _, agents = self.agent(self.address, "one", 2, "--health-listen", "127.0.0.1:0")
+        for service in ("liveness", "readiness", ""):
+            self.assertEqual(self.ask(health, service), "SERVING", service)
+            self.assertEqual(self.ask(self.address, service), "SERVING", service)  # its own port has it, too
+            wait_for(lambda: self.ask(agents["health"], service) == "SERVING", "an agent that is accepted")
+        self.assertEqual(self.ask(health, "other"), "NOT_FOUND")
+        # Nothing else is there.
+        for method in ("/tercio.v1.JobService/List", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
+            self.assertEqual(self.ask(health, "", method), "UNIMPLEMENTED", method)
+            self.assertEqual(self.ask(agents["health"], "", method), "UNIMPLEMENTED", method)
+        # An agent whose coordinator is away lives, and is not ready.
+        coordinator.send_signal(signal.SIGTERM)
+        coordinator.wait(SECONDS)
+        wait_for(lambda: self.ask(agents["health"], "readiness") == "NOT_SERVING", "an agent that is not ready")
+        self.assertEqual(self.ask(agents["health"], "liveness"), "SERVING")
+
+    def test_beside_mutual_tls(self):
+        ours = certificates.Authority(self.directory, "ours")
+        _, ready = self.coordinator("--health-listen", "127.0.0.1:0", *ours.issue("coordinator"))
+        self.assertEqual(self.ask(ready["health"], "readiness"), "SERVING")
+        self.assertEqual(self.ask(ready["coordinator"], "readiness"), "UNAVAILABLE")  # in plain text, without a certificate
+
+    def test_a_port_that_is_taken(self):
+        _, ready = self.coordinator("--health-listen", "127.0.0.1:0")
+        done = subprocess.run([os.path.join(BIN, "tercio-agent"), "--coordinator", ready["coordinator"], "--state-dir", self.path("agent"), "--metrics-listen",
+                               "127.0.0.1:0", "--health-listen", ready["health"]], capture_output=True, text=True, timeout=SECONDS, check=False)
+        self.assertEqual(done.returncode, 7, done.stderr)
+        self.assertIn(f"cannot listen on --health-listen {ready['health']}", done.stderr)
+
+
+if __name__ == "__main__":
+    python_cases.main()

@@ -1,0 +1,208 @@
+#include "worker/trainer/tensorboard.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/time/clock.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "google/protobuf/util/json_util.h"
+#include "worker/trainer/event_record.h"
+
+namespace tercio {
+namespace {
+
+constexpr size_t kMostWaiting = 20'000;                               // records of some 300 bytes
+constexpr std::chrono::seconds kPatience = std::chrono::seconds(10);  // at the end
+constexpr char kOwnerFile[] = "tercio-job";
+constexpr char kPrefix[] = "events.out.tfevents.";
+
+// The time that people see beside a step.
+double WallTime() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
+
+// The specification as Markdown: indented lines keep their form.
+std::string ConfigurationOf(const v1::JobSpec& spec) {
+  google::protobuf::util::JsonPrintOptions options;
+  options.add_whitespace = true;
+  options.preserve_proto_field_names = true;
+  std::string json;
+  if (!google::protobuf::util::MessageToJsonString(spec, &json, options).ok()) return "";
+  return "    " + absl::StrReplaceAll(json, {{"\n", "\n    "}});
+}
+
+// The directory, where it is this job's, else the job's folder in it.
+absl::StatusOr<std::string> Claim(const std::string& directory, const std::string& job) {
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
+  const std::string path = absl::StrCat(directory, "/", kOwnerFile);
+  const int made = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+  if (made >= 0) {
+    const ssize_t written = write(made, job.data(), job.size());
+    const int error = written < 0 ? errno : ENOSPC;
+    close(made);
+    if (written == static_cast<ssize_t>(job.size())) return directory;
+    unlink(path.c_str());
+    return FileError(error, "write", path);
+  }
+  if (errno != EEXIST) return FileError(errno, "make", path);
+  TERCIO_ASSIGN_OR_RETURN(const std::string owner, ReadFile(path));
+  if (owner == job) return directory;
+  const std::string folder = absl::StrCat(directory, "/", job);
+  LogInfo(absl::StrCat("tensorboard: ", directory, " has events of ", owner, "; those of ", job,
+                       " go to ", folder));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(folder));
+  return folder;
+}
+
+// TensorBoard reads the files of a directory in the order of their names, so a later attempt's is
+// later, whatever clocks say.
+std::string NextName(const std::string& directory, const v1::RunId& run) {
+  auto seconds = static_cast<int64_t>(WallTime());
+  for (const std::string& name : ListDirectory(directory)) {
+    if (!absl::StartsWith(name, kPrefix)) continue;
+    const int64_t other = std::strtoll(name.c_str() + sizeof(kPrefix) - 1, nullptr, 10);
+    seconds = std::max(seconds, other + 1);
+  }
+  char host[256] = "localhost";
+  gethostname(host, sizeof(host) - 1);
+  return absl::StrFormat("%s%010d.%s.%d.%d", kPrefix, seconds, host, getpid(), run.attempt());
+}
+
+}  // namespace
+
+struct TensorBoardWriter::Shared {
+  std::string directory;
+  v1::RunId run;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::string> waiting;
+  bool ending = false;
+  bool ended = false;
+  bool warned = false;
+
+  // Of the thread alone.
+  std::string path;
+  int descriptor = -1;
+  int64_t bytes = 0;  // of whole records
+
+  void Warn(const std::string& what) {
+    if (std::exchange(warned, true)) return;
+    LogWarning(absl::StrCat("tensorboard: ", what, "; training goes on, steps are missing there"));
+  }
+
+  absl::Status Open() {
+    TERCIO_ASSIGN_OR_RETURN(const std::string place, Claim(directory, run.job_id()));
+    path = absl::StrCat(place, "/", NextName(place, run));
+    descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    return descriptor >= 0 ? absl::OkStatus() : FileError(errno, "make", path);
+  }
+
+  // A record that is only there in part would end the file for its readers: it is taken back.
+  absl::Status Write(const std::string& record) {
+    if (descriptor < 0) TERCIO_RETURN_IF_ERROR(Open());
+    const ssize_t written = pwrite(descriptor, record.data(), record.size(), bytes);
+    if (written == static_cast<ssize_t>(record.size())) {
+      bytes += written;
+      return absl::OkStatus();
+    }
+    const int error = written < 0 ? errno : ENOSPC;
+    if (ftruncate(descriptor, bytes) != 0) return FileError(errno, "truncate", path);
+    return FileError(error, "write", path);
+  }
+
+  // The first record that cannot be written keeps those behind it from a file that has no
+  // beginning.
+  void Run(std::vector<std::string> header) {
+    size_t begun = 0;
+    std::unique_lock lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return ending || !waiting.empty(); });
+      if (waiting.empty()) break;
+      const std::string record = std::move(waiting.front());
+      waiting.pop_front();
+      lock.unlock();
+      absl::Status status;
+      while (begun < header.size() && (status = Write(header[begun])).ok()) ++begun;
+      if (status.ok()) status = Write(record);
+      lock.lock();
+      if (!status.ok()) Warn(std::string(status.message()));
+    }
+    if (descriptor >= 0) close(descriptor);
+    ended = true;
+    changed.notify_all();
+  }
+};
+
+std::unique_ptr<TensorBoardWriter> TensorBoardWriter::Start(const v1::TrainerAssignment& assignment,
+                                                            const v1::RunId& run) {
+  const v1::JobSpec& spec = assignment.spec();
+  if (spec.tensorboard().empty()) return nullptr;
+  auto shared = std::make_shared<Shared>();
+  shared->directory = spec.tensorboard();
+  shared->run = run;
+  const double now = WallTime();
+  const int64_t first = assignment.resume_step() + 1;
+  std::vector<std::string> header = {VersionRecord(now), StartRecord(now, first)};
+  if (run.attempt() == 1) {
+    header.push_back(TextRecord(now, 0, "configuration", ConfigurationOf(spec)));
+  }
+  std::thread([shared, header = std::move(header)]() mutable {
+    shared->Run(std::move(header));
+  }).detach();
+  return std::unique_ptr<TensorBoardWriter>(new TensorBoardWriter(std::move(shared)));
+}
+
+TensorBoardWriter::~TensorBoardWriter() {
+  std::unique_lock lock(shared_->mutex);
+  shared_->ending = true;
+  shared_->changed.notify_all();
+  if (!shared_->changed.wait_for(lock, kPatience, [this] { return shared_->ended; })) {
+    shared_->Warn(absl::StrCat(shared_->directory, " does not answer"));
+  }
+}
+
+void TensorBoardWriter::Add(const v1::StepRecord& step, double tokens_per_second, double mfu) {
+  std::vector<std::pair<std::string, double>> scalars = {
+      {"train/loss", step.loss()},
+      {"train/grad_norm", step.grad_norm()},
+      {"train/learning_rate", step.learning_rate()},
+      {"train/tokens", static_cast<double>(step.tokens())},
+      {"speed/tokens_per_second", tokens_per_second},
+      {"speed/step_seconds", step.step_seconds()},
+      {"memory/used_bytes", static_cast<double>(step.used_bytes())}};
+  if (step.has_validation_loss()) {
+    scalars.emplace_back("validation/loss", step.validation_loss());
+    scalars.emplace_back("validation/perplexity", std::exp(step.validation_loss()));
+  }
+  if (step.has_loss_scale()) scalars.emplace_back("train/loss_scale", step.loss_scale());
+  if (step.resident_bytes() > 0) {
+    scalars.emplace_back("memory/resident_bytes", static_cast<double>(step.resident_bytes()));
+  }
+  if (mfu > 0) scalars.emplace_back("speed/mfu", mfu);
+  std::string record = ScalarsRecord(WallTime(), step.step(), scalars);
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->waiting.size() >= kMostWaiting) {
+    shared_->Warn(absl::StrCat(shared_->directory, " does not answer"));
+    return;
+  }
+  shared_->waiting.push_back(std::move(record));
+  shared_->changed.notify_all();
+}
+
+}  // namespace tercio

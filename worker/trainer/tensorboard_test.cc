@@ -1,0 +1,154 @@
+#include "worker/trainer/tensorboard.h"
+
+#include <sys/resource.h>
+
+#include <csignal>
+
+#include "absl/strings/match.h"
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gtest/gtest.h"
+#include "worker/trainer/event_record.h"
+
+namespace tercio {
+namespace {
+
+TEST(EventRecord, ChecksumsAreThoseOfTheStandard) {
+  // RFC 3720, B.4.
+  EXPECT_EQ(Crc32c(std::string(32, '\0')), 0x8a9136aau);
+  EXPECT_EQ(Crc32c(std::string(32, '\xff')), 0x62a8ab43u);
+  EXPECT_EQ(Crc32c("123456789"), 0xe3069283u);
+}
+
+TEST(EventRecord, FirstRecordAsTensorFlowWritesIt) {
+  // Length 24, its checksum, wall_time 0, step 0, file_version.
+  const std::string record = VersionRecord(0);
+  ASSERT_EQ(record.size(), 8u + 4 + 26 + 4);
+  EXPECT_EQ(record.substr(0, 8), std::string("\x1a\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(record.substr(12, 9), std::string("\x09\0\0\0\0\0\0\0\0", 9));
+  EXPECT_EQ(record.substr(21, 2), std::string("\x10\0", 2));
+  EXPECT_EQ(record.substr(23, 15),
+            "\x1a\x0d"
+            "brain.Event:2");
+}
+
+v1::TrainerAssignment AssignmentFor(const std::string& directory, int64_t resume_step) {
+  v1::TrainerAssignment assignment;
+  assignment.mutable_spec()->set_name("small");
+  assignment.mutable_spec()->set_tensorboard(directory);
+  assignment.set_resume_step(resume_step);
+  return assignment;
+}
+
+v1::RunId RunOf(const std::string& job, int attempt) {
+  v1::RunId run;
+  run.set_job_id(job);
+  run.set_attempt(attempt);
+  return run;
+}
+
+void WriteSteps(const std::string& directory, const std::string& job, int attempt, int64_t first,
+                int64_t last) {
+  const auto writer =
+      TensorBoardWriter::Start(AssignmentFor(directory, first - 1), RunOf(job, attempt));
+  for (int64_t i = first; i <= last; ++i) {
+    v1::StepRecord step;
+    step.set_step(i);
+    step.set_loss(1.0 / static_cast<double>(i));
+    writer->Add(step, 1000, 0);
+  }
+}
+
+std::vector<std::string> EventFiles(const std::string& directory) {
+  std::vector<std::string> files;
+  for (const std::string& name : ListDirectory(directory)) {
+    if (absl::StartsWith(name, "events.out.tfevents.")) files.push_back(name);
+  }
+  return files;
+}
+
+// The steps that a reader of this file's records sees; -1 before a start record. Checks every
+// checksum.
+std::vector<int64_t> StepsOf(const std::string& path) {
+  const std::string bytes = *ReadFile(path);
+  std::vector<int64_t> steps;
+  size_t at = 0;
+  const auto word = [&](size_t place, int count) {
+    uint64_t value = 0;
+    for (int i = 0; i < count; ++i)
+      value |= uint64_t{static_cast<uint8_t>(bytes[place + i])} << (8 * i);
+    return value;
+  };
+  while (at < bytes.size()) {
+    const uint64_t length = word(at, 8);
+    const uint32_t crc = Crc32c(std::string_view(bytes).substr(at + 12, length));
+    EXPECT_EQ(word(at + 12 + length, 4), ((crc >> 15) | (crc << 17)) + 0xa282ead8u);
+    steps.push_back(static_cast<uint8_t>(bytes[at + 12 + 10]));  // small steps are one byte
+    at += 16 + length;
+  }
+  EXPECT_EQ(at, bytes.size());
+  return steps;
+}
+
+TEST(TensorBoard, WithoutADirectoryThereIsNone) {
+  EXPECT_EQ(TensorBoardWriter::Start(AssignmentFor("", 0), RunOf("job-1", 1)), nullptr);
+}
+
+TEST(TensorBoard, AttemptsHaveFilesInTheirOrder) {
+  const TempDir scratch;
+  const std::string directory = scratch.path() + "/new/events";
+  WriteSteps(directory, "job-1", 1, 1, 7);
+  WriteSteps(directory, "job-1", 2, 5, 9);
+  const std::vector<std::string> files = EventFiles(directory);
+  ASSERT_EQ(files.size(), 2u);
+  // Version, start, configuration; then the steps.
+  EXPECT_EQ(StepsOf(directory + "/" + files[0]),
+            (std::vector<int64_t>{0, 1, 0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(StepsOf(directory + "/" + files[1]), (std::vector<int64_t>{0, 5, 5, 6, 7, 8, 9}));
+}
+
+TEST(TensorBoard, AnotherJobGetsAFolderOfItsOwn) {
+  const TempDir scratch;
+  WriteSteps(scratch.path(), "job-1", 1, 1, 2);
+  WriteSteps(scratch.path(), "job-2", 1, 1, 2);
+  EXPECT_EQ(EventFiles(scratch.path()).size(), 1u);
+  EXPECT_EQ(EventFiles(scratch.path() + "/job-2").size(), 1u);
+}
+
+TEST(TensorBoard, ADirectoryThatCannotBeMadeStopsNothing) {
+  const TempDir scratch;
+  ASSERT_TRUE(WriteFileDurably(scratch.path() + "/file", "x").ok());
+  WriteSteps(scratch.path() + "/file/events", "job-1", 1, 1, 100);  // ends
+  EXPECT_EQ(*ReadFile(scratch.path() + "/file"), "x");
+}
+
+// As on a full disk: no file of this process may grow beyond some bytes, for as long as this lives.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit small{bytes, before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  }
+  ~SmallFiles() { setrlimit(RLIMIT_FSIZE, &before_); }
+
+ private:
+  rlimit before_{};
+};
+
+TEST(TensorBoard, AFullDiskLeavesWholeRecords) {
+  const TempDir scratch;
+  {
+    const SmallFiles full(1500);
+    WriteSteps(scratch.path(), "job-1", 1, 1, 50);
+  }
+  const std::vector<std::string> files = EventFiles(scratch.path());
+  ASSERT_EQ(files.size(), 1u);
+  const std::vector<int64_t> steps = StepsOf(scratch.path() + "/" + files[0]);
+  EXPECT_GT(steps.size(), 4u);
+  EXPECT_LT(steps.size(), 50u);
+}
+
+}  // namespace
+}  // namespace tercio
