@@ -19,7 +19,6 @@ _LIBRARIES = {
     "openssl_crypto": (["libcrypto"], [], []),
     "openssl_ssl": (["libssl", "libcrypto"], [], []),
     "protobuf": (["protobuf"], [], []),
-    "spdlog": (["spdlog"], [], []),
     "sqlite3": (["sqlite3"], [], []),
     "xxhash": (["libxxhash"], [], []),
     "yaml_cpp": (["yaml-cpp"], [], []),

@@ -53,6 +53,13 @@ struct RowRange {
   int64_t end = 0;
 };
 
+int64_t BytesOf(const OutputTensor& tensor) {
+  if (tensor.weights == nullptr) return static_cast<int64_t>(tensor.raw.size());
+  int64_t bytes = DtypeBytes(tensor.entry.dtype);
+  for (const int64_t extent : tensor.entry.shape) bytes *= extent;
+  return bytes;
+}
+
 std::vector<RowRange> PartsOf(const OutputShard& shard) {
   std::vector<RowRange> parts;
   for (const OutputTensor& tensor : shard.tensors) {
@@ -267,6 +274,12 @@ absl::Status Exporter::Reshard() {
 }
 
 absl::Status Exporter::WriteShards(OutputDirectory* output) {
+  int64_t total = 0;
+  for (const OutputShard& shard : shards_) {
+    total += static_cast<int64_t>(shard.header.size());
+    for (const OutputTensor& tensor : shard.tensors) total += BytesOf(tensor);
+  }
+  output->ShowProgress(total, options_.progress);
   for (const OutputShard& shard : shards_) {
     const std::vector<RowRange> parts = PartsOf(shard);
     const auto make = [&](int64_t index, OutputPart* part) {

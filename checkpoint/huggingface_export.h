@@ -18,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "checkpoint/float_format.h"
+#include "checkpoint/output_directory.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::checkpoint {
@@ -30,6 +31,7 @@ struct ExportOptions {
   int64_t max_shard_bytes = 0;
   // Of all weights; none: those of the files that were imported, else fp32.
   std::optional<FloatFormat> dtype;
+  WriteProgress progress = {};
 };
 
 struct ExportResult {

@@ -123,7 +123,8 @@ std::vector<std::string> KeptFiles(const std::string& directory) {
 }
 
 absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
-                                               const std::string& output_path) {
+                                               const std::string& output_path,
+                                               const WriteProgress& progress) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, HuggingFaceModel::Open(directory));
   TERCIO_ASSIGN_OR_RETURN(const auto output,
                           OutputDirectory::Create(output_path, /*digests=*/true));
@@ -138,6 +139,7 @@ absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
            .ok()) {
     return absl::InternalError("the model has no JSON form");
   }
+  output->ShowProgress(result.parameters * static_cast<int64_t>(sizeof(float)), progress);
   TERCIO_RETURN_IF_ERROR(WriteWeights(*model, &manifest, output.get()));
   result.kept = KeptFiles(directory);
   for (const std::string& name : result.kept) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "checkpoint/output_directory.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::checkpoint {
@@ -31,7 +32,8 @@ struct ImportResult {
 };
 
 absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
-                                               const std::string& output);
+                                               const std::string& output,
+                                               const WriteProgress& progress = {});
 
 // Whether a file of this name belongs to the tokenizer.
 bool IsTokenizerFile(std::string_view name);

@@ -72,6 +72,8 @@ absl::Status OutputDirectory::WriteParts(const std::string& name, int64_t count,
   int64_t size = 0;
   std::vector<TakePart> takers = {[&](std::string_view bytes) {
     size += static_cast<int64_t>(bytes.size());
+    progress_done_ += static_cast<int64_t>(bytes.size());
+    if (progress_) progress_(std::min(progress_done_, progress_total_), progress_total_);
     return AsConflict(file->Append(bytes));
   }};
   if (digests_) {

@@ -6,10 +6,13 @@
 // the disk is full.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +21,9 @@
 #include "common/ordered_parts.h"
 
 namespace tercio::checkpoint {
+
+// Told of bytes that are done of those in all, by one thread at a time; may be empty.
+using WriteProgress = std::function<void(int64_t done, int64_t total)>;
 
 class OutputDirectory {
  public:
@@ -33,6 +39,12 @@ class OutputDirectory {
   // A file of `count` parts: made on all cores, digested and written at the same time.
   absl::Status WriteParts(const std::string& name, int64_t count, const MakePart& make);
 
+  // From now on `progress` is told of bytes of parts, of `total`.
+  void ShowProgress(int64_t total, WriteProgress progress) {
+    progress_total_ = total;
+    progress_ = std::move(progress);
+  }
+
   // Size and digest of every file that was ended.
   const std::map<std::string, ManifestFile>& files() const { return files_; }
   int64_t bytes() const;
@@ -47,6 +59,9 @@ class OutputDirectory {
   std::string partial_;
   bool committed_ = false;
   bool digests_ = true;
+  WriteProgress progress_;
+  int64_t progress_total_ = 0;
+  int64_t progress_done_ = 0;
   std::map<std::string, ManifestFile> files_;
 };
 

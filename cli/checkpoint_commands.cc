@@ -9,6 +9,7 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/progress_bar.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/status_macros.h"
@@ -24,8 +25,14 @@ absl::Status CheckFormat(const Options& options) {
 
 absl::StatusOr<int> Import(const Options& options) {
   TERCIO_RETURN_IF_ERROR(CheckFormat(options));
-  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result,
-                          checkpoint::ImportHuggingFace(options.checkpoint, options.directory));
+  absl::StatusOr<checkpoint::ImportResult> imported;
+  {
+    ProgressBar bar(options.directory);
+    imported = checkpoint::ImportHuggingFace(
+        options.checkpoint, options.directory,
+        [&bar](int64_t done, int64_t total) { bar.Show(done, total); });
+  }
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result, std::move(imported));
   if (options.format() != Output::kTable) {
     const Json json = {{"path", options.directory},
                        {"architecture", result.model.architecture()},
@@ -92,8 +99,13 @@ absl::StatusOr<int> Export(const Options& options) {
     return absl::InvalidArgumentError(
         absl::StrCat(path, " is a Hugging Face directory already, not a checkpoint"));
   }
-  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result,
-                          checkpoint::ExportHuggingFace(path, options.directory, how));
+  absl::StatusOr<checkpoint::ExportResult> exported;
+  {
+    ProgressBar bar(options.directory);
+    how.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+    exported = checkpoint::ExportHuggingFace(path, options.directory, how);
+  }
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result, std::move(exported));
   for (const std::string& note : result.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
   if (options.format() != Output::kTable) {
     const Json json = {{"path", options.directory}, {"checkpoint", path},

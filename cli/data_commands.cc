@@ -13,6 +13,7 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/progress_bar.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/machine.h"
@@ -31,59 +32,6 @@ void OnStopSignal(int signal) {
   if (stop_signal != 0) _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted);
   stop_signal = signal;
 }
-
-// How far tokenising has come: one line that is drawn again on a terminal, a line every few seconds
-// elsewhere.
-class ProgressPrinter {
- public:
-  explicit ProgressPrinter(const std::string& prefix)
-      : prefix_(prefix), terminal_(isatty(STDERR_FILENO) != 0), start_(absl::Now()) {}
-
-  void Print(const data::TokenizeProgress& progress) {
-    const absl::Time now = absl::Now();
-    if (first_bytes_ < 0) {
-      first_bytes_ = progress.bytes_done;
-      if (progress.resumed) {
-        std::fprintf(stderr, "%s: going on with an earlier run\n", prefix_.c_str());
-      }
-    }
-    if (now - last_ < (terminal_ ? absl::Milliseconds(200) : absl::Seconds(5))) return;
-    if (last_ == absl::InfinitePast() && !terminal_) {
-      last_ = now;  // a short run needs no line
-      return;
-    }
-    last_ = now;
-    const double share = progress.bytes > 0 ? static_cast<double>(progress.bytes_done) /
-                                                  static_cast<double>(progress.bytes)
-                                            : 1;
-    const double seconds = std::max(1e-3, absl::ToDoubleSeconds(now - start_));
-    const std::string text = absl::StrFormat(
-        "%5.1f%%  %d documents  %d tokens  %.1f MB/s", 100 * share, progress.documents,
-        progress.tokens, static_cast<double>(progress.bytes_done - first_bytes_) / seconds / 1e6);
-    if (terminal_) {
-      const auto filled = static_cast<size_t>(share * kBarWidth);
-      const std::string bar = std::string(filled, '#') + std::string(kBarWidth - filled, '.');
-      std::fprintf(stderr, "\r[%s] %s\033[K", bar.c_str(), text.c_str());
-      drawn_ = true;
-    } else {
-      std::fprintf(stderr, "%s: %s\n", prefix_.c_str(), text.c_str());
-    }
-  }
-
-  void End() {
-    if (drawn_) std::fprintf(stderr, "\r\033[K");
-    drawn_ = false;
-  }
-
- private:
-  static constexpr size_t kBarWidth = 30;
-  const std::string& prefix_;
-  const bool terminal_;
-  const absl::Time start_;
-  absl::Time last_ = absl::InfinitePast();
-  int64_t first_bytes_ = -1;
-  bool drawn_ = false;
-};
 
 absl::StatusOr<std::vector<std::string>> InputFiles(const std::string& input) {
   // A name may hold a comma.
@@ -108,15 +56,17 @@ absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
                           data::ChooseTokenizer(options.tokenizer, paths, tokenize.text));
   std::signal(SIGINT, OnStopSignal);
   std::signal(SIGTERM, OnStopSignal);
-  ProgressPrinter printer(options.prefix);
-  tokenize.progress = [&printer](const data::TokenizeProgress& progress) {
-    printer.Print(progress);
+  ProgressBar bar(options.prefix);
+  tokenize.progress = [&bar, &options,
+                       told = false](const data::TokenizeProgress& progress) mutable {
+    if (progress.resumed && !std::exchange(told, true)) {
+      std::fprintf(stderr, "%s: going on with an earlier run\n", options.prefix.c_str());
+    }
+    bar.Show(progress.bytes_done, progress.bytes,
+             absl::StrCat(progress.documents, " documents  ", progress.tokens, " tokens"));
     return stop_signal == 0;
   };
-  absl::StatusOr<data::TokenizeReport> report =
-      data::TokenizeTexts(paths, tokenizer, options.prefix, tokenize);
-  printer.End();
-  return report;
+  return data::TokenizeTexts(paths, tokenizer, options.prefix, tokenize);
 }
 
 template <typename T>

@@ -65,6 +65,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
     while (reader->Read(&status)) {
       failures = 0;
       printer.Show(status);
+      if (options.on_status) options.on_status(status);
       ended = IsTerminal(status.state());
     }
     const grpc::Status finish = reader->Finish();

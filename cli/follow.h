@@ -1,6 +1,7 @@
 // Following a job to its end.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -12,6 +13,7 @@ namespace tercio::cli {
 struct FollowOptions {
   bool show_progress = true;  // on stderr: one refreshing line on a terminal, plain lines elsewhere
   bool ranks = false;         // the status that is returned is to have them
+  std::function<void(const v1::JobStatus&)> on_status = {};  // called for each
   absl::Duration timeout = absl::InfiniteDuration();
 };
 

@@ -197,6 +197,7 @@ Json LogToJson(const v1::LogLine& line) {
           {"attempt", line.attempt()},
           {"rank", line.rank()},
           {"node", line.node()},
+          {"level", TextOrNull(line.level())},
           {"line", line.line()}};
 }
 

@@ -4,26 +4,19 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/follow.h"
 #include "cli/format.h"
+#include "cli/log_text.h"
+#include "cli/progress_bar.h"
 #include "cli/request_id.h"
+#include "cli/with_client.h"
 #include "common/daemon.h"
 #include "common/status_macros.h"
 #include "config/job_file.h"
 
 namespace tercio::cli {
 namespace {
-
-// Connects, runs `body(client)` and turns its status into an exit code.
-template <typename Body>
-int WithClient(const Options& options, const Body& body) {
-  const auto client = Client::Connect(options);
-  if (!client.ok()) return Fail(client.status());
-  const absl::StatusOr<int> code = body(**client);
-  return code.ok() ? *code : Fail(code.status());
-}
 
 void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
 void PrintLine(const Json& json) { std::cout << json.dump() << "\n"; }
@@ -111,7 +104,7 @@ int Get(const Options& options) {
     if (job.last_lines_size() > 0) {
       std::cout << "\nlast words of rank " << job.last_lines(0).rank() << " (attempt "
                 << job.last_lines(0).attempt() << ")\n";
-      for (const v1::LogLine& line : job.last_lines()) std::cout << "  " << line.line() << "\n";
+      for (const v1::LogLine& line : job.last_lines()) std::cout << "  " << LogText(line) << "\n";
     }
     if (job.ranks_size() > 0) std::cout << "\n" << RankTable(job, kMostRanksShown);
     return kExitOk;
@@ -138,12 +131,6 @@ int List(const Options& options) {
     }
     std::cout << Table(rows);
     return kExitOk;
-  });
-}
-
-int Watch(const Options& options) {
-  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    return FollowAndReport(client, options.job, options, {});
   });
 }
 
@@ -193,23 +180,6 @@ int Events(const Options& options) {
           if (options.format() != Output::kTable) return PrintLine(EventToJson(event));
           std::cout << TimeText(event.time()) << "  " << event.job_id() << "  attempt "
                     << event.attempt() << "  " << event.kind() << "  " << event.message() << "\n";
-        });
-  });
-}
-
-int Logs(const Options& options) {
-  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    grpc::ClientContext context;
-    v1::LogsRequest request;
-    request.set_job(options.job);
-    request.set_follow(options.follow);
-    request.set_tail(options.tail);
-    if (options.rank >= 0) request.set_rank(options.rank);
-    if (options.attempt > 0) request.set_attempt(options.attempt);
-    return ReadStream<v1::LogLine>(
-        client, client.stub().Logs(&context, request), [&](const v1::LogLine& line) {
-          if (options.format() != Output::kTable) return PrintLine(LogToJson(line));
-          std::cout << "[" << line.attempt() << "." << line.rank() << "] " << line.line() << "\n";
         });
   });
 }
@@ -351,18 +321,55 @@ int CheckpointList(const Options& options) {
   });
 }
 
-int CheckpointVerify(const Options& options) {
-  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+namespace {
+
+// One checkpoint after the other, so that it is known how far that is.
+absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
+  std::vector<v1::CheckpointInfo> checkpoints;
+  int64_t total = 0;
+  {
+    grpc::ClientContext context;
+    v1::CheckpointsRequest request;
+    request.set_job(options.job);
+    v1::CheckpointsResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
+    for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
+      if (options.step > 0 && checkpoint.step() != options.step) continue;
+      checkpoints.push_back(checkpoint);
+      total += checkpoint.bytes();
+    }
+  }
+  if (checkpoints.empty()) return absl::NotFoundError("the job has no such checkpoint");
+  ProgressBar bar("checkpoint verify");
+  std::vector<v1::CheckpointFinding> findings;
+  int64_t done = 0;
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+    bar.Show(done, total, absl::StrCat("step ", checkpoint.step()));
     grpc::ClientContext context;
     v1::VerifyCheckpointRequest request;
     request.set_job(options.job);
-    request.set_step(options.step);
+    request.set_step(checkpoint.step());
     v1::VerifyCheckpointResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().VerifyCheckpoint(&context, request, &response), client));
+    const grpc::Status status = client.stub().VerifyCheckpoint(&context, request, &response);
+    done += checkpoint.bytes();
+    // A job that runs removes old ones meanwhile.
+    const bool gone = status.error_code() == grpc::StatusCode::NOT_FOUND;
+    if (gone && checkpoints.size() > 1) continue;
+    TERCIO_RETURN_IF_ERROR(CallStatus(status, client));
+    findings.insert(findings.end(), response.findings().begin(), response.findings().end());
+  }
+  return findings;
+}
+
+}  // namespace
+
+int CheckpointVerify(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::CheckpointFinding> all, Verify(client, options));
     Json findings = Json::array();
     bool good = true;
-    for (const v1::CheckpointFinding& finding : response.findings()) {
+    for (const v1::CheckpointFinding& finding : all) {
       good = good && finding.ok();
       findings.push_back({{"step", finding.step()},
                           {"path", finding.path()},

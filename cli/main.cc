@@ -192,6 +192,7 @@ void AddJobVerbs(CommandLine& line) {
       line.Add("watch", "follow a job; ends with the job's exit code", "watch job-1a2b3c4d", Watch);
   line.Reach(command, true);
   line.Job(command, true);
+  command->add_flag("--plain", o.plain, "one line, on a terminal too");
   command = line.Add("wait", "wait for a job; ends with the job's exit code",
                      "wait job-1a2b3c4d --timeout 10m", Wait);
   line.Reach(command, false);
@@ -207,10 +208,15 @@ void AddJobVerbs(CommandLine& line) {
   line.Job(command, false);
   command->add_flag("-f,--follow", o.follow, "go on until the job ends");
   command =
-      line.Add("logs", "what the trainers wrote", "logs job-1a2b3c4d --rank 0 --tail 20", Logs);
+      line.Add("logs", "what the trainers wrote", "logs job-1a2b3c4d --rank 0 --since 5m", Logs);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_option("--rank", o.rank, "of one rank");
+  command->add_option("--rank", o.log_ranks, "of these ranks, such as 0 or 0,3")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber);
+  command->add_option("--since", o.since, "from then on: 5m ago, or 2026-05-01T12:00:00Z");
+  command->add_option("--level", o.log_level, "of this level and above")
+      ->check(CLI::IsMember({"info", "warning", "error"}));
   command->add_option("--attempt", o.attempt, "of one attempt");
   command->add_option("--tail", o.tail, "only the last lines");
   command->add_flag("-f,--follow", o.follow, "go on until the job ends");
@@ -419,6 +425,7 @@ int Main(int argc, char** argv) {
   std::signal(SIGINT, OnInterrupt);
   std::signal(SIGTERM, OnInterrupt);
   InitLogging("tercio");
+  SetLogFormat(LogFormat::kText);
   if (const int code = RefuseLaterVerb(argc, argv); code != kExitOk) return code;
   CommandLine line;
   AddRunVerbs(line);

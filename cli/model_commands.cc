@@ -12,6 +12,7 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/progress_bar.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/machine.h"
@@ -184,6 +185,13 @@ void PrintMetric(const Options& options, double value, double loss, int64_t toke
   std::cout << json.dump(2) << std::endl;
 }
 
+// What `evaluate(progress)` returns, with a bar meanwhile.
+template <typename Body>
+auto WithBar(const char* unit, const Body& evaluate) {
+  ProgressBar bar("evaluate", {unit, 1});
+  return evaluate([&bar](int64_t done, int64_t total) { bar.Show(done, total); });
+}
+
 absl::StatusOr<int> EvaluateText(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   if (options.stride > model->context()) {
@@ -194,7 +202,10 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const data::TokenDataset tokens,
                           OpenEvaluationData(options.data, model->tokenizer()));
   const int64_t stride = options.stride > 0 ? options.stride : model->context();
-  TERCIO_ASSIGN_OR_RETURN(const LanguageModel::Evaluation result, model->Evaluate(tokens, stride));
+  const auto evaluated = WithBar("tokens", [&](const LanguageModel::Progress& progress) {
+    return model->Evaluate(tokens, stride, progress);
+  });
+  TERCIO_ASSIGN_OR_RETURN(const LanguageModel::Evaluation result, evaluated);
   const double value = options.metric == "loss" ? result.loss : std::exp(result.loss);
   PrintMetric(options, value, result.loss, result.tokens, Json::object());
   return kExitOk;
@@ -202,7 +213,10 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
 
 absl::StatusOr<int> EvaluateLastWord(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
-  TERCIO_ASSIGN_OR_RETURN(const LastWords words, EvaluateLastWords(*model, options.data));
+  const auto evaluated = WithBar("passages", [&](const LanguageModel::Progress& progress) {
+    return EvaluateLastWords(*model, options.data, progress);
+  });
+  TERCIO_ASSIGN_OR_RETURN(const LastWords words, evaluated);
   const double value = static_cast<double>(words.right) / static_cast<double>(words.passages);
   PrintMetric(options, value, words.loss, words.tokens,
               {{"examples", words.passages}, {"right", words.right}});
@@ -242,7 +256,10 @@ absl::StatusOr<int> EvaluateLabels(const Options& options) {
                           EncoderModel::Load(directory, MachineCores(), options.context));
   v1::DataSpec data;
   data.set_train(options.data);
-  TERCIO_ASSIGN_OR_RETURN(const ClassificationReport report, EvaluateClasses(*model, data));
+  const auto evaluated = WithBar("examples", [&](const LanguageModel::Progress& progress) {
+    return EvaluateClasses(*model, data, progress);
+  });
+  TERCIO_ASSIGN_OR_RETURN(const ClassificationReport report, evaluated);
   if (options.format() == Output::kTable) {
     PrintReport(report, model->spec());
     return kExitOk;

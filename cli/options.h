@@ -35,12 +35,16 @@ struct Options {
   int smooth = 1;
   bool logarithmic = false;
   bool watch = false;
+  bool plain = false;  // watch: one line
   bool follow = false;
   bool all_attempts = false;
   bool effective = false;
   std::string cluster;
   double timeout_seconds = 0;  // wait; 0: none
   int rank = -1;
+  std::vector<int> log_ranks;
+  std::string log_level;  // empty: all lines
+  std::string since;
   int attempt = 0;
   int tail = 0;
   int64_t step = 0;

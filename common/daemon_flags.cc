@@ -1,6 +1,7 @@
 #include "common/daemon_flags.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,32 @@
 #include "common/version.h"
 
 namespace tercio {
+namespace {
+
+void AddLogOptions(CLI::App& app, std::string* format, std::string* level) {
+  app.add_option("--log-format", *format,
+                 "of lines on stderr; auto: text on a terminal, else logfmt")
+      ->envname("TERCIO_LOG_FORMAT")
+      ->check(CLI::IsMember({"auto", "text", "logfmt", "json"}))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--log-level", *level, "lines of this level and above")
+      ->envname("TERCIO_LOG_LEVEL")
+      ->check(CLI::IsMember({"info", "warning", "error"}))
+      ->capture_default_str()
+      ->take_last();
+}
+
+}  // namespace
 
 int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
   app.set_version_flag("--version",
                        absl::StrCat(app.get_name(), " ", kVersion, " commit ", kCommit));
   bool man = false;
   app.add_flag("--man", man, "print the manual page (troff)")->group("");
+  std::string format = "auto";
+  std::string level = "info";
+  AddLogOptions(app, &format, &level);
   const absl::StatusOr<std::vector<std::string>> arguments = WithConfigFile(argc, argv);
   if (!arguments.ok()) {
     std::fprintf(stderr, "error: %s\n", std::string(arguments.status().message()).c_str());
@@ -38,6 +59,14 @@ int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
     *done = true;
     return app.exit(error) == 0 ? kExitOk : kExitUsage;
   }
+  if (format == "text") SetLogFormat(LogFormat::kText);
+  if (format == "logfmt") SetLogFormat(LogFormat::kLogfmt);
+  if (format == "json") SetLogFormat(LogFormat::kJson);
+  SetLogLevel(*LogLevelNamed(level));
+  // Of programs that this one starts. Only at the start, when no other thread reads variables;
+  // flags are read again when the configuration is.
+  static const bool told = setenv("TERCIO_LOG_LEVEL", level.c_str(), 1) == 0;
+  static_cast<void>(told);
   return kExitOk;
 }
 

@@ -1,4 +1,5 @@
-// The command line of a daemon: flags, and the file that --config names.
+// The command line of a daemon: flags, and the file that --config names. How lines are logged is
+// among them, and done here.
 #pragma once
 
 #include <map>

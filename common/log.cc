@@ -1,23 +1,233 @@
 #include "common/log.h"
 
-#include <memory>
-#include <string>
+#include <unistd.h>
 
-#include "spdlog/sinks/stdout_sinks.h"
-#include "spdlog/spdlog.h"
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <mutex>
+
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 
 namespace tercio {
+namespace {
 
-void InitLogging(std::string_view program) {
-  auto logger = std::make_shared<spdlog::logger>(std::string(program),
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  logger->set_pattern("%Y-%m-%dT%H:%M:%S.%eZ %l %n %v", spdlog::pattern_time_type::utc);
-  logger->flush_on(spdlog::level::info);
-  spdlog::set_default_logger(logger);
+constexpr std::string_view kLevels[] = {"info", "warning", "error"};
+constexpr std::string_view kFirstKey = "time=";
+
+struct Log {
+  std::string program = "tercio";
+  std::atomic<bool> format_chosen{false};
+  std::atomic<LogFormat> format{LogFormat::kText};
+  std::atomic<LogLevel> least{LogLevel::kInfo};
+  LogFields context;
+  std::mutex mutex;  // of the writing: a line is written at once
+  std::atomic<int64_t> lost{0};
+};
+
+// Never destroyed: threads may log until the very end.
+Log& TheLog() {
+  static Log* const log = new Log;
+  return *log;
 }
 
-void LogInfo(std::string_view text) { spdlog::info("{}", std::string(text)); }
-void LogWarning(std::string_view text) { spdlog::warn("{}", std::string(text)); }
-void LogError(std::string_view text) { spdlog::error("{}", std::string(text)); }
+// The length of the UTF-8 character at the beginning of `text`; 0: it is none.
+size_t CharacterLength(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text[0]);
+  const size_t length = first < 0x80                    ? 1
+                        : first >= 0xc2 && first < 0xe0 ? 2
+                        : first >> 4 == 14              ? 3
+                        : first >= 0xf0 && first < 0xf5 ? 4
+                                                        : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (size_t i = 1; i < length; ++i) {
+    if (static_cast<unsigned char>(text[i]) >> 6 != 2) return 0;
+  }
+  return length;
+}
+
+// In quotes, escaped as JSON wants it.
+void AppendQuoted(std::string_view text, std::string* out) {
+  out->push_back('"');
+  for (size_t at = 0; at < text.size();) {
+    const size_t length = CharacterLength(text.substr(at));
+    const char c = length == 0 ? '?' : text[at];
+    if (c == '"' || c == '\\') {
+      out->push_back('\\');
+      out->push_back(c);
+    } else if (c == '\n') {
+      out->append("\\n");
+    } else if (c == '\t') {
+      out->append("\\t");
+    } else if ((c >= 0 && c < ' ') || c == 0x7f) {
+      absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned char>(c));
+    } else {
+      out->append(length <= 1 ? std::string_view(&c, 1) : text.substr(at, length));
+    }
+    at += std::max<size_t>(1, length);
+  }
+  out->push_back('"');
+}
+
+bool IsPlain(std::string_view text) {
+  if (text.empty()) return false;
+  for (const char c : text) {
+    if (c <= ' ' || c > '~' || c == '"' || c == '\\' || c == '=') return false;
+  }
+  return true;
+}
+
+void AppendField(LogFormat format, std::string_view key, std::string_view value, bool quoted,
+                 std::string* out) {
+  if (format == LogFormat::kJson) {
+    if (out->size() > 1) out->push_back(',');
+    out->append("\"").append(key).append("\":");
+    if (!quoted) return void(out->append(value));
+    return AppendQuoted(value, out);
+  }
+  if (!out->empty()) out->push_back(' ');
+  out->append(key).push_back('=');
+  if (!IsPlain(value)) return AppendQuoted(value, out);
+  out->append(value);
+}
+
+bool Consume(std::string_view* text, std::string_view prefix) {
+  if (!text->starts_with(prefix)) return false;
+  text->remove_prefix(prefix.size());
+  return true;
+}
+
+bool WriteAll(std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = write(STDERR_FILENO, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+  return true;
+}
+
+void Write(LogLevel level, std::string_view text, const LogFields& fields) {
+  Log& log = TheLog();
+  if (level < log.least) return;
+  const std::string line =
+      FormatLogLine(log.format, {absl::Now(), level, log.program, text}, fields, log.context);
+  std::lock_guard<std::mutex> lock(log.mutex);
+  if (!WriteAll(line)) ++log.lost;
+}
+
+}  // namespace
+
+std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFields& fields,
+                          const LogFields& context) {
+  const std::string time =
+      absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", entry.time, absl::UTCTimeZone());
+  std::string line;
+  if (format == LogFormat::kText) {
+    line.append(time).append(" ").append(NameOf(entry.level)).append(" ");
+    line.append(entry.program).append(" ").append(entry.text);
+  } else {
+    if (format == LogFormat::kJson) line.push_back('{');
+    AppendField(format, "time", time, true, &line);
+    AppendField(format, "level", NameOf(entry.level), true, &line);
+    AppendField(format, "program", entry.program, true, &line);
+    AppendField(format, "msg", entry.text, true, &line);
+  }
+  for (const LogFields* some : {&fields, &context}) {
+    for (const LogField& field : *some) {
+      AppendField(format, field.key, field.value, field.quoted, &line);
+    }
+  }
+  line.append(format == LogFormat::kJson ? "}\n" : "\n");
+  return line;
+}
+
+std::string_view NameOf(LogLevel level) { return kLevels[static_cast<size_t>(level)]; }
+
+std::optional<LogLevel> LogLevelNamed(std::string_view name) {
+  for (size_t i = 0; i < std::size(kLevels); ++i) {
+    if (kLevels[i] == name) return static_cast<LogLevel>(i);
+  }
+  return std::nullopt;
+}
+
+std::vector<std::pair<std::string, std::string>> ParseLogfmt(std::string_view line) {
+  std::vector<std::pair<std::string, std::string>> fields;
+  if (!line.starts_with(kFirstKey)) return fields;
+  while (!line.empty()) {
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos) return {};
+    std::string& value = fields.emplace_back(std::string(line.substr(0, equals)), "").second;
+    line.remove_prefix(equals + 1);
+    if (!line.starts_with('"')) {
+      const size_t end = std::min(line.find(' '), line.size());
+      value = std::string(line.substr(0, end));
+      line.remove_prefix(std::min(end + 1, line.size()));
+      continue;
+    }
+    size_t at = 1;
+    for (; at < line.size() && line[at] != '"'; ++at) {
+      if (line[at] != '\\' || at + 1 >= line.size()) {
+        value.push_back(line[at]);
+        continue;
+      }
+      const char escaped = line[++at];
+      if (escaped == 'u') {  // a control character, which nobody wants to see
+        value.push_back('?');
+        at += 4;
+      } else {
+        value.push_back(escaped == 'n' ? '\n' : escaped == 't' ? '\t' : escaped);
+      }
+    }
+    if (at >= line.size()) return fields;  // the line was cut
+    line.remove_prefix(std::min(at + 2, line.size()));
+  }
+  return fields;
+}
+
+std::optional<LogLevel> LevelOfLogLine(std::string_view line) {
+  // Both begin with the time, whose length is fixed.
+  constexpr size_t kTimeLength = sizeof("2026-05-01T12:00:00.000Z") - 1;
+  std::string_view rest = line;
+  std::string_view end;
+  if (Consume(&rest, kFirstKey)) {
+    rest.remove_prefix(std::min(rest.size(), kTimeLength));
+    if (!Consume(&rest, " level=")) return std::nullopt;
+    end = " ";
+  } else if (Consume(&rest, "{\"time\":\"")) {
+    rest.remove_prefix(std::min(rest.size(), kTimeLength));
+    if (!Consume(&rest, "\",\"level\":\"")) return std::nullopt;
+    end = "\"";
+  } else {
+    return std::nullopt;
+  }
+  return LogLevelNamed(rest.substr(0, rest.find(end)));
+}
+
+void InitLogging(std::string_view program) {
+  TheLog().program = std::string(program);
+  if (TheLog().format_chosen) return;
+  TheLog().format = isatty(STDERR_FILENO) != 0 ? LogFormat::kText : LogFormat::kLogfmt;
+}
+
+void SetLogFormat(LogFormat format) {
+  TheLog().format_chosen = true;
+  TheLog().format = format;
+}
+void SetLogLevel(LogLevel least) { TheLog().least = least; }
+void SetLogContext(LogFields context) { TheLog().context = std::move(context); }
+
+void LogInfo(std::string_view text, const LogFields& fields) {
+  Write(LogLevel::kInfo, text, fields);
+}
+void LogWarning(std::string_view text, const LogFields& fields) {
+  Write(LogLevel::kWarning, text, fields);
+}
+void LogError(std::string_view text, const LogFields& fields) {
+  Write(LogLevel::kError, text, fields);
+}
+
+int64_t LostLogLines() { return TheLog().lost; }
 
 }  // namespace tercio

@@ -12,7 +12,7 @@ packages=(
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev libre2-dev libssl-dev
   # state, collectives, vector code, configuration, logs
   libsqlite3-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
-  libspdlog-dev libxxhash-dev
+  libxxhash-dev
   # targets of bazel build //...
   libgtest-dev libgmock-dev libbenchmark-dev
   # apt over https, and ps for the scripts

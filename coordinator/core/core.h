@@ -47,6 +47,7 @@ struct RunHealthState {
   std::map<int, v1::RankPosition> positions;
   std::map<int, v1::RankFigures> figures;  // by rank, as they were last said
   uint64_t figures_heard = 0;              // another number after each change of them
+  bool noted_lost_lines = false;           // that lines of logs are missing
 };
 
 // What has broken an attempt, for the counts of restarts.

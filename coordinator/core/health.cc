@@ -55,6 +55,17 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
   }
 }
 
+// Once for an attempt: the agents count them.
+void Stepper::LinesLost(JobState& job, const std::string& node) {
+  RunHealthState& state = HealthOf(job);
+  if (state.noted_lost_lines) return;
+  state.noted_lost_lines = true;
+  Note(job, "log_lines_lost",
+       "lines of its ranks' logs are missing: too many, or the disk takes none; training goes on "
+       "(tercio_log_lines_lost_total of the agents counts them)",
+       node);
+}
+
 void Stepper::Changed(JobState& job, const StragglerChange& change) {
   const std::string& node = job.placement->NodeOf(change.rank);
   Note(job, change.slow ? "straggler" : "straggler_recovered", change.text, node, change.rank);

@@ -248,6 +248,9 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
       for (const v1::LogLine& line : message.logs().lines()) {
         effects_.logs.emplace_back(message.logs().run().job_id(), line);
       }
+      if (message.logs().lost() > 0) {
+        WithRun(message.logs().run(), [&](JobState& job) { LinesLost(job, node); });
+      }
       return;
     default:
       return;

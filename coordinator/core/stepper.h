@@ -86,6 +86,7 @@ class Stepper {
   RunHealthState& HealthOf(JobState& job);
   void Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat);
   void Changed(JobState& job, const StragglerChange& change);
+  void LinesLost(JobState& job, const std::string& node);
   void WatchForHangs();
   void Inspected(JobState& job, const std::string& node, const v1::RunInspected& answer);
   void Hang(JobState& job);

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
+#include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
@@ -19,6 +22,26 @@ namespace {
 template <typename Request>
 StreamHub::Kind KindOf(const Request& request) {
   return request.follow() ? StreamHub::Kind::kFollows : StreamHub::Kind::kEnds;
+}
+
+// A line that does not say its level is wanted only where no level is asked for.
+Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
+  std::set<int> ranks(asked.ranks().begin(), asked.ranks().end());
+  if (asked.has_rank()) ranks.insert(asked.rank());
+  const auto nanos = [](const google::protobuf::Timestamp& time) {
+    return time.seconds() * 1'000'000'000 + time.nanos();
+  };
+  const int64_t since = asked.has_since() ? nanos(asked.since()) : 0;
+  const std::optional<LogLevel> least = LogLevelNamed(asked.level());
+  const std::optional<int> attempt =
+      asked.has_attempt() ? std::optional<int>(asked.attempt()) : std::nullopt;
+  return [=](const v1::LogLine& line) {
+    if (!ranks.empty() && !ranks.contains(line.rank())) return false;
+    if (attempt.has_value() && line.attempt() != *attempt) return false;
+    if (since > 0 && nanos(line.time()) < since) return false;
+    const std::optional<LogLevel> level = LogLevelNamed(line.level());
+    return !least.has_value() || (level.has_value() && *level >= *least);
+  };
 }
 
 }  // namespace
@@ -192,18 +215,19 @@ grpc::ServerWriteReactor<v1::JobEvent>* JobServiceImpl::Events(grpc::CallbackSer
 
 grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServerContext* context,
                                                             const v1::LogsRequest* request) {
-  auto read = [this, asked = *request,
+  auto read = [this, wanted = LineFilterOf(*request), asked = *request,
                after = int64_t{-1}]() mutable -> absl::StatusOr<Page<v1::LogLine>> {
+    if (!asked.level().empty() && !LogLevelNamed(asked.level()).has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat("there is no level ", asked.level()));
+    }
     TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(asked.job()));
-    const auto wanted = [&](const v1::LogLine& line) {
-      return (!asked.has_rank() || line.rank() == asked.rank()) &&
-             (!asked.has_attempt() || line.attempt() == asked.attempt());
-    };
     if (after < 0) {
-      after = 0;
+      after = asked.after();
       if (asked.tail() > 0) {
-        TERCIO_ASSIGN_OR_RETURN(after, coordinator_.store().LogTail(
-                                           job.id(), wanted, static_cast<size_t>(asked.tail())));
+        TERCIO_ASSIGN_OR_RETURN(
+            const int64_t tail,
+            coordinator_.store().LogTail(job.id(), wanted, static_cast<size_t>(asked.tail())));
+        after = std::max(after, tail);
       }
     }
     TERCIO_ASSIGN_OR_RETURN(const auto lines,

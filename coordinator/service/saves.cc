@@ -164,8 +164,8 @@ void Saves::End(Save& save, const absl::Status& outcome) {
   save.outcome = outcome;
   for (const auto& ended : std::exchange(save.waiting, {})) ended(outcome);
   if (outcome.ok()) return;
-  LogWarning(absl::StrCat("checkpoint of ", save.run.job_id(), " step ", save.step, ": ",
-                          std::string(outcome.message())));
+  LogWarning(absl::StrCat("checkpoint of step ", save.step, ": ", std::string(outcome.message())),
+             {{"job", save.run.job_id()}, {"attempt", save.run.attempt()}});
   host_.Tell(
       CheckpointFailed{save.run, save.step, std::string(outcome.message()), ReasonOf(outcome)});
 }

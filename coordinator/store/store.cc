@@ -399,6 +399,7 @@ absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int
     if (!row) break;
     TERCIO_ASSIGN_OR_RETURN(v1::LogLine line, Parse<v1::LogLine>(query.Bytes(1)));
     *after = query.Integer(0);
+    line.set_sequence(*after);
     if (wanted(line)) lines.push_back(std::move(line));
   }
   return lines;

@@ -68,6 +68,7 @@ void SayAll(AgentMetrics& metrics) {
   memory.set_resident_bytes(8192);
   memory.set_log_lines_lost(9);
   metrics.Memory(kLabels, memory);
+  metrics.LogLinesLeftOut(kLabels, 4);
   v1::CheckpointProgress progress;
   progress.set_bytes(100);
   progress.set_seconds(1.5);
@@ -91,7 +92,7 @@ TEST(AgentMetrics, ShowsARanksFigures) {
         "tercio_step 7", "tercio_step_seconds 0.25", "tercio_communication_seconds 0.125",
         "tercio_loss 3.5", "tercio_grad_norm 0.5", "tercio_checkpoint_send_failures_total 1",
         "tercio_checkpoint_sent_bytes_total 100", "tercio_checkpoint_send_seconds 1.5",
-        "tercio_rank_cpu_seconds_total 12", "tercio_log_lines_lost_total 9"}) {
+        "tercio_rank_cpu_seconds_total 12", "tercio_log_lines_lost_total 13"}) {
     const std::string text = line;
     const size_t space = text.find(' ');
     EXPECT_THAT(page, HasSubstr("\n" + text.substr(0, space) + labels + text.substr(space) + "\n"));

@@ -111,6 +111,34 @@ void AddGpuOptions(CLI::App& app, Flags* flags) {
       ->take_last();
 }
 
+void AddLogOptions(CLI::App& app, AgentOptions* agent) {
+  const auto add_size = [&](const char* name, int64_t* bytes, const char* variable,
+                            const char* help) {
+    app.add_option(name, *bytes, help)
+        ->envname(variable)
+        ->transform(CLI::AsSizeValue(/*kb_is_1000=*/true))
+        ->check(CLI::Range(int64_t{64} << 10, int64_t{1} << 50))
+        ->capture_default_str()
+        ->take_last();
+  };
+  app.add_option("--log-dir", agent->log_dir,
+                 "logs of trainers; default: logs in the state directory")
+      ->envname("TERCIO_LOG_DIR")
+      ->take_last();
+  add_size("--log-bytes", &agent->log_bytes, "TERCIO_LOG_BYTES",
+           "of a trainer's log, before another one begins; one before it is kept (such as 16MiB)");
+  add_size("--log-quota", &agent->log_quota, "TERCIO_LOG_QUOTA",
+           "of all logs of a job on this node; the oldest go (such as 1GiB)");
+  app.add_option(
+         "--log-rate", agent->log_rate,
+         "lines of a rank that are sent to the coordinator in a second; the others are only "
+         "in its log")
+      ->envname("TERCIO_LOG_RATE")
+      ->check(CLI::Range(1.0, 1e6))
+      ->capture_default_str()
+      ->take_last();
+}
+
 void AddTimeOptions(CLI::App& app, Flags* flags) {
   app.add_option("--metrics-linger", flags->metrics_linger_seconds,
                  "seconds for which counters of a rank that has ended stay on /metrics")
@@ -193,6 +221,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->check(CLI::Range(1, 4096))
       ->take_last();
   AddGpuOptions(app, flags);
+  AddLogOptions(app, &flags->agent);
   AddTimeOptions(app, flags);
   app.add_option("--snapshot-reserve", flags->snapshot_reserve,
                  "memory that copies of snapshots leave free (such as 1GiB)")
@@ -406,6 +435,7 @@ absl::Status CheckFlags(const Flags& flags) {
 
 // What the flags leave open.
 absl::Status FillIn(Flags& flags) {
+  if (flags.agent.log_dir.empty()) flags.agent.log_dir = flags.agent.state_dir + "/logs";
   TERCIO_RETURN_IF_ERROR(ChooseDevice(flags.device, &flags.agent));
   if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
@@ -720,6 +750,7 @@ int main(int argc, char** argv) {
   if (done || code != tercio::kExitOk) return code;
   if (flags.parent_death) tercio::DieWithParent();
   tercio::InitLogging("agent");
+  tercio::SetLogContext({{"node", flags.agent.node}});
   life.manager = tercio::ServiceManager::FromEnvironment();
   life.read_flags = [argc, argv](tercio::Flags* fresh, bool* ended) {
     return tercio::ParseFlags(argc, argv, fresh, ended);

@@ -23,6 +23,7 @@ namespace tercio {
 namespace {
 
 constexpr auto kTickInterval = std::chrono::milliseconds(100);
+constexpr auto kTrimInterval = std::chrono::seconds(10);
 constexpr auto kSlowSlice = std::chrono::milliseconds(5);
 constexpr absl::Duration kStackPatience = absl::Seconds(1);
 constexpr int64_t kMostUntoldBytes = 256 << 20;
@@ -46,11 +47,23 @@ void RemovePage(const std::string& path) {
   }
 }
 
-// Bytes that are not ASCII must not stop a message: protobuf strings are UTF-8.
+// Bytes that are not ASCII must not stop a message: protobuf strings are UTF-8. Control characters
+// would move the cursor of whoever reads it.
 std::string Printable(const std::string& line) {
   std::string text = line;
-  for (char& c : text) c = static_cast<unsigned char>(c) < 128 ? c : '?';
+  for (char& c : text) {
+    const bool shown = (c >= ' ' && c <= '~') || c == '\t' || c == '\n';
+    if (!shown) c = '?';
+  }
   return text;
+}
+
+LogFields FieldsOf(const RunKey& key, int rank) {
+  return {{"job", key.first}, {"attempt", key.second}, {"rank", rank}};
+}
+
+std::string LogName(const RunKey& key, int rank) {
+  return absl::StrCat("attempt-", key.second, "-rank-", rank, ".log");
 }
 
 // How a trainer ended: by its exit status where this process is its parent, else by the note that
@@ -159,7 +172,7 @@ void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
     trainers_[effect.run][effect.rank].process = *std::move(process);
     return;
   }
-  LogError(std::string(process.status().message()));
+  LogError(std::string(process.status().message()), FieldsOf(effect.run, effect.rank));
   more.push_back(
       {0, StartFailed{effect.run, effect.rank, std::string(process.status().message())}});
 }
@@ -176,11 +189,11 @@ void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>&) {
   }
   Trainer& trainer = trainers_[effect.run][effect.rank];
   trainer.steps_unknown = true;
+  const auto limit = std::make_shared<LineLimit>(options_.log_rate);
   trainer.process = TrainerProcess::Adopt(id, LogPath(effect.run, effect.rank), log,
-                                          LineSender(effect.run, effect.rank),
-                                          ExitHandler(effect.run, effect.rank));
-  LogInfo(absl::StrCat("adopted rank ", effect.rank, " of job ", effect.run.first, " attempt ",
-                       effect.run.second, ", process ", id.pid));
+                                          LineSender(effect.run, effect.rank, limit),
+                                          ExitHandler(effect.run, effect.rank, limit));
+  LogInfo(absl::StrCat("adopted process ", id.pid), FieldsOf(effect.run, effect.rank));
 }
 
 void RunManager::Do(SignalTrainer& effect, std::vector<AgentEvent>&) {
@@ -385,17 +398,27 @@ v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
 }
 
 absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& key, int rank) {
-  const std::string logs = absl::StrCat(options_.state_dir, "/logs/", key.first);
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(absl::StrCat(options_.log_dir, "/", key.first)));
   TrainerProcess::Options options;
   options.user = options_.trainer_user;
   // Trainers make their next log file themselves.
   if (options.user.has_value()) TERCIO_RETURN_IF_ERROR(GiveTo(*options.user, logs));
   options.program = options_.trainer;
-  options.arguments = {"tercio-trainer",   "--rank",    absl::StrCat(rank),       "--job",
-                       key.first,          "--attempt", absl::StrCat(key.second), "--socket",
-                       options_.socket,    "--log",     LogPath(key, rank),       "--progress",
-                       PagePath(key, rank)};
+  options.arguments = {"tercio-trainer",
+                       "--rank",
+                       absl::StrCat(rank),
+                       "--job",
+                       key.first,
+                       "--attempt",
+                       absl::StrCat(key.second),
+                       "--socket",
+                       options_.socket,
+                       "--log",
+                       LogPath(key, rank),
+                       "--progress",
+                       PagePath(key, rank),
+                       "--log-bytes",
+                       absl::StrCat(options_.log_bytes)};
   options.environment = options_.trainer_environment;
   options.token = state_.runs.at(key).start.token();
   // By its UUID: numbers change when the driver loses a GPU. The trainer sees no other.
@@ -404,26 +427,35 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
         absl::StrCat("CUDA_VISIBLE_DEVICES=", options_.gpus.list[static_cast<size_t>(gpu)].uuid));
   }
   options.log_path = LogPath(key, rank);
-  return TrainerProcess::Start(options, LineSender(key, rank), ExitHandler(key, rank));
+  const auto limit = std::make_shared<LineLimit>(options_.log_rate);
+  return TrainerProcess::Start(options, LineSender(key, rank, limit),
+                               ExitHandler(key, rank, limit));
 }
 
 std::string RunManager::LogPath(const RunKey& key, int rank) const {
-  return absl::StrCat(options_.state_dir, "/logs/", key.first, "/attempt-", key.second, "-rank-",
-                      rank, ".log");
+  return absl::StrCat(options_.log_dir, "/", key.first, "/", LogName(key, rank));
 }
 
 std::string RunManager::PagePath(const RunKey& key, int rank) const {
   return absl::StrCat(options_.runtime_dir, "/", key.first, "-", key.second, "-", rank, ".page");
 }
 
-TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank) {
-  return [this, key, rank](const std::vector<std::string>& lines, const LogPosition& position) {
-    SendLines(key, rank, lines, position);
+TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank, SharedLimit limit) {
+  return [this, key, rank, limit = std::move(limit)](const std::vector<std::string>& lines,
+                                                     const LogPosition& position) {
+    const LineLimit::Passed passed = limit->Pass(SteadySeconds(), lines);
+    // The place in the log is kept with the next lines that are sent.
+    if (!passed.lines.empty() || passed.left_out_before > 0) SendLines(key, rank, passed, position);
   };
 }
 
-TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank) {
-  return [this, key, rank](const ProcessExit& exit) {
+TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, SharedLimit limit) {
+  return [this, key, rank, limit = std::move(limit)](const ProcessExit& exit) {
+    if (const int64_t left_out = limit->TakeLeftOut(); left_out > 0) {
+      AgentChanges changes;
+      *changes.messages.emplace_back().mutable_logs() = MakeLogs(key, rank, left_out, {});
+      store_.Commit(std::move(changes));
+    }
     TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
     if (event.signal != 0 || event.exit_code != 0) ExplainByGpu(&event);
     std::lock_guard<std::mutex> lock(mutex_);
@@ -463,22 +495,73 @@ RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
           place.device()};
 }
 
-void RunManager::SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
-                           const LogPosition& position) {
-  AgentChanges changes;
-  v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
-  *logs->mutable_run() = ToRunId(key);
-  for (const std::string& line : lines) {
-    v1::LogLine* log = logs->add_lines();
+// With a line in place of those that were left out.
+v1::RankLogs RunManager::MakeLogs(const RunKey& key, int rank, int64_t left_out,
+                                  const std::vector<std::string>& lines) const {
+  v1::RankLogs logs;
+  *logs.mutable_run() = ToRunId(key);
+  logs.set_lost(left_out);
+  std::vector<std::string> all;
+  if (left_out > 0) {
+    std::string marker = FormatLogLine(
+        LogFormat::kLogfmt,
+        {absl::Now(), LogLevel::kWarning, "agent",
+         absl::StrCat(left_out, " lines are left out here: more than ", options_.log_rate,
+                      " a second (--log-rate); the newest of them are in ", LogPath(key, rank))},
+        {}, FieldsOf(key, rank));
+    marker.pop_back();
+    all.push_back(std::move(marker));
+  }
+  all.insert(all.end(), lines.begin(), lines.end());
+  for (const std::string& line : all) {
+    v1::LogLine* log = logs.add_lines();
     SetNow(log->mutable_time());
     log->set_attempt(key.second);
     log->set_rank(rank);
     log->set_node(options_.node);
     log->set_line(Printable(line));
+    if (const auto level = LevelOfLogLine(line); level.has_value()) {
+      log->set_level(std::string(NameOf(*level)));
+    }
   }
+  return logs;
+}
+
+void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed& passed,
+                           const LogPosition& position) {
+  AgentChanges changes;
+  *changes.messages.emplace_back().mutable_logs() =
+      MakeLogs(key, rank, passed.left_out_before, passed.lines);
   // With the lines: they are taken once, whatever becomes of this process.
   changes.logs.push_back({{key, rank}, position});
   store_.Commit(std::move(changes));
+  if (passed.left_out_before == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state_.runs.contains(key)) {
+    metrics_.LogLinesLeftOut(LabelsOf(key, rank), passed.left_out_before);
+  }
+}
+
+// Lines that the rank itself could not write. Under the lock.
+void RunManager::TellLost(const RunKey& key, int64_t lines) {
+  AgentChanges changes;
+  v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
+  *logs->mutable_run() = ToRunId(key);
+  logs->set_lost(lines);
+  store_.Commit(std::move(changes));
+}
+
+// `live`: by job, the logs that are written to.
+void RunManager::TrimAllLogs(const std::map<std::string, std::set<std::string>>& live) const {
+  for (const std::string& job : ListDirectory(options_.log_dir)) {
+    const auto kept = live.find(job);
+    const int removed = TrimLogs(absl::StrCat(options_.log_dir, "/", job), options_.log_quota,
+                                 kept == live.end() ? std::set<std::string>() : kept->second);
+    if (removed > 0) {
+      LogInfo(absl::StrCat("removed ", removed, " old logs: more than --log-quota"),
+              {{"job", job}});
+    }
+  }
 }
 
 std::vector<v1::RunId> RunManager::Running(bool ended) const {
@@ -610,6 +693,10 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
     metrics_.Figures(labels, message.last_figures());
   } else if (message.has_memory()) {
     metrics_.Memory(labels, message.memory());
+    int64_t& lost = trainers_[key][rank].log_lines_lost;
+    const int64_t more = message.memory().log_lines_lost() - lost;
+    lost += std::max<int64_t>(0, more);
+    if (more > 0) TellLost(key, more);
   } else if (message.has_checkpoint()) {
     metrics_.Checkpoint(labels, message.checkpoint());
   } else if (message.has_phase()) {
@@ -632,6 +719,7 @@ void RunManager::MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase ph
 void RunManager::Housekeeping() {
   std::unique_lock<std::mutex> lock(mutex_);
   auto tick = std::chrono::steady_clock::now();
+  auto next_trim = tick;
   while (!stopping_) {
     ++rounds_;
     changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
@@ -641,14 +729,18 @@ void RunManager::Housekeeping() {
     tick = std::chrono::steady_clock::now() + kTickInterval;
     Apply({0, TimePassed{}});
     int running = 0;
+    std::map<std::string, std::set<std::string>> live;  // logs, by job
     for (const auto& [key, run] : state_.runs) {
       for (const auto& [index, rank] : run.ranks) {
         if (rank.life != RankState::Life::kLive) continue;
         ++running;
+        live[key.first].insert(LogName(key, index));
         watch_.Sample(key, index, PagePath(key, index));
       }
     }
     metrics_.SetRunning(running);
+    const bool trims = tick >= next_trim;
+    if (trims) next_trim = tick + kTrimInterval;
     std::vector<Trainers> ended = std::exchange(ended_, {});
     std::list<Preparation> prepared;
     for (auto entry = preparations_.begin(); entry != preparations_.end();) {
@@ -657,6 +749,7 @@ void RunManager::Housekeeping() {
       entry = next;
     }
     lock.unlock();
+    if (trims) TrimAllLogs(live);
     ended.clear();  // joins watcher threads, which may want the lock
     for (Preparation& preparation : prepared) preparation.thread.join();
     lock.lock();

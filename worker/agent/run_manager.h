@@ -30,6 +30,7 @@
 #include "worker/agent/allowed_paths.h"
 #include "worker/agent/core/agent_core.h"
 #include "worker/agent/gpu_monitor.h"
+#include "worker/agent/log_limits.h"
 #include "worker/agent/rank_inspector.h"
 #include "worker/agent/trainer_process.h"
 #include "worker/agent/trainer_user.h"
@@ -39,6 +40,10 @@ namespace tercio {
 struct AgentOptions {
   std::string node;
   std::string state_dir;
+  std::string log_dir;                    // of trainers, a directory for each job
+  int64_t log_bytes = int64_t{16} << 20;  // of a trainer's log, before another one begins
+  int64_t log_quota = int64_t{1} << 30;   // of all logs of a job
+  double log_rate = 1000;    // lines of a rank that are sent to the coordinator in a second
   std::string runtime_dir;   // of the trainer service's socket and of progress pages
   std::string socket;        // of the trainer service
   std::string trainer;       // program
@@ -124,6 +129,7 @@ class RunManager {
     int64_t figures_told = 0;    // step of those in the last heartbeat
     double utilization_sum = 0;  // of its GPU
     int utilization_samples = 0;
+    int64_t log_lines_lost = 0;  // as it has said last
 
     std::optional<double> Utilization() const {
       if (utilization_samples == 0) return std::nullopt;
@@ -170,10 +176,16 @@ class RunManager {
                   v1::RunHealth* health);
   std::string LogPath(const RunKey& key, int rank) const;
   std::string PagePath(const RunKey& key, int rank) const;
-  TrainerProcess::OnLines LineSender(const RunKey& key, int rank);
-  TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank);
-  void SendLines(const RunKey& key, int rank, const std::vector<std::string>& lines,
+  // Both are called by the thread that watches the process, and share what it may send.
+  using SharedLimit = std::shared_ptr<LineLimit>;
+  TrainerProcess::OnLines LineSender(const RunKey& key, int rank, SharedLimit limit);
+  TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank, SharedLimit limit);
+  void SendLines(const RunKey& key, int rank, const LineLimit::Passed& passed,
                  const LogPosition& position);
+  v1::RankLogs MakeLogs(const RunKey& key, int rank, int64_t left_out,
+                        const std::vector<std::string>& lines) const;
+  void TellLost(const RunKey& key, int64_t lines);
+  void TrimAllLogs(const std::map<std::string, std::set<std::string>>& live) const;
   void ReceiveUntold(const RunKey& key, int rank);
   void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
   void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase);

@@ -202,6 +202,7 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
     ended = HasEnded(kPollMilliseconds);
     if (released_) return;
     if (!ended) memory.Sample();
+    on_lines({}, log.position());
     for (auto lines = log.Read(ended); !lines.empty(); lines = log.Read(ended)) {
       for (const std::string& line : lines) last.push_back(line);
       while (last.size() > kLastLines) last.pop_front();

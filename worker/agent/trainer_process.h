@@ -56,7 +56,7 @@ class TrainerProcess {
     std::string log_path;  // of which nobody else may be able to make a link
     std::optional<TrainerUser> user;  // nullopt: the agent's
   };
-  // Lines, and the position behind them.
+  // Lines, and the position behind them; now and then none, so that time passes for the callee.
   using OnLines =
       std::function<void(const std::vector<std::string>& lines, const LogPosition& position)>;
   using OnExit = std::function<void(const ProcessExit&)>;

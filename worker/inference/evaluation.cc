@@ -84,8 +84,8 @@ ClassificationReport ReportOf(const Confusion& confusion) {
   return report;
 }
 
-absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model,
-                                                     const v1::DataSpec& data) {
+absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data,
+                                                     const LanguageModel::Progress& progress) {
   if (model.spec().labels() == 0) {
     return absl::InvalidArgumentError("the model has no classes (model.labels)");
   }
@@ -110,13 +110,15 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model,
     const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
     ++confusion[static_cast<size_t>(sample.label)][static_cast<size_t>(best)];
     loss += CrossEntropy(logits, sample.label);
+    if (progress) progress(i + 1, count);
   }
   ClassificationReport report = ReportOf(confusion);
   report.loss = loss / static_cast<double>(count);
   return report;
 }
 
-absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path) {
+absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
+                                            const LanguageModel::Progress& progress) {
   if (model.tokenizer() == nullptr) {
     return absl::InvalidArgumentError("the model has no tokenizer that is supported here");
   }
@@ -144,6 +146,7 @@ absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::str
     result.right += prediction->likeliest ? 1 : 0;
     result.tokens += static_cast<int64_t>(all.size() - known);
     sum += prediction->loss;
+    if (progress) progress(result.passages, static_cast<int64_t>(passages.size()));
   }
   if (result.passages == 0) return absl::InvalidArgumentError(path + ": has no passage");
   result.loss = sum / static_cast<double>(result.tokens);

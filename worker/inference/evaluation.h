@@ -38,7 +38,9 @@ ClassificationReport ReportOf(const Confusion& confusion);
 
 // Over a labelled .jsonl file (worker/data/labelled_dataset.h). INVALID_ARGUMENT when the model has
 // no classes or no tokenizer.
-absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data);
+// `progress` is told of examples.
+absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data,
+                                                     const LanguageModel::Progress& progress = {});
 
 struct LastWords {
   int64_t passages = 0;
@@ -50,6 +52,8 @@ struct LastWords {
 // The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: the last word of each
 // passage, that is what follows its last space, from what is before it. A passage is a line of a
 // text, or the "text" of a .jsonl line.
-absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path);
+// `progress` is told of passages.
+absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
+                                            const LanguageModel::Progress& progress = {});
 
 }  // namespace tercio

@@ -26,7 +26,8 @@ class LoadedModel : public LanguageModel {
   absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) override;
   absl::Status Generate(std::vector<int32_t> prompt, const GenerateOptions& options,
                         const std::function<bool(int32_t)>& on_token) override;
-  absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride) override;
+  absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride,
+                                      const Progress& progress) override;
   absl::StatusOr<Prediction> Predict(absl::Span<const int32_t> given,
                                      absl::Span<const int32_t> wanted) override;
 
@@ -161,7 +162,8 @@ double LoadedModel::LossOf(const MicroBatch& batch, int64_t row, int32_t target,
 }
 
 absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::TokenDataset& tokens,
-                                                                int64_t stride) {
+                                                                int64_t stride,
+                                                                const Progress& progress) {
   if (tokens.tokens() < 2) return absl::InvalidArgumentError("the data has fewer than two tokens");
   const int64_t last = tokens.tokens() - 1;  // the last id is only predicted
   Evaluation result;
@@ -178,6 +180,7 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
       sum += LossOf(batch, row, window[static_cast<size_t>(row + 1)], &likeliest);
     }
     done = begin + inputs;
+    if (progress) progress(done, last);
   }
   result.tokens = last;
   result.loss = sum / static_cast<double>(result.tokens);

@@ -56,7 +56,13 @@ class LanguageModel {
   // window before it had, so that every token but the first is predicted once. stride = context:
   // windows do not overlap. INVALID_ARGUMENT for fewer than two tokens or ids outside the
   // vocabulary. REQUIRES: 1 <= stride <= context.
-  virtual absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride) = 0;
+  // `progress` is told of tokens that are done, of those in all; it may be empty.
+  using Progress = std::function<void(int64_t done, int64_t total)>;
+  virtual absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride,
+                                              const Progress& progress) = 0;
+  absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride) {
+    return Evaluate(tokens, stride, {});
+  }
 
   struct Prediction {
     double loss = 0;         // the sum over `wanted`, nats

@@ -12,7 +12,6 @@
 namespace tercio {
 namespace {
 
-constexpr int64_t kMostBytes = 16 << 20;
 constexpr auto kInterval = std::chrono::seconds(1);
 
 }  // namespace
@@ -35,12 +34,12 @@ bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<in
   return true;
 }
 
-LogRotation::LogRotation(const std::string& path) {
-  thread_ = std::thread([this, path] {
+LogRotation::LogRotation(const std::string& path, int64_t most_bytes) {
+  thread_ = std::thread([this, path, most_bytes] {
     std::unique_lock<std::mutex> lock(mutex_);
     while (!changed_.wait_for(lock, kInterval, [this] { return stopping_; })) {
       // The line also tells readers that the new file has begun.
-      if (RotateLog(path, kMostBytes, {STDOUT_FILENO, STDERR_FILENO})) {
+      if (RotateLog(path, most_bytes, {STDOUT_FILENO, STDERR_FILENO})) {
         LogInfo("the log goes on here; what was before is in the file that ends in .1");
       }
     }

@@ -21,7 +21,8 @@ bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<in
 
 class LogRotation {
  public:
-  explicit LogRotation(const std::string& path);
+  // Looks at the size of the file at `path`.
+  LogRotation(const std::string& path, int64_t most_bytes);
   ~LogRotation();
   LogRotation(const LogRotation&) = delete;
   LogRotation& operator=(const LogRotation&) = delete;

@@ -40,8 +40,9 @@ struct Arguments {
   std::string job;
   int attempt = 0;
   int rank = -1;
-  std::string progress;  // file for the agent; empty: none
-  std::string log;       // of standard output and error; empty: it is not a file of its own
+  std::string progress;          // file for the agent; empty: none
+  std::string log;               // of standard output and error; empty: it is not a file of its own
+  int64_t log_bytes = 16 << 20;  // when another one begins
 };
 
 bool ParseArguments(int argc, char** argv, Arguments* arguments) {
@@ -57,6 +58,8 @@ bool ParseArguments(int argc, char** argv, Arguments* arguments) {
       arguments->progress = value;
     } else if (name == "--log") {
       arguments->log = value;
+    } else if (name == "--log-bytes") {
+      good = absl::SimpleAtoi(value, &arguments->log_bytes) && arguments->log_bytes > 0;
     } else if (name == "--attempt") {
       good = absl::SimpleAtoi(value, &arguments->attempt);
     } else if (name == "--rank") {
@@ -67,6 +70,14 @@ bool ParseArguments(int argc, char** argv, Arguments* arguments) {
     if (!good) return false;
   }
   return argc % 2 == 1 && !arguments->socket.empty() && arguments->rank >= 0;
+}
+
+// Every line says whose it is: people read those of many ranks together.
+void ConfigureLog(const Arguments& arguments) {
+  SetLogContext({{"job", arguments.job}, {"attempt", arguments.attempt}, {"rank", arguments.rank}});
+  const char* level = std::getenv("TERCIO_LOG_LEVEL");
+  if (level == nullptr) return;
+  if (const auto least = LogLevelNamed(level); least.has_value()) SetLogLevel(*least);
 }
 
 // Waking a peer must not put this thread off its core: it writes to the peer under a lock for which
@@ -168,12 +179,15 @@ int main(int argc, char** argv) {
   if (!tercio::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
         "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH] "
-        "[--log PATH]; or --version, --doctor");
+        "[--log PATH] [--log-bytes N]; or --version, --doctor");
     return tercio::kUsage;
   }
+  tercio::ConfigureLog(arguments);
   tercio::AskForBatchScheduling();
   std::unique_ptr<tercio::LogRotation> rotation;
-  if (!arguments.log.empty()) rotation = std::make_unique<tercio::LogRotation>(arguments.log);
+  if (!arguments.log.empty()) {
+    rotation = std::make_unique<tercio::LogRotation>(arguments.log, arguments.log_bytes);
+  }
   std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is an error to report
   const auto page = tercio::OpenProgress(arguments, argv[0]);
   const tercio::ExitNote note = tercio::Run(arguments, page.get());

@@ -451,6 +451,7 @@ void TrainingLoop::ReportMemory() {
   memory->set_used_bytes(engine_->peak_bytes());
   memory->set_peak_bytes(engine_->peak_bytes());
   memory->set_resident_bytes(ResidentBytes());
+  memory->set_log_lines_lost(LostLogLines());
   link_.Send(message);
 }
 

@@ -1,0 +1,23 @@
+// How lines of logs are shown to people, and what they may ask for. Pure.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "proto/tercio/v1/events.pb.h"
+
+namespace tercio::cli {
+
+// Without what would move the cursor or colour the screen: control characters become '?', a tab
+// stays.
+std::string ForTerminal(const std::string& text);
+
+// "[1.3] 2026-05-01T12:00:00.250Z warning the agent has gone": attempt and rank, and a line in
+// logfmt without what these say already. Any other line is shown as it is.
+std::string LogText(const v1::LogLine& line);
+
+// "5m" before `now`, or a time of RFC 3339. INVALID_ARGUMENT.
+absl::StatusOr<absl::Time> SinceTime(const std::string& text, absl::Time now);
+
+}  // namespace tercio::cli

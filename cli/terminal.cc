@@ -1,0 +1,120 @@
+#include "cli/terminal.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+#include "common/check.h"
+#include "common/daemon.h"
+
+namespace tercio::cli {
+namespace {
+
+// The alternate screen, no cursor, no wrapping at the right border; and back.
+constexpr std::string_view kTakeOver = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+constexpr std::string_view kGiveBack = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGHUP, SIGQUIT};
+
+// For signal handlers.
+char final_text[256];
+size_t final_length = 0;
+volatile sig_atomic_t taken = 0;
+
+void WriteAll(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t count = write(STDERR_FILENO, text.data(), text.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return;  // nobody looks any more
+    text.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+void GiveBack() {
+  if (taken == 0) return;
+  taken = 0;
+  WriteAll(kGiveBack);
+}
+
+void OnStop(int signal) {
+  GiveBack();
+  WriteAll({final_text, final_length});
+  _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted);
+}
+
+// The signal does what it does without us, once the screen is given back.
+void OnCrash(int signal) {
+  GiveBack();
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+bool Is(const char* variable, std::string_view value) {
+  const char* found = std::getenv(variable);
+  return found != nullptr && value == found;
+}
+
+}  // namespace
+
+bool CanDraw() {
+  const char* term = std::getenv("TERM");
+  return term != nullptr && *term != '\0' && !Is("TERM", "dumb");
+}
+
+bool WantsColour() {
+  const char* no_colour = std::getenv("NO_COLOR");
+  return CanDraw() && (no_colour == nullptr || *no_colour == '\0');
+}
+
+bool ShowsUnicode() {
+  for (const char* variable : {"LC_ALL", "LC_CTYPE", "LANG"}) {
+    const char* value = std::getenv(variable);
+    if (value == nullptr || *value == '\0') continue;
+    const std::string_view locale = value;
+    return locale.find("UTF-8") != std::string_view::npos ||
+           locale.find("utf8") != std::string_view::npos;
+  }
+  return false;
+}
+
+TerminalView::TerminalView(const std::string& last_words) {
+  TERCIO_CHECK(taken == 0);
+  final_length = std::min(last_words.size(), sizeof(final_text));
+  std::memcpy(final_text, last_words.data(), final_length);
+  std::signal(SIGINT, OnStop);
+  std::signal(SIGTERM, OnStop);
+  for (const int crash : kCrashes) std::signal(crash, OnCrash);
+  taken = 1;
+  WriteAll(kTakeOver);
+}
+
+TerminalView::~TerminalView() { GiveBack(); }
+
+Screen TerminalView::GetScreen() const {
+  Screen screen;
+  winsize size = {};
+  if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
+    screen.width = size.ws_col;
+    screen.height = size.ws_row;
+  }
+  screen.colour = WantsColour();
+  screen.unicode = ShowsUnicode();
+  return screen;
+}
+
+// Each line is cleared behind its end, and the screen below the last: nothing flickers.
+void TerminalView::Draw(const std::string& text) {
+  std::string bytes = "\x1b[H";
+  for (const char c : text) {
+    if (c == '\n') bytes += "\x1b[K\r";
+    bytes += c;
+  }
+  WriteAll(bytes + "\x1b[K\x1b[J");
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,18 @@
+// What verbs that ask a coordinator begin and end with.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "cli/client.h"
+
+namespace tercio::cli {
+
+// Connects, runs `body(client)` and turns its status into an exit code.
+template <typename Body>
+int WithClient(const Options& options, const Body& body) {
+  const auto client = Client::Connect(options);
+  if (!client.ok()) return Fail(client.status());
+  const absl::StatusOr<int> code = body(**client);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+}  // namespace tercio::cli
