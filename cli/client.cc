@@ -37,13 +37,6 @@ void WarnOfVersion(Client& client) {
   if (!fits.ok()) std::fprintf(stderr, "warning: %s\n", std::string(fits.message()).c_str());
 }
 
-absl::StatusOr<std::unique_ptr<Client>> ConnectAndLook(const std::string& address,
-                                                       const TlsFiles& tls) {
-  TERCIO_ASSIGN_OR_RETURN(auto client, Client::ConnectTo(address, tls));
-  WarnOfVersion(*client);
-  return client;
-}
-
 }  // namespace
 
 std::string DefaultStateDir() {
@@ -95,18 +88,21 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& add
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& address,
                                                           const TlsFiles& given) {
   const std::string directory = LoginDirectory(address);
-  if (given.given() || !IsEnrolled(directory)) return ConnectAndLook(address, given);
-  const TlsFiles files = EnrolledFiles(directory);
-  const auto identity = TlsIdentity::Load(files, TlsIdentity::KeyFile::kOwn);
-  if (!identity.ok()) {
-    return absl::UnauthenticatedError(absl::StrCat(std::string(identity.status().message()),
-                                                   " (`tercio login` makes these files)"));
+  const bool login = !given.given() && IsEnrolled(directory);
+  bool renew = false;
+  if (login) {
+    const auto identity = TlsIdentity::Load(EnrolledFiles(directory), TlsIdentity::KeyFile::kOwn);
+    if (!identity.ok()) {
+      return absl::UnauthenticatedError(absl::StrCat(std::string(identity.status().message()),
+                                                     " (`tercio login` makes these files)"));
+    }
+    renew = RenewalIsDue((*identity)->Current()->facts, absl::Now());
   }
-  TERCIO_ASSIGN_OR_RETURN(auto client, ConnectAndLook(address, files));
+  TERCIO_ASSIGN_OR_RETURN(auto client,
+                          ConnectTo(address, login ? EnrolledFiles(directory) : given));
   // What does not succeed now is tried with the next verb; the certificate is still good.
-  if (RenewalIsDue((*identity)->Current()->facts, absl::Now())) {
-    RenewCertificate(client->channel_, directory, {}).IgnoreError();
-  }
+  if (renew) RenewCertificate(client->channel_, directory, {}).IgnoreError();
+  WarnOfVersion(*client);
   return client;
 }
 

@@ -405,15 +405,10 @@ void AddLocalVerbs(CommandLine& line) {
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"init"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
-  bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
-  later = later || (first == "checkpoint" && second == "prune");
-  if (!later) return kExitOk;
-  const bool two = first == "checkpoint";
-  std::fprintf(stderr, "error: tercio %s is not supported by this version\n",
-               (two ? first + " " + second : first).c_str());
+  if (first != "checkpoint" || second != "prune") return kExitOk;
+  std::fprintf(stderr, "error: tercio checkpoint prune is not supported by this version\n");
   return kExitUsage;
 }
 

@@ -1,7 +1,7 @@
 // gRPC's health service (grpc.health.v1.Health) alone, in plain text, on a port of its own: for the
 // probes of Kubernetes, which know neither TLS nor certificates. It says of the services "liveness"
-// and "readiness" and of "" (the same as "readiness") whether they serve; nothing else can be asked
-// or done there.
+// and "readiness" and of "" (the same as "readiness") whether they serve. Nothing of Tercio's can
+// be asked or done there (gRPC's library adds reflection, which lists these two services).
 #pragma once
 
 #include <memory>
@@ -18,8 +18,7 @@ namespace tercio {
 class HealthServer {
  public:
   // HOST:PORT; port 0 picks one; null where `address` is empty. Nothing serves until Set says so.
-  // Comes before grpc::reflection::InitProtoReflectionServerBuilderPlugin, which adds to all later
-  // servers. FAILED_PRECONDITION when it cannot listen there.
+  // FAILED_PRECONDITION when it cannot listen there.
   static absl::StatusOr<std::unique_ptr<HealthServer>> Listen(const std::string& address);
   ~HealthServer();
   HealthServer(const HealthServer&) = delete;

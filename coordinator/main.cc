@@ -254,18 +254,6 @@ class Server {
   std::unique_ptr<grpc::Server> server_;
 };
 
-Access::Settings AccessSettings(const Flags& flags) {
-  Access::Settings settings;
-  settings.state_dir = flags.state_dir;
-  settings.tls = flags.tls;
-  settings.listen = flags.listen;
-  settings.enroll_listen = flags.enroll_listen;
-  settings.default_role = flags.default_role;
-  settings.certificate_life_seconds = flags.certificate_life;
-  settings.read_only = flags.read_only;
-  return settings;
-}
-
 StreamLimits LimitsOf(const Flags& flags) {
   return {flags.max_streams, absl::Seconds(flags.stream_patience)};
 }
@@ -298,6 +286,18 @@ struct Lifecycle {
   std::function<void(Coordinator&, StreamHub&)> reload;
 };
 
+Access::Settings AccessSettings(const Flags& flags) {
+  Access::Settings settings;
+  settings.state_dir = flags.state_dir;
+  settings.tls = flags.tls;
+  settings.listen = flags.listen;
+  settings.enroll_listen = flags.enroll_listen;
+  settings.default_role = flags.default_role;
+  settings.certificate_life_seconds = flags.certificate_life;
+  settings.read_only = flags.read_only;
+  return settings;
+}
+
 // The address of the services is part of what agents are told, but known only once they listen.
 absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
@@ -305,8 +305,8 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   if (!flags.read_only) {
     TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
   }
-  TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
+  TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
   TERCIO_ASSIGN_OR_RETURN(auto store,
@@ -332,10 +332,10 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
   const std::string enroll = access->enroll_address();
-  std::printf("ready coordinator=%s metrics=%s%s%s%s%s state_dir=%s\n", address.c_str(),
+  std::printf("ready coordinator=%s metrics=%s%s%s state_dir=%s%s%s\n", address.c_str(),
               metrics_address.c_str(), health == nullptr ? "" : " health=",
-              health == nullptr ? "" : health->address().c_str(),
-              enroll.empty() ? "" : " enroll=", enroll.c_str(), flags.state_dir.c_str());
+              health == nullptr ? "" : health->address().c_str(), flags.state_dir.c_str(),
+              enroll.empty() ? "" : " enroll=", enroll.c_str());
   std::fflush(stdout);
   DaemonLoop loop;
   // A checkpoint is verified on the thread that decides, and large ones take minutes. For reading

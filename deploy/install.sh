@@ -132,8 +132,8 @@ doc="$prefix/share/doc/tercio"
 put "$from/deploy/install.sh" "$home/install.sh" 755
 while IFS= read -r -d '' file; do
   put "$from/$file" "$doc/$file" 644
-done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/kubernetes \
-  dashboards -type f -print0 2> /dev/null | sort -z)
+done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/grafana \
+  deploy/kubernetes deploy/prometheus dashboards -type f -print0 2> /dev/null | sort -z)
 # Manual pages; in the repository they are where Bazel has made them.
 for pages in "$from/man" "$from/bazel-bin/deploy/man"; do
   if [[ ! -d "$pages" ]]; then continue; fi

@@ -139,7 +139,9 @@ std::string MemoryChart(const Subject& subject) {
       series.values.push_back(greatest);
       most = std::max(most, greatest);
     }
-    chart.series.push_back(std::move(series));
+    const bool known = std::any_of(series.values.begin(), series.values.end(),
+                                   [](double value) { return value > 0; });
+    if (known) chart.series.push_back(std::move(series));
   }
   const plot::Unit unit = plot::BytesUnit(most);
   chart.unit = unit.name;

@@ -45,8 +45,8 @@ class BackUp(ClusterTest):
         job = self.submit(*changes)
         self.after_step(job, 210)
         wait_for(lambda: (self.get(job)["checkpoint"] or {}).get("step", 0) >= 200, "a checkpoint")
-        self.follow("Back up")
         saved = self.get(job)["step"]
+        self.follow("Back up")
         self.after_step(job, saved + 100)
         lost = self.get(job)["step"] + 100  # at most: it goes on until it is killed
         # The machine is lost with its disk; nodes and trainers go on.

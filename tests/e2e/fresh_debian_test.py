@@ -18,6 +18,10 @@ import tarball_contents  # noqa: E402
 from harness import BIN, ROOT, TercioTest, wait_for  # noqa: E402
 
 MINUTES = 60
+# In a namespace of its own, so that what is mounted is never seen, nor left behind, outside: the test removes its folders. The tree has
+# the devices that debootstrap has made, never those of this machine.
+APART = ("unshare", "--mount", "--propagation", "private")
+CHROOT = ("sh", "-ec", 'mount -t proc proc "$1/proc"; shift; exec /usr/sbin/chroot "$@"', "sh")
 
 
 class FreshDebian(TercioTest):
@@ -37,18 +41,26 @@ class FreshDebian(TercioTest):
         if FreshDebian.debian is None:
             FreshDebian.debian = tempfile.mkdtemp(prefix="tercio-debian.")
             os.chmod(FreshDebian.debian, 0o755)
-            self.command("debootstrap", "--variant=minbase", "bookworm", FreshDebian.debian)
+            self.command(*APART, "debootstrap", "--variant=minbase", "bookworm", FreshDebian.debian)
         self.command("cp", "-a", FreshDebian.debian, self.root)
         # Nothing of what Tercio needs is there.
         self.assertFalse(os.path.exists(os.path.join(self.root, "usr/lib/x86_64-linux-gnu/libprotobuf.so.32")))
 
     def leave(self):
         for child in reversed(self.children):
-            child.terminate()
-            child.wait(60)
+            if child.poll() is None:
+                self.terminate(child)
+            try:
+                child.wait(60)
+            except subprocess.TimeoutExpired:
+                child.kill()  # and, by --kill-child, what it has started
+                child.wait()
             child.stdout.close()
-        for place in ("proc", "dev"):
-            subprocess.run(["umount", "-l", os.path.join(self.root, place)], capture_output=True, check=False)
+
+    def terminate(self, child):
+        """SIGTERM to the daemon: `unshare --fork` stands before it and does not hand signals on."""
+        inner = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True, check=False).stdout.split()
+        os.kill(int(inner[0]) if child.stands_before else child.pid, signal.SIGTERM)
 
     def command(self, *arguments, seconds=20 * MINUTES):
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=seconds, check=False)
@@ -56,16 +68,20 @@ class FreshDebian(TercioTest):
         return done.stdout
 
     def inside(self, *arguments):
-        return self.command("chroot", self.root, *arguments, seconds=5 * MINUTES)
+        return self.command(*APART, *CHROOT, self.root, self.root, *arguments, seconds=5 * MINUTES)
 
-    def daemon_inside(self, user, *arguments, before=(), variables=()):
+    def daemon_inside(self, user, *arguments, first=False, variables=()):
+        """`first`: in a process number space of its own, as its process 1, as in a container."""
         log = open(self.path(f"{os.path.basename(arguments[0])}.log"), "w", encoding="utf-8")
-        child = subprocess.Popen([*before, "chroot", f"--userspec={user}:{user}", self.root, *arguments], stdout=subprocess.PIPE, stderr=log,
-                                 text=True, env={"PATH": "/usr/bin:/bin:/usr/sbin", **dict(variables)})
+        pids = ("--pid", "--fork", "--kill-child") if first else ()
+        child = subprocess.Popen([*APART, *pids, *CHROOT, self.root, f"--userspec={user}:{user}", self.root, *arguments], stdout=subprocess.PIPE,
+                                 stderr=log, text=True, env={"PATH": "/usr/bin:/bin:/usr/sbin", **dict(variables)})
+        child.stands_before = first
         log.close()
         self.children.append(child)
         line = child.stdout.readline()
-        self.assertTrue(line.startswith("ready "), line)
+        with open(log.name, encoding="utf-8") as file:
+            self.assertTrue(line.startswith("ready "), line + file.read())
         return child
 
     def tarball(self):
@@ -83,8 +99,6 @@ class FreshDebian(TercioTest):
 
     def test_a_job_trains_on_the_installed_files(self):
         shutil.copy(self.tarball(), os.path.join(self.root, "root", "tercio.tar.gz"))
-        for place in ("proc", "dev"):
-            self.command("mount", "--bind", f"/{place}", os.path.join(self.root, place))
         self.inside("tar", "xf", "/root/tercio.tar.gz", "-C", "/root")
         said = self.inside("/root/tercio/deploy/install.sh", "--prefix", "/usr")
         self.assertIn("systemctl daemon-reload", said)
@@ -133,17 +147,13 @@ class FreshDebian(TercioTest):
 
     def test_the_image(self):
         user, variables = self.build_image()
-        for place in ("proc", "dev"):
-            self.command("mount", "--bind", f"/{place}", os.path.join(self.root, place))
         for name in ("corpus.txt", "job.yaml"):
             shutil.copy(self.path(name), os.path.join(self.root, "srv", name))
         programs = dict(variables)["PATH"].split(":")[0]
-        # A process number space of its own: the daemon is its process 1, as in a container.
-        first = ("unshare", "--pid", "--fork", "--kill-child")
         self.daemon_inside(user, f"{programs}/tercio-coordinator", "--state-dir", "/var/lib/tercio", "--listen", "127.0.0.1:17078",
-                           "--metrics-listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0", before=first, variables=variables)
+                           "--metrics-listen", "127.0.0.1:0", "--health-listen", "127.0.0.1:0", first=True, variables=variables)
         agent = self.daemon_inside(user, f"{programs}/tercio-agent", "--coordinator", "127.0.0.1:17078", "--state-dir", "/var/lib/tercio-agent",
-                                   "--name", "one", "--slots", "2", "--metrics-listen", "127.0.0.1:0", "--stop-grace", "30", before=first,
+                                   "--name", "one", "--slots", "2", "--metrics-listen", "127.0.0.1:0", "--stop-grace", "30", first=True,
                                    variables=variables)
         reach = ("--coordinator", "127.0.0.1:17078")
         job = self.inside(f"{programs}/tercio", "submit", "/srv/job.yaml", *reach, "--set", "training.steps=100000", "--set", "checkpoint.every_steps=0",
@@ -153,11 +163,10 @@ class FreshDebian(TercioTest):
             return json.loads(self.inside(f"{programs}/tercio", "get", job, *reach, "-o", "json"))
         wait_for(lambda: get()["step"] > 20, "steps")
         # What the kubelet sends. The job saves, although it never would by itself, and waits for another node.
-        children = subprocess.run(["pgrep", "-P", str(agent.pid)], capture_output=True, text=True, check=True).stdout.split()
-        os.kill(int(children[0]), signal.SIGTERM)
+        self.terminate(agent)
         agent.wait(60)
-        status = get()
-        self.assertEqual((status["state"], status["restarts"]), ("queued", 0), status)
+        status = wait_for(lambda: (now := get())["state"] == "queued" and now, "a job that waits")
+        self.assertEqual(status["restarts"], 0, status)
         self.assertGreater(status["checkpoint"]["step"], 20)
 
 

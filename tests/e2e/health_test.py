@@ -40,8 +40,8 @@ class Health(ClusterTest):
             self.assertEqual(self.ask(self.address, service), "SERVING", service)  # its own port has it, too
             wait_for(lambda: self.ask(agents["health"], service) == "SERVING", "an agent that is accepted")
         self.assertEqual(self.ask(health, "other"), "NOT_FOUND")
-        # Nothing else is there.
-        for method in ("/tercio.v1.JobService/List", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"):
+        # Nothing of Tercio's is there.
+        for method in ("/tercio.v1.JobService/List", "/tercio.v1.NodeService/Attach"):
             self.assertEqual(self.ask(health, "", method), "UNIMPLEMENTED", method)
             self.assertEqual(self.ask(agents["health"], "", method), "UNIMPLEMENTED", method)
         # An agent whose coordinator is away lives, and is not ready.

@@ -7,36 +7,42 @@ import os
 from harness import ROOT
 
 
-def _label_files(label, groups):
-    """The files behind a label of deploy/BUILD.bazel, but for programs, which are built."""
-    if label in groups:
-        return groups[label]
-    if label.startswith("//"):
-        package, _, name = label[2:].partition(":")
-        path = os.path.join(package, name)
-        if label == "//:documents":
-            return [os.path.join(ROOT, "CHANGELOG.md"), *glob.glob(os.path.join(ROOT, "docs", "*.md"))]
-        if label == "//tests/gpu:scripts":
-            return glob.glob(os.path.join(ROOT, "tests", "gpu", "*.py"))
-    else:
-        path = os.path.join("deploy", label)
-    return [os.path.join(ROOT, path)]
+GENERATED = (":man",)  # by rules; programs are, too, but lie in ./bin
+GLOBS = {
+    "//:documents": ["CHANGELOG.md", "docs/*.md"],
+    "//:images": ["docs/images/*.svg"],
+    "//dashboards:files": ["dashboards/*.json", "dashboards/*.py"],
+    "//tests/gpu:scripts": ["tests/gpu/*.py"],
+}
+
+
+def _files(patterns):
+    return [path for pattern in patterns for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
+
+
+def _label_files(label):
+    """The files behind a label of deploy/BUILD.bazel, but for those that rules make."""
+    if label in GENERATED:
+        return []
+    if label in GLOBS:
+        return _files(GLOBS[label])
+    package, _, name = label.lstrip("/").partition(":") if label.startswith("//") else ("deploy", "", label)
+    return [os.path.join(ROOT, package, name)]
 
 
 def read():
     with open(os.path.join(ROOT, "deploy", "BUILD.bazel"), encoding="utf-8") as file:
         tree = ast.parse(file.read())
-    groups = {}
-    for folder in ("base", "monitoring", "overlays/cpu-demo", "overlays/gpu"):
-        name = ":kubernetes_" + folder.split("/")[-1].replace("-", "_")
-        groups[name] = glob.glob(os.path.join(ROOT, "deploy", "kubernetes", folder, "*.yaml"))
-    found = next(node.value for node in tree.body
-                 if isinstance(node, ast.Assign) and node.targets[0].id == "_CONTENTS")
     environment = {"CUDA_AVAILABLE": False, "_DEVICE_TESTS": []}
-    contents = eval(compile(ast.Expression(found), "deploy/BUILD.bazel", "eval"), environment)  # pylint: disable=eval-used
+    values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
+    contents, folders = (eval(compile(ast.Expression(values[name]), "deploy/BUILD.bazel", "eval"), environment)  # pylint: disable=eval-used
+                         for name in ("_CONTENTS", "_FOLDERS"))
     places = {}
     for folder, labels in contents.items():
         for label in labels:
-            for path in _label_files(label, groups):
+            for path in _label_files(label):
                 places[os.path.join(folder, os.path.basename(path))] = path
+    for folder in folders:
+        for path in _files([os.path.join("deploy", folder, "*.*")]):
+            places[os.path.relpath(path, ROOT)] = path
     return places

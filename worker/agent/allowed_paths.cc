@@ -98,7 +98,11 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
   if (data.tokenizer().find('/') != std::string::npos) {
     TERCIO_RETURN_IF_ERROR(CheckPath("data.tokenizer", data.tokenizer()));
   }
-  return CheckPath("model.from", spec.model().from());
+  TERCIO_RETURN_IF_ERROR(CheckPath("model.from", spec.model().from()));
+  if (spec.tensorboard().empty() || IsInside(spec.tensorboard())) return absl::OkStatus();
+  return absl::PermissionDeniedError(absl::StrCat(
+      "tensorboard: ", spec.tensorboard(),
+      " is outside where jobs may write on this node; its agent's --data-root says where"));
 }
 
 }  // namespace tercio

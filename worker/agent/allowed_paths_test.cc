@@ -77,12 +77,23 @@ TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
   tokenizer.mutable_data()->set_tokenizer(outside);
   v1::JobSpec model;
   model.mutable_model()->set_from(Path("secret"));
+  v1::JobSpec events;
+  events.set_tensorboard(Path("secret/not/yet/there"));
   for (const auto& [spec, key] :
        {std::pair{validation, "data.validation"}, std::pair{blend, "data.train"},
         std::pair{validation_blend, "data.validation"}, std::pair{tokenizer, "data.tokenizer"},
-        std::pair{model, "model.from"}}) {
+        std::pair{model, "model.from"}, std::pair{events, "tensorboard"}}) {
     EXPECT_THAT(std::string(allowed_.Check(spec).message()), HasSubstr(key));
   }
+}
+
+TEST_F(AllowedPathsTest, EventsOfTensorBoardMayBeWrittenInside) {
+  v1::JobSpec spec;
+  spec.set_tensorboard(Path("data/events/new"));
+  EXPECT_TRUE(allowed_.Check(spec).ok());
+  ASSERT_EQ(symlink(Path("secret").c_str(), Path("data/out").c_str()), 0);
+  spec.set_tensorboard(Path("data/out/new"));
+  EXPECT_FALSE(allowed_.Check(spec).ok());
 }
 
 TEST_F(AllowedPathsTest, AModelDirectoryMayHoldNoLinkToTheOutside) {

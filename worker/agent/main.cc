@@ -111,6 +111,26 @@ void AddGpuOptions(CLI::App& app, Flags* flags) {
       ->take_last();
 }
 
+void AddTimeOptions(CLI::App& app, Flags* flags) {
+  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
+                 "seconds for which counters of a rank that has ended stay on /metrics")
+      ->envname("TERCIO_METRICS_LINGER")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
+                 "seconds that trainers go on after the agent has died")
+      ->envname("TERCIO_AGENT_GRACE")
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--stop-grace", flags->stop_grace_seconds,
+                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
+      ->envname("TERCIO_STOP_GRACE")
+      ->check(CLI::Range(0.0, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+}
+
 // Who this node is, and what jobs may do to it.
 void AddAccessOptions(CLI::App& app, Flags* flags) {
   const auto add = [&](const char* name, std::string* value, const char* variable,
@@ -134,26 +154,6 @@ void AddAccessOptions(CLI::App& app, Flags* flags) {
       ->delimiter(':')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false);
-}
-
-void AddTimeOptions(CLI::App& app, Flags* flags) {
-  app.add_option("--metrics-linger", flags->metrics_linger_seconds,
-                 "seconds for which counters of a rank that has ended stay on /metrics")
-      ->envname("TERCIO_METRICS_LINGER")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
-                 "seconds that trainers go on after the agent has died")
-      ->envname("TERCIO_AGENT_GRACE")
-      ->capture_default_str()
-      ->take_last();
-  app.add_option("--stop-grace", flags->stop_grace_seconds,
-                 "seconds from SIGTERM until this node's trainers are gone, whatever they do")
-      ->envname("TERCIO_STOP_GRACE")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str()
-      ->take_last();
 }
 
 // The exit code; *done when there is nothing more to do (--help).
@@ -633,6 +633,14 @@ void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
   };
 }
 
+// Where trainers find the agent, and leave their progress.
+absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent) {
+  TERCIO_ASSIGN_OR_RETURN(agent->runtime_dir, OpenRuntimeDirectory(store, RuntimeParent()));
+  agent->socket = agent->runtime_dir + "/agent.sock";
+  if (!agent->trainer_user.has_value()) return absl::OkStatus();
+  return GiveTo(*agent->trainer_user, agent->runtime_dir);
+}
+
 absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
@@ -648,11 +656,7 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   (*membership)->KeepUp(channel);
   TERCIO_ASSIGN_OR_RETURN(const auto store,
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
-  TERCIO_ASSIGN_OR_RETURN(flags.agent.runtime_dir, OpenRuntimeDirectory(*store, RuntimeParent()));
-  if (flags.agent.trainer_user.has_value()) {
-    TERCIO_RETURN_IF_ERROR(GiveTo(*flags.agent.trainer_user, flags.agent.runtime_dir));
-  }
-  flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
+  TERCIO_RETURN_IF_ERROR(PrepareRuntime(*store, &flags.agent));
 
   LeavingAt leaving_at = 0;
   if (!flags.agent.gpus.list.empty()) AskGpus(gpus, &flags.agent);
