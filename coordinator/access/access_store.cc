@@ -192,6 +192,15 @@ absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, a
       absl::StrCat("no certificate or token bears the name or number ", name_or_serial));
 }
 
+absl::StatusOr<bool> AccessStore::IsTaken(const std::string& name, absl::Time now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(
+      database_, "SELECT 1 FROM certificates WHERE name = ? AND revoked = 0 AND expires > ?");
+  query.Bind(1, name);
+  query.Bind(2, absl::ToUnixSeconds(now));
+  return query.Next();
+}
+
 absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
   std::lock_guard<std::mutex> lock(mutex_);
   SqliteStatement query(database_,

@@ -49,6 +49,8 @@ class AccessStore {
   absl::StatusOr<int64_t> AddToken(const TokenRecord& token, const std::string& secret);
   // UNAUTHENTICATED, in the same words, when it is unknown, used or too old.
   absl::StatusOr<TokenRecord> FindToken(const std::string& secret, absl::Time now);
+  // Whether somebody of this name has a certificate that can be used.
+  absl::StatusOr<bool> IsTaken(const std::string& name, absl::Time now);
   // One use less, and the certificate that it was spent on, together. UNAUTHENTICATED when another
   // came first.
   absl::Status Spend(const TokenRecord& token, const CertificateRecord& certificate);

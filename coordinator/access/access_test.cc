@@ -168,6 +168,17 @@ TEST_F(AccessStoreTest, RevokesAllOfANameOrOneNumber) {
   EXPECT_THAT(*store_->Revoked(kNow + 2 * kDay), SizeIs(0));
 }
 
+TEST_F(AccessStoreTest, ANameIsTakenAsLongAsItHasACertificate) {
+  EXPECT_FALSE(*store_->IsTaken("bob", kNow));
+  Add("secret", "bob", 2);
+  ASSERT_TRUE(store_->Spend(*store_->FindToken("secret", kNow), Certificate("1", "bob")).ok());
+  EXPECT_TRUE(*store_->IsTaken("bob", kNow));
+  EXPECT_FALSE(*store_->IsTaken("carl", kNow));
+  EXPECT_FALSE(*store_->IsTaken("bob", kNow + 2 * kDay));
+  ASSERT_TRUE(store_->Revoke("bob", kNow).ok());
+  EXPECT_FALSE(*store_->IsTaken("bob", kNow));
+}
+
 TEST_F(AccessStoreTest, SeesWhatAnotherProcessChanges) {
   auto other = AccessStore::Open(directory_.path() + "/access.sqlite");
   ASSERT_TRUE(other.ok());

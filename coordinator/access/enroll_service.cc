@@ -57,6 +57,15 @@ absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& reques
     return absl::InvalidArgumentError(
         absl::StrCat("the token is for ", subject->name, ", not for ", request.name()));
   }
+  // A token for any node is none for a node that is there already.
+  if (token.name.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const bool taken, store_.IsTaken(subject->name, absl::Now()));
+    if (taken) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(subject->name, " has a certificate already: `tercio-coordinator revoke ",
+                       subject->name, "`, or make the token with --name ", subject->name));
+    }
+  }
   if (token.role == kAgentRole) {
     TERCIO_ASSIGN_OR_RETURN(subject->names, NamesOfRequest(request.request()));
     if (subject->names.size() > kMostNames) {

@@ -293,6 +293,20 @@ class Roles(SecureTest):
         self.addCleanup(person.kill)
         self.audited(call="NodeService/Attach", who="bob", role="user", outcome="refused")
 
+    def test_a_token_for_any_node_is_none_for_one_that_is_there(self):
+        self.node("one")
+        path = self.path("any")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.token("agent"))
+        done = subprocess.run(
+            [os.path.join(BIN, "tercio-agent"), "--coordinator", self.address, "--enroll", self.enroll, "--state-dir",
+             self.path("second"), "--name", "one", "--metrics-listen", "127.0.0.1:0", "--join-token-file", path],
+            capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("one has a certificate already", done.stderr)
+        self.audited(call="EnrollService/Enroll", who="one", outcome="refused", reason="has a certificate already")
+        self.node("two", token=open(path, encoding="utf-8").read())  # it was not spent
+
     def test_an_agent_cannot_pass_for_the_coordinator(self):
         self.node("one")
         folder = self.path("agent-one", "access")
@@ -333,7 +347,7 @@ class Attacks(SecureTest):
 
     def openssl(self, address, *arguments):
         done = subprocess.run(["openssl", "s_client", "-connect", address, "-alpn", "h2", *arguments], input="",
-                              capture_output=True, text=True, timeout=30, check=False)
+                              capture_output=True, text=True, errors="replace", timeout=30, check=False)
         return done.stdout + done.stderr
 
     def test_handshakes_that_are_none_of_ours(self):

@@ -112,8 +112,7 @@ class Tls(TercioTest):
         self.addCleanup(agent.stderr.close)
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
-        line = wait_for(agent.stderr.readline, "a warning")
-        self.assertIn("refuses the certificate of --tls-cert", line)
+        wait_for(lambda: "refuses the certificate of --tls-cert" in agent.stderr.readline(), "a warning")
         self.assertEqual(self.json("nodes", "--coordinator", self.address, *self.ours.issue("ann")), [])
 
 

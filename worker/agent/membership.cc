@@ -138,14 +138,14 @@ void Membership::KeepUp(std::shared_ptr<grpc::Channel> coordinator) {
   renewer_ = std::thread([this, channel = std::move(coordinator)] { Run(channel); });
 }
 
-// Also when this node has got another address since.
+// Also when this node has got another address since: once, whatever form the authority gives it.
 bool Membership::IsDue() const {
   const CertificateFacts facts = identity_->Current()->facts;
-  const bool named =
-      std::all_of(options_.hosts.begin(), options_.hosts.end(), [&](const auto& host) {
-        return std::find(facts.names.begin(), facts.names.end(), host) != facts.names.end();
-      });
-  return !named || RenewalIsDue(facts, absl::Now());
+  if (RenewalIsDue(facts, absl::Now())) return true;
+  return !named_ &&
+         !std::all_of(options_.hosts.begin(), options_.hosts.end(), [&](const auto& host) {
+           return std::find(facts.names.begin(), facts.names.end(), host) != facts.names.end();
+         });
 }
 
 void Membership::Run(const std::shared_ptr<grpc::Channel>& coordinator) {
@@ -167,7 +167,10 @@ std::chrono::milliseconds Membership::RenewIfDue(
     const std::shared_ptr<grpc::Channel>& coordinator) {
   if (!own_ || !IsDue()) return kLookInterval;
   const absl::Status status = RenewCertificate(coordinator, Directory(), options_.hosts);
-  if (status.ok()) return kLookInterval;
+  if (status.ok()) {
+    named_ = true;
+    return kLookInterval;
+  }
   const CertificateFacts facts = identity_->Current()->facts;
   LogWarning(absl::StrCat("the certificate, good until ",
                           absl::FormatTime(facts.not_after, absl::UTCTimeZone()),
