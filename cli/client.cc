@@ -5,7 +5,10 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "cli/login_files.h"
+#include "common/access/enrolment.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
@@ -32,13 +35,6 @@ void WarnOfVersion(Client& client) {
   if (!client.stub().Version(&context, {}, &response).ok()) return;
   const absl::Status fits = CheckVersions("the coordinator", response.version(), "this program");
   if (!fits.ok()) std::fprintf(stderr, "warning: %s\n", std::string(fits.message()).c_str());
-}
-
-absl::StatusOr<std::unique_ptr<Client>> ConnectAndLook(const std::string& address,
-                                                       const TlsFiles& tls) {
-  TERCIO_ASSIGN_OR_RETURN(auto client, Client::ConnectTo(address, tls));
-  WarnOfVersion(*client);
-  return client;
 }
 
 }  // namespace
@@ -83,18 +79,41 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& add
   auto client = std::make_unique<Client>();
   client->address_ = address;
   client->tls_ = tls;
-  TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(address, tls));
-  client->stub_ = v1::JobService::NewStub(channel);
+  TERCIO_ASSIGN_OR_RETURN(client->channel_, OpenChannel(address, tls));
+  client->stub_ = v1::JobService::NewStub(client->channel_);
+  return client;
+}
+
+// With the given files, else with those of a login at that address, if there was one.
+absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& address,
+                                                          const TlsFiles& given) {
+  const std::string directory = LoginDirectory(address);
+  const bool login = !given.given() && IsEnrolled(directory);
+  bool renew = false;
+  if (login) {
+    const auto identity = TlsIdentity::Load(EnrolledFiles(directory), TlsIdentity::KeyFile::kOwn);
+    if (!identity.ok()) {
+      return absl::UnauthenticatedError(absl::StrCat(std::string(identity.status().message()),
+                                                     " (`tercio login` makes these files)"));
+    }
+    renew = RenewalIsDue((*identity)->Current()->facts, absl::Now());
+  }
+  TERCIO_ASSIGN_OR_RETURN(auto client,
+                          ConnectTo(address, login ? EnrolledFiles(directory) : given));
+  // What does not succeed now is tried with the next verb; the certificate is still good.
+  if (renew) RenewCertificate(client->channel_, directory, {}).IgnoreError();
+  WarnOfVersion(*client);
   return client;
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) {
   if (options.state_dir.empty()) {
-    return ConnectAndLook(options.coordinator.empty() ? kDefaultAddress : options.coordinator,
-                          options.tls);
+    std::string address = options.coordinator;
+    if (address.empty()) address = RememberedCoordinator();
+    return ConnectAs(address.empty() ? kDefaultAddress : address, options.tls);
   }
   if (const absl::StatusOr<std::string> live = LiveAddress(options.state_dir); live.ok()) {
-    return ConnectAndLook(*live, options.tls);
+    return ConnectAs(*live, options.tls);
   }
   if (!PathExists(options.state_dir + "/state.sqlite")) {
     return absl::NotFoundError(

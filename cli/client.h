@@ -23,13 +23,18 @@ class Client {
   v1::JobService::Stub& stub() { return *stub_; }
   const std::string& address() const { return address_; }
   const TlsFiles& tls() const { return tls_; }
+  const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
   absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
 
  private:
+  static absl::StatusOr<std::unique_ptr<Client>> ConnectAs(const std::string& address,
+                                                           const TlsFiles& given);
+
   std::unique_ptr<Child> reader_;
   std::string address_;
   TlsFiles tls_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::JobService::Stub> stub_;
 };
 

@@ -32,6 +32,9 @@ int Report(const Options& options);
 int CheckpointImport(const Options& options);
 int CheckpointExport(const Options& options);
 
+// A certificate for a token (access_commands.cc).
+int Login(const Options& options);
+
 // With a private coordinator and agent where needed (run_commands.cc).
 int Run(const Options& options);
 int Resume(const Options& options);

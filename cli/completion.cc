@@ -12,7 +12,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "cli/client.h"
 #include "cli/format.h"
 #include "common/daemon.h"
@@ -23,16 +25,26 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience(300);
 
-// Values of options that CLI11 does not check, since messages of the verbs say more.
-const std::vector<std::pair<std::string, std::string>>& KnownValues() {
-  static const auto* values = new std::vector<std::pair<std::string, std::string>>{
-      {"--fault",
-       "kill-trainer,freeze-trainer,kill-agent,flip-bit,slow-rank,partition-node,corrupt-"
-       "checkpoint,full-disk"},
-      {"--x", "step,tokens,time"},
-      {"--format", "hf"},
-      {"--dtype", "fp32,bf16,fp16"}};
-  return *values;
+bool IsWord(const std::string& text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char letter) {
+    return std::islower(static_cast<unsigned char>(letter)) ||
+           std::isdigit(static_cast<unsigned char>(letter)) || letter == '-' || letter == '_';
+  });
+}
+
+// Help texts list values: "step, tokens or time (default step)", "of the weights: fp32, bf16 or
+// fp16".
+std::vector<std::string> ValuesIn(const std::string& description) {
+  for (std::string part :
+       std::vector<std::string>(absl::StrSplit(description, absl::ByAnyChar(":;(")))) {
+    part = absl::StrReplaceAll(part, {{", or ", ", "}, {" or ", ", "}});
+    std::vector<std::string> values;
+    for (const std::string& value : std::vector<std::string>(absl::StrSplit(part, ','))) {
+      values.push_back(std::string(absl::StripAsciiWhitespace(value)));
+    }
+    if (values.size() > 1 && std::all_of(values.begin(), values.end(), IsWord)) return values;
+  }
+  return {};
 }
 
 // What is a path is known by its name.
@@ -65,17 +77,15 @@ void Offer(const std::string& word, const std::string& description, const std::s
 // CLI11 says the members of a set in the name of the type: "TEXT:{json,jsonl}".
 void OfferValues(const CLI::Option& option, const std::string& begun, Offers* completion) {
   const std::string name = NameOf(option);
-  std::string values;
+  std::vector<std::string> values;
   const std::string type = option.get_type_name();
   const size_t open = type.find('{');
-  if (open != std::string::npos) values = type.substr(open + 1, type.rfind('}') - open - 1);
-  for (const auto& [known, list] : KnownValues()) {
-    if (known == name) values = list;
+  if (open != std::string::npos) {
+    values = absl::StrSplit(type.substr(open + 1, type.rfind('}') - open - 1), ',');
+  } else if (option.nonpositional()) {
+    values = ValuesIn(option.get_description());
   }
-  for (const std::string& value :
-       std::vector<std::string>(absl::StrSplit(values, ',', absl::SkipEmpty()))) {
-    Offer(value, "", begun, completion);
-  }
+  for (const std::string& value : values) Offer(value, "", begun, completion);
   completion->files = values.empty() && IsPath(name);
   if (name == "job" || name == "jobs") completion->names = NameKind::kJob;
   if (name == "jobs") completion->files = true;

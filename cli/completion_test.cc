@@ -28,6 +28,8 @@ class CompletionTest : public ::testing::Test {
     submit->add_option("job_file", text_, "YAML")->required();
     app_.add_subcommand("secret", "hidden")->group("");
     CLI::App* plot = app_.add_subcommand("plot", "curves");
+    plot->add_option("--x", text_, "step, tokens or time (default step)");
+    plot->add_option("--smooth", text_, "means over so many steps, or none");
     plot->add_option("jobs", texts_, "jobs")->required();
   }
 
@@ -54,6 +56,8 @@ TEST_F(CompletionTest, OptionsAndTheirValues) {
   EXPECT_THAT(Words({"get", "-o", ""}), ElementsAre("json", "jsonl"));
   EXPECT_THAT(Words({"get", "--output", "jsonl"}), ElementsAre("jsonl"));
   EXPECT_THAT(Words({"get", "--coordinator", ""}), ElementsAre());
+  EXPECT_THAT(Words({"plot", "--x", "t"}), ElementsAre("tokens", "time"));
+  EXPECT_THAT(Words({"plot", "--smooth", ""}), ElementsAre());
 }
 
 TEST_F(CompletionTest, NamesAndFiles) {

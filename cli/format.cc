@@ -105,6 +105,7 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
 Json JobToJson(const v1::JobStatus& job) {
   Json json = {{"id", job.id()},
                {"name", job.name()},
+               {"owner", TextOrNull(job.owner())},
                {"state", StateName(job.state())},
                {"step", job.step()},
                {"steps", job.steps()}};

@@ -95,6 +95,7 @@ int Get(const Options& options) {
     std::cout << Table(
         {{"id", job.id()},
          {"name", job.name()},
+         {"owner", job.owner().empty() ? "-" : job.owner()},
          {"state", StateName(job.state())},
          {"step", absl::StrCat(job.step(), " of ", job.steps())},
          {"loss", Loss(job)},

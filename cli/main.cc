@@ -308,6 +308,20 @@ void AddCheckpointVerbs(CommandLine& line) {
                       "of the weights: fp32, bf16 or fp16 (default: as imported, else fp32)");
 }
 
+void AddLogin(CommandLine& line) {
+  Options& o = line.options();
+  CLI::App* command =
+      line.Add("login", "get a certificate for a token; later verbs find it by the coordinator",
+               "login --coordinator train.example:7077 --token-file token", Login);
+  line.Reach(command, false);
+  command->add_option("--token-file", o.token_file, "file with the token; - reads it from stdin");
+  command->add_option("--token", o.token, "the token; others may see it in the list of processes");
+  command->add_option(
+      "--enroll", o.enroll,
+      "HOST:PORT of the enrolment port (default: the port after the coordinator's)");
+  command->add_flag("--check", o.check, "only say who one is");
+}
+
 void AddDataVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* data = line.Add("data", "token data sets", "data inspect corpus", nullptr);
@@ -391,15 +405,10 @@ void AddLocalVerbs(CommandLine& line) {
 
 // Verbs of later versions are named as such.
 int RefuseLaterVerb(int argc, char** argv) {
-  static const std::string kLater[] = {"login", "init"};
   const std::string first = argc > 1 ? argv[1] : "";
   const std::string second = argc > 2 ? argv[2] : "";
-  bool later = std::find(std::begin(kLater), std::end(kLater), first) != std::end(kLater);
-  later = later || (first == "checkpoint" && second == "prune");
-  if (!later) return kExitOk;
-  const bool two = first == "checkpoint";
-  std::fprintf(stderr, "error: tercio %s is not supported by this version\n",
-               (two ? first + " " + second : first).c_str());
+  if (first != "checkpoint" || second != "prune") return kExitOk;
+  std::fprintf(stderr, "error: tercio checkpoint prune is not supported by this version\n");
   return kExitUsage;
 }
 
@@ -416,6 +425,7 @@ int Main(int argc, char** argv) {
   AddJobVerbs(line);
   AddReportVerbs(line);
   AddCheckpointVerbs(line);
+  AddLogin(line);
   AddDataVerbs(line);
   AddLocalVerbs(line);
   line.AddMan();

@@ -17,6 +17,10 @@ struct Options {
   TlsFiles tls = TlsFromEnvironment();
 
   // Arguments of the verb; each uses some.
+  std::string token;
+  std::string token_file;
+  std::string enroll;  // HOST:PORT
+  bool check = false;
   std::string job;
   std::string node;
   std::string fault;

@@ -1,6 +1,7 @@
 // plot, diff and report: what jobs have done, for people.
-#include <cstdio>
+#include <filesystem>
 #include <iostream>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -26,6 +27,13 @@ absl::Status Write(const Options& options, const std::vector<report::JobData>& j
     std::cout << text;
     return std::cout.flush() ? absl::OkStatus()
                              : absl::InternalError("cannot write to standard output");
+  }
+  // A file is replaced by a rename: that must not befall /dev/null, or what a link points to.
+  std::error_code unknown;
+  const auto there = std::filesystem::symlink_status(options.file, unknown);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--output ", options.file, ": not a regular file; - is standard output"));
   }
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(options.file, text));
   if (options.format() == Output::kTable) return absl::OkStatus();

@@ -1,4 +1,4 @@
-// Channels and server credentials, with or without mutual TLS.
+// Channels and server credentials, with or without mutual TLS; TLS is always version 1.3.
 #pragma once
 
 #include <cstddef>
@@ -7,28 +7,36 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/tls_identity.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/security/server_credentials.h"
 #include "grpcpp/server_builder.h"
 
 namespace tercio {
 
-// PEM files; all empty: no TLS.
-struct TlsFiles {
-  std::string certificate;
-  std::string key;
-  std::string authority;
-  bool given() const { return !certificate.empty() || !key.empty() || !authority.empty(); }
-};
+// Whom one speaks to, in certificates that name roles.
+inline constexpr char kCoordinatorRole[] = "coordinator";
+inline constexpr char kAgentRole[] = "agent";
 
-// What TERCIO_TLS_CERT, TERCIO_TLS_KEY and TERCIO_TLS_CA say.
-TlsFiles TlsFromEnvironment();
+// `address` is HOST:PORT or unix:PATH. Files that change are read again for the next connection.
+// Errors: INVALID_ARGUMENT (only some of the three files), NOT_FOUND, PERMISSION_DENIED.
+absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
+    const std::string& address, const TlsFiles& tls,
+    const std::string& server_role = kCoordinatorRole);
+// To a coordinator, with TLS but without a certificate of one's own; `authority` is PEM text.
+std::shared_ptr<grpc::Channel> OpenAnonymousChannel(const std::string& address,
+                                                    const std::string& authority);
 
-// `address` is HOST:PORT or unix:PATH. Errors: INVALID_ARGUMENT (only some of the three files),
-// NOT_FOUND.
-absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
-                                                           const TlsFiles& tls);
-absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeServerCredentials(const TlsFiles& tls);
+// Each new connection gets what the identity holds then; null: no TLS. Who connects must have a
+// certificate of the identity's authority, or need not have one (kNone).
+enum class ClientCertificates { kRequired, kNone };
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(
+    std::shared_ptr<TlsIdentity> identity,
+    ClientCertificates clients = ClientCertificates::kRequired);
+
+// All TLS of this process is version 1.3 from now on, gRPC's too, which would take 1.2. Called by
+// the functions above; by whoever else uses OpenSSL's.
+void RequireTls13();
 
 // What a server of ours takes in one message; a larger one is refused with RESOURCE_EXHAUSTED. The
 // largest that are sent to one are tokenizers, with a checkpoint. What a server sends may be

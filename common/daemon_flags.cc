@@ -30,7 +30,6 @@ int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
     if (man) {
       ManOptions options;
       options.section = 8;
-
       options.see_also = {"tercio(1)"};
       std::fputs(ManPage(app, options).c_str(), stdout);
       *done = true;

@@ -80,10 +80,10 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   }
 }
 
-absl::Status WriteFileDurably(const std::string& path, std::string_view content) {
+absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode) {
   const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
   {
-    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
     if (file.get() < 0) return FileError(errno, "cannot create", temporary);
     absl::Status status = WriteAll(file.get(), content, temporary);
     if (status.ok() && fsync(file.get()) != 0) status = FileError(errno, "cannot sync", temporary);
@@ -147,7 +147,10 @@ std::vector<std::string> ListDirectory(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, bool wait) {
-  Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  // Who may only read can still wait for those who write.
+  if (descriptor < 0 && errno == EACCES) descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  Descriptor file(descriptor);
   if (file.get() < 0) return FileError(errno, "cannot open lock", path);
   if (flock(file.get(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {

@@ -20,7 +20,9 @@ absl::Status FileError(int error, std::string_view what, std::string_view path);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // Writes, syncs, and replaces `path` in one rename; the directory is synced too.
-absl::Status WriteFileDurably(const std::string& path, std::string_view content);
+// With `mode`, as of chmod: a file that holds a secret is never readable by others, not for a
+// moment.
+absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode = 0644);
 
 // fsync of a file or directory.
 absl::Status SyncPath(const std::string& path);

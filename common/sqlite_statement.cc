@@ -1,10 +1,21 @@
 #include "common/sqlite_statement.h"
 
+#include <fcntl.h>
 #include <sqlite3.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 
 namespace tercio {
+namespace {
+
+constexpr int kPrivate = 0600;
+
+}  // namespace
 
 absl::Status SqliteFault(sqlite3* database, const std::string& what) {
   const std::string message = absl::StrCat(what, ": ", sqlite3_errmsg(database));
@@ -19,6 +30,21 @@ absl::Status SqliteFault(sqlite3* database, const std::string& what) {
     default:
       return absl::InternalError(message);
   }
+}
+
+absl::Status MakeDatabasePrivate(const std::string& path) {
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kPrivate);
+  if (file < 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
+  }
+  // Of somebody else's file that we may write the mode stays as its owner wants it.
+  const bool changed = fchmod(file, kPrivate) == 0 || errno == EPERM;
+  const int error = errno;
+  close(file);
+  if (changed) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot change the mode of ", path, ": ", std::strerror(error)));
 }
 
 SqliteStatement::SqliteStatement(sqlite3* database, const char* sql) : database_(database) {

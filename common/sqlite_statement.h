@@ -19,6 +19,10 @@ namespace tercio {
 // What the database's last failure means; `what` says what was tried.
 absl::Status SqliteFault(sqlite3* database, const std::string& what);
 
+// Makes the file of a database, or the one that is there, its owner's alone: tokens are in all of
+// ours. SQLite gives those beside it the same mode.
+absl::Status MakeDatabasePrivate(const std::string& path);
+
 class SqliteStatement {
  public:
   SqliteStatement(sqlite3* database, const char* sql);

@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 #include <openssl/err.h>
+#include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <openssl/x509v3.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include <ctime>
 #include <memory>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
@@ -236,10 +238,103 @@ absl::Status ShakeHands(SSL* connection, const std::string& host, const TlsFiles
   return IsClosed(connection, read) ? TheirsRefuses(connection, tls) : absl::OkStatus();
 }
 
+// SHA-256 of a certificate as it is sent.
+std::string FingerprintOf(X509* certificate) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  if (X509_digest(certificate, EVP_sha256(), digest, &size) != 1) return "";
+  return absl::BytesToHexString({reinterpret_cast<const char*>(digest), size});
+}
+
+std::string PemOf(X509* certificate) {
+  BIO* memory = BIO_new(BIO_s_mem());
+  PEM_write_bio_X509(memory, certificate);
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
+  std::string text(data, static_cast<size_t>(size));
+  BIO_free(memory);
+  return text;
+}
+
+// The text of a certificate as something to trust.
+void Trust(SSL_CTX* context, const std::string& pem) {
+  BIO* memory = BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()));
+  const Certificate certificate(PEM_read_bio_X509(memory, nullptr, nullptr, nullptr));
+  BIO_free(memory);
+  if (certificate == nullptr) return;
+  X509_STORE_add_cert(SSL_CTX_get_cert_store(context), certificate.get());
+}
+
+// What one handshake with a server is made of.
+struct Handshake {
+  explicit Handshake(const std::string& address) : endpoint(Split(address)), socket(endpoint) {
+    RequireTls13();
+    context.reset(SSL_CTX_new(TLS_client_method()));
+    const unsigned char protocols[] = {2, 'h', '2'};
+    SSL_CTX_set_alpn_protos(context.get(), protocols, sizeof(protocols));
+  }
+  // Made last: it takes over what the context was told.
+  bool Prepare() {
+    connection.reset(SSL_new(context.get()));
+    if (connection == nullptr || SSL_set_fd(connection.get(), socket.handle()) != 1) return false;
+    const Address ip(a2i_IPADDRESS(endpoint.host.c_str()));
+    if (ip == nullptr) SSL_set_tlsext_host_name(connection.get(), endpoint.host.c_str());
+    ERR_clear_error();
+    return true;
+  }
+
+  const NoPipeSignal no_signal;
+  const Endpoint endpoint;
+  const Socket socket;
+  Context context;
+  Connection connection;
+};
+
 }  // namespace
+
+absl::StatusOr<std::string> FetchAuthority(const std::string& address,
+                                           const std::string& fingerprint) {
+  Handshake handshake(address);
+  if (handshake.socket.handle() < 0) {
+    return absl::UnavailableError(absl::StrCat("nobody answers at ", address,
+                                               ": is the coordinator's enrolment port there?"));
+  }
+  if (!handshake.Prepare()) return absl::InternalError("cannot begin a TLS handshake");
+  if (SSL_connect(handshake.connection.get()) != 1) {
+    const bool plain = ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_WRONG_VERSION_NUMBER;
+    return Refused(absl::StrCat("the server at ", address,
+                                plain ? " does not speak TLS" : " ends the TLS 1.3 handshake",
+                                ": it is no enrolment port of a coordinator; nothing was sent"));
+  }
+  STACK_OF(X509)* chain = SSL_get_peer_cert_chain(handshake.connection.get());
+  for (int i = 0; i < sk_X509_num(chain); ++i) {
+    X509* certificate = sk_X509_value(chain, i);
+    if (FingerprintOf(certificate) == fingerprint) return PemOf(certificate);
+  }
+  return Refused(absl::StrCat("the server at ", address,
+                              " shows no authority of the token's "
+                              "fingerprint ",
+                              fingerprint.substr(0, 16),
+                              "...: the token is another cluster's, or somebody stands between; "
+                              "the token was not sent"));
+}
+
+absl::Status DiagnoseServer(const std::string& address, const std::string& authority) {
+  Handshake handshake(address);
+  if (handshake.socket.handle() < 0) return absl::OkStatus();
+  Trust(handshake.context.get(), authority);
+  SSL_CTX_set_verify(handshake.context.get(), SSL_VERIFY_PEER, nullptr);
+  if (!handshake.Prepare()) return absl::OkStatus();
+  if (SSL_connect(handshake.connection.get()) != 1) {
+    const long result = SSL_get_verify_result(handshake.connection.get());  // NOLINT: as above
+    return result == X509_V_OK ? absl::OkStatus() : OursRefuses(result);
+  }
+  return CheckName(handshake.connection.get(), handshake.endpoint.host);
+}
 
 absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
   if (absl::StartsWith(address, "unix:")) return absl::OkStatus();
+  RequireTls13();
   const Context context(SSL_CTX_new(TLS_client_method()));
   if (context == nullptr) return absl::OkStatus();
   if (tls.given()) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/channel.h"
 
 namespace tercio {
@@ -15,5 +16,15 @@ namespace tercio {
 // To be asked after a call to `address` (HOST:PORT) has failed. UNAUTHENTICATED, with which
 // certificate is refused by whom and why, when that is the reason; OK when TLS is none.
 absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls);
+
+// The same of a server that is not asked who this side is; `authority` is PEM text.
+absl::Status DiagnoseServer(const std::string& address, const std::string& authority);
+
+// The certificate (PEM) of this fingerprint (SHA-256 of its DER form, hexadecimal), which the
+// server at `address` shows among its own: nothing is sent to the server but a handshake.
+// UNAUTHENTICATED: it shows none of that fingerprint, or speaks no TLS; UNAVAILABLE: nobody
+// answers.
+absl::StatusOr<std::string> FetchAuthority(const std::string& address,
+                                           const std::string& fingerprint);
 
 }  // namespace tercio

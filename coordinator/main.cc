@@ -5,6 +5,7 @@
 
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -24,13 +25,14 @@
 #include "common/log.h"
 #include "common/service_manager.h"
 #include "common/status_macros.h"
+#include "coordinator/access/access.h"
+#include "coordinator/access_commands.h"
 #include "coordinator/planner/elastic.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/service/admission.h"
-#include "coordinator/service/checkpoint_service.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/coordinator_metrics.h"
-#include "coordinator/service/job_service.h"
+#include "coordinator/service/guarded_services.h"
 #include "coordinator/service/node_service.h"
 #include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
@@ -50,6 +52,9 @@ struct Flags {
   double metrics_linger = 60;
   double first_backoff = 1;
   TlsFiles tls = TlsFromEnvironment();
+  std::string enroll_listen;
+  std::string default_role = "admin";
+  double certificate_life = 30 * 86400.0;
   bool allow_drills = false;
   int max_streams = 256;
   double stream_patience = 30;
@@ -91,6 +96,22 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");
+  add("--enroll-listen", &flags->enroll_listen, "TERCIO_ENROLL_LISTEN",
+      "HOST:PORT where tokens are taken; default: off loopback the host of --listen, port 7078");
+  app.add_option("--default-role", flags->default_role,
+                 "of certificates of --tls-ca that name no role: admin, user, viewer or none")
+      ->envname("TERCIO_DEFAULT_ROLE")
+      ->check(CLI::IsMember({"admin", "user", "viewer", "none"}))
+      ->capture_default_str()
+      ->take_last();
+  app.add_option("--certificate-life", flags->certificate_life,
+                 "life of the certificates of people and agents (such as 30d)")
+      ->envname("TERCIO_CERTIFICATE_LIFE")
+      ->transform(CLI::AsNumberWithUnit(
+          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
+          CLI::AsNumberWithUnit::CASE_SENSITIVE))
+      ->check(CLI::Range(1.0, 3650 * 86400.0))
+      ->take_last();
   app.add_option("--max-streams", flags->max_streams, "clients that may follow jobs at a time")
       ->envname("TERCIO_MAX_STREAMS")
       ->check(CLI::Range(1, 1'000'000))
@@ -115,8 +136,10 @@ absl::Status CheckFlags(const Flags& flags) {
   if (flags.state_dir.empty()) return absl::InvalidArgumentError("--state-dir DIR is required");
   for (const std::string& address : {flags.listen, flags.metrics_listen}) {
     if (IsLoopback(address) || flags.tls.given()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(address, " is not loopback: --tls-cert, --tls-key and --tls-ca are required"));
+    if (PathExists(Access::DirectoryOf(flags.state_dir))) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        address, " is not loopback: `tercio-coordinator init --state-dir ", flags.state_dir,
+        "` makes an authority, or give --tls-cert, --tls-key and --tls-ca"));
   }
   return absl::OkStatus();
 }
@@ -155,8 +178,9 @@ Settings MakeSettings(const Flags& flags) {
   return settings;
 }
 
-CoordinatorMetricsOptions MetricsOf(const Flags& flags) {
-  return {flags.metrics_linger, flags.state_dir, flags.tls.certificate, flags.tls.authority};
+CoordinatorMetricsOptions MetricsOf(const Flags& flags, const Access& access) {
+  const TlsFiles files = access.identity() == nullptr ? TlsFiles() : access.identity()->files();
+  return {flags.metrics_linger, flags.state_dir, files.certificate, files.authority};
 }
 
 // Every agent has a socket. And Debian's Abseil looks for cycles whenever a lock is taken: with
@@ -172,31 +196,34 @@ void PrepareForManyStreams() {
 
 class Server {
  public:
-  Server(Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls, const Flags& flags,
-         std::string metrics_address)
-      : calls_(calls),
+  Server(Access& access, Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls,
+         const Flags& flags, std::string metrics_address)
+      : access_(access),
+        calls_(calls),
         jobs_(
-            coordinator, streams,
+            access.gate(), coordinator, streams,
             [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
               return Admit(spec, coordinator.Nodes(), directory);
             },
             flags.state_dir, std::move(metrics_address)),
-        nodes_(coordinator, flags.heartbeat_interval),
+        nodes_(access.gate(), coordinator, flags.heartbeat_interval),
         checkpoint_host_(HostOf(coordinator)),
-        checkpoints_(*checkpoint_host_) {}
+        checkpoints_(access.gate(), *checkpoint_host_) {}
 
   absl::Status Listen(const Flags& flags, std::string* address) {
-    TERCIO_ASSIGN_OR_RETURN(const auto credentials, MakeServerCredentials(flags.tls));
+    const auto credentials = MakeServerCredentials(access_.identity());
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     ConfigureServer(builder);
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
     creators.push_back(calls_.MakeInterceptors());
+    creators.push_back(access_.gate().MakeStreamWatches());
     builder.experimental().SetInterceptorCreators(std::move(creators));
     int port = 0;
     builder.AddListeningPort(flags.listen, credentials, &port);
     builder.RegisterService(&jobs_);
+    builder.RegisterService(&access_.service());
     if (!flags.read_only) {
       builder.RegisterService(&nodes_);
       builder.RegisterService(&checkpoints_);
@@ -218,11 +245,12 @@ class Server {
   }
 
  private:
+  Access& access_;
   RpcMetrics& calls_;
-  JobServiceImpl jobs_;
+  GuardedJobService jobs_;
   NodeServiceImpl nodes_;
   std::unique_ptr<CheckpointHost> checkpoint_host_;
-  CheckpointServiceImpl checkpoints_;
+  GuardedCheckpointService checkpoints_;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -258,6 +286,18 @@ struct Lifecycle {
   std::function<void(Coordinator&, StreamHub&)> reload;
 };
 
+Access::Settings AccessSettings(const Flags& flags) {
+  Access::Settings settings;
+  settings.state_dir = flags.state_dir;
+  settings.tls = flags.tls;
+  settings.listen = flags.listen;
+  settings.enroll_listen = flags.enroll_listen;
+  settings.default_role = flags.default_role;
+  settings.certificate_life_seconds = flags.certificate_life;
+  settings.read_only = flags.read_only;
+  return settings;
+}
+
 // The address of the services is part of what agents are told, but known only once they listen.
 absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
@@ -266,6 +306,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
     TERCIO_ASSIGN_OR_RETURN(lock, TakeStateDirectory(flags));
   }
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
+  TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
   TERCIO_ASSIGN_OR_RETURN(auto store,
@@ -274,23 +315,27 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
       const auto coordinator,
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
   StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
-  RpcMetrics calls(
-      {"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService"});
+  RpcMetrics calls({"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService",
+                    "tercio.v1.AccessService"});
   std::unique_ptr<MetricsServer> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator,
-                                                             streams, calls, MetricsOf(flags)));
+    TERCIO_ASSIGN_OR_RETURN(
+        metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator, streams, calls,
+                                         MetricsOf(flags, *access)));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
-  Server server(*coordinator, streams, calls, flags, metrics_address);
+  Server server(*access, *coordinator, streams, calls, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
+  TERCIO_RETURN_IF_ERROR(access->ServeEnrolment());
   coordinator->SetCheckpointAddress(address);
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
-  std::printf("ready coordinator=%s metrics=%s%s%s state_dir=%s\n", address.c_str(),
+  const std::string enroll = access->enroll_address();
+  std::printf("ready coordinator=%s metrics=%s%s%s state_dir=%s%s%s\n", address.c_str(),
               metrics_address.c_str(), health == nullptr ? "" : " health=",
-              health == nullptr ? "" : health->address().c_str(), flags.state_dir.c_str());
+              health == nullptr ? "" : health->address().c_str(), flags.state_dir.c_str(),
+              enroll.empty() ? "" : " enroll=", enroll.c_str());
   std::fflush(stdout);
   DaemonLoop loop;
   // A checkpoint is verified on the thread that decides, and large ones take minutes. For reading
@@ -318,6 +363,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
 
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
+  if (coordinator::IsAccessCommand(argc, argv)) return coordinator::RunAccessCommand(argc, argv);
   coordinator::Lifecycle life;
   life.stop_signals = BlockDaemonSignals();
   KeepFreedMemory();

@@ -55,8 +55,7 @@ def cluster():
                 graph("Goodput", "percentunit", "Part of the last 15 minutes in which steps were made that count, on all ranks or "
                       "fewer.", ("clamp_min(tercio:job_goodput:ratio15m, 0)", "{{job_name}}"), high=1),
                 graph("Restarts", "none", "Restarts in the last hour, by what broke the attempt before.",
-                      ("sum by (cause) (increase(tercio_job_restarts_total[1h])) > 0 or "
-                       "sum(increase(tercio_job_restarts_total[1h]))", "{{cause}}")),
+                      ("sum by (cause) (increase(tercio_job_restarts_total[1h]))", "{{cause}}")),
                 table("All jobs", "none", "Jobs that are known to Prometheus now, with their layouts.", "tercio_job_info",
                       hidden=("node",)),
             ]),
@@ -66,7 +65,7 @@ def cluster():
                 graph("Devices", "none", "Devices of connected nodes, and those that are free.", ("tercio_devices", "all"),
                       ("tercio_devices_free", "free"), ("tercio_devices_faulty", "faulty")),
                 graph("Since the last heartbeat", "s", "A node is lost after 2.75 heartbeat intervals (13.75 s).",
-                      ('time() - tercio_agent_last_heartbeat_timestamp_seconds{node=~"$node"}', "{{node}}")),
+                      ('clamp_min(time() - tercio_agent_last_heartbeat_timestamp_seconds{node=~"$node"}, 0)', "{{node}}")),
                 graph("Trainers", "none", "Processes of ranks on each node.", ('tercio_trainers{node=~"$node"}', "{{node}}"),
                       stack=True),
                 graph("Disk of agents", "bytes", "Free on the file system of each agent's state directory: logs, spool, tokens.",
@@ -275,10 +274,10 @@ def coordinator():
             ]),
             ("Calls", [
                 graph("Calls a second", "reqps", "That have ended, by method.",
-                      ("sum by (method) (rate(tercio_rpc_handled_total[$__rate_interval]))", "{{method}}")),
+                      ("sum by (method) (rate(tercio_rpc_handled_total[$__rate_interval])) > 0", "{{method}}")),
                 graph("Errors", "reqps", "Calls a second that ended with something else than OK, NOT_FOUND, CANCELLED or ABORTED.",
                       ('sum by (method, code) (rate(tercio_rpc_handled_total{code!~"OK|NOT_FOUND|CANCELLED|ABORTED"}'
-                       "[$__rate_interval])) or sum(rate(tercio_rpc_handled_total[$__rate_interval])) * 0", "{{method}} {{code}}")),
+                       "[$__rate_interval]))", "{{method}} {{code}}")),
                 graph("Duration, 99 %", "s", "By buckets, of calls that are no streams.",
                       ("tercio:rpc_duration_seconds:p99_5m", "{{method}}"), log=True),
                 graph("Open calls", "none", "Streams of agents (Attach) and clients, uploads, and calls that wait.",

@@ -155,14 +155,17 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
         {"  largest difference", absl::StrCat(plot::ShortText(compared.largest_difference),
                                               " at step ", compared.largest_at)});
   }
-  rows.push_back({"  reaches the last loss", "",
-                  compared.other_reaches_at.has_value()
-                      ? absl::StrCat("at step ", *compared.other_reaches_at, ", after ",
-                                     SecondsText(*compared.other_reaches_seconds))
-                      : "never",
-                  compared.other_reaches_at.has_value()
-                      ? RatioText(*compared.other_reaches_seconds, compared.base_seconds)
-                      : ""});
+  const auto reached = [](const std::optional<LossComparison::Reached>& at) {
+    return at.has_value() ? absl::StrCat("at step ", at->step, ", after ", SecondsText(at->seconds))
+                          : "never";
+  };
+  if (compared.base_reaches.has_value()) {
+    rows.push_back({absl::StrCat("  reaches the last loss of ", a.label),
+                    reached(compared.base_reaches), reached(compared.other_reaches),
+                    compared.other_reaches.has_value()
+                        ? RatioText(compared.other_reaches->seconds, compared.base_reaches->seconds)
+                        : ""});
+  }
   return rows;
 }
 

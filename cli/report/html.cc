@@ -48,7 +48,7 @@ constexpr char kStyle[] =
     "@media "
     "print{body{max-width:none;padding:0;font-size:11px}h2{break-after:avoid}svg,tr{break-inside:"
     "avoid}"
-    "details{display:none}.figures{grid-template-columns:1fr 1fr}}";
+    "details:not([open]){display:none}.figures{grid-template-columns:1fr 1fr}}";
 
 }  // namespace
 
@@ -92,9 +92,9 @@ void Page::Figures(const std::vector<std::string>& svgs) {
   body_ += "</div>\n";
 }
 
-void Page::Details(const std::string& summary, const std::string& preformatted) {
-  absl::StrAppend(&body_, "<details><summary>", Escaped(summary), "</summary><pre>",
-                  Escaped(preformatted), "</pre></details>\n");
+void Page::Details(const std::string& summary, const std::string& preformatted, bool open) {
+  absl::StrAppend(&body_, open ? "<details open><summary>" : "<details><summary>", Escaped(summary),
+                  "</summary><pre>", Escaped(preformatted), "</pre></details>\n");
 }
 
 void Page::Data(const std::string& id, const std::string& json) {

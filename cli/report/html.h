@@ -24,8 +24,8 @@ class Page {
   void Table(const std::vector<std::vector<Cell>>& rows, const std::string& classes = "");
   // Figures (SVG) beside each other where the page is wide enough.
   void Figures(const std::vector<std::string>& svgs);
-  // Hidden until somebody asks.
-  void Details(const std::string& summary, const std::string& preformatted);
+  // Hidden until somebody asks, if it is not `open`.
+  void Details(const std::string& summary, const std::string& preformatted, bool open = false);
   // `json` for programs: <script type="application/json" id="ID">.
   void Data(const std::string& id, const std::string& json);
 

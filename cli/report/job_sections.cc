@@ -1,5 +1,6 @@
 // What a job as a whole has gone through: curves, goodput, faults, checkpoints; and what it is.
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "absl/strings/match.h"
@@ -35,6 +36,16 @@ std::string LeftOut(size_t rows) {
   return rows > kMostRows ? absl::StrCat("The last ", kMostRows, " of ",
                                          CountText(static_cast<int64_t>(rows)), ".")
                           : "";
+}
+
+bool HasValues(const plot::Figure& figure) {
+  for (const plot::Panel& panel : figure.panels) {
+    for (const plot::Series& series : panel.series) {
+      if (std::any_of(series.y.begin(), series.y.end(), [](double y) { return std::isfinite(y); }))
+        return true;
+    }
+  }
+  return false;
 }
 
 // Seconds since 1970; 0: not known. The list of checkpoints is that of the disk, which has no
@@ -73,7 +84,8 @@ void AddCurves(const Subjects& subjects, Page* page) {
   if (!steps) return page->Paragraph("There are no steps yet.", "soft");
   std::vector<std::string> figures = {Curves(jobs, {"loss", "grad_norm"}),
                                       Curves(jobs, {"throughput", "learning_rate"})};
-  if (jobs.size() > 1) figures.push_back(Narrow(LossDifferences(jobs)));
+  const plot::Figure differences = LossDifferences(jobs);
+  if (HasValues(differences)) figures.push_back(Narrow(differences));
   figures.push_back(Narrow(StepTimes(jobs)));
   const bool memory = std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) {
     return !job.steps.empty() && job.steps.back().resident_bytes() > 0;
@@ -160,6 +172,16 @@ void AddFaults(const Subjects& subjects, Page* page) {
   if (count == 0) return page->Paragraph("None.", "soft");
   Limit(&table);
   page->Table(table);
+  for (const Subject& subject : subjects) {
+    std::string lines;
+    for (const v1::LogLine& line : subject.job->status.last_lines())
+      absl::StrAppend(&lines, line.line(), "\n");
+    if (lines.empty()) continue;
+    page->Details(absl::StrCat("The last words of rank ", subject.job->status.last_lines(0).rank(),
+                               " of ", subject.job->label, ", whose fault ended attempt ",
+                               subject.job->status.last_lines(0).attempt()),
+                  lines);
+  }
   if (count > kMostRows) page->Paragraph(LeftOut(count), "soft");
 }
 
@@ -253,7 +275,7 @@ void AddConfiguration(const Subjects& subjects, Page* page) {
   }
   for (const Subject& subject : subjects) {
     page->Details(absl::StrCat("The complete job file of ", subject.job->label),
-                  config::EffectiveYaml(subject.job->status.spec()));
+                  config::EffectiveYaml(subject.job->status.spec()), subjects.size() == 1);
   }
 }
 

@@ -97,6 +97,17 @@ std::vector<double> SmoothLosses(const std::vector<v1::StepRecord>& steps) {
   return plot::Smoothed(losses, window);
 }
 
+std::optional<LossComparison::Reached> FirstAt(const std::vector<v1::StepRecord>& steps,
+                                               double loss) {
+  const std::vector<double> smooth = SmoothLosses(steps);
+  double seconds = 0;
+  for (size_t i = 0; i < smooth.size(); ++i) {
+    seconds += steps[i].step_seconds();
+    if (smooth[i] <= loss) return LossComparison::Reached{steps[i].step(), seconds};
+  }
+  return std::nullopt;
+}
+
 bool SameBits(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
 }  // namespace
@@ -196,7 +207,6 @@ LossComparison CompareLosses(const JobData& base, const JobData& other) {
   LossComparison comparison;
   size_t k = 0;
   for (const v1::StepRecord& step : base.steps) {
-    comparison.base_seconds += step.step_seconds();
     while (k < other.steps.size() && other.steps[k].step() < step.step()) ++k;
     if (k == other.steps.size() || other.steps[k].step() != step.step()) continue;
     ++comparison.steps;
@@ -208,16 +218,9 @@ LossComparison CompareLosses(const JobData& base, const JobData& other) {
     }
   }
   const std::vector<double> goal = SmoothLosses(base.steps);
-  const std::vector<double> reached = SmoothLosses(other.steps);
   if (goal.empty() || !std::isfinite(goal.back())) return comparison;
-  double seconds = 0;
-  for (size_t i = 0; i < reached.size(); ++i) {
-    seconds += other.steps[i].step_seconds();
-    if (!(reached[i] <= goal.back())) continue;
-    comparison.other_reaches_at = other.steps[i].step();
-    comparison.other_reaches_seconds = seconds;
-    break;
-  }
+  comparison.base_reaches = FirstAt(base.steps, goal.back());
+  comparison.other_reaches = FirstAt(other.steps, goal.back());
   return comparison;
 }
 

@@ -66,10 +66,14 @@ struct LossComparison {
   int64_t equal_steps = 0;  // with the same bits
   double largest_difference = 0;
   int64_t largest_at = 0;  // step of that
-  // When `other` first has, smoothed, the last smoothed loss of `base`; absent: never.
-  std::optional<int64_t> other_reaches_at;
-  std::optional<double> other_reaches_seconds;  // of steps until then
-  double base_seconds = 0;                      // of all steps of `base`
+  // When each first has, smoothed, the last smoothed loss of `base`: step, and seconds of steps
+  // until then; absent: never.
+  struct Reached {
+    int64_t step = 0;
+    double seconds = 0;
+  };
+  std::optional<Reached> base_reaches;
+  std::optional<Reached> other_reaches;
 };
 LossComparison CompareLosses(const JobData& base, const JobData& other);
 

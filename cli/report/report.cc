@@ -38,11 +38,13 @@ Json ComparisonToJson(const JobData& base, const JobData& other) {
       compared.steps > 0 ? Json(compared.largest_difference) : Json(nullptr);
   json["largest_loss_difference_at"] =
       compared.largest_at > 0 ? Json(compared.largest_at) : Json(nullptr);
-  json["reaches_last_loss_at_step"] =
-      compared.other_reaches_at.has_value() ? Json(*compared.other_reaches_at) : Json(nullptr);
-  json["reaches_last_loss_after_seconds"] = compared.other_reaches_seconds.has_value()
-                                                ? Json(*compared.other_reaches_seconds)
-                                                : Json(nullptr);
+  // Of the base's last smoothed loss: when each has it first.
+  const auto reached = [](const std::optional<LossComparison::Reached>& at) -> Json {
+    if (!at.has_value()) return nullptr;
+    return {{"step", at->step}, {"seconds", at->seconds}};
+  };
+  json["base_reaches_last_loss"] = reached(compared.base_reaches);
+  json["job_reaches_last_loss"] = reached(compared.other_reaches);
   return json;
 }
 

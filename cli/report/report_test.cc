@@ -140,12 +140,13 @@ TEST(CompareLosses, WhenALossIsReached) {
   JobData b = Job("b", 100, 1);
   for (v1::StepRecord& step : b.steps) step.set_loss(2 * step.loss());  // half as fast
   const LossComparison compared = CompareLosses(a, b);
-  ASSERT_TRUE(compared.other_reaches_at.has_value());
-  EXPECT_NEAR(static_cast<double>(*compared.other_reaches_at), 100, 4);
-  EXPECT_NEAR(*compared.other_reaches_seconds,
-              0.1 * static_cast<double>(*compared.other_reaches_at), 1e-9);
-  EXPECT_NEAR(compared.base_seconds, 5, 1e-9);
-  EXPECT_FALSE(CompareLosses(b, JobData()).other_reaches_at.has_value());
+  ASSERT_TRUE(compared.base_reaches.has_value());
+  ASSERT_TRUE(compared.other_reaches.has_value());
+  EXPECT_NEAR(static_cast<double>(compared.other_reaches->step), 100, 4);
+  EXPECT_NEAR(compared.other_reaches->seconds,
+              0.1 * static_cast<double>(compared.other_reaches->step), 1e-9);
+  EXPECT_NEAR(compared.base_reaches->seconds, 5, 1e-9);
+  EXPECT_FALSE(CompareLosses(b, JobData()).other_reaches.has_value());
 }
 
 TEST(Faults, CauseAndRecovery) {
@@ -166,11 +167,18 @@ TEST(Faults, CauseAndRecovery) {
 
 TEST(Faults, OfOneThatNobodyMended) {
   JobData job = Job("a", 10, 1);
+  v1::LogLine* line = job.status.add_last_lines();
+  line->set_rank(3);
+  line->set_attempt(1);
+  line->set_line("cannot <allocate>");
   job.events = {Event("attempt_broken", 1, 200, "out of memory")};
   const std::vector<Fault> faults = FaultsOf(job);
   ASSERT_EQ(faults.size(), 1u);
   EXPECT_FALSE(faults[0].training_again_seconds.has_value());
   EXPECT_FALSE(faults[0].steps_lost.has_value());
+  EXPECT_THAT(PageOf({job}),
+              HasSubstr("The last words of rank 3 of a, whose fault ended attempt 1"));
+  EXPECT_THAT(PageOf({job}), HasSubstr("cannot &lt;allocate&gt;"));
 }
 
 TEST(Report, AJobWithoutAStep) {

@@ -148,15 +148,17 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
                         absl::StrCat("at most ", ShortText(compared.largest_difference), " apart"),
                         absl::StrCat("at step ", compared.largest_at));
                   }});
-  rows.push_back({"time until the first job's last loss", [&base](const Subject& s) {
-                    const LossComparison compared = CompareLosses(*base.job, *s.job);
-                    if (&s == &base) return Number(SecondsText(compared.base_seconds));
-                    if (!compared.other_reaches_seconds.has_value()) return Number("never reached");
-                    return Number(SecondsText(*compared.other_reaches_seconds),
-                                  absl::StrCat("step ", *compared.other_reaches_at, ", ",
-                                               RatioText(*compared.other_reaches_seconds,
-                                                         compared.base_seconds)));
-                  }});
+  rows.push_back(
+      {"time until the first job's last loss", [&base](const Subject& s) {
+         const LossComparison compared = CompareLosses(*base.job, *s.job);
+         if (!compared.other_reaches.has_value()) return Number("never reached");
+         const LossComparison::Reached& reached = *compared.other_reaches;
+         return Number(
+             SecondsText(reached.seconds),
+             absl::StrCat(
+                 "step ", CountText(reached.step), &s == &base ? "" : ", ",
+                 &s == &base ? "" : RatioText(reached.seconds, compared.base_reaches->seconds)));
+       }});
   return rows;
 }
 

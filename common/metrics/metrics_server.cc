@@ -248,16 +248,18 @@ MetricsServer::Text MetricsServer::AnswerTo(const std::string& request, Time now
     ++figures_.refused;
     return Refusal("404 Not Found");
   }
-  ++figures_.served;
   return PageAt(page->first, page->second, now);
 }
 
 MetricsServer::Text MetricsServer::PageAt(const std::string& path, const Page& page, Time now) {
   Kept& kept = kept_[path];
+  ++figures_.served;
   if (kept.text != nullptr && now < kept.until) return kept.text;
   figures_.connections = static_cast<int64_t>(connections_.size());
   const Time began = std::chrono::steady_clock::now();
-  kept.text = std::make_shared<const std::string>(Answer("200 OK", page.type, page.make(figures_)));
+  const std::optional<std::string> made = page.make(figures_);
+  if (!made.has_value()) return Refusal("503 Service Unavailable");
+  kept.text = std::make_shared<const std::string>(Answer("200 OK", page.type, *made));
   const Time ended = std::chrono::steady_clock::now();
   kept.until = ended + kAgeOverCost * (ended - began);
   return kept.text;

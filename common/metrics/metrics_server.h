@@ -18,6 +18,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -40,8 +41,8 @@ class MetricsServer {
   };
   struct Page {
     std::string type;
-    // Is given what the server knows of itself.
-    std::function<std::string(const Figures&)> make;
+    // Is given what the server knows of itself. Absent: the page cannot be made yet (503).
+    std::function<std::optional<std::string>(const Figures&)> make;
   };
   using Pages = std::map<std::string, Page>;  // by path
   struct Limits {

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -110,6 +111,22 @@ TEST_F(MetricsServerTest, RefusesEverythingElse) {
   EXPECT_EQ(made_, 0);
   Scrape();
   EXPECT_EQ(figures_refused_, 5);
+}
+
+TEST_F(MetricsServerTest, APageThatCannotBeMadeYetIsAskedForAgain) {
+  std::atomic<bool> ready = false;
+  MetricsServer::Pages pages;
+  pages["/metrics"] = {kMetricsType,
+                       [&ready](const MetricsServer::Figures&) -> std::optional<std::string> {
+                         if (!ready) return std::nullopt;
+                         return "now";
+                       }};
+  auto server = MetricsServer::Listen("127.0.0.1:0", std::move(pages));
+  ASSERT_TRUE(server.ok()) << server.status();
+  server_ = *std::move(server);
+  EXPECT_THAT(Scrape(), StartsWith("HTTP/1.1 503"));
+  ready = true;
+  EXPECT_THAT(Scrape(), HasSubstr("now"));
 }
 
 TEST_F(MetricsServerTest, SaysThatAnAddressIsInUseOrNone) {

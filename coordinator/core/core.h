@@ -171,6 +171,7 @@ struct Settings {
 struct Submitted {
   std::string job_id;
   v1::JobSpec spec;
+  std::string owner;  // empty: nobody was asked
 };
 struct CancelRequested {
   std::string job_id;

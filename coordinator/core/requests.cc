@@ -9,6 +9,7 @@ void Stepper::Handle(const Submitted& submitted) {
   job.record.set_id(submitted.job_id);
   job.record.set_number(state_.next_number++);
   *job.record.mutable_spec() = submitted.spec;
+  job.record.set_owner(submitted.owner);
   job.record.set_submitted_at(now_);
   OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_QUEUED, now_);
   SetPhase(job, v1::JOB_PHASE_QUEUED);

@@ -110,7 +110,8 @@ absl::Status Coordinator::AskEvent(decltype(Event::body) body,
 }
 
 absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
-                                                const std::string& request_id) {
+                                                const std::string& request_id,
+                                                const std::string& owner) {
   if (!request_id.empty()) {
     TERCIO_ASSIGN_OR_RETURN(const std::string known, store_->JobOfRequest(request_id));
     if (!known.empty()) return known;
@@ -118,7 +119,7 @@ absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
   const std::string id = absl::StrCat("job-", RandomHex(4));
   std::vector<std::pair<std::string, std::string>> requests;
   if (!request_id.empty()) requests.emplace_back(request_id, id);
-  TERCIO_RETURN_IF_ERROR(AskEvent(Submitted{id, spec}, std::move(requests)));
+  TERCIO_RETURN_IF_ERROR(AskEvent(Submitted{id, spec, owner}, std::move(requests)));
   return id;
 }
 

@@ -60,8 +60,10 @@ class Coordinator {
   absl::Status Ask(Body body) {
     return AskEvent(std::move(body), {});
   }
-  // Submits with an id that makes a repeated request the same job.
-  absl::StatusOr<std::string> Submit(const v1::JobSpec& spec, const std::string& request_id);
+  // Submits with an id that makes a repeated request the same job. `owner`: empty, where nobody was
+  // asked.
+  absl::StatusOr<std::string> Submit(const v1::JobSpec& spec, const std::string& request_id,
+                                     const std::string& owner = "");
 
   // PERMISSION_DENIED where the settings do not allow drills.
   absl::Status MayDrill() const;

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/metrics/process_metrics.h"
+#include "common/steady_time.h"
 #include "common/version.h"
 #include "coordinator/core/core.h"
 #include "coordinator/service/views.h"
@@ -20,6 +21,9 @@ namespace {
 
 // Newer ones than that many have series of their own.
 constexpr size_t kMostJobs = 100;
+
+// After a start, for agents that were there before.
+constexpr absl::Duration kReturnPatience = absl::Minutes(1);
 
 constexpr const char* kNodeStates[] = {"ready", "lost", "draining", "drained", "quarantined"};
 
@@ -177,6 +181,9 @@ void AddJobs(const Coordinator& coordinator, double linger, MetricsPage* page) {
   }
 }
 
+// Since the coordinator has started. Of a node that is only in the store the name is known.
+bool HasCome(const Coordinator::NodeView& node) { return node.state.hello.devices() > 0; }
+
 void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
   int connected = 0;
   int devices = 0;
@@ -197,7 +204,7 @@ void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
     page->Set("tercio_agent_connected", {name}, here ? 1 : 0);
     page->Set("tercio_agent_devices", {name}, here ? node.state.hello.devices() : 0);
     page->Set("tercio_agent_devices_free", {name}, node.free);
-    if (!node.state.hello.node().empty()) {
+    if (HasCome(node)) {
       page->Set("tercio_agent_last_heartbeat_timestamp_seconds", {name}, node.state.last_heard);
     }
   }
@@ -260,10 +267,11 @@ std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& str
   return page.Text();
 }
 
-std::string TargetsPage(const Coordinator& coordinator) {
+std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Duration up) {
   nlohmann::json targets = nlohmann::json::array();
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
+    if (!HasCome(node) && up < kReturnPatience) return std::nullopt;
     std::string address = hello.metrics_address();
     if (address.empty()) continue;
     // Agents that listen everywhere are reached where their ranks are.
@@ -286,8 +294,9 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> ServeCoordinatorMetrics(
                                          const MetricsServer::Figures& server) {
                          return CoordinatorPage(coordinator, streams, calls, options, server);
                        }};
-  pages["/sd"] = {"application/json", [&coordinator](const MetricsServer::Figures&) {
-                    return TargetsPage(coordinator);
+  pages["/sd"] = {"application/json",
+                  [&coordinator, start = SteadyNow()](const MetricsServer::Figures&) {
+                    return TargetsPage(coordinator, SteadyNow() - start);
                   }};
   return MetricsServer::Listen(address, std::move(pages));
 }

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/metrics/metrics_server.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/rpc_metrics.h"
@@ -26,8 +28,10 @@ struct CoordinatorMetricsOptions {
 std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& streams,
                             const RpcMetrics& calls, const CoordinatorMetricsOptions& options,
                             const MetricsServer::Figures& server);
-// A JSON list of targets, each with the label `node`.
-std::string TargetsPage(const Coordinator& coordinator);
+// A JSON list of targets, each with the label `node`. Where agents are is known once they have
+// come: absent while nodes that were there before the coordinator started are missing and it has
+// not been `up` for long, since Prometheus keeps the list before when it gets none.
+std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Duration up);
 
 // Serves both.
 absl::StatusOr<std::unique_ptr<MetricsServer>> ServeCoordinatorMetrics(

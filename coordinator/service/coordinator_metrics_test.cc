@@ -20,7 +20,8 @@ using ::testing::Not;
 
 class CoordinatorMetricsTest : public ::testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Start(); }
+  void Start() {
     options_.state_dir = directory_.path();
     auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
     ASSERT_TRUE(store.ok()) << store.status();
@@ -194,15 +195,29 @@ TEST_F(CoordinatorMetricsTest, NamesOfJobsMayBeAnything) {
 }
 
 TEST_F(CoordinatorMetricsTest, TellsPrometheusWhereAgentsAre) {
-  EXPECT_EQ(TargetsPage(*coordinator_), "[]\n");
+  EXPECT_EQ(TargetsPage(*coordinator_, absl::ZeroDuration()), "[]\n");
   Attach("a", "10.0.0.7:9465");
   Attach("b", "0.0.0.0:9465");  // everywhere: where its ranks are
   coordinator_->Ask(Tick{}).IgnoreError();
-  const std::string page = TargetsPage(*coordinator_);
+  const std::string page = TargetsPage(*coordinator_, absl::ZeroDuration()).value();
   EXPECT_THAT(page, HasSubstr("\"node\": \"a\""));
   EXPECT_THAT(page, HasSubstr("\"node\": \"b\""));
   EXPECT_THAT(page, HasSubstr("\"10.0.0.7:9465\""));
   EXPECT_THAT(page, Not(HasSubstr("0.0.0.0")));
+}
+
+TEST_F(CoordinatorMetricsTest, ARestartTellsNoListBeforeAgentsAreBack) {
+  Attach("a", "10.0.0.7:9465");
+  coordinator_->Ask(Tick{}).IgnoreError();
+  streams_.reset();
+  coordinator_.reset();
+  Start();
+  EXPECT_EQ(TargetsPage(*coordinator_, absl::Seconds(59)), std::nullopt);
+  // It does not come.
+  EXPECT_EQ(TargetsPage(*coordinator_, absl::Seconds(61)), "[]\n");
+  Attach("a", "10.0.0.7:9466");
+  coordinator_->Ask(Tick{}).IgnoreError();
+  EXPECT_THAT(TargetsPage(*coordinator_, absl::Seconds(1)).value(), HasSubstr("10.0.0.7:9466"));
 }
 
 }  // namespace

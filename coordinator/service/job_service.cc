@@ -24,9 +24,14 @@ StreamHub::Kind KindOf(const Request& request) {
 }  // namespace
 grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
                                     v1::SubmitResponse* response) {
-  v1::JobSpec spec = request->spec();
+  return SubmitFor("", *request, response);
+}
+
+grpc::Status JobServiceImpl::SubmitFor(const std::string& owner, const v1::SubmitRequest& request,
+                                       v1::SubmitResponse* response) {
+  v1::JobSpec spec = request.spec();
   if (absl::Status status = admit_(&spec); !status.ok()) return ToGrpc(status);
-  const absl::StatusOr<std::string> id = coordinator_.Submit(spec, request->request_id());
+  const absl::StatusOr<std::string> id = coordinator_.Submit(spec, request.request_id(), owner);
   if (!id.ok()) return ToGrpc(id.status());
   response->set_job_id(*id);
   return grpc::Status::OK;

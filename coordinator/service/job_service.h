@@ -53,11 +53,10 @@ class JobServiceImpl : public JobServiceBase {
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse*) override;
 
- private:
-  class Watcher;
-  // Ranks where they are wanted, and the last words of the one at fault. `plan` may be null.
-  absl::Status AddDetails(const Coordinator::JobView& job, const v1::Plan* plan, bool ranks,
-                          v1::JobStatus* status);
+ protected:
+  // `owner` is whose job it becomes; empty: nobody's in particular.
+  grpc::Status SubmitFor(const std::string& owner, const v1::SubmitRequest& request,
+                         v1::SubmitResponse* response);
 
   // The same calls for threads, which nobody makes: streams are the hub's.
   using JobServiceBase::Events;
@@ -65,6 +64,12 @@ class JobServiceImpl : public JobServiceBase {
   using JobServiceBase::Logs;
   using JobServiceBase::Trace;
   using JobServiceBase::Watch;
+
+ private:
+  class Watcher;
+  // Ranks where they are wanted, and the last words of the one at fault. `plan` may be null.
+  absl::Status AddDetails(const Coordinator::JobView& job, const v1::Plan* plan, bool ranks,
+                          v1::JobStatus* status);
 
   Coordinator& coordinator_;
   StreamHub& streams_;

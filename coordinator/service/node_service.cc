@@ -18,6 +18,14 @@ namespace {
 
 constexpr auto kSweepInterval = std::chrono::milliseconds(100);
 constexpr absl::Duration kAnswerMargin = absl::Milliseconds(300);
+constexpr char kAttach[] = "NodeService/Attach";
+
+// Deletes itself.
+class RefusedAgent : public grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage> {
+ public:
+  explicit RefusedAgent(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
 
 }  // namespace
 
@@ -26,8 +34,12 @@ constexpr absl::Duration kAnswerMargin = absl::Milliseconds(300);
 class NodeServiceImpl::AgentStream
     : public grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage> {
  public:
-  AgentStream(Coordinator& coordinator, double heartbeat_interval)
-      : coordinator_(coordinator), heartbeat_interval_(heartbeat_interval), outbox_(new Outbox) {
+  AgentStream(Gate& gate, Caller caller, Coordinator& coordinator, double heartbeat_interval)
+      : gate_(gate),
+        caller_(std::move(caller)),
+        coordinator_(coordinator),
+        heartbeat_interval_(heartbeat_interval),
+        outbox_(new Outbox) {
     outbox_->stream = this;
     StartRead(&incoming_);
   }
@@ -43,7 +55,13 @@ class NodeServiceImpl::AgentStream
             grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "the first message must be hello"));
         return;
       }
-      if (const absl::Status status = Accept(); !status.ok()) {
+      if (!caller_.MaySpeakFor(incoming_.hello().node())) {
+        FinishOnce(ToGrpc(gate_.Refuse(caller_, kAttach, incoming_.hello().node(), NotItsNode())));
+        return;
+      }
+      const absl::Status status = Accept();
+      gate_.Record(caller_, kAttach, incoming_.hello().node(), status);
+      if (!status.ok()) {
         FinishOnce(ToGrpc(status));
         return;
       }
@@ -103,6 +121,12 @@ class NodeServiceImpl::AgentStream
     stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat came in time"));
   }
 
+  absl::Status NotItsNode() const {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "the certificate is node ", caller_.name, "'s and the agent says it is ",
+        incoming_.hello().node(), "; start it with --name ", caller_.name, ", or enrol it anew"));
+  }
+
   absl::Status Accept() {
     const v1::AgentHello& hello = incoming_.hello();
     TERCIO_RETURN_IF_ERROR(
@@ -130,6 +154,8 @@ class NodeServiceImpl::AgentStream
     Finish(status);
   }
 
+  Gate& gate_;
+  const Caller caller_;
   Coordinator& coordinator_;
   const double heartbeat_interval_;
   std::shared_ptr<Outbox> outbox_;
@@ -140,12 +166,17 @@ class NodeServiceImpl::AgentStream
 };
 
 grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage>* NodeServiceImpl::Attach(
-    grpc::CallbackServerContext*) {
-  return new AgentStream(coordinator_, heartbeat_interval_);
+    grpc::CallbackServerContext* context) {
+  const GuardedCall call(gate_, *context, kAttach);
+  if (call.refused()) return new RefusedAgent(call.refusal());
+  return new AgentStream(gate_, call.caller(), coordinator_, heartbeat_interval_);
 }
 
-NodeServiceImpl::NodeServiceImpl(Coordinator& coordinator, double heartbeat_interval)
-    : coordinator_(coordinator), heartbeat_interval_(heartbeat_interval), sweeper_([this] {
+NodeServiceImpl::NodeServiceImpl(Gate& gate, Coordinator& coordinator, double heartbeat_interval)
+    : gate_(gate),
+      coordinator_(coordinator),
+      heartbeat_interval_(heartbeat_interval),
+      sweeper_([this] {
         std::unique_lock<std::mutex> lock(mutex_);
         while (!stopped_.wait_for(lock, kSweepInterval, [this] { return stopping_; })) {
           rendezvous_.Expire(SteadyNow(), [this](const v1::RunId& run) {
@@ -167,6 +198,11 @@ grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousPut(grpc::CallbackServerCon
                                                          const v1::RendezvousPutRequest* request,
                                                          v1::RendezvousPutResponse*) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  const GuardedCall call(gate_, *context, "NodeService/RendezvousPut");
+  if (call.refused()) {
+    reactor->Finish(call.refusal());
+    return reactor;
+  }
   if (!coordinator_.IsPresent(request->run(), request->token())) {
     reactor->Finish(grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over"));
     return reactor;
@@ -207,6 +243,12 @@ class NodeServiceImpl::PendingGet : public grpc::ServerUnaryReactor {
 grpc::ServerUnaryReactor* NodeServiceImpl::RendezvousGet(grpc::CallbackServerContext* context,
                                                          const v1::RendezvousGetRequest* request,
                                                          v1::RendezvousGetResponse* response) {
+  const GuardedCall call(gate_, *context, "NodeService/RendezvousGet");
+  if (call.refused()) {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(call.refusal());
+    return reactor;
+  }
   if (!coordinator_.IsPresent(request->run(), request->token())) {
     grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
     reactor->Finish(grpc::Status(grpc::StatusCode::ABORTED, "this attempt is over"));

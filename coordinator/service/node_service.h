@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "coordinator/access/gate.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/rendezvous.h"
 #include "proto/tercio/v1/node_service.grpc.pb.h"
@@ -15,7 +16,8 @@ namespace tercio::coordinator {
 
 class NodeServiceImpl : public v1::NodeService::CallbackService {
  public:
-  NodeServiceImpl(Coordinator& coordinator, double heartbeat_interval);
+  // All must outlive it. An agent's stream is about its own node only.
+  NodeServiceImpl(Gate& gate, Coordinator& coordinator, double heartbeat_interval);
   ~NodeServiceImpl() override;
 
   // The synchronous forms, which gRPC's generated classes refuse, stay visible beside ours.
@@ -35,6 +37,7 @@ class NodeServiceImpl : public v1::NodeService::CallbackService {
   class AgentStream;
   class PendingGet;
 
+  Gate& gate_;
   Coordinator& coordinator_;
   const double heartbeat_interval_;
   Rendezvous rendezvous_;

@@ -64,6 +64,7 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   v1::JobStatus status;
   status.set_id(record.id());
   status.set_name(record.spec().name());
+  status.set_owner(record.owner());
   status.set_state(PublishedState(record));
   status.set_step(record.step());
   status.set_steps(record.spec().training().steps());

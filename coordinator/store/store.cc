@@ -79,6 +79,7 @@ absl::StatusOr<std::map<std::string, Message>> ParseByJob(sqlite3* database, con
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only) {
+  if (!read_only) TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int flags = read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
   const int code = sqlite3_open_v2(path.c_str(), &database, flags | SQLITE_OPEN_FULLMUTEX, nullptr);
@@ -166,7 +167,8 @@ absl::Status Store::CopyTo(const std::string& path) {
   std::remove(partial.c_str());
   sqlite3* source = nullptr;
   sqlite3* copy = nullptr;
-  absl::Status status;
+  absl::Status status = MakeDatabasePrivate(partial);
+  if (!status.ok()) return status;
   if (sqlite3_open_v2(path_.c_str(), &source, SQLITE_OPEN_READONLY, nullptr) != SQLITE_OK) {
     status = Fault(source, "back-up: cannot read");
   } else if (sqlite3_open(partial.c_str(), &copy) != SQLITE_OK) {

@@ -85,7 +85,7 @@ class TercioTest(unittest.TestCase):
 
     def environment(self):
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TERCIO_")}
-        return {**kept, "XDG_STATE_HOME": self.path("xdg")}
+        return {**kept, "XDG_STATE_HOME": self.path("xdg"), "XDG_CONFIG_HOME": self.path("config")}
 
     def start(self, *arguments, **options):
         return subprocess.Popen([os.path.join(BIN, "tercio"), *arguments], stdout=subprocess.PIPE,

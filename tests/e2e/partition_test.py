@@ -99,7 +99,8 @@ class Partition(ClusterTest):
     def node(self, name):
         return self.daemon_in(name, "tercio-agent", "--coordinator", self.address, "--state-dir",
                               self.path("agent-" + name), "--name", name, "--slots", "1", "--metrics-listen",
-                              "127.0.0.1:0", "--stop-grace", "5", "--data-address", self.addresses[name])
+                              "127.0.0.1:0", "--stop-grace", "5", "--data-address", self.addresses[name],
+                              "--data-root", self.directory)
 
     def start(self, *arguments, **options):
         """Verbs run beside the coordinator, except those that need none."""

@@ -91,6 +91,9 @@ class Reports(TercioTest):
             self.assertEqual(out, "")
         self.assertFalse(os.path.exists(self.path("none.svg")))
         self.verb("plot", one, "--output", self.path("no", "such", "folder.svg"), code=3)
+        os.symlink("/dev/null", self.path("device.svg"))
+        _, err = self.verb("plot", one, "--output", self.path("device.svg"), code=7)
+        self.assertIn("not a regular file", err)
         with open(exported, "a", encoding="utf-8") as file:
             file.write("not json\n")
         _, err = self.tercio("plot", exported, "--output", "-", code=2)

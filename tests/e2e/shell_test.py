@@ -55,6 +55,8 @@ class Shells(ClusterTest):
         self.assertEqual(self.offered("tercio", "get", "x", "-o", ""), ["json", "jsonl"])
         self.assertIn("job.yaml", self.offered("tercio", "submit", "jo"))
         self.assertEqual(self.offered("tercio", "completion", "z"), ["zsh"])
+        self.assertEqual(self.offered("tercio", "drill", "x", "--fault", "kill"), ["kill-trainer", "kill-agent"])
+        self.assertEqual(self.offered("tercio", "plot", "x", "--metric", "l"), ["loss", "learning_rate"])
         # Nobody answers: quick, and quiet.
         self.assertEqual(self.offered("tercio", "get", "jo"), [])
         _, ready = self.coordinator()

@@ -8,7 +8,12 @@ from harness import ROOT
 
 
 GENERATED = (":man",)  # by rules; programs are, too, but lie in ./bin
-GLOBS = {"//:dashboards": ["dashboards/*.json"], "//:documents": ["CHANGELOG.md", "docs/*.md"], "//tests/gpu:scripts": ["tests/gpu/*.py"]}
+GLOBS = {
+    "//:documents": ["CHANGELOG.md", "docs/*.md"],
+    "//:images": ["docs/images/*.svg"],
+    "//dashboards:files": ["dashboards/*.json", "dashboards/*.py"],
+    "//tests/gpu:scripts": ["tests/gpu/*.py"],
+}
 
 
 def _files(patterns):

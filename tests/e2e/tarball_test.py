@@ -45,6 +45,14 @@ class Tarball(TercioTest):
         self.assertEqual(done.returncode, 0, f"{command}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def test_folders_keep_the_places_of_their_files(self):
+        pages = self.path("pages")
+        self.tercio("man", "--output", os.path.join(pages, "man1"))
+        tree = self.unpack(self.pack("tercio.tar.gz", "--into", "man", pages, programs=PROGRAMS[:1]))
+        self.assertEqual(sorted(os.listdir(os.path.join(tree, "man", "man1"))), sorted(os.listdir(os.path.join(pages, "man1"))))
+        with open(os.path.join(tree, "man", "man1", "tercio-submit.1"), encoding="utf-8") as file:
+            self.assertIn("tercio\\-submit", file.read())
+
     def test_it_runs_wherever_it_lies(self):
         tree = self.unpack(self.pack("tercio.tar.gz"))
         os.mkdir(self.path("home"))

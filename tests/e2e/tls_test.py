@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import unittest
@@ -11,6 +12,11 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 from certificates import Authority  # noqa: E402
 from harness import BIN, TercioTest, layout, wait_for  # noqa: E402
+
+
+def reachable(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @unittest.skipUnless(shutil.which("openssl"), "openssl is not installed")
@@ -35,7 +41,7 @@ class Tls(TercioTest):
     def test_with_good_certificates_a_job_trains(self):
         flags = self.ours.issue("coordinator")
         self.start_coordinator(flags)
-        self.agent(self.address, "one", 2, *self.ours.issue("one"))
+        self.agent(self.address, "one", 2, "--data-root", self.directory, *self.ours.issue("one"))
         client = ["--coordinator", self.address, *self.ours.issue("ann")]
         job = self.tercio("submit", self.path("job.yaml"), *layout(1, 1, 2), *client)[0].strip()
         status = self.json("wait", job, *client)
@@ -58,10 +64,30 @@ class Tls(TercioTest):
         client = self.ours.issue("ann")
         self.start_coordinator(self.theirs.issue("coordinator").with_authority(self.ours))
         self.refused(client, "refused here", "--tls-ca has not signed it")
-        self.start_again(self.ours.issue("old", days=-1))
-        self.refused(client, "refused here", "it has expired")
         self.start_again(self.ours.issue("other", names="DNS:other.example,IP:10.9.8.7"))
         self.refused(client, "other names than 127.0.0.1", "other.example, 10.9.8.7")
+
+    def test_certificates_that_have_expired(self):
+        old = self.ours.issue("old", days=-1)
+        # A daemon refuses to start with one, and says both times.
+        done = subprocess.run([os.path.join(BIN, "tercio-coordinator"), "--state-dir", self.state, "--listen",
+                               "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", *old], capture_output=True,
+                              text=True, env=self.environment(), timeout=60, check=False)
+        self.assertEqual(done.returncode, 7)
+        for word in (old.certificate, "has expired at", "this machine's clock says"):
+            self.assertIn(word, done.stderr)
+        # A server whose certificate has expired while it ran.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        server = subprocess.Popen(["openssl", "s_server", "-accept", str(port), "-cert", old.certificate, "-key",
+                                   old.key, "-alpn", "h2", "-quiet"], stdin=subprocess.PIPE,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.stdin.close)
+        self.addCleanup(server.kill)
+        wait_for(lambda: reachable(port), "openssl's server")
+        self.address = f"127.0.0.1:{port}"
+        self.refused(self.ours.issue("ann"), "refused here", "it has expired")
 
     def start_again(self, flags):
         self.daemons[-1].send_signal(signal.SIGTERM)

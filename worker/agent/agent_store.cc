@@ -57,6 +57,7 @@ absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& 
 
 absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::TryOpen(const std::string& path,
                                                                 int64_t most_spool_bytes) {
+  TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int code =
       sqlite3_open_v2(path.c_str(), &database,

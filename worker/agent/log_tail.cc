@@ -40,7 +40,7 @@ bool LogTail::Open() {
   if (file_ >= 0) return true;
   const std::string older = path_ + ".1";
   const bool in_older = position_.file != 0 && FactsOf(older).inode == position_.file;
-  file_ = open((in_older ? older : path_).c_str(), O_RDONLY | O_CLOEXEC);
+  file_ = open((in_older ? older : path_).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   struct stat info = {};
   if (file_ < 0 || fstat(file_, &info) != 0) return false;
   if (info.st_ino != position_.file || info.st_size < position_.offset) {

@@ -1,6 +1,7 @@
 // tercio-agent: one per node. Starts, watches and stops trainers; exports their figures.
 #include <netdb.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/certificate.h"
 #include "common/channel.h"
 #include "common/daemon.h"
 #include "common/daemon_flags.h"
@@ -35,6 +37,7 @@
 #include "worker/agent/agent_store.h"
 #include "worker/agent/device_choice.h"
 #include "worker/agent/gpu_monitor.h"
+#include "worker/agent/membership.h"
 #include "worker/agent/node_link.h"
 #include "worker/agent/run_manager.h"
 #include "worker/agent/runtime_directory.h"
@@ -68,6 +71,11 @@ struct Flags {
   int64_t gpu_others = int64_t{1} << 30;
   double gpu_interval_seconds = 5;
   TlsFiles tls = TlsFromEnvironment();
+  std::shared_ptr<TlsIdentity> identity;  // null: no TLS
+  std::string enroll;
+  std::string join_token_file;
+  std::string trainer_user;
+  std::vector<std::string> data_roots;
   double stop_grace_seconds = 25;
   int64_t spool_bytes = 64 << 20;
   bool parent_death = false;
@@ -123,6 +131,31 @@ void AddTimeOptions(CLI::App& app, Flags* flags) {
       ->take_last();
 }
 
+// Who this node is, and what jobs may do to it.
+void AddAccessOptions(CLI::App& app, Flags* flags) {
+  const auto add = [&](const char* name, std::string* value, const char* variable,
+                       const char* help) {
+    app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
+  };
+  add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
+  add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
+  add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of the coordinator");
+  add("--join-token-file", &flags->join_token_file, "TERCIO_JOIN_TOKEN_FILE",
+      "file with a token, for which this node gets its certificate (also TERCIO_JOIN_TOKEN)");
+  add("--enroll", &flags->enroll, "TERCIO_ENROLL",
+      "HOST:PORT of the enrolment port; default: the port after the coordinator's");
+  add("--trainer-user", &flags->trainer_user, "TERCIO_TRAINER_USER",
+      "user under whom trainers run; only where the agent is root (default: tercio-trainer, where "
+      "there is TLS and such a user)");
+  app.add_option("--data-root", flags->data_roots,
+                 "directory in which jobs may read data, tokenizers and models; several may be "
+                 "given (default: with TLS none, else any)")
+      ->envname("TERCIO_DATA_ROOT")
+      ->delimiter(':')
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->allow_extra_args(false);
+}
+
 // The exit code; *done when there is nothing more to do (--help).
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
@@ -146,9 +179,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--snapshot-listen", &flags->snapshot_listen, "TERCIO_SNAPSHOT_LISTEN",
       "HOST:PORT for copies of snapshots; default: the data address, any port");
   add("--trainer", &flags->agent.trainer, "TERCIO_TRAINER", "the trainer program");
-  add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
-  add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
-  add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of the coordinator");
+  AddAccessOptions(app, flags);
   app.add_option("--device", flags->device,
                  "what ranks compute on; auto: cuda where there is a GPU and a trainer for it")
       ->envname("TERCIO_DEVICE")
@@ -332,14 +363,40 @@ int TakeSignal() {
   return std::max(0, sigtimedwait(&set, nullptr, &now));
 }
 
+// Names and addresses at which trainers of other nodes find copies of snapshots.
+std::vector<std::string> HostsOf(const Flags& flags) {
+  std::vector<std::string> hosts = {flags.agent.data_address};
+  const size_t colon = flags.snapshot_listen.rfind(':');
+  if (colon != std::string::npos) hosts.push_back(flags.snapshot_listen.substr(0, colon));
+  if (const std::string own = HostName(); AlternativeName(own).ok()) hosts.push_back(own);
+  hosts.erase(std::remove(hosts.begin(), hosts.end(), ""), hosts.end());
+  std::sort(hosts.begin(), hosts.end());
+  hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
+  return hosts;
+}
+
+Membership::Options MembershipOptions(const Flags& flags) {
+  Membership::Options options;
+  options.coordinator = flags.coordinator;
+  options.enroll = flags.enroll;
+  options.state_dir = flags.agent.state_dir;
+  options.node = flags.agent.node;
+  options.join_token_file = flags.join_token_file;
+  options.tls = flags.tls;
+  options.hosts = HostsOf(flags);
+  options.trainer_user = flags.agent.trainer_user;
+  return options;
+}
+
 absl::Status CheckFlags(const Flags& flags) {
-  if (!IsLoopback(flags.metrics_listen) && !flags.tls.given()) {
-    return absl::InvalidArgumentError(absl::StrCat("--metrics-listen ", flags.metrics_listen,
-                                                   " is not loopback: TLS files are required"));
-  }
-  if (!IsLoopback(flags.coordinator) && !flags.tls.given()) {
-    return absl::InvalidArgumentError(absl::StrCat("--coordinator ", flags.coordinator,
-                                                   " is not loopback: TLS files are required"));
+  const bool tls = Membership::HasMeans(MembershipOptions(flags));
+  for (const auto& [flag, address] : {std::pair{"--metrics-listen", flags.metrics_listen},
+                                      std::pair{"--coordinator", flags.coordinator}}) {
+    if (tls || IsLoopback(address)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", address,
+                     " is not loopback: give --join-token-file with a token of `tercio-coordinator "
+                     "token`, or --tls-cert, --tls-key and --tls-ca"));
   }
   if (flags.agent.state_dir.empty()) {
     return absl::InvalidArgumentError("--state-dir DIR is required");
@@ -357,15 +414,51 @@ absl::Status FillIn(Flags& flags) {
   if (flags.agent.data_address.empty()) {
     TERCIO_ASSIGN_OR_RETURN(flags.agent.data_address, AddressTowards(flags.coordinator));
   }
-  if (flags.tls.given()) {
-    // Trainers stream checkpoints to the coordinator themselves.
-    flags.agent.trainer_environment = {"TERCIO_TLS_CERT=" + flags.tls.certificate,
-                                       "TERCIO_TLS_KEY=" + flags.tls.key,
-                                       "TERCIO_TLS_CA=" + flags.tls.authority};
-  }
   // With its parent goes the coordinator, too: there is nobody to move jobs elsewhere.
   if (flags.parent_death) flags.stop_grace_seconds = kKillSeconds;
   return absl::OkStatus();
+}
+
+// Trainers stream checkpoints to the coordinator themselves.
+void UseIdentity(const Membership& membership, Flags& flags) {
+  flags.identity = membership.identity();
+  if (flags.identity == nullptr) return;
+  flags.tls = flags.identity->files();
+  const TlsFiles files = membership.TrainerFiles();
+  flags.agent.trainer_environment = {"TERCIO_TLS_CERT=" + files.certificate,
+                                     "TERCIO_TLS_KEY=" + files.key,
+                                     "TERCIO_TLS_CA=" + files.authority};
+}
+
+// What jobs may do to this node. Where strangers can reach the coordinator nothing may be read that
+// was not named; `tercio run`, and a coordinator on loopback, are their user's own.
+absl::Status SetBounds(Flags& flags) {
+  const bool open_to_others = Membership::HasMeans(MembershipOptions(flags)) && !flags.parent_death;
+  if (open_to_others || !flags.data_roots.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(flags.agent.allowed, AllowedPaths::Under(flags.data_roots));
+    if (flags.data_roots.empty()) {
+      LogWarning("no --data-root is given: jobs can read nothing on this node");
+    }
+  }
+  if (!open_to_others && flags.trainer_user.empty()) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(flags.agent.trainer_user, FindTrainerUser(flags.trainer_user));
+  if (!flags.agent.trainer_user.has_value()) {
+    if (geteuid() == 0) LogWarning("trainers run as root; --trainer-user NAME makes them NAME's");
+    return absl::OkStatus();
+  }
+  // What is a secret has a mode of its own.
+  umask(022);
+  if (RuntimeParent() != "/tmp") TERCIO_RETURN_IF_ERROR(LetPass(RuntimeParent()));
+  return LetPass(flags.agent.state_dir);
+}
+
+// CANCELLED: asked to stop before somebody has let it in.
+absl::StatusOr<std::unique_ptr<Membership>> JoinCluster(Flags& flags) {
+  TERCIO_RETURN_IF_ERROR(SetBounds(flags));
+  TERCIO_ASSIGN_OR_RETURN(auto membership, Membership::Join(MembershipOptions(flags),
+                                                            [] { return TakeSignal() != 0; }));
+  UseIdentity(*membership, flags);
+  return membership;
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory) {
@@ -411,10 +504,10 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeOnTheSamePort(const Flags& 
   const absl::StatusOr<std::string> last = ReadFile(path);
   int port = 0;
   if (last.ok() && absl::SimpleAtoi(*last, &port) && port > 0 && port < 65536) {
-    auto server = SnapshotServer::Listen(absl::StrCat(host, ":", port), flags.tls, service);
+    auto server = SnapshotServer::Listen(absl::StrCat(host, ":", port), flags.identity, service);
     if (server.ok()) return server;
   }
-  auto server = SnapshotServer::Listen(absl::StrCat(host, ":0"), flags.tls, service);
+  auto server = SnapshotServer::Listen(absl::StrCat(host, ":0"), flags.identity, service);
   if (!server.ok()) return server;
   const std::string& address = (*server)->address();
   const absl::Status kept = WriteFileDurably(path, address.substr(address.rfind(':') + 1));
@@ -430,7 +523,7 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const Flags& flag
   const bool six = flags.agent.data_address.find(':') != std::string::npos;
   const std::string host = absl::StrCat(six ? "[" : "", flags.agent.data_address, six ? "]" : "");
   if (IsLoopback(given ? flags.snapshot_listen : host + ":0") || flags.tls.given()) {
-    return given ? SnapshotServer::Listen(flags.snapshot_listen, flags.tls, service)
+    return given ? SnapshotServer::Listen(flags.snapshot_listen, flags.identity, service)
                  : ServeOnTheSamePort(flags, host, service);
   }
   if (given) {
@@ -540,19 +633,30 @@ void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
   };
 }
 
+// Where trainers find the agent, and leave their progress.
+absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent) {
+  TERCIO_ASSIGN_OR_RETURN(agent->runtime_dir, OpenRuntimeDirectory(store, RuntimeParent()));
+  agent->socket = agent->runtime_dir + "/agent.sock";
+  if (!agent->trainer_user.has_value()) return absl::OkStatus();
+  return GiveTo(*agent->trainer_user, agent->runtime_dir);
+}
+
 absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
   TERCIO_RETURN_IF_ERROR(FillIn(flags));
+  const auto membership = JoinCluster(flags);
+  if (absl::IsCancelled(membership.status())) return absl::OkStatus();
+  TERCIO_RETURN_IF_ERROR(membership.status());
   GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
   TERCIO_ASSIGN_OR_RETURN(const auto metrics,
                           AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
+  (*membership)->KeepUp(channel);
   TERCIO_ASSIGN_OR_RETURN(const auto store,
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
-  TERCIO_ASSIGN_OR_RETURN(flags.agent.runtime_dir, OpenRuntimeDirectory(*store, RuntimeParent()));
-  flags.agent.socket = flags.agent.runtime_dir + "/agent.sock";
+  TERCIO_RETURN_IF_ERROR(PrepareRuntime(*store, &flags.agent));
 
   LeavingAt leaving_at = 0;
   if (!flags.agent.gpus.list.empty()) AskGpus(gpus, &flags.agent);
@@ -571,6 +675,9 @@ absl::Status RunAgent(Flags flags, const Lifecycle& life) {
   const absl::Cleanup stop_link = [&link] { link.Stop(); };
   runs.Restore();
   const auto server = TrainerServer::Listen(flags.agent.socket, runs, link.stub(), for_trainers);
+  if (server.ok() && flags.agent.trainer_user.has_value()) {
+    TERCIO_RETURN_IF_ERROR(GiveTo(*flags.agent.trainer_user, flags.agent.socket));
+  }
   const auto snapshot_server = ServeSnapshots(flags, for_nodes);
   for (const absl::Status& status : {server.status(), snapshot_server.status()}) {
     if (status.ok()) continue;

@@ -362,9 +362,12 @@ v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
   v1::DataPrepared* answer = message.mutable_data_prepared();
   *answer->mutable_run() = request.run();
   const v1::ModelSpec& model = request.spec().model();
-  const absl::StatusOr<data::PreparedData> prepared =
-      data::PrepareData(request.spec().data(), model, options_.state_dir + "/data-cache");
-  absl::Status status = prepared.status();
+  absl::Status status = options_.allowed.Check(request.spec());
+  absl::StatusOr<data::PreparedData> prepared = data::PreparedData();
+  if (status.ok()) {
+    prepared = data::PrepareData(request.spec().data(), model, options_.state_dir + "/data-cache");
+    status = prepared.status();
+  }
   if (status.ok() && !model.from().empty() && request.from_start()) {
     status = checkpoint::CheckInitialWeights(model, prepared->vocab_size);
   }
@@ -385,14 +388,16 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
   const std::string logs = absl::StrCat(options_.state_dir, "/logs/", key.first);
   TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
   TrainerProcess::Options options;
+  options.user = options_.trainer_user;
+  // Trainers make their next log file themselves.
+  if (options.user.has_value()) TERCIO_RETURN_IF_ERROR(GiveTo(*options.user, logs));
   options.program = options_.trainer;
   options.arguments = {"tercio-trainer",   "--rank",    absl::StrCat(rank),       "--job",
                        key.first,          "--attempt", absl::StrCat(key.second), "--socket",
                        options_.socket,    "--log",     LogPath(key, rank),       "--progress",
                        PagePath(key, rank)};
   options.environment = options_.trainer_environment;
-  options.environment.push_back(
-      absl::StrCat("TERCIO_TRAINER_TOKEN=", state_.runs.at(key).start.token()));
+  options.token = state_.runs.at(key).start.token();
   // By its UUID: numbers change when the driver loses a GPU. The trainer sees no other.
   if (const int gpu = GpuOf(key, rank); gpu >= 0) {
     options.environment.push_back(

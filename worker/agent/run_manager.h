@@ -27,10 +27,12 @@
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/agent_metrics.h"
 #include "worker/agent/agent_store.h"
+#include "worker/agent/allowed_paths.h"
 #include "worker/agent/core/agent_core.h"
 #include "worker/agent/gpu_monitor.h"
 #include "worker/agent/rank_inspector.h"
 #include "worker/agent/trainer_process.h"
+#include "worker/agent/trainer_user.h"
 
 namespace tercio {
 
@@ -54,6 +56,8 @@ struct AgentOptions {
   std::function<std::vector<std::optional<double>>()> gpu_utilization;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
+  std::optional<TrainerUser> trainer_user;  // nullopt: the agent's
+  AllowedPaths allowed;                     // what jobs may name
   // NAME=value, for trainers only.
   std::vector<std::string> trainer_environment;
 };

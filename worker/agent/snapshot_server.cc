@@ -4,8 +4,13 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/roles.h"
+#include "common/certificate.h"
 #include "common/grpc_status.h"
+#include "common/log.h"
 #include "common/status_macros.h"
+#include "grpc/grpc_security_constants.h"
+#include "grpcpp/security/auth_context.h"
 #include "grpcpp/server_builder.h"
 
 namespace tercio {
@@ -17,11 +22,30 @@ absl::Status TakesNoPart() {
   return absl::AbortedError("this agent takes no part in that attempt, or it is over");
 }
 
+// People have certificates of the same authority, and no business here. Those that name no role are
+// of an authority that knows none; nobody has one on the socket of the node's own trainers.
+absl::Status CheckCaller(const grpc::ServerContext& context, std::string_view call) {
+  const auto found = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  if (found.empty()) return absl::OkStatus();
+  const absl::StatusOr<CertificateFacts> facts =
+      ReadCertificate({found.front().data(), found.front().size()});
+  if (!facts.ok()) return absl::UnauthenticatedError(facts.status().message());
+  if (facts->role.empty() || Allows(RuleOf(call)->least, RoleNamed(facts->role))) {
+    return absl::OkStatus();
+  }
+  LogWarning(
+      absl::StrCat("refused: ", std::string(call), " by ", facts->name, ", role ", facts->role));
+  return absl::PermissionDeniedError(absl::StrCat(std::string(call), " is for agents"));
+}
+
 }  // namespace
 
-grpc::Status SnapshotServiceImpl::Put(grpc::ServerContext*,
+grpc::Status SnapshotServiceImpl::Put(grpc::ServerContext* context,
                                       grpc::ServerReader<v1::PutSnapshotMessage>* reader,
                                       v1::PutSnapshotResponse*) {
+  if (absl::Status status = CheckCaller(*context, "SnapshotService/Put"); !status.ok()) {
+    return ToGrpc(status);
+  }
   return ToGrpc(Receive(*reader));
 }
 
@@ -42,8 +66,12 @@ absl::Status SnapshotServiceImpl::Receive(grpc::ServerReader<v1::PutSnapshotMess
   return absl::DataLossError("the stream ended early");
 }
 
-grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext*, const v1::GetSnapshotRequest* request,
+grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext* context,
+                                      const v1::GetSnapshotRequest* request,
                                       grpc::ServerWriter<v1::GetSnapshotMessage>* writer) {
+  if (absl::Status status = CheckCaller(*context, "SnapshotService/Get"); !status.ok()) {
+    return ToGrpc(status);
+  }
   if (!takes_part_(request->run(), request->token())) return ToGrpc(TakesNoPart());
   const std::shared_ptr<const SnapshotCopy> copy =
       store_.Find(request->run().job_id(), request->attempt(), request->rank(), request->step());
@@ -70,8 +98,9 @@ grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext*, const v1::GetSnapsho
 }
 
 absl::StatusOr<std::unique_ptr<SnapshotServer>> SnapshotServer::Listen(
-    const std::string& address, const TlsFiles& tls, SnapshotServiceImpl& service) {
-  TERCIO_ASSIGN_OR_RETURN(const auto credentials, MakeServerCredentials(tls));
+    const std::string& address, std::shared_ptr<TlsIdentity> identity,
+    SnapshotServiceImpl& service) {
+  const auto credentials = MakeServerCredentials(std::move(identity));
   std::unique_ptr<SnapshotServer> server(new SnapshotServer);
   grpc::ServerBuilder builder;
   ConfigureServer(builder);

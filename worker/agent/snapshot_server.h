@@ -41,11 +41,11 @@ class SnapshotServiceImpl : public v1::SnapshotService::Service {
 // The port for trainers of other nodes.
 class SnapshotServer {
  public:
-  // `address` is HOST:PORT; port 0 picks one. The service must outlive the server.
-  // FAILED_PRECONDITION when the address cannot be used.
-  static absl::StatusOr<std::unique_ptr<SnapshotServer>> Listen(const std::string& address,
-                                                                const TlsFiles& tls,
-                                                                SnapshotServiceImpl& service);
+  // `address` is HOST:PORT; port 0 picks one; `identity` null: without TLS. The service must
+  // outlive the server. FAILED_PRECONDITION when the address cannot be used.
+  static absl::StatusOr<std::unique_ptr<SnapshotServer>> Listen(
+      const std::string& address, std::shared_ptr<TlsIdentity> identity,
+      SnapshotServiceImpl& service);
   ~SnapshotServer();
 
   // HOST:PORT that really listens.

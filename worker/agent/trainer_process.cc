@@ -2,7 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
 #include "worker/agent/memory_kill.h"
 
 extern char** environ;
@@ -39,37 +40,88 @@ std::vector<std::string> Environment(const std::vector<std::string>& added) {
   return all;
 }
 
+// Of a child between vfork and exec, in which only system calls are made. It shares the memory.
+struct Child {
+  const char* program;
+  char* const* arguments;
+  char* const* environment;
+  int input;
+  int output;
+  const TrainerUser* user;  // null: that of this process
+  volatile int error = 0;
+};
+
+bool DropRights(const TrainerUser& user) {
+  // The library's functions change all threads of this process; these change the child alone.
+  return syscall(SYS_setgroups, 0, nullptr) == 0 &&
+         syscall(SYS_setresgid, user.gid, user.gid, user.gid) == 0 &&
+         syscall(SYS_setresuid, user.uid, user.uid, user.uid) == 0;
+}
+
+// A group of its own (so that Ctrl-C on the terminal is the agent's to handle), default signals.
+[[noreturn]] void Become(Child& child) {
+  struct sigaction standard = {};
+  standard.sa_handler = SIG_DFL;
+  sigset_t none;
+  sigemptyset(&none);
+  const bool ready =
+      setpgid(0, 0) == 0 && dup2(child.input, STDIN_FILENO) >= 0 &&
+      dup2(child.output, STDOUT_FILENO) >= 0 && dup2(child.output, STDERR_FILENO) >= 0 &&
+      prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+      (child.user == nullptr || DropRights(*child.user)) &&
+      sigaction(SIGPIPE, &standard, nullptr) == 0 && sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
+  if (ready) execve(child.program, child.arguments, child.environment);
+  child.error = errno;
+  _exit(127);
+}
+
+// Returns when the child is another program, or has failed.
+[[gnu::noinline]] pid_t Fork(Child& child) {
+  const pid_t pid = vfork();
+  if (pid == 0) Become(child);
+  return pid;
+}
+
+// A descriptor from which `text` can be read, once.
+absl::StatusOr<int> Holding(const std::string& text) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) {
+    return absl::InternalError(absl::StrCat("cannot make a pipe: ", std::strerror(errno)));
+  }
+  const ssize_t written = write(ends[1], text.data(), text.size());
+  close(ends[1]);
+  if (written == static_cast<ssize_t>(text.size())) return ends[0];
+  close(ends[0]);
+  return absl::InternalError("cannot hand the trainer its token");
+}
+
 absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, int output) {
   std::vector<std::string> arguments = options.arguments;
   std::vector<std::string> environment = Environment(options.environment);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, output, STDERR_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // A group of its own (so that Ctrl-C on the terminal is the agent's to handle), default signals.
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  sigset_t pipe;  // which libraries of the agent may ignore
-  sigemptyset(&pipe);
-  sigaddset(&pipe, SIGPIPE);
-  posix_spawnattr_setsigdefault(&attributes, &pipe);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  pid_t pid = -1;
-  const int error = posix_spawn(&pid, options.program.c_str(), &actions, &attributes,
-                                Pointers(arguments).data(), Pointers(environment).data());
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (error != 0) {
-    return absl::InternalError(
-        absl::StrCat("cannot start ", options.program, ": ", std::strerror(error)));
-  }
-  return pid;
+  const std::vector<char*> argument_pointers = Pointers(arguments);
+  const std::vector<char*> environment_pointers = Pointers(environment);
+  TERCIO_ASSIGN_OR_RETURN(const int input, Holding(options.token + "\n"));
+  Child child = {options.program.c_str(),
+                 argument_pointers.data(),
+                 environment_pointers.data(),
+                 input,
+                 output,
+                 options.user.has_value() ? &*options.user : nullptr};
+  // No handler of this process runs in the child, which has its memory.
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t pid = Fork(child);
+  const int error = pid < 0 ? errno : child.error;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  close(input);
+  if (pid > 0 && error == 0) return pid;
+  if (pid > 0) waitpid(pid, nullptr, 0);
+  return absl::InternalError(
+      absl::StrCat("cannot start ", options.program,
+                   options.user.has_value() ? absl::StrCat(" as ", options.user->name) : "", ": ",
+                   std::strerror(error)));
 }
 
 }  // namespace
@@ -91,10 +143,15 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Opti
                                                                       OnLines on_lines,
                                                                       OnExit on_exit) {
   const int output =
-      open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+      open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (output < 0) {
     return absl::InternalError(
         absl::StrCat("cannot write ", options.log_path, ": ", std::strerror(errno)));
+  }
+  if (options.user.has_value() && fchown(output, options.user->uid, options.user->gid) != 0) {
+    close(output);
+    return absl::InternalError(absl::StrCat("cannot give ", options.log_path, " to ",
+                                            options.user->name, ": ", std::strerror(errno)));
   }
   const LogPosition log_start = LogTail::EndOf(options.log_path);
   const absl::StatusOr<pid_t> pid = Spawn(options, output);

@@ -16,12 +16,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/agent/log_tail.h"
+#include "worker/agent/trainer_user.h"
 
 namespace tercio {
 
@@ -50,7 +52,9 @@ class TrainerProcess {
     std::string program;
     std::vector<std::string> arguments;    // argv[0] included
     std::vector<std::string> environment;  // NAME=value, added to the agent's own
-    std::string log_path;
+    std::string token;     // its standard input holds this line: others can look at an environment
+    std::string log_path;  // of which nobody else may be able to make a link
+    std::optional<TrainerUser> user;  // nullopt: the agent's
   };
   // Lines, and the position behind them.
   using OnLines =

@@ -30,7 +30,7 @@ class TrainerProcessTest : public ::testing::Test {
     TrainerProcess::Options options;
     options.program = "/bin/sh";
     options.arguments = {"tercio-trainer", "-c", script};
-    options.environment = {"TERCIO_TRAINER_TOKEN=secret"};
+    options.token = "secret";
     options.log_path = log_path();
     auto process = TrainerProcess::Start(options, OnLines(), OnExit());
     ASSERT_TRUE(process.ok()) << process.status();
@@ -98,10 +98,16 @@ TEST_F(TrainerProcessTest, ReportsCodeLinesAndLog) {
   EXPECT_EQ(Content(log_path()), "one\ntwo\nthree");
 }
 
-TEST_F(TrainerProcessTest, TokenComesByTheEnvironment) {
-  Start("echo $TERCIO_TRAINER_TOKEN");
+TEST_F(TrainerProcessTest, TokenIsTheInputAndNothingElse) {
+  Start("cat; tr '\\0' '\\n' < /proc/self/environ | grep -c secret");
   WaitForExit();
-  EXPECT_THAT(lines_, ElementsAre("secret"));
+  EXPECT_THAT(lines_, ElementsAre("secret", "0"));
+}
+
+TEST_F(TrainerProcessTest, GainsNoRights) {
+  Start("grep NoNewPrivs /proc/self/status");
+  WaitForExit();
+  EXPECT_THAT(lines_, ElementsAre("NoNewPrivs:\t1"));
 }
 
 TEST_F(TrainerProcessTest, ReportsTheSignal) {

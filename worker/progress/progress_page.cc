@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Create(const std::st
 }
 
 absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Open(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
   if (file < 0) return absl::NotFoundError(Why(path));
   struct stat info = {};
   void* memory = MAP_FAILED;

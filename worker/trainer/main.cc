@@ -2,6 +2,7 @@
 // linked with (--version) or how the devices are (--doctor), which it answers in JSON.
 //
 // Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot mend, 4 stopped after a save.
+#include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <string>
 
@@ -92,13 +94,25 @@ void NoteExit(ProgressPage* page, const ExitNote& note) {
   if (page != nullptr) page->NoteExit(note);
 }
 
+// The agent has put it into the standard input, which nobody else can read: neither it nor what
+// this process starts needs one.
+std::string TakeToken() {
+  std::string token;
+  std::getline(std::cin, token);
+  const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (null >= 0) {
+    dup2(null, STDIN_FILENO);
+    close(null);
+  }
+  return token;
+}
+
 ExitNote Run(const Arguments& arguments, ProgressPage* page) {
-  const char* token = std::getenv("TERCIO_TRAINER_TOKEN");
   v1::TrainerHello hello;
   hello.mutable_run()->set_job_id(arguments.job);
   hello.mutable_run()->set_attempt(arguments.attempt);
   hello.set_rank(arguments.rank);
-  hello.set_token(token == nullptr ? "" : token);
+  hello.set_token(TakeToken());
   hello.set_pid(getpid());
   const std::string untold = arguments.progress.empty() ? "" : arguments.progress + ".untold";
   auto link =

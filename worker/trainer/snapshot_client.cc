@@ -88,7 +88,7 @@ absl::StatusOr<v1::SnapshotService::Stub*> SnapshotClient::StubOf(const std::str
   std::unique_ptr<v1::SnapshotService::Stub>& stub = stubs_[holder];
   if (stub == nullptr) {
     const TlsFiles tls = holder.starts_with("unix:") ? TlsFiles() : TlsFromEnvironment();
-    TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(holder, tls));
+    TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(holder, tls, kAgentRole));
     stub = v1::SnapshotService::NewStub(channel);
   }
   return stub.get();

@@ -1,0 +1,99 @@
+// `tercio login`: a certificate for a token, and who one is with it.
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <iterator>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/login_files.h"
+#include "common/access/enrolment.h"
+#include "common/access/join_token.h"
+#include "common/certificate.h"
+#include "common/daemon.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "proto/tercio/v1/access_service.grpc.pb.h"
+
+namespace tercio::cli {
+namespace {
+
+// From the command line, a file ("-": the standard input) or TERCIO_TOKEN.
+absl::StatusOr<JoinToken> ReadToken(const Options& options) {
+  std::string text = options.token;
+  if (text.empty() && options.token_file == "-") {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  } else if (text.empty() && !options.token_file.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(text, ReadFile(options.token_file));
+  } else if (const char* variable = std::getenv("TERCIO_TOKEN"); text.empty() && variable) {
+    text = variable;
+  }
+  if (text.empty()) {
+    return absl::InvalidArgumentError(
+        "a token is needed: --token-file FILE (- reads it from the standard input), TERCIO_TOKEN "
+        "or --token; `tercio-coordinator token` makes one");
+  }
+  return ParseJoinToken(text);
+}
+
+absl::Status PrintWho(const Options& options, Client& client) {
+  grpc::ClientContext context;
+  v1::WhoAmIResponse who;
+  TERCIO_RETURN_IF_ERROR(
+      CallStatus(v1::AccessService::NewStub(client.channel())->WhoAmI(&context, {}, &who), client));
+  std::string expires;
+  if (client.tls().given()) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string pem, ReadFile(client.tls().certificate));
+    TERCIO_ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(pem));
+    expires = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", facts.not_after, absl::UTCTimeZone());
+  }
+  if (options.format() != Output::kTable) {
+    nlohmann::ordered_json json = {{"coordinator", client.address()},
+                                   {"name", who.name()},
+                                   {"role", who.role()},
+                                   {"expires", expires}};
+    for (const char* key : {"name", "expires"}) {
+      if (json[key] == "") json[key] = nullptr;
+    }
+    std::printf("%s\n", json.dump(2).c_str());
+  } else if (who.name().empty()) {
+    std::printf("%s asks nobody who they are: role %s\n", client.address().c_str(),
+                who.role().c_str());
+  } else {
+    std::printf("%s, role %s at %s, until %s\n", who.name().c_str(), who.role().c_str(),
+                client.address().c_str(), expires.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LogIn(const Options& options) {
+  if (options.coordinator.empty()) {
+    return absl::InvalidArgumentError("--coordinator HOST:PORT is needed: where to log in");
+  }
+  EnrolmentRequest request;
+  TERCIO_ASSIGN_OR_RETURN(request.token, ReadToken(options));
+  request.address = options.enroll;
+  if (request.address.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(request.address, EnrolmentAddress(options.coordinator));
+  }
+  TERCIO_RETURN_IF_ERROR(Enrol(request, LoginDirectory(options.coordinator)));
+  return WriteFileDurably(ConfigDirectory() + "/coordinator", options.coordinator + "\n", 0600);
+}
+
+absl::Status LogInAndSay(const Options& options) {
+  if (!options.check) TERCIO_RETURN_IF_ERROR(LogIn(options));
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
+  return PrintWho(options, *client);
+}
+
+}  // namespace
+
+int Login(const Options& options) {
+  const absl::Status status = LogInAndSay(options);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,35 @@
+// Who may call what: one table of all calls of all services.
+//
+// Threads: any.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tercio {
+
+// A person's roles hold those before them; an agent's stands beside, and an admin holds it too.
+enum class Role { kNone, kViewer, kUser, kAdmin, kAgent };
+
+// "admin", "user", "viewer", "agent"; kNone for any other word.
+Role RoleNamed(std::string_view name);
+std::string_view NameOf(Role role);
+
+enum class Least { kAnybody, kViewer, kUser, kAdmin, kAgent, kToken };
+
+struct Rule {
+  std::string_view call;  // "JobService/Submit"
+  Least least;            // kAnybody: every certificate; kToken: a token stands for one
+  bool changes = false;   // state: it is audited and its rate is limited
+};
+
+const std::vector<Rule>& Rules();
+// Null for a call that is not in the table, which nobody may make.
+const Rule* RuleOf(std::string_view call);
+
+bool Allows(Least least, Role role);
+// For messages: "the role admin", "the role user or admin", ...
+std::string_view Needed(Least least);
+
+}  // namespace tercio

@@ -1,0 +1,134 @@
+#include "coordinator/access/access.h"
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/access/enrolment.h"
+#include "common/channel.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+
+namespace tercio::coordinator {
+namespace {
+
+// Between two looks for what was revoked.
+constexpr std::chrono::milliseconds kLookInterval{500};
+constexpr absl::Duration kBetweenRenewals = absl::Minutes(1);
+constexpr int kDefaultEnrolPort = 7078;
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Settings& settings) {
+  std::unique_ptr<Access> access(new Access(settings));
+  const std::string directory = DirectoryOf(settings.state_dir);
+  if (settings.read_only) {
+    // Answers one question of the user who has started it, on loopback.
+  } else if (settings.tls.given()) {
+    TERCIO_ASSIGN_OR_RETURN(access->identity_,
+                            TlsIdentity::Load(settings.tls, TlsIdentity::KeyFile::kForeign));
+  } else if (PathExists(directory)) {
+    TERCIO_RETURN_IF_ERROR(access->OpenAuthority());
+  }
+  Gate::Options options;
+  options.tls = access->identity_ != nullptr;
+  if (access->authority_ == nullptr) options.default_role = RoleNamed(settings.default_role);
+  if (options.tls) {
+    access->audit_ =
+        std::make_unique<AuditLog>(settings.state_dir + "/audit.log", AuditLog::Options());
+    access->handshakes_ = std::make_unique<HandshakeLog>(*access->audit_);
+  }
+  access->gate_ = std::make_unique<Gate>(options, access->audit_.get());
+  access->service_ = std::make_unique<AccessServiceImpl>(*access->gate_, access->registrar_.get());
+  if (access->authority_ != nullptr) {
+    access->LookForRevoked();
+    access->watcher_ = std::thread([self = access.get()] { self->Watch(); });
+  }
+  return access;
+}
+
+absl::Status Access::OpenAuthority() {
+  const std::string directory = DirectoryOf(settings_.state_dir);
+  TERCIO_ASSIGN_OR_RETURN(authority_, Authority::Open(directory));
+  TERCIO_ASSIGN_OR_RETURN(store_, AccessStore::Open(directory + "/access.sqlite"));
+  RenewOwn();
+  TERCIO_ASSIGN_OR_RETURN(identity_, TlsIdentity::Load(Authority::CoordinatorFiles(directory),
+                                                       TlsIdentity::KeyFile::kOwn));
+  registrar_ = std::make_unique<Registrar>(*authority_, *store_,
+                                           absl::Seconds(settings_.certificate_life_seconds));
+  return absl::OkStatus();
+}
+
+absl::Status Access::ServeEnrolment() {
+  const std::string& given = settings_.enroll_listen;
+  if (authority_ == nullptr) {
+    if (given.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        "--enroll-listen needs an authority: `tercio-coordinator init` makes one");
+  }
+  if (given.empty() && IsLoopback(settings_.listen)) return absl::OkStatus();
+  const std::string host = settings_.listen.substr(0, settings_.listen.rfind(':'));
+  const std::string address = given.empty() ? absl::StrCat(host, ":", kDefaultEnrolPort) : given;
+  TERCIO_ASSIGN_OR_RETURN(enroll_, EnrollServer::Listen(address, identity_, *registrar_, *audit_,
+                                                        EnrollServer::Limits()));
+  return absl::OkStatus();
+}
+
+void Access::Watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
+    LookForRevoked();
+    RenewOwn();
+  }
+}
+
+// What cannot be read leaves those that are known.
+void Access::LookForRevoked() {
+  const absl::StatusOr<int64_t> version = store_->DataVersion();
+  if (version.ok() && *version == seen_version_) return;
+  absl::StatusOr<std::set<std::string>> revoked = store_->Revoked(absl::Now());
+  for (const absl::Status& status : {version.status(), revoked.status()}) {
+    if (status.ok()) continue;
+    LogWarning(
+        absl::StrCat("cannot look for revoked certificates: ", std::string(status.message())));
+    return;
+  }
+  seen_version_ = *version;
+  gate_->SetRevoked(*std::move(revoked));
+}
+
+void Access::RenewOwn() {
+  if (SteadyNow() < renew_after_) return;
+  CertificateFacts facts;
+  if (identity_ != nullptr) {
+    facts = identity_->Current()->facts;
+  } else {
+    // At the start: it may have expired while the coordinator was away.
+    const auto text =
+        ReadFile(Authority::CoordinatorFiles(DirectoryOf(settings_.state_dir)).certificate);
+    const auto read = ReadCertificate(text.ok() ? *text : "");
+    if (!read.ok()) return;  // said when it is loaded
+    facts = *read;
+  }
+  if (!RenewalIsDue(facts, absl::Now())) return;
+  renew_after_ = SteadyNow() + kBetweenRenewals;
+  const absl::Status status = authority_->RenewCoordinator(absl::Now());
+  if (status.ok()) return;
+  LogWarning(
+      absl::StrCat("cannot renew the coordinator's certificate: ", std::string(status.message())));
+}
+
+Access::~Access() {
+  if (watcher_.joinable()) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+      stopped_.notify_all();
+    }
+    watcher_.join();
+  }
+}
+
+}  // namespace tercio::coordinator

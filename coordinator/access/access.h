@@ -1,0 +1,78 @@
+// All that decides who may do what at a coordinator, put together: its certificate, the gate, the
+// audit log and, where the state directory has an authority (`tercio-coordinator init`), tokens,
+// revocation and the enrolment port.
+//
+// Threads: the object has one of its own, which looks for what operators have revoked and renews
+// the coordinator's certificate.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "common/tls_identity.h"
+#include "coordinator/access/access_store.h"
+#include "coordinator/access/audit_log.h"
+#include "coordinator/access/authority.h"
+#include "coordinator/access/enroll_service.h"
+#include "coordinator/access/gate.h"
+#include "coordinator/access/handshake_log.h"
+
+namespace tercio::coordinator {
+
+class Access {
+ public:
+  struct Settings {
+    std::string state_dir;
+    TlsFiles tls;               // given: instead of those of the state directory's authority
+    std::string listen;         // of the services
+    std::string enroll_listen;  // empty: the default for `listen`
+    std::string default_role;   // of certificates made elsewhere that say none
+    double certificate_life_seconds = 30 * 86400.0;
+    bool read_only = false;  // without TLS, whatever is in the directory
+  };
+  // FAILED_PRECONDITION: certificates that cannot be used; INVALID_ARGUMENT: settings.
+  static absl::StatusOr<std::unique_ptr<Access>> Open(const Settings& settings);
+  ~Access();
+
+  static std::string DirectoryOf(const std::string& state_dir) { return state_dir + "/access"; }
+
+  Gate& gate() { return *gate_; }
+  const std::shared_ptr<TlsIdentity>& identity() const { return identity_; }  // null: no TLS
+  AccessServiceImpl& service() { return *service_; }
+  // Opens the enrolment port, if there is to be one. Called once.
+  absl::Status ServeEnrolment();
+  // HOST:PORT; empty: there is none.
+  std::string enroll_address() const { return enroll_ == nullptr ? "" : enroll_->address(); }
+
+ private:
+  explicit Access(Settings settings) : settings_(std::move(settings)) {}
+  absl::Status OpenAuthority();
+  void Watch();
+  void LookForRevoked();
+  void RenewOwn();
+
+  const Settings settings_;
+  std::unique_ptr<Authority>
+      authority_;  // null: certificates are made elsewhere, or there are none
+  std::unique_ptr<AccessStore> store_;
+  std::unique_ptr<Registrar> registrar_;
+  std::shared_ptr<TlsIdentity> identity_;
+  std::unique_ptr<AuditLog> audit_;
+  std::unique_ptr<HandshakeLog> handshakes_;
+  std::unique_ptr<Gate> gate_;
+  std::unique_ptr<AccessServiceImpl> service_;
+  std::unique_ptr<EnrollServer> enroll_;
+  int64_t seen_version_ = -1;                      // of the store
+  absl::Time renew_after_ = absl::InfinitePast();  // of the steady clock; of the watcher
+
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stopping_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,244 @@
+#include "coordinator/access/access_store.h"
+
+#include <openssl/crypto.h>
+#include <sqlite3.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/sha256.h"
+#include "common/sqlite_statement.h"
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int kPatienceMs = 5000;  // for the other process
+constexpr int kVersion = 1;
+
+constexpr char kSchema[] = R"(
+CREATE TABLE IF NOT EXISTS tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT,
+  name TEXT, created INTEGER, expires INTEGER, uses_left INTEGER);
+CREATE TABLE IF NOT EXISTS certificates(serial TEXT PRIMARY KEY, name TEXT, role TEXT,
+  issued INTEGER, expires INTEGER, address TEXT, revoked INTEGER DEFAULT 0) WITHOUT ROWID;
+)";
+
+absl::Status NotGood() {
+  return absl::UnauthenticatedError(
+      "the token is unknown, used or too old; `tercio-coordinator token` makes a new one");
+}
+
+absl::Time TimeOf(int64_t seconds) { return absl::FromUnixSeconds(seconds); }
+
+TokenRecord ReadToken(SqliteStatement& query) {
+  TokenRecord token;
+  token.id = query.Integer(0);
+  token.role = query.Bytes(1);
+  token.name = query.Bytes(2);
+  token.created = TimeOf(query.Integer(3));
+  token.expires = TimeOf(query.Integer(4));
+  token.uses_left = query.Integer(5);
+  return token;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string& path) {
+  TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
+  sqlite3* database = nullptr;
+  const int code = sqlite3_open_v2(path.c_str(), &database,
+                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
+  std::unique_ptr<AccessStore> store(new AccessStore(database));
+  if (code != SQLITE_OK) return SqliteFault(database, absl::StrCat("cannot open ", path));
+  sqlite3_busy_timeout(database, kPatienceMs);
+  TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
+  TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
+  int64_t version = 0;
+  {
+    SqliteStatement query(database, "PRAGMA user_version");
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (row) version = query.Integer(0);
+  }
+  if (version > kVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " was written by a newer version of Tercio (format ", version, ")"));
+  }
+  TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
+  if (version < kVersion) {
+    TERCIO_RETURN_IF_ERROR(store->Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str()));
+  }
+  return store;
+}
+
+AccessStore::~AccessStore() { sqlite3_close(database_); }
+
+absl::Status AccessStore::Run(const char* sql) {
+  if (sqlite3_exec(database_, sql, nullptr, nullptr, nullptr) == SQLITE_OK) {
+    return absl::OkStatus();
+  }
+  return SqliteFault(database_, "cannot change access.sqlite");
+}
+
+template <typename Body>
+absl::Status AccessStore::Transaction(Body body) {
+  TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
+  absl::Status status = body();
+  if (status.ok()) status = Run("COMMIT");
+  if (!status.ok()) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+  return status;
+}
+
+absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const std::string& secret) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement insert(database_,
+                         "INSERT INTO tokens(digest, role, name, created, expires, uses_left) "
+                         "VALUES(?, ?, ?, ?, ?, ?)");
+  insert.Bind(1, Sha256Hex(secret));
+  insert.Bind(2, token.role);
+  insert.Bind(3, token.name);
+  insert.Bind(4, absl::ToUnixSeconds(token.created));
+  insert.Bind(5, absl::ToUnixSeconds(token.expires));
+  insert.Bind(6, token.uses_left);
+  TERCIO_RETURN_IF_ERROR(insert.Execute());
+  return sqlite3_last_insert_rowid(database_);
+}
+
+// Compares with every one that is good, each in constant time: how long it takes says nothing.
+absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, absl::Time now) {
+  const std::string digest = Sha256Hex(secret);
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT id, role, name, created, expires, uses_left, digest "
+                        "FROM tokens WHERE expires > ? AND uses_left > 0");
+  query.Bind(1, absl::ToUnixSeconds(now));
+  absl::StatusOr<TokenRecord> found = NotGood();
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return found;
+    const std::string kept = query.Bytes(6);
+    if (kept.size() == digest.size() &&
+        CRYPTO_memcmp(kept.data(), digest.data(), digest.size()) == 0) {
+      found = ReadToken(query);
+    }
+  }
+}
+
+absl::Status AccessStore::Insert(const CertificateRecord& certificate) {
+  SqliteStatement insert(database_,
+                         "INSERT INTO certificates(serial, name, role, issued, expires, address) "
+                         "VALUES(?, ?, ?, ?, ?, ?)");
+  insert.Bind(1, certificate.serial);
+  insert.Bind(2, certificate.name);
+  insert.Bind(3, certificate.role);
+  insert.Bind(4, absl::ToUnixSeconds(certificate.issued));
+  insert.Bind(5, absl::ToUnixSeconds(certificate.expires));
+  insert.Bind(6, certificate.address);
+  return insert.Execute();
+}
+
+absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecord& certificate) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Transaction([&]() -> absl::Status {
+    SqliteStatement spend(database_,
+                          "UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ? AND "
+                          "uses_left > 0");
+    spend.Bind(1, token.id);
+    TERCIO_RETURN_IF_ERROR(spend.Execute());
+    if (sqlite3_changes(database_) != 1) return NotGood();
+    return Insert(certificate);
+  });
+}
+
+absl::Status AccessStore::AddSuccessor(const std::string& serial,
+                                       const CertificateRecord& certificate) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return Transaction([&]() -> absl::Status {
+    SqliteStatement query(database_, "SELECT revoked FROM certificates WHERE serial = ?");
+    query.Bind(1, serial);
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row || query.Integer(0) != 0) {
+      return absl::UnauthenticatedError(absl::StrCat(
+          "certificate ", serial, " was revoked, or is not one of this coordinator's"));
+    }
+    return Insert(certificate);
+  });
+}
+
+absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, absl::Time now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int64_t known = 0;
+  int64_t changed = 0;
+  const absl::Status done = Transaction([&]() -> absl::Status {
+    for (const char* sql : {"SELECT COUNT(*) FROM certificates WHERE name = ?1 OR serial = ?1",
+                            "SELECT COUNT(*) FROM tokens WHERE name = ?1"}) {
+      SqliteStatement count(database_, sql);
+      count.Bind(1, name_or_serial);
+      TERCIO_RETURN_IF_ERROR(count.Next().status());
+      known += count.Integer(0);
+    }
+    for (const char* sql : {"UPDATE certificates SET revoked = ?2 WHERE revoked = 0 AND "
+                            "expires > ?2 AND (name = ?1 OR serial = ?1)",
+                            "UPDATE tokens SET uses_left = 0 WHERE name = ?1 AND uses_left > 0 "
+                            "AND expires > ?2"}) {
+      SqliteStatement update(database_, sql);
+      update.Bind(1, name_or_serial);
+      update.Bind(2, absl::ToUnixSeconds(now));
+      TERCIO_RETURN_IF_ERROR(update.Execute());
+      changed += sqlite3_changes(database_);
+    }
+    return absl::OkStatus();
+  });
+  TERCIO_RETURN_IF_ERROR(done);
+  if (known > 0) return changed;
+  return absl::NotFoundError(
+      absl::StrCat("no certificate or token bears the name or number ", name_or_serial));
+}
+
+absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT id, role, name, created, expires, uses_left "
+                        "FROM tokens WHERE expires > ? AND uses_left > 0 ORDER BY id DESC");
+  query.Bind(1, absl::ToUnixSeconds(now));
+  std::vector<TokenRecord> tokens;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return tokens;
+    tokens.push_back(ReadToken(query));
+  }
+}
+
+absl::StatusOr<std::vector<CertificateRecord>> AccessStore::Certificates(absl::Time now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT serial, name, role, issued, expires, address, revoked FROM "
+                        "certificates WHERE expires > ? ORDER BY issued DESC, serial");
+  query.Bind(1, absl::ToUnixSeconds(now));
+  std::vector<CertificateRecord> found;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return found;
+    found.push_back({query.Bytes(0), query.Bytes(1), query.Bytes(2), TimeOf(query.Integer(3)),
+                     TimeOf(query.Integer(4)), query.Bytes(5), query.Integer(6) != 0});
+  }
+}
+
+absl::StatusOr<std::set<std::string>> AccessStore::Revoked(absl::Time now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT serial FROM certificates WHERE revoked > 0 AND expires > ?");
+  query.Bind(1, absl::ToUnixSeconds(now));
+  std::set<std::string> serials;
+  while (true) {
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    if (!row) return serials;
+    serials.insert(query.Bytes(0));
+  }
+}
+
+absl::StatusOr<int64_t> AccessStore::DataVersion() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_, "PRAGMA data_version");
+  TERCIO_RETURN_IF_ERROR(query.Next().status());
+  return query.Integer(0);
+}
+
+}  // namespace tercio::coordinator

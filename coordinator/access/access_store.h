@@ -1,0 +1,82 @@
+// Tokens and certificates that were given out: access.sqlite, a file of its own, which the commands
+// of an operator change beside a running coordinator. Of a token only the digest is kept.
+//
+// Threads: all methods from any thread.
+// Errors: as of common/sqlite_statement.h.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+struct sqlite3;
+
+namespace tercio::coordinator {
+
+struct TokenRecord {
+  int64_t id = 0;
+  std::string role;
+  std::string name;  // of an agent that may choose its own: empty
+  absl::Time created;
+  absl::Time expires;
+  int64_t uses_left = 1;
+};
+
+struct CertificateRecord {
+  std::string serial;
+  std::string name;
+  std::string role;
+  absl::Time issued;
+  absl::Time expires;
+  std::string address;  // from which it was asked for
+  bool revoked = false;
+};
+
+class AccessStore {
+ public:
+  static absl::StatusOr<std::unique_ptr<AccessStore>> Open(const std::string& path);
+  ~AccessStore();
+  AccessStore(const AccessStore&) = delete;
+  AccessStore& operator=(const AccessStore&) = delete;
+
+  // Keeps the digest of the secret. Returns the token's number.
+  absl::StatusOr<int64_t> AddToken(const TokenRecord& token, const std::string& secret);
+  // UNAUTHENTICATED, in the same words, when it is unknown, used or too old.
+  absl::StatusOr<TokenRecord> FindToken(const std::string& secret, absl::Time now);
+  // One use less, and the certificate that it was spent on, together. UNAUTHENTICATED when another
+  // came first.
+  absl::Status Spend(const TokenRecord& token, const CertificateRecord& certificate);
+  // A certificate that follows another. UNAUTHENTICATED when that was revoked.
+  absl::Status AddSuccessor(const std::string& serial, const CertificateRecord& certificate);
+
+  // Of a name all certificates and tokens, else the certificate of that serial number. Returns how
+  // many there were that could still be used; NOT_FOUND when none bears the name or number.
+  absl::StatusOr<int64_t> Revoke(const std::string& name_or_serial, absl::Time now);
+
+  // Those that can still be used, newest first.
+  absl::StatusOr<std::vector<TokenRecord>> Tokens(absl::Time now);
+  // Those that have not expired, newest first.
+  absl::StatusOr<std::vector<CertificateRecord>> Certificates(absl::Time now);
+  // Serial numbers of those that were revoked and have not expired.
+  absl::StatusOr<std::set<std::string>> Revoked(absl::Time now);
+  // Another number when another process has changed the file.
+  absl::StatusOr<int64_t> DataVersion();
+
+ private:
+  explicit AccessStore(sqlite3* database) : database_(database) {}
+  absl::Status Run(const char* sql);
+  absl::Status Insert(const CertificateRecord& certificate);
+  template <typename Body>
+  absl::Status Transaction(Body body);
+
+  std::mutex mutex_;
+  sqlite3* database_;
+};
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,86 @@
+#include "coordinator/access/audit_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/log.h"
+#include "common/steady_time.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
+constexpr size_t kLongestReason = 500;
+
+std::string LineOf(const AuditEntry& entry) {
+  nlohmann::ordered_json line;
+  line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
+  line["who"] = entry.who;
+  line["role"] = entry.role;
+  line["serial"] = entry.serial;
+  line["address"] = entry.address;
+  line["call"] = entry.call;
+  line["subject"] = entry.subject;
+  line["outcome"] = entry.outcome;
+  line["reason"] = entry.reason.substr(0, kLongestReason);
+  // What clients have sent may be no UTF-8.
+  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+AuditLog::~AuditLog() {
+  if (file_ >= 0) close(file_);
+}
+
+void AuditLog::Write(const AuditEntry& entry) {
+  const std::string line = LineOf(entry);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (Append(line)) return;
+  const int error = errno;
+  ++lost_;
+  const absl::Time now = SteadyNow();
+  if (now - warned_ < kBetweenWarnings) return;
+  warned_ = now;
+  LogError(absl::StrCat("cannot write ", path_, ": ", std::strerror(error),
+                        "; lines lost so far: ", lost_.load()));
+}
+
+bool AuditLog::Append(const std::string& line) {
+  if (file_ >= 0 && bytes_ + static_cast<int64_t>(line.size()) > options_.most_bytes) Rotate();
+  if (file_ < 0) {
+    file_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file_ < 0) return false;
+    struct stat info = {};
+    bytes_ = fstat(file_, &info) == 0 ? info.st_size : 0;
+  }
+  const ssize_t written = write(file_, line.data(), line.size());
+  if (written == static_cast<ssize_t>(line.size())) {
+    bytes_ += written;
+    return true;
+  }
+  // A part of a line would spoil the next one, too.
+  const int error = written >= 0 ? ENOSPC : errno;
+  if (written > 0 && ftruncate(file_, bytes_) != 0) bytes_ += written;
+  errno = error;
+  return false;
+}
+
+void AuditLog::Rotate() {
+  close(file_);
+  file_ = -1;
+  for (int i = options_.files; i > 0; --i) {
+    const std::string from = i == 1 ? path_ : absl::StrCat(path_, ".", i - 1);
+    std::rename(from.c_str(), absl::StrCat(path_, ".", i).c_str());
+  }
+}
+
+}  // namespace tercio::coordinator

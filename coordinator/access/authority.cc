@@ -1,0 +1,225 @@
+#include "coordinator/access/authority.h"
+
+#include <openssl/ec.h>
+#include <openssl/pem.h>
+#include <openssl/rand.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/channel.h"
+#include "common/check.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int kPrivate = 0600;
+constexpr int kSerialBytes = 16;
+constexpr absl::Duration kAuthorityLife = absl::Hours(24 * 3650);
+constexpr absl::Duration kCoordinatorLife = absl::Hours(24 * 90);
+// Machines whose clocks are behind take a new certificate, too.
+constexpr absl::Duration kClockSkew = absl::Minutes(5);
+constexpr int kLeastLifePerSkew = 10;
+constexpr int kLeastSecurityBits = 112;
+
+std::string TextOf(BIO* memory) {
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
+  return std::string(data, static_cast<size_t>(size));
+}
+
+BioPointer Reader(const std::string& text) {
+  return BioPointer(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+absl::Status Failed(const std::string& what) {
+  return absl::InternalError(absl::StrCat(what, ": ", TakeOpenSslError()));
+}
+
+struct Extension {
+  int kind;
+  std::string value;
+};
+
+// Version, serial, times, subject: what authority and others have alike.
+CertificatePointer Blank(const std::string& name, absl::Time from, absl::Time to) {
+  CertificatePointer certificate(X509_new());
+  X509_set_version(certificate.get(), X509_VERSION_3);
+  std::array<unsigned char, kSerialBytes> serial;
+  TERCIO_CHECK_EQ(RAND_bytes(serial.data(), serial.size()), 1);
+  serial[0] = static_cast<unsigned char>((serial[0] & 0x3f) | 0x40);  // positive, always as long
+  BIGNUM* number = BN_bin2bn(serial.data(), serial.size(), nullptr);
+  BN_to_ASN1_INTEGER(number, X509_get_serialNumber(certificate.get()));
+  BN_free(number);
+  ASN1_TIME_set(X509_getm_notBefore(certificate.get()), absl::ToTimeT(from));
+  ASN1_TIME_set(X509_getm_notAfter(certificate.get()), absl::ToTimeT(to));
+  X509_NAME_add_entry_by_txt(X509_get_subject_name(certificate.get()), "CN", MBSTRING_UTF8,
+                             reinterpret_cast<const unsigned char*>(name.data()),
+                             static_cast<int>(name.size()), -1, 0);
+  return certificate;
+}
+
+absl::Status AddExtensions(X509* certificate, X509* issuer,
+                           const std::vector<Extension>& extensions) {
+  X509V3_CTX context;
+  X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
+  for (const Extension& entry : extensions) {
+    X509_EXTENSION* extension =
+        X509V3_EXT_conf_nid(nullptr, &context, entry.kind, entry.value.c_str());
+    if (extension == nullptr) return Failed("cannot make an extension of a certificate");
+    X509_add_ext(certificate, extension, -1);
+    X509_EXTENSION_free(extension);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<RequestPointer> ReadRequest(const std::string& pem) {
+  RequestPointer request(PEM_read_bio_X509_REQ(Reader(pem).get(), nullptr, nullptr, nullptr));
+  if (request != nullptr) return request;
+  return absl::InvalidArgumentError(
+      absl::StrCat("the request for a certificate cannot be read: ", TakeOpenSslError()));
+}
+
+// That the sender has the key, and that the key is worth a certificate.
+absl::Status CheckRequest(X509_REQ* request) {
+  EVP_PKEY* key = X509_REQ_get0_pubkey(request);
+  if (key == nullptr || X509_REQ_verify(request, key) != 1) {
+    ERR_clear_error();
+    return absl::InvalidArgumentError("the request for a certificate is not signed with its key");
+  }
+  if (EVP_PKEY_get_security_bits(key) >= kLeastSecurityBits) return absl::OkStatus();
+  return absl::InvalidArgumentError("the key of the request is too weak; EC P-256 is good");
+}
+
+std::string PemOf(X509* certificate) {
+  const BioPointer text(BIO_new(BIO_s_mem()));
+  TERCIO_CHECK_EQ(PEM_write_bio_X509(text.get(), certificate), 1);
+  return TextOf(text.get());
+}
+
+absl::StatusOr<std::string> MakeAuthority(const std::string& key, absl::Time now) {
+  const KeyPointer own(PEM_read_bio_PrivateKey(Reader(key).get(), nullptr, nullptr, nullptr));
+  std::array<unsigned char, 4> mark;
+  TERCIO_CHECK_EQ(RAND_bytes(mark.data(), mark.size()), 1);
+  std::string name = "Tercio authority ";
+  for (const unsigned char byte : mark) absl::StrAppend(&name, absl::Hex(byte, absl::kZeroPad2));
+  const CertificatePointer certificate = Blank(name, now - kClockSkew, now + kAuthorityLife);
+  X509_set_issuer_name(certificate.get(), X509_get_subject_name(certificate.get()));
+  X509_set_pubkey(certificate.get(), own.get());
+  TERCIO_RETURN_IF_ERROR(AddExtensions(certificate.get(), certificate.get(),
+                                       {{NID_basic_constraints, "critical,CA:TRUE,pathlen:0"},
+                                        {NID_key_usage, "critical,keyCertSign,cRLSign"},
+                                        {NID_subject_key_identifier, "hash"}}));
+  if (X509_sign(certificate.get(), own.get(), EVP_sha256()) == 0) return Failed("cannot sign");
+  return PemOf(certificate.get());
+}
+
+}  // namespace
+
+TlsFiles Authority::CoordinatorFiles(const std::string& directory) {
+  return {directory + "/coordinator.pem", directory + "/coordinator.key",
+          directory + "/authority.pem"};
+}
+
+absl::Status Authority::Create(const std::string& directory, const std::vector<std::string>& hosts,
+                               absl::Time now) {
+  if (mkdir(directory.c_str(), 0700) != 0) {
+    if (errno != EEXIST) return FileError(errno, "cannot make", directory);
+    return absl::AlreadyExistsError(
+        absl::StrCat(directory,
+                     " is there: this state directory has an authority. `token` makes "
+                     "tokens; to begin anew, move the directory away"));
+  }
+  const std::string key = MakeKey();
+  TERCIO_ASSIGN_OR_RETURN(const std::string pem, MakeAuthority(key, now));
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(directory + "/authority.key", key, kPrivate));
+  const std::string own = MakeKey();
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(directory + "/coordinator.key", own, kPrivate));
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(directory + "/authority.pem", pem, kPrivate));
+  TERCIO_ASSIGN_OR_RETURN(const auto authority, Open(directory));
+  TERCIO_ASSIGN_OR_RETURN(const std::string request,
+                          MakeCertificateRequest(own, kCoordinatorRole, {}));
+  TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
+                          authority->Issue(request, {kCoordinatorRole, kCoordinatorRole, hosts},
+                                           now, kCoordinatorLife));
+  return WriteFileDurably(directory + "/coordinator.pem", issued.pem + pem, kPrivate);
+}
+
+absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(const std::string& directory) {
+  std::unique_ptr<Authority> authority(new Authority);
+  authority->directory_ = directory;
+  const TlsFiles files = {directory + "/authority.pem", directory + "/authority.key",
+                          directory + "/authority.pem"};
+  // The same checks as of every other pair.
+  TERCIO_ASSIGN_OR_RETURN(const auto identity,
+                          TlsIdentity::Load(files, TlsIdentity::KeyFile::kOwn));
+  const auto material = identity->Current();
+  authority->pem_ = material->certificate;
+  authority->facts_ = material->facts;
+  authority->certificate_.reset(
+      PEM_read_bio_X509(Reader(material->certificate).get(), nullptr, nullptr, nullptr));
+  authority->key_.reset(
+      PEM_read_bio_PrivateKey(Reader(material->key).get(), nullptr, nullptr, nullptr));
+  return authority;
+}
+
+absl::StatusOr<IssuedCertificate> Authority::Issue(const std::string& request,
+                                                   const Subject& subject, absl::Time now,
+                                                   absl::Duration life) const {
+  TERCIO_ASSIGN_OR_RETURN(const RequestPointer parsed, ReadRequest(request));
+  TERCIO_RETURN_IF_ERROR(CheckRequest(parsed.get()));
+  std::string names = absl::StrCat("URI:", kRolePrefix, subject.role);
+  for (const std::string& name : subject.names) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string entry, AlternativeName(name));
+    absl::StrAppend(&names, ",", entry);
+  }
+  // People need not be servers; agents serve copies of snapshots to one another.
+  const bool serves = subject.role == kCoordinatorRole || subject.role == kAgentRole;
+  const CertificatePointer certificate =
+      Blank(subject.name, now - std::min(kClockSkew, life / kLeastLifePerSkew),
+            std::min(now + life, facts_.not_after));
+  X509_set_issuer_name(certificate.get(), X509_get_subject_name(certificate_.get()));
+  X509_set_pubkey(certificate.get(), X509_REQ_get0_pubkey(parsed.get()));
+  TERCIO_RETURN_IF_ERROR(
+      AddExtensions(certificate.get(), certificate_.get(),
+                    {{NID_basic_constraints, "critical,CA:FALSE"},
+                     {NID_key_usage, "critical,digitalSignature"},
+                     {NID_ext_key_usage, serves ? "serverAuth,clientAuth" : "clientAuth"},
+                     {NID_authority_key_identifier, "keyid"},
+                     {NID_subject_alt_name, names}}));
+  if (X509_sign(certificate.get(), key_.get(), EVP_sha256()) == 0) return Failed("cannot sign");
+  IssuedCertificate issued;
+  issued.pem = PemOf(certificate.get());
+  TERCIO_ASSIGN_OR_RETURN(issued.facts, ReadCertificate(issued.pem));
+  return issued;
+}
+
+absl::Status Authority::RenewCoordinator(absl::Time now) const {
+  TERCIO_ASSIGN_OR_RETURN(const std::string key, ReadFile(directory_ + "/coordinator.key"));
+  TERCIO_ASSIGN_OR_RETURN(const std::string old, ReadFile(directory_ + "/coordinator.pem"));
+  TERCIO_ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(old));
+  TERCIO_ASSIGN_OR_RETURN(const std::string request,
+                          MakeCertificateRequest(key, kCoordinatorRole, {}));
+  TERCIO_ASSIGN_OR_RETURN(
+      const IssuedCertificate issued,
+      Issue(request, {kCoordinatorRole, kCoordinatorRole, facts.names}, now, kCoordinatorLife));
+  return WriteFileDurably(directory_ + "/coordinator.pem", issued.pem + pem_, kPrivate);
+}
+
+absl::StatusOr<std::vector<std::string>> NamesOfRequest(const std::string& request) {
+  TERCIO_ASSIGN_OR_RETURN(const RequestPointer parsed, ReadRequest(request));
+  STACK_OF(X509_EXTENSION)* extensions = X509_REQ_get_extensions(parsed.get());
+  const NamesPointer names(static_cast<GENERAL_NAMES*>(
+      X509V3_get_d2i(extensions, NID_subject_alt_name, nullptr, nullptr)));
+  sk_X509_EXTENSION_pop_free(extensions, X509_EXTENSION_free);
+  return ReadAlternativeNames(names.get()).hosts;
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,201 @@
+#include "coordinator/access/enroll_service.h"
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+#include "grpcpp/resource_quota.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr size_t kMostNames = 16;
+constexpr size_t kLongestName = 64;  // of a common name (RFC 5280)
+constexpr int kMostMessage = 64 << 10;
+constexpr size_t kMostMemory = 32 << 20;
+constexpr int kThreads = 4;
+constexpr int kHandshakeMs = 5'000;
+constexpr int kIdleMs = 10'000;
+constexpr int kLongestConnectionMs = 30'000;
+constexpr int kFarewellMs = 2'000;
+
+absl::Status CheckName(const std::string& name) {
+  bool good = !name.empty() && name.size() <= kLongestName;
+  for (const char c : name) {
+    good = good && (absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_' || c == '@');
+  }
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError("a name has 1 to 64 letters, digits, and characters of -._@");
+}
+
+}  // namespace
+
+absl::StatusOr<IssuedCertificate> Registrar::Issue(const std::string& request,
+                                                   const Subject& subject,
+                                                   const std::string& address,
+                                                   CertificateRecord* record) {
+  const absl::Time now = absl::Now();
+  TERCIO_ASSIGN_OR_RETURN(IssuedCertificate issued, authority_.Issue(request, subject, now, life_));
+  *record = {issued.facts.serial,    subject.name, subject.role, now,
+             issued.facts.not_after, address,      false};
+  return issued;
+}
+
+absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& request,
+                                                 const std::string& address, Subject* subject) {
+  TERCIO_ASSIGN_OR_RETURN(const TokenRecord token, store_.FindToken(request.token(), absl::Now()));
+  subject->role = token.role;
+  subject->name = token.name.empty() ? request.name() : token.name;
+  TERCIO_RETURN_IF_ERROR(CheckName(subject->name));
+  if (!request.name().empty() && request.name() != subject->name) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the token is for ", subject->name, ", not for ", request.name()));
+  }
+  if (token.role == kAgentRole) {
+    TERCIO_ASSIGN_OR_RETURN(subject->names, NamesOfRequest(request.request()));
+    if (subject->names.size() > kMostNames) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("a certificate is for at most ", kMostNames, " names and addresses"));
+    }
+  }
+  CertificateRecord record;
+  TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
+                          Issue(request.request(), *subject, address, &record));
+  TERCIO_RETURN_IF_ERROR(store_.Spend(token, record));
+  v1::Certificate answer;
+  answer.set_certificate(issued.pem);
+  answer.set_authority(authority_.certificate());
+  return answer;
+}
+
+absl::StatusOr<v1::Certificate> Registrar::Renew(const Caller& caller,
+                                                 const v1::RenewRequest& request) {
+  Subject subject = {caller.name, std::string(NameOf(caller.role)), {}};
+  if (caller.role == Role::kAgent) {
+    TERCIO_ASSIGN_OR_RETURN(subject.names, NamesOfRequest(request.request()));
+    if (subject.names.size() > kMostNames) {
+      return absl::InvalidArgumentError("too many names and addresses");
+    }
+  }
+  CertificateRecord record;
+  TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
+                          Issue(request.request(), subject, caller.address, &record));
+  TERCIO_RETURN_IF_ERROR(store_.AddSuccessor(caller.serial, record));
+  v1::Certificate answer;
+  answer.set_certificate(issued.pem);
+  answer.set_authority(authority_.certificate());
+  return answer;
+}
+
+grpc::Status AccessServiceImpl::Renew(grpc::ServerContext* context, const v1::RenewRequest* request,
+                                      v1::Certificate* response) {
+  GuardedCall call(gate_, *context, "AccessService/Renew");
+  if (call.refused()) return call.refusal();
+  if (registrar_ == nullptr) {
+    return call.Refuse("", absl::FailedPreconditionError(
+                               "the certificates of this coordinator are made elsewhere"));
+  }
+  const absl::StatusOr<v1::Certificate> renewed = registrar_->Renew(call.caller(), *request);
+  if (renewed.ok()) *response = *renewed;
+  return call.Done(call.caller().name, ToGrpc(renewed.status()));
+}
+
+grpc::Status AccessServiceImpl::WhoAmI(grpc::ServerContext* context, const v1::WhoAmIRequest*,
+                                       v1::WhoAmIResponse* response) {
+  GuardedCall call(gate_, *context, "AccessService/WhoAmI");
+  if (call.refused()) return call.refusal();
+  response->set_name(call.caller().name);
+  response->set_role(std::string(NameOf(call.caller().role)));
+  return grpc::Status::OK;
+}
+
+class EnrollServer::Service : public v1::EnrollService::Service {
+ public:
+  Service(Registrar& registrar, AuditLog& audit, const Limits& limits)
+      : registrar_(registrar),
+        audit_(audit),
+        per_address_(limits.per_address),
+        total_(limits.total),
+        refusals_(limits.per_address) {}
+
+  grpc::Status Enroll(grpc::ServerContext* context, const v1::EnrollRequest* request,
+                      v1::Certificate* response) override {
+    const std::string address = HostOfPeer(context->peer());
+    Subject subject;
+    const absl::Status status = Serve(*request, address, &subject, response);
+    Audit(address, subject, status);
+    return ToGrpc(status);
+  }
+
+ private:
+  absl::Status Serve(const v1::EnrollRequest& request, const std::string& address, Subject* subject,
+                     v1::Certificate* response) {
+    const absl::Time now = SteadyNow();
+    if (!per_address_.Take(address, now) || !total_.Take("", now)) {
+      return absl::ResourceExhaustedError(
+          "too many requests for certificates lately; wait a minute and try again");
+    }
+    TERCIO_ASSIGN_OR_RETURN(*response, registrar_.Enrol(request, address, subject));
+    return absl::OkStatus();
+  }
+
+  void Audit(const std::string& address, const Subject& subject, const absl::Status& status) {
+    if (!status.ok() && !refusals_.Take(address, SteadyNow())) return;
+    AuditEntry entry;
+    entry.address = address;
+    entry.who = subject.name;
+    entry.role = subject.role;
+    entry.call = "EnrollService/Enroll";
+    entry.subject = subject.name;
+    entry.outcome = status.ok() ? "ok" : "refused";
+    entry.reason = std::string(status.message());
+    audit_.Write(entry);
+  }
+
+  Registrar& registrar_;
+  AuditLog& audit_;
+  RateLimiter per_address_;
+  RateLimiter total_;
+  RateLimiter refusals_;  // lines of what was refused
+};
+
+absl::StatusOr<std::unique_ptr<EnrollServer>> EnrollServer::Listen(
+    const std::string& address, std::shared_ptr<TlsIdentity> identity, Registrar& registrar,
+    AuditLog& audit, const Limits& limits) {
+  std::unique_ptr<EnrollServer> server(new EnrollServer);
+  server->service_ = std::make_unique<Service>(registrar, audit, limits);
+  grpc::ServerBuilder builder;
+  ConfigureServer(builder);
+  builder.SetMaxReceiveMessageSize(kMostMessage);
+  builder.SetResourceQuota(
+      grpc::ResourceQuota("enrolment").Resize(kMostMemory).SetMaxThreads(kThreads));
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS, kLongestConnectionMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_GRACE_MS, kFarewellMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 4);
+  int port = 0;
+  builder.AddListeningPort(
+      address, MakeServerCredentials(std::move(identity), ClientCertificates::kNone), &port);
+  builder.RegisterService(server->service_.get());
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr || port == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot listen on ", address, "; is the port in use? --enroll-listen names another"));
+  }
+  server->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+  return server;
+}
+
+EnrollServer::~EnrollServer() {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,82 @@
+// Gives out certificates: for tokens on a port of its own (EnrollService), to those who have one
+// before theirs expire (AccessService).
+//
+// Threads: gRPC's.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/channel.h"
+#include "coordinator/access/access_store.h"
+#include "coordinator/access/audit_log.h"
+#include "coordinator/access/authority.h"
+#include "coordinator/access/gate.h"
+#include "coordinator/access/rate_limiter.h"
+#include "grpcpp/server.h"
+#include "proto/tercio/v1/access_service.grpc.pb.h"
+
+namespace tercio::coordinator {
+
+// Signs for whoever was found to be entitled, and keeps account of it.
+class Registrar {
+ public:
+  // Both must outlive it. `life`: of the certificates of people and agents.
+  Registrar(const Authority& authority, AccessStore& store, absl::Duration life)
+      : authority_(authority), store_(store), life_(life) {}
+
+  // Who shows the token gets a certificate in its name and role; of an agent whose token names
+  // none, in `name`. UNAUTHENTICATED | INVALID_ARGUMENT. *subject is for whom, as far as known.
+  absl::StatusOr<v1::Certificate> Enrol(const v1::EnrollRequest& request,
+                                        const std::string& address, Subject* subject);
+  absl::StatusOr<v1::Certificate> Renew(const Caller& caller, const v1::RenewRequest& request);
+
+ private:
+  absl::StatusOr<IssuedCertificate> Issue(const std::string& request, const Subject& subject,
+                                          const std::string& address, CertificateRecord* record);
+
+  const Authority& authority_;
+  AccessStore& store_;
+  const absl::Duration life_;
+};
+
+// `registrar` is null where the certificates were made elsewhere.
+class AccessServiceImpl : public v1::AccessService::Service {
+ public:
+  AccessServiceImpl(Gate& gate, Registrar* registrar) : gate_(gate), registrar_(registrar) {}
+  grpc::Status Renew(grpc::ServerContext*, const v1::RenewRequest*, v1::Certificate*) override;
+  grpc::Status WhoAmI(grpc::ServerContext*, const v1::WhoAmIRequest*, v1::WhoAmIResponse*) override;
+
+ private:
+  Gate& gate_;
+  Registrar* const registrar_;
+};
+
+// The enrolment port: whoever reaches it may try, so that everything about it is small. Messages
+// have at most 64 KiB, connections last half a minute, each address may ask a few times a minute.
+class EnrollServer {
+ public:
+  struct Limits {
+    RateLimiter::Limit per_address = {20, 0.5};
+    RateLimiter::Limit total = {200, 20};
+  };
+  // FAILED_PRECONDITION when the address cannot be used. The other objects must outlive it.
+  static absl::StatusOr<std::unique_ptr<EnrollServer>> Listen(const std::string& address,
+                                                              std::shared_ptr<TlsIdentity> identity,
+                                                              Registrar& registrar, AuditLog& audit,
+                                                              const Limits& limits);
+  ~EnrollServer();
+  const std::string& address() const { return address_; }
+
+ private:
+  class Service;
+  EnrollServer() = default;
+
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<grpc::Server> server_;
+  std::string address_;
+};
+
+}  // namespace tercio::coordinator

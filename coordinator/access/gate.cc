@@ -1,0 +1,213 @@
+#include "coordinator/access/gate.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "common/certificate.h"
+#include "common/grpc_status.h"
+#include "common/steady_time.h"
+#include "grpc/grpc_security_constants.h"
+#include "grpcpp/security/auth_context.h"
+#include "grpcpp/support/server_interceptor.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr size_t kMostKnown = 4096;
+
+std::string PemOf(const grpc::ServerContextBase& context) {
+  const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
+  if (auth == nullptr) return "";
+  const auto found = auth->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
+  return found.empty() ? "" : std::string(found.front().data(), found.front().size());
+}
+
+AuditEntry EntryOf(const Caller& caller, std::string_view call, const std::string& subject) {
+  AuditEntry entry;
+  entry.who = caller.name;
+  entry.role = std::string(NameOf(caller.role));
+  entry.serial = caller.serial;
+  entry.address = caller.address;
+  entry.call = std::string(call);
+  entry.subject = subject;
+  return entry;
+}
+
+}  // namespace
+
+std::string HostOfPeer(const std::string& peer) {
+  if (!absl::StartsWith(peer, "ipv4:") && !absl::StartsWith(peer, "ipv6:")) return peer;
+  std::string host = peer.substr(5, peer.rfind(':') - 5);
+  host = absl::StrReplaceAll(host, {{"%5B", ""}, {"%5D", ""}, {"[", ""}, {"]", ""}});
+  return host;
+}
+
+// One open stream of a caller with a certificate: ended when that is revoked.
+class Gate::StreamWatch : public grpc::experimental::Interceptor {
+ public:
+  StreamWatch(Gate& gate, std::string serial, grpc::ServerContextBase* context) : gate_(gate) {
+    std::lock_guard<std::recursive_mutex> lock(gate_.streams_mutex_);
+    gate_.streams_[this] = {std::move(serial), context};
+  }
+  ~StreamWatch() override {
+    std::lock_guard<std::recursive_mutex> lock(gate_.streams_mutex_);
+    gate_.streams_.erase(this);
+  }
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    methods->Proceed();
+  }
+
+ private:
+  Gate& gate_;
+};
+
+class Gate::StreamWatchFactory : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit StreamWatchFactory(Gate& gate) : gate_(gate) {}
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    if (info->type() == grpc::experimental::ServerRpcInfo::Type::UNARY) return nullptr;
+    std::string serial = gate_.WhoCalls(*info->server_context()).serial;
+    if (serial.empty()) return nullptr;
+    return new StreamWatch(gate_, std::move(serial), info->server_context());
+  }
+
+ private:
+  Gate& gate_;
+};
+
+Gate::Gate(Options options, AuditLog* audit)
+    : options_(options), audit_(audit), changes_(options.changes), refusals_(options.refusals) {}
+
+std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Gate::MakeStreamWatches() {
+  return std::make_unique<StreamWatchFactory>(*this);
+}
+
+// Reading a certificate takes longer than most calls, and callers come again.
+Gate::Known Gate::Read(const std::string& pem) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = known_.find(pem);
+  if (found != known_.end()) return found->second;
+  Known known;
+  if (const auto facts = ReadCertificate(pem); facts.ok()) {
+    known = {facts->name, facts->role, facts->serial};
+  }
+  if (known_.size() >= kMostKnown) known_.clear();
+  return known_[pem] = known;
+}
+
+Caller Gate::WhoCalls(const grpc::ServerContextBase& context) {
+  Caller caller;
+  caller.address = HostOfPeer(context.peer());
+  if (!options_.tls) {
+    caller.role = Role::kAdmin;
+    return caller;
+  }
+  const Known known = Read(PemOf(context));
+  caller.name = known.name;
+  caller.serial = known.serial;
+  caller.role = known.role.empty() ? options_.default_role : RoleNamed(known.role);
+  return caller;
+}
+
+bool Gate::IsRevoked(const std::string& serial) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return revoked_.contains(serial);
+}
+
+absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
+  const Rule* rule = RuleOf(call);
+  if (rule == nullptr) {
+    return absl::PermissionDeniedError(absl::StrCat(std::string(call), " is nobody's to call"));
+  }
+  if (!caller.serial.empty() && IsRevoked(caller.serial)) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("the certificate of ", caller.name, ", ", caller.serial,
+                     ", was revoked; an administrator gives a new token"));
+  }
+  if (!Allows(rule->least, caller.role)) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        std::string(call), " needs ", std::string(Needed(rule->least)), "; ",
+        caller.name.empty() ? "this caller" : caller.name, " has ",
+        caller.role == Role::kNone ? "none"
+                                   : absl::StrCat("the role ", std::string(NameOf(caller.role)))));
+  }
+  if (!rule->changes || !options_.tls) return absl::OkStatus();
+  const std::string& key = caller.name.empty() ? caller.address : caller.name;
+  if (changes_.Take(key, SteadyNow())) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("too many changes by ", key, " in a short time; wait a second and try again"));
+}
+
+absl::Status Gate::Admit(const Caller& caller, std::string_view call) {
+  const absl::Status status = Judge(caller, call);
+  if (!status.ok()) AuditRefusal(caller, call, "", status);
+  return status;
+}
+
+void Gate::AuditRefusal(const Caller& caller, std::string_view call, const std::string& subject,
+                        const absl::Status& status) {
+  if (audit_ == nullptr) return;
+  // Who is refused a thousand times a second must not push the others out of the log.
+  if (!refusals_.Take(absl::StrCat(caller.name, " ", caller.address), SteadyNow())) return;
+  AuditEntry entry = EntryOf(caller, call, subject);
+  entry.outcome = "refused";
+  entry.reason = std::string(status.message());
+  audit_->Write(entry);
+}
+
+absl::Status Gate::Refuse(const Caller& caller, std::string_view call, const std::string& subject,
+                          absl::Status status) {
+  AuditRefusal(caller, call, subject, status);
+  return status;
+}
+
+void Gate::Record(const Caller& caller, std::string_view call, const std::string& subject,
+                  const absl::Status& status) {
+  const Rule* rule = RuleOf(call);
+  if (audit_ == nullptr || rule == nullptr || !rule->changes) return;
+  AuditEntry entry = EntryOf(caller, call, subject);
+  entry.outcome = status.ok() ? "ok" : "failed";
+  entry.reason = std::string(status.message());
+  audit_->Write(entry);
+}
+
+void Gate::SetRevoked(std::set<std::string> serials) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    revoked_ = serials;
+  }
+  // A watch takes the lock before it goes: whose watch is there is there itself.
+  std::lock_guard<std::recursive_mutex> lock(streams_mutex_);
+  std::vector<const StreamWatch*> ended;
+  for (const auto& [watch, stream] : streams_) {
+    if (serials.contains(stream.first)) ended.push_back(watch);
+  }
+  for (const StreamWatch* watch : ended) {
+    if (const auto found = streams_.find(watch); found != streams_.end()) {
+      found->second.second->TryCancel();
+    }
+  }
+}
+
+GuardedCall::GuardedCall(Gate& gate, const grpc::ServerContextBase& context, std::string_view call)
+    : gate_(gate),
+      call_(call),
+      caller_(gate.WhoCalls(context)),
+      status_(gate.Admit(caller_, call)) {}
+
+grpc::Status GuardedCall::refusal() const { return ToGrpc(status_); }
+
+grpc::Status GuardedCall::Refuse(const std::string& subject, absl::Status status) {
+  return ToGrpc(gate_.Refuse(caller_, call_, subject, std::move(status)));
+}
+
+grpc::Status GuardedCall::Done(const std::string& subject, const grpc::Status& outcome) {
+  gate_.Record(caller_, call_, subject, FromGrpc(outcome));
+  return outcome;
+}
+
+}  // namespace tercio::coordinator

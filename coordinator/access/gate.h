@@ -1,0 +1,117 @@
+// Who calls, and whether they may: every call of the coordinator's services passes here first
+// (service/guarded_services.h). Without TLS everybody is an admin without a name, as on a machine
+// of one's own.
+//
+// Threads: any.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "common/access/roles.h"
+#include "coordinator/access/audit_log.h"
+#include "coordinator/access/rate_limiter.h"
+#include "grpcpp/server_context.h"
+#include "grpcpp/support/server_interceptor.h"
+#include "grpcpp/support/status.h"
+
+namespace tercio::coordinator {
+
+struct Caller {
+  std::string name;  // of the certificate; empty without TLS
+  Role role = Role::kNone;
+  std::string serial;
+  std::string address;  // without the port
+
+  // An agent speaks for its own node only.
+  bool MaySpeakFor(const std::string& node) const { return role != Role::kAgent || node == name; }
+};
+
+class Gate {
+ public:
+  struct Options {
+    bool tls = false;
+    // Of certificates that say none; kNone: they are refused.
+    Role default_role = Role::kNone;
+    RateLimiter::Limit changes = {60, 20};  // calls that change state, of one caller
+    RateLimiter::Limit refusals = {60, 5};  // lines about one caller's refused calls
+  };
+  // `audit` may be null, else it must outlive the gate.
+  Gate(Options options, AuditLog* audit);
+
+  Caller WhoCalls(const grpc::ServerContextBase& context);
+  // PERMISSION_DENIED (role), UNAUTHENTICATED (revoked), RESOURCE_EXHAUSTED (too often). What is
+  // refused is in the audit log.
+  absl::Status Admit(const Caller& caller, std::string_view call);
+  // The outcome of a call that was admitted; reading ones are not recorded.
+  void Record(const Caller& caller, std::string_view call, const std::string& subject,
+              const absl::Status& status);
+  // A refusal for another reason than Admit's.
+  absl::Status Refuse(const Caller& caller, std::string_view call, const std::string& subject,
+                      absl::Status status);
+
+  // From now on certificates of these numbers are refused; streams that they have open end.
+  void SetRevoked(std::set<std::string> serials);
+
+  // Lets the streams of a server be ended when their certificates are revoked.
+  std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeStreamWatches();
+
+ private:
+  class StreamWatch;
+  class StreamWatchFactory;
+  struct Known {
+    std::string name;
+    std::string role;
+    std::string serial;
+  };
+
+  Known Read(const std::string& pem);
+  bool IsRevoked(const std::string& serial);
+  absl::Status Judge(const Caller& caller, std::string_view call);
+  void AuditRefusal(const Caller& caller, std::string_view call, const std::string& subject,
+                    const absl::Status& status);
+
+  const Options options_;
+  AuditLog* const audit_;
+  RateLimiter changes_;
+  RateLimiter refusals_;
+
+  std::mutex mutex_;
+  std::map<std::string, Known> known_;  // by PEM text; at most kMostKnown
+  std::set<std::string> revoked_;
+
+  // Whoever cancels a call may find itself in the end of it, and so in the end of its watch.
+  std::recursive_mutex streams_mutex_;
+  std::map<const StreamWatch*, std::pair<std::string, grpc::ServerContextBase*>> streams_;
+};
+
+// One unary call, from its admission to the line about it.
+class GuardedCall {
+ public:
+  // `call` must outlive it: it is a literal.
+  GuardedCall(Gate& gate, const grpc::ServerContextBase& context, std::string_view call);
+
+  bool refused() const { return !status_.ok(); }
+  grpc::Status refusal() const;
+  const Caller& caller() const { return caller_; }
+  // Another reason to refuse it, found in the request.
+  grpc::Status Refuse(const std::string& subject, absl::Status status);
+  // Records the outcome and returns it.
+  grpc::Status Done(const std::string& subject, const grpc::Status& outcome);
+
+ private:
+  Gate& gate_;
+  const std::string_view call_;
+  Caller caller_;
+  absl::Status status_;
+};
+
+// "127.0.0.1" of gRPC's "ipv4:127.0.0.1:4711"; the same of IPv6; else the whole.
+std::string HostOfPeer(const std::string& peer);
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,72 @@
+#include "coordinator/access/handshake_log.h"
+
+#include <mutex>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/steady_time.h"
+#include "coordinator/access/rate_limiter.h"
+#include "grpc/support/log.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr char kFailure[] = "Handshake failed with fatal error ";
+// Whoever reaches the port can cause these lines.
+constexpr RateLimiter::Limit kLines = {20, 1};
+
+struct Sink {
+  std::mutex mutex;
+  AuditLog* audit = nullptr;  // null: nobody listens any more
+  RateLimiter limiter{kLines};
+  int64_t left_out = 0;
+};
+
+// Outlives every thread of gRPC.
+Sink& TheSink() {
+  static auto* const sink = new Sink;
+  return *sink;
+}
+
+void Take(gpr_log_func_args* line) {
+  const std::string text = line->message;
+  Sink& sink = TheSink();
+  std::lock_guard<std::mutex> lock(sink.mutex);
+  if (sink.audit == nullptr) return;
+  if (!sink.limiter.Take("", SteadyNow())) {
+    ++sink.left_out;
+    return;
+  }
+  const std::string more =
+      sink.left_out == 0 ? "" : absl::StrCat(" (", sink.left_out, " lines left out before)");
+  sink.left_out = 0;
+  const size_t at = text.find(kFailure);
+  if (at == std::string::npos) {
+    LogWarning(absl::StrCat("gRPC: ", text, more));
+    return;
+  }
+  AuditEntry entry;
+  entry.call = "handshake";
+  entry.outcome = "refused";
+  entry.reason = text.substr(at + sizeof(kFailure) - 1) + more;
+  LogWarning(absl::StrCat("a TLS handshake was refused: ", entry.reason));
+  sink.audit->Write(entry);
+}
+
+}  // namespace
+
+HandshakeLog::HandshakeLog(AuditLog& audit) {
+  Sink& sink = TheSink();
+  std::lock_guard<std::mutex> lock(sink.mutex);
+  sink.audit = &audit;
+  gpr_set_log_function(Take);
+}
+
+HandshakeLog::~HandshakeLog() {
+  Sink& sink = TheSink();
+  std::lock_guard<std::mutex> lock(sink.mutex);
+  sink.audit = nullptr;
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,40 @@
+// Token buckets, one per key: so many calls at once, and so many a second in the long run.
+//
+// Threads: any. Holds at most kMostKeys buckets; who has been quiet longest is forgotten first, at
+// which point its bucket was full again in all likelihood.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace tercio::coordinator {
+
+class RateLimiter {
+ public:
+  struct Limit {
+    double burst = 1;
+    double per_second = 1;
+  };
+  static constexpr size_t kMostKeys = 4096;
+
+  explicit RateLimiter(Limit limit) : limit_(limit) {}
+
+  // Whether one more call of `key` is within the limit at `now` (of the steady clock).
+  bool Take(const std::string& key, absl::Time now);
+
+ private:
+  struct Bucket {
+    double left = 0;
+    absl::Time at;
+  };
+  void ForgetOldest();
+
+  const Limit limit_;
+  std::mutex mutex_;
+  std::map<std::string, Bucket> buckets_;
+};
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,195 @@
+#include "coordinator/service/guarded_services.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+namespace {
+
+// Calls that were refused. Each deletes itself when it is over.
+template <typename Message>
+class RefusedStream : public grpc::ServerWriteReactor<Message> {
+ public:
+  explicit RefusedStream(const grpc::Status& status) { this->Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+class RefusedUpload : public grpc::ServerReadReactor<grpc::ByteBuffer> {
+ public:
+  explicit RefusedUpload(const grpc::Status& status) { Finish(status); }
+  void OnDone() override { delete this; }
+};
+
+}  // namespace
+
+absl::Status GuardedJobService::MayChange(const Caller& caller, const std::string& job,
+                                          std::string* id) const {
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record,
+                          job.empty() ? coordinator_.NewestUnfinished() : coordinator_.Find(job));
+  *id = record.id();
+  if (caller.role == Role::kAdmin || (!caller.name.empty() && record.owner() == caller.name)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(absl::StrCat(
+      "job ", record.id(), " is ", record.owner().empty() ? "nobody's" : record.owner() + "'s",
+      "; its owner and admins change it, not ", caller.name));
+}
+
+grpc::Status GuardedJobService::Submit(grpc::ServerContext* context,
+                                       const v1::SubmitRequest* request,
+                                       v1::SubmitResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Submit");
+  if (call.refused()) return call.refusal();
+  const grpc::Status status = SubmitFor(call.caller().name, *request, response);
+  return call.Done(response->job_id(), status);
+}
+
+grpc::Status GuardedJobService::Get(grpc::ServerContext* context, const v1::GetRequest* request,
+                                    v1::JobStatus* response) {
+  GuardedCall call(gate_, *context, "JobService/Get");
+  if (call.refused()) return call.refusal();
+  return JobServiceImpl::Get(context, request, response);
+}
+
+grpc::Status GuardedJobService::List(grpc::ServerContext* context, const v1::ListRequest* request,
+                                     v1::ListResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/List");
+  if (call.refused()) return call.refusal();
+  return JobServiceImpl::List(context, request, response);
+}
+
+grpc::Status GuardedJobService::Cancel(grpc::ServerContext* context,
+                                       const v1::CancelRequest* request,
+                                       v1::CancelResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Cancel");
+  if (call.refused()) return call.refusal();
+  std::string id = request->job();
+  if (absl::Status status = MayChange(call.caller(), request->job(), &id); !status.ok()) {
+    return call.Refuse(id, std::move(status));
+  }
+  return call.Done(id, JobServiceImpl::Cancel(context, request, response));
+}
+
+grpc::Status GuardedJobService::Resume(grpc::ServerContext* context,
+                                       const v1::ResumeRequest* request, v1::JobStatus* response) {
+  GuardedCall call(gate_, *context, "JobService/Resume");
+  if (call.refused()) return call.refusal();
+  std::string id = request->job();
+  if (absl::Status status = MayChange(call.caller(), request->job(), &id); !status.ok()) {
+    return call.Refuse(id, std::move(status));
+  }
+  // The job that was asked about, though another may have become the newest meanwhile.
+  v1::ResumeRequest exact = *request;
+  exact.set_job(id);
+  return call.Done(id, JobServiceImpl::Resume(context, &exact, response));
+}
+
+grpc::Status GuardedJobService::Nodes(grpc::ServerContext* context, const v1::NodesRequest* request,
+                                      v1::NodesResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Nodes");
+  if (call.refused()) return call.refusal();
+  return JobServiceImpl::Nodes(context, request, response);
+}
+
+grpc::Status GuardedJobService::ChangeNode(grpc::ServerContext* context,
+                                           const v1::ChangeNodeRequest* request,
+                                           v1::ChangeNodeResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/ChangeNode");
+  if (call.refused()) return call.refusal();
+  return call.Done(request->node(), JobServiceImpl::ChangeNode(context, request, response));
+}
+
+grpc::Status GuardedJobService::Drill(grpc::ServerContext* context, const v1::DrillRequest* request,
+                                      v1::DrillResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Drill");
+  if (call.refused()) return call.refusal();
+  return call.Done(absl::StrCat(request->job(), " ", request->fault()),
+                   JobServiceImpl::Drill(context, request, response));
+}
+
+grpc::Status GuardedJobService::Checkpoints(grpc::ServerContext* context,
+                                            const v1::CheckpointsRequest* request,
+                                            v1::CheckpointsResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Checkpoints");
+  if (call.refused()) return call.refusal();
+  return JobServiceImpl::Checkpoints(context, request, response);
+}
+
+grpc::Status GuardedJobService::VerifyCheckpoint(grpc::ServerContext* context,
+                                                 const v1::VerifyCheckpointRequest* request,
+                                                 v1::VerifyCheckpointResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/VerifyCheckpoint");
+  if (call.refused()) return call.refusal();
+  return JobServiceImpl::VerifyCheckpoint(context, request, response);
+}
+
+grpc::Status GuardedJobService::Version(grpc::ServerContext* context,
+                                        const v1::VersionRequest* request,
+                                        v1::VersionResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Version");
+  if (call.refused()) return call.refusal();
+  return JobServiceImpl::Version(context, request, response);
+}
+
+grpc::ServerWriteReactor<v1::JobStatus>* GuardedJobService::Watch(
+    grpc::CallbackServerContext* context, const v1::WatchRequest* request) {
+  const GuardedCall call(gate_, *context, "JobService/Watch");
+  if (call.refused()) return new RefusedStream<v1::JobStatus>(call.refusal());
+  return JobServiceImpl::Watch(context, request);
+}
+
+grpc::ServerWriteReactor<v1::StepRecord>* GuardedJobService::History(
+    grpc::CallbackServerContext* context, const v1::HistoryRequest* request) {
+  const GuardedCall call(gate_, *context, "JobService/History");
+  if (call.refused()) return new RefusedStream<v1::StepRecord>(call.refusal());
+  return JobServiceImpl::History(context, request);
+}
+
+grpc::ServerWriteReactor<v1::JobEvent>* GuardedJobService::Events(
+    grpc::CallbackServerContext* context, const v1::EventsRequest* request) {
+  const GuardedCall call(gate_, *context, "JobService/Events");
+  if (call.refused()) return new RefusedStream<v1::JobEvent>(call.refusal());
+  return JobServiceImpl::Events(context, request);
+}
+
+grpc::ServerWriteReactor<v1::LogLine>* GuardedJobService::Logs(grpc::CallbackServerContext* context,
+                                                               const v1::LogsRequest* request) {
+  const GuardedCall call(gate_, *context, "JobService/Logs");
+  if (call.refused()) return new RefusedStream<v1::LogLine>(call.refusal());
+  return JobServiceImpl::Logs(context, request);
+}
+
+grpc::ServerWriteReactor<v1::RankTrace>* GuardedJobService::Trace(
+    grpc::CallbackServerContext* context, const v1::TraceRequest* request) {
+  const GuardedCall call(gate_, *context, "JobService/Trace");
+  if (call.refused()) return new RefusedStream<v1::RankTrace>(call.refusal());
+  return JobServiceImpl::Trace(context, request);
+}
+
+grpc::ServerReadReactor<grpc::ByteBuffer>* GuardedCheckpointService::Upload(
+    grpc::CallbackServerContext* context, grpc::ByteBuffer* response) {
+  const GuardedCall call(gate_, *context, "CheckpointService/Upload");
+  if (call.refused()) return new RefusedUpload(call.refusal());
+  return CheckpointServiceImpl::Upload(context, response);
+}
+
+grpc::Status GuardedCheckpointService::GetManifest(grpc::ServerContext* context,
+                                                   const v1::GetManifestRequest* request,
+                                                   v1::GetManifestResponse* response) {
+  const GuardedCall call(gate_, *context, "CheckpointService/GetManifest");
+  if (call.refused()) return call.refusal();
+  return CheckpointServiceImpl::GetManifest(context, request, response);
+}
+
+grpc::Status GuardedCheckpointService::ReadTensor(grpc::ServerContext* context,
+                                                  const v1::ReadTensorRequest* request,
+                                                  grpc::ServerWriter<v1::TensorChunk>* writer) {
+  const GuardedCall call(gate_, *context, "CheckpointService/ReadTensor");
+  if (call.refused()) return call.refusal();
+  return CheckpointServiceImpl::ReadTensor(context, request, writer);
+}
+
+}  // namespace tercio::coordinator

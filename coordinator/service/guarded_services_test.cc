@@ -1,0 +1,166 @@
+// Every call of every service that the coordinator serves is judged: none was forgotten.
+#include "coordinator/service/guarded_services.h"
+
+#include <set>
+#include <string>
+
+#include "common/temp_dir.h"
+#include "coordinator/access/enroll_service.h"
+#include "coordinator/service/checkpoint_host.h"
+#include "coordinator/service/node_service.h"
+#include "gmock/gmock.h"
+#include "google/protobuf/descriptor.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/generic/generic_stub.h"
+#include "grpcpp/server_builder.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+class GuardedServicesTest : public ::testing::Test {
+ protected:
+  // Callers have no certificate here: with TLS they have no role, unless there is a default.
+  void Serve(Role default_role, RateLimiter::Limit changes = {1000, 1000}) {
+    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    ASSERT_TRUE(store.ok()) << store.status();
+    Settings settings;
+    settings.allow_drills = false;
+    auto made = Coordinator::Create(settings, *std::move(store), &checkpoints_, false);
+    ASSERT_TRUE(made.ok()) << made.status();
+    coordinator_ = *std::move(made);
+    streams_ = std::make_unique<StreamHub>(StreamLimits{16, absl::Seconds(5)},
+                                           [this] { return coordinator_->version(); });
+    Gate::Options options;
+    options.tls = true;
+    options.default_role = default_role;
+    options.changes = changes;
+    audit_ = std::make_unique<AuditLog>(directory_.path() + "/audit.log", AuditLog::Options());
+    gate_ = std::make_unique<Gate>(options, audit_.get());
+    jobs_ = std::make_unique<GuardedJobService>(
+        *gate_, *coordinator_, *streams_, [](v1::JobSpec*) { return absl::OkStatus(); },
+        directory_.path(), "");
+    nodes_ = std::make_unique<NodeServiceImpl>(*gate_, *coordinator_, 5);
+    host_ = HostOf(*coordinator_);
+    uploads_ = std::make_unique<GuardedCheckpointService>(*gate_, *host_);
+    access_ = std::make_unique<AccessServiceImpl>(*gate_, nullptr);
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    for (grpc::Service* service :
+         {static_cast<grpc::Service*>(jobs_.get()), static_cast<grpc::Service*>(nodes_.get()),
+          static_cast<grpc::Service*>(uploads_.get()),
+          static_cast<grpc::Service*>(access_.get())}) {
+      builder.RegisterService(service);
+    }
+    server_ = builder.BuildAndStart();
+    ASSERT_NE(server_, nullptr);
+    channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
+                                   grpc::InsecureChannelCredentials());
+  }
+
+  void TearDown() override {
+    if (server_ != nullptr) server_->Shutdown();
+  }
+
+  // How a call with an empty request ends.
+  grpc::Status Call(const std::string& method) {
+    grpc::GenericStub stub(channel_);
+    grpc::ClientContext context;
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(&context, method, &queue);
+    const auto wait = [&queue] {
+      void* tag = nullptr;
+      bool ok = false;
+      queue.Next(&tag, &ok);
+      return ok;
+    };
+    call->StartCall(nullptr);
+    wait();
+    const grpc::Slice empty("");
+    call->WriteLast(grpc::ByteBuffer(&empty, 1), {}, nullptr);
+    wait();
+    // The status comes after the last message.
+    grpc::ByteBuffer answer;
+    do {
+      call->Read(&answer, nullptr);
+    } while (wait());
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    wait();
+    return status;
+  }
+
+  std::set<std::string> Methods() {
+    std::set<std::string> methods;
+    for (const char* name :
+         {v1::JobService::service_full_name(), v1::NodeService::service_full_name(),
+          v1::CheckpointService::service_full_name(), v1::AccessService::service_full_name()}) {
+      const auto* service =
+          google::protobuf::DescriptorPool::generated_pool()->FindServiceByName(name);
+      for (int i = 0; i < service->method_count(); ++i) {
+        methods.insert("/" + std::string(name) + "/" + service->method(i)->name());
+      }
+    }
+    return methods;
+  }
+
+  TempDir directory_;
+  checkpoint::Store checkpoints_{directory_.path() + "/checkpoints"};
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<StreamHub> streams_;
+  std::unique_ptr<AuditLog> audit_;
+  std::unique_ptr<Gate> gate_;
+  std::unique_ptr<GuardedJobService> jobs_;
+  std::unique_ptr<NodeServiceImpl> nodes_;
+  std::unique_ptr<CheckpointHost> host_;
+  std::unique_ptr<GuardedCheckpointService> uploads_;
+  std::unique_ptr<AccessServiceImpl> access_;
+  std::unique_ptr<grpc::Server> server_;
+  std::shared_ptr<grpc::Channel> channel_;
+};
+
+TEST_F(GuardedServicesTest, WithoutARoleNoCallIsServed) {
+  Serve(Role::kNone);
+  EXPECT_GE(Methods().size(), 24u);
+  for (const std::string& method : Methods()) {
+    const grpc::Status status = Call(method);
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED)
+        << method << ": " << status.error_message();
+  }
+}
+
+TEST_F(GuardedServicesTest, AViewerReads) {
+  Serve(Role::kViewer);
+  EXPECT_TRUE(Call("/tercio.v1.JobService/List").ok());
+  EXPECT_TRUE(Call("/tercio.v1.JobService/Nodes").ok());
+  EXPECT_TRUE(Call("/tercio.v1.AccessService/WhoAmI").ok());
+  for (const char* call : {"Submit", "Cancel", "Resume", "ChangeNode", "Drill"}) {
+    EXPECT_EQ(Call("/tercio.v1.JobService/" + std::string(call)).error_code(),
+              grpc::StatusCode::PERMISSION_DENIED)
+        << call;
+  }
+}
+
+TEST_F(GuardedServicesTest, ChangesAreLimitedAndReadingIsNot) {
+  Serve(Role::kAdmin, {2, 0});
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(Call("/tercio.v1.JobService/Cancel").error_code(), grpc::StatusCode::NOT_FOUND);
+  }
+  const grpc::Status status = Call("/tercio.v1.JobService/Cancel");
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_THAT(status.error_message(), HasSubstr("too many changes"));
+  for (int i = 0; i < 20; ++i) EXPECT_TRUE(Call("/tercio.v1.JobService/List").ok());
+}
+
+TEST(HostOfPeerTest, LeavesOutThePort) {
+  EXPECT_EQ(HostOfPeer("ipv4:10.1.2.3:4711"), "10.1.2.3");
+  EXPECT_EQ(HostOfPeer("ipv6:%5B::1%5D:4711"), "::1");
+  EXPECT_EQ(HostOfPeer("ipv6:[fe80::2]:4711"), "fe80::2");
+  EXPECT_EQ(HostOfPeer("unix:/tmp/socket"), "unix:/tmp/socket");
+}
+
+}  // namespace
+}  // namespace tercio::coordinator

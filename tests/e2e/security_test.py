@@ -1,0 +1,549 @@
+"""Security by default: who gets in, who may do what, and that a job trains through all attempts."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+import unittest
+import urllib.request
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+import python_cases  # noqa: E402
+from certificates import Authority  # noqa: E402
+from harness import BIN, TercioTest, layout, processes, wait_for  # noqa: E402
+
+PYTHON = "/usr/bin/python3"  # which sees Debian's python3-grpcio
+
+
+def reachable(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+class SecureTest(TercioTest):
+    """A coordinator with an authority of its own; people and nodes get their certificates by tokens."""
+
+    def setUp(self):
+        super().setUp()
+        self.cleared = self.json_of("init")
+        self.people = {}
+
+    def access(self, verb, *arguments, code=0):
+        done = subprocess.run([os.path.join(BIN, "tercio-coordinator"), verb, "--state-dir", self.state, *arguments],
+                              capture_output=True, text=True, env=self.environment(), check=False)
+        self.assertEqual(done.returncode, code, done.stderr)
+        return done
+
+    def json_of(self, verb, *arguments):
+        return json.loads(self.access(verb, *arguments, "-o", "json").stdout)
+
+    def token(self, role, name=None, *more):
+        return self.access("token", "--role", role, *(["--name", name] if name else []), *more).stdout.strip()
+
+    def serve(self, *more):
+        self.server, ready = self.coordinator("--enroll-listen", "127.0.0.1:0", *more)
+        self.address, self.enroll, self.metrics = ready["coordinator"], ready["enroll"], ready["metrics"]
+
+    def as_person(self, name):
+        return {**self.environment(), "XDG_CONFIG_HOME": self.path("people", name)}
+
+    def verb(self, name, *arguments, code=0, stdin=None):
+        """A verb as somebody who has logged in; returns (stdout, stderr)."""
+        done = subprocess.run([os.path.join(BIN, "tercio"), *arguments], capture_output=True, text=True,
+                              env=self.as_person(name), input=stdin, timeout=120, check=False)
+        self.assertEqual(done.returncode, code, f"{name}: {arguments}\n{done.stdout}\n{done.stderr}")
+        return done.stdout, done.stderr
+
+    def login(self, name, role, token=None, code=0, address=None, enroll=None):
+        return self.verb(name, "login", "--coordinator", address or self.address, "--enroll",
+                         enroll or self.enroll, "--token-file", "-", stdin=token or self.token(role, name),
+                         code=code)
+
+    def files(self, name):
+        """--tls flags with the files of somebody who has logged in."""
+        folder = self.path("people", name, "tercio", self.address.replace(":", "_"))
+        return ["--tls-cert", folder + "/certificate.pem", "--tls-key", folder + "/key.pem", "--tls-ca",
+                folder + "/authority.pem"]
+
+    def node(self, name="one", *more, token=None, slots=2):
+        path = self.path(f"token-{name}")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(token or self.token("agent", name))
+        return self.agent(self.address, name, slots, "--enroll", self.enroll, "--join-token-file", path,
+                          "--data-root", self.directory, *more)
+
+    def audit(self):
+        try:
+            with open(os.path.join(self.state, "audit.log"), encoding="utf-8") as file:
+                return [json.loads(line) for line in file]
+        except FileNotFoundError:
+            return []
+
+    def audited(self, **wanted):
+        """The first line with these values; a value may be a part of what is there."""
+        def find():
+            return next((line for line in self.audit() if all(value in line[key] for key, value in wanted.items())),
+                        None)
+        return wait_for(find, f"a line of the audit log with {wanted}", 20)
+
+    def status(self, name, job):
+        return json.loads(self.verb(name, "get", job, "-o", "json")[0])
+
+    def log_of(self, program):
+        number = next(i for i, child in enumerate(self.daemons) if child.args[0].endswith(program))
+        with open(self.path(f"{program}.{number}.log"), encoding="utf-8") as file:
+            return file.read()
+
+
+class Joining(SecureTest):
+
+    def test_from_nothing_to_a_job_in_four_commands(self):
+        self.serve()
+        self.login("ann", "admin")
+        self.node(token=self.cleared["token"])
+        # No flags: the coordinator and the files are remembered.
+        job = self.verb("ann", "submit", self.path("job.yaml"), *layout(1, 1, 2))[0].strip()
+        self.verb("ann", "wait", job, "--timeout", "100s")
+        status = self.status("ann", job)
+        self.assertEqual((status["state"], status["owner"]), ("succeeded", "ann"))
+        self.assertEqual(status["checkpoint"]["step"], 60)  # which ranks send by TLS, too
+        who = json.loads(self.verb("ann", "login", "--check", "-o", "json")[0])
+        self.assertEqual((who["name"], who["role"]), ("ann", "admin"))
+        self.audited(call="JobService/Submit", who="ann", subject=job, outcome="ok", address="127.0.0.1")
+        self.audited(call="NodeService/Attach", who="one", subject="one", outcome="ok")
+
+    def test_secrets_are_their_owners_alone(self):
+        self.serve()
+        self.login("ann", "admin")
+        self.node()
+        for folder in (os.path.join(self.state, "access"), self.path("people", "ann", "tercio"),
+                       self.path("agent-one", "access")):
+            for where, _, names in os.walk(folder):
+                for name in names:
+                    path = os.path.join(where, name)
+                    self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600, path)
+        for folder in (os.path.join(self.state, "access"), self.path("agent-one", "access")):
+            self.assertEqual(stat.S_IMODE(os.stat(folder).st_mode), 0o700, folder)
+        self.assertEqual(stat.S_IMODE(os.stat(os.path.join(self.state, "audit.log")).st_mode), 0o600)
+
+    def test_a_token_is_good_once_and_not_for_long(self):
+        self.serve()
+        token = self.token("user", "bob")
+        self.login("bob", "user", token)
+        _, err = self.login("eve", "user", token, code=4)
+        self.assertIn("unknown, used or too old", err)
+        late = self.token("user", "carl", "--ttl", "1s")
+        time.sleep(2.1)  # seconds are counted whole
+        _, err = self.login("carl", "user", late, code=4)
+        self.assertIn("unknown, used or too old", err)
+        self.audited(call="EnrollService/Enroll", outcome="refused", reason="unknown, used or too old")
+        # At rest there is a digest; neither secret is anywhere.
+        secret = token.split(".")[1]
+        with open(os.path.join(self.state, "access", "access.sqlite"), "rb") as file:
+            self.assertNotIn(secret.encode(), file.read())
+        rows = sqlite3.connect(os.path.join(self.state, "access", "access.sqlite")).execute(
+            "SELECT COUNT(*) FROM tokens WHERE length(digest) = 64").fetchone()
+        self.assertGreaterEqual(rows[0], 2)
+
+    def test_another_server_gets_no_token(self):
+        self.serve()
+        token = self.token("user", "bob")
+        real_state, self.state = self.state, self.path("impostor")
+        self.json_of("init")
+        self.serve()
+        _, err = self.login("bob", "user", token, code=4)
+        self.assertIn("fingerprint", err)
+        self.assertIn("not sent", err)
+        self.assertFalse([line for line in self.audit() if line["call"] == "EnrollService/Enroll"])
+        self.state = real_state
+        # A port that speaks no TLS.
+        with socket.create_server(("127.0.0.1", 0)) as plain:
+            plain.listen()
+            address = f"127.0.0.1:{plain.getsockname()[1]}"
+            child = subprocess.Popen([os.path.join(BIN, "tercio"), "login", "--coordinator", self.address, "--enroll",
+                                      address, "--token-file", "-"], stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+                                     text=True, env=self.as_person("bob"))
+            child.stdin.write(token)
+            child.stdin.close()
+            connection, _ = plain.accept()
+            received = connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            connection.close()
+            self.assertEqual(child.wait(30), 4)
+            self.assertIn("does not speak TLS", child.stderr.read())
+            child.stderr.close()
+            self.assertNotIn(token.split(".")[1].encode(), received)
+
+    def test_a_flood_of_enrolments_is_cut_off_and_others_are_served(self):
+        self.serve()
+        self.login("ann", "admin")
+        wrong = "tercio1." + "0" * 32 + "." + self.cleared["fingerprint"]
+        codes, answers = [], []
+        for _ in range(30):
+            done = subprocess.run([os.path.join(BIN, "tercio"), "login", "--coordinator", self.address, "--enroll",
+                                   self.enroll, "--token-file", "-"], input=wrong, capture_output=True, text=True,
+                                  env=self.as_person("eve"), timeout=60, check=False)
+            codes.append(done.returncode)
+            answers.append(done.stderr)
+        self.assertEqual(set(codes), {4, 7})
+        self.assertIn("too many requests for certificates", "".join(answers))
+        self.verb("ann", "list")
+        refused = [line for line in self.audit() if line["call"] == "EnrollService/Enroll"
+                   and line["outcome"] == "refused"]
+        self.assertLess(len(refused), 28)  # the log is no way to fill a disk
+
+    def test_certificates_are_renewed_while_all_goes_on(self):
+        self.serve("--certificate-life", "12s")
+        self.login("ann", "admin")
+        self.node()
+        before = self.json_of("access")["certificates"]
+        job = self.verb("ann", "submit", self.path("job.yaml"), *layout(1, 1, 2), "--set",
+                        "training.steps=1000000")[0].strip()
+        end = time.monotonic() + 14  # beyond the life of all that there were
+        while time.monotonic() < end:
+            self.assertIn(self.status("ann", job)["state"], ("queued", "starting", "running"))
+            time.sleep(1)
+        old = {one["serial"] for one in before}
+        now = self.json_of("access")["certificates"]
+        self.assertTrue(any(one["name"] == "one" and one["serial"] not in old for one in now), now)
+        # A new connection takes the new certificate: the coordinator starts again.
+        self.server.terminate()
+        self.server.wait(30)
+        port, enroll = self.address, self.enroll
+        self.server, _ = self.coordinator("--listen", port, "--enroll-listen", enroll, "--certificate-life", "12s")
+        step = self.status("ann", job)["step"]
+        wait_for(lambda: self.status("ann", job)["step"] > step + 20, "steps after the restart", 60)
+        self.assertEqual(self.status("ann", job)["restarts"], 0)
+        self.verb("ann", "cancel", job, "--no-save")
+
+
+class Roles(SecureTest):
+
+    def setUp(self):
+        super().setUp()
+        self.serve()
+        for name, role in (("ann", "admin"), ("bob", "user"), ("carl", "user"), ("vic", "viewer")):
+            self.login(name, role)
+
+    def test_who_may_do_what(self):
+        job = self.verb("bob", "submit", self.path("job.yaml"), *layout(1, 1, 2))[0].strip()
+        for name in ("ann", "bob", "carl", "vic"):
+            self.assertEqual(self.status(name, job)["owner"], "bob")
+        _, err = self.verb("vic", "submit", self.path("job.yaml"), *layout(1, 1, 2), code=4)
+        self.assertIn("needs the role user or admin; vic has the role viewer", err)
+        self.audited(call="JobService/Submit", who="vic", role="viewer", outcome="refused")
+        _, err = self.verb("carl", "cancel", job, code=4)
+        self.assertIn(f"job {job} is bob's", err)
+        self.audited(call="JobService/Cancel", who="carl", subject=job, outcome="refused")
+        _, err = self.verb("bob", "nodes", "drain", "one", code=4)
+        self.assertIn("needs the role admin", err)
+        self.audited(call="JobService/ChangeNode", who="bob", outcome="refused")
+        self.verb("bob", "cancel", job)
+        self.audited(call="JobService/Cancel", who="bob", subject=job, outcome="ok")
+        other = self.verb("carl", "submit", self.path("job.yaml"), *layout(1, 1, 2))[0].strip()
+        self.verb("ann", "cancel", other)  # an admin may all
+
+    def test_a_revoked_person_is_out_at_once(self):
+        follower = subprocess.Popen([os.path.join(BIN, "tercio"), "events", "--follow"], stdout=subprocess.DEVNULL,
+                                    stderr=subprocess.PIPE, text=True, env=self.as_person("bob"))
+        self.addCleanup(follower.stderr.close)
+        self.addCleanup(follower.kill)
+        time.sleep(0.5)
+        self.access("revoke", "bob")
+        self.assertNotEqual(follower.wait(20), 0)  # a stream that is open ends, too
+        _, err = self.verb("bob", "list", code=4)
+        self.assertIn("was revoked", err)
+        self.audited(who="bob", outcome="refused", reason="was revoked")
+        self.verb("carl", "list")
+        self.assertIn("no certificate or token", self.access("revoke", "nobody-of-that-name", code=3).stderr)
+        # The name may come again, by a new token.
+        self.login("bob", "user")
+        self.verb("bob", "list")
+
+    def test_an_agent_speaks_for_its_own_node_only(self):
+        self.node("one")
+        wait_for(lambda: json.loads(self.verb("ann", "nodes", "-o", "json")[0]), "the node")
+        folder = self.path("agent-one", "access")
+        stolen = ["--tls-cert", folder + "/certificate.pem", "--tls-key", folder + "/key.pem", "--tls-ca",
+                  folder + "/authority.pem"]
+        agent = subprocess.Popen(
+            [os.path.join(BIN, "tercio-agent"), "--coordinator", self.address, "--state-dir", self.path("thief"),
+             "--name", "two", "--metrics-listen", "127.0.0.1:0", *stolen], stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=self.environment())
+        self.addCleanup(agent.wait)
+        self.addCleanup(agent.kill)
+        line = self.audited(call="NodeService/Attach", who="one", subject="two", outcome="refused")
+        self.assertIn("node one's and the agent says it is two", line["reason"])
+        self.assertEqual([node["name"] for node in json.loads(self.verb("ann", "nodes", "-o", "json")[0])], ["one"])
+        # It is no person, either; and a person is no agent.
+        _, err = self.tercio("list", "--coordinator", self.address, *stolen, code=4)
+        self.assertIn("one has the role agent", err)
+        agent.kill()
+        person = subprocess.Popen(
+            [os.path.join(BIN, "tercio-agent"), "--coordinator", self.address, "--state-dir", self.path("person"),
+             "--name", "bob", "--metrics-listen", "127.0.0.1:0", *self.files("bob")], stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, env=self.environment())
+        self.addCleanup(person.wait)
+        self.addCleanup(person.kill)
+        self.audited(call="NodeService/Attach", who="bob", role="user", outcome="refused")
+
+    def test_an_agent_cannot_pass_for_the_coordinator(self):
+        self.node("one")
+        folder = self.path("agent-one", "access")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        chain = self.path("chain.pem")
+        with open(chain, "w", encoding="utf-8") as file:
+            for name in ("certificate.pem", "authority.pem"):
+                with open(os.path.join(folder, name), encoding="utf-8") as part:
+                    file.write(part.read())
+        server = subprocess.Popen(["openssl", "s_server", "-accept", str(port), "-cert", folder + "/certificate.pem",
+                                   "-key", folder + "/key.pem", "-cert_chain", chain, "-alpn", "h2", "-quiet"],
+                                  stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(server.wait)
+        self.addCleanup(server.stdin.close)
+        self.addCleanup(server.kill)
+        wait_for(lambda: reachable(port), "openssl's server", 20)
+        _, err = self.tercio("list", "--coordinator", f"127.0.0.1:{port}", *self.files("ann"), code=5)
+        self.assertIn("of the role agent, not coordinator", err)
+
+
+class Attacks(SecureTest):
+    """Each is refused and said, and a job trains through all of them."""
+
+    def setUp(self):
+        super().setUp()
+        self.serve()
+        self.login("ann", "admin")
+        self.node()
+        self.job = self.verb("ann", "submit", self.path("job.yaml"), *layout(1, 1, 2), "--set",
+                             "training.steps=1000000")[0].strip()
+        self.trains()
+
+    def trains(self):
+        step = self.status("ann", self.job)["step"]
+        wait_for(lambda: self.status("ann", self.job)["step"] > step + 5, "steps")
+        self.assertEqual(self.status("ann", self.job)["restarts"], 0)
+
+    def openssl(self, address, *arguments):
+        done = subprocess.run(["openssl", "s_client", "-connect", address, "-alpn", "h2", *arguments], input="",
+                              capture_output=True, text=True, timeout=30, check=False)
+        return done.stdout + done.stderr
+
+    def test_handshakes_that_are_none_of_ours(self):
+        theirs = Authority(self.directory, "theirs")
+        ours = self.files("ann")
+        for address in (self.address, self.enroll):
+            for old in ("-tls1_2", "-tls1_1"):
+                self.assertIn("no peer certificate available", self.openssl(address, old, "-cipher", "ALL:@SECLEVEL=0"))
+            self.assertIn("TLSv1.3", self.openssl(address, "-tls1_3"))
+        self.audited(call="handshake", outcome="refused", reason="unsupported protocol")
+        self.openssl(self.address)
+        self.audited(call="handshake", outcome="refused", reason="did not return a certificate")
+        strange = list(theirs.issue("eve"))
+        _, err = self.tercio("list", "--coordinator", self.address, *strange[:4], *ours[4:], code=4)
+        self.assertIn("does not know", err)
+        self.audited(call="handshake", outcome="refused", reason="certificate verify failed")
+        real = Authority(self.directory, "real")
+        real.certificate, real.key = (os.path.join(self.state, "access", "authority" + end) for end in (".pem", ".key"))
+        late = real.issue("late", days=-1)
+        _, err = self.tercio("list", "--coordinator", self.address, *late, code=4)
+        self.assertIn("expired", err)
+        # No TLS at all: the connection is closed, and nothing is said.
+        for address in (self.address, self.enroll):
+            host, port = address.split(":")
+            with socket.create_connection((host, int(port)), timeout=30) as plain:
+                plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+                answer = plain.recv(4096)
+            self.assertNotIn(b"HTTP", answer)
+        _, err = self.tercio("list", "--coordinator", self.address, code=4)
+        self.assertIn("speaks TLS", err)
+        self.audited(call="handshake", outcome="refused", reason="wrong version number")
+        self.trains()
+
+    def test_slow_and_silent_connections_are_closed(self):
+        slow = {self.address: [], self.enroll: []}
+        for address, connections in slow.items():
+            host, port = address.split(":")
+            for _ in range(40):
+                connections.append(socket.create_connection((host, int(port)), timeout=60))
+                connections[-1].sendall(b"\x16\x03\x01")  # a handshake that never goes on
+                self.addCleanup(connections[-1].close)
+        self.verb("ann", "list")
+        self.login("bob", "user")
+        self.trains()
+        for connection in slow[self.enroll] + slow[self.address]:  # after 5 s and 20 s
+            try:
+                while connection.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+
+    def test_enrolment_takes_small_messages_only(self):
+        script = '''
+import sys, grpc
+address, authority, size = sys.argv[1], open(sys.argv[2], "rb").read(), int(sys.argv[3])
+channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(authority))
+call = channel.unary_unary("/tercio.v1.EnrollService/Enroll")
+try:
+    length, encoded = size, b""
+    while True:
+        encoded += bytes([(length & 127) | (128 if length > 127 else 0)])
+        length >>= 7
+        if not length: break
+    call(bytes([10]) + encoded + b"x" * size, timeout=20)
+except grpc.RpcError as error:
+    print(error.code().name)
+'''
+        authority = os.path.join(self.state, "access", "authority.pem")
+        for size, code in ((1000, "UNAUTHENTICATED"), (1 << 20, "RESOURCE_EXHAUSTED")):
+            done = subprocess.run([PYTHON, "-c", script, self.enroll, authority, str(size)], capture_output=True,
+                                  text=True, timeout=60, check=False)
+            self.assertEqual(done.stdout.strip(), code, done.stderr)
+        self.trains()
+
+    def test_secrets_are_nowhere_to_be_read(self):
+        """Tokens of attempts and tokens for joining: in no command line, environment, log, answer or metric."""
+        secrets = {self.cleared["token"].split(".")[1]}
+        state = sqlite3.connect(f"file:{self.state}/state.sqlite?mode=ro", uri=True)
+        record = state.execute("SELECT record FROM jobs").fetchone()[0]
+        trainers = processes(f"tercio-trainer {self.job}")
+        self.assertEqual(len(trainers), 2)
+        # The token of the attempt is the only text of 32 hexadecimal digits in the record.
+        found = set(re.findall(rb"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])", record))
+        self.assertEqual(len(found), 1)
+        secrets |= {token.decode() for token in found}
+        seen = {}
+        for pid in trainers + [child.pid for child in self.daemons]:
+            for name in ("cmdline", "environ"):
+                with open(f"/proc/{pid}/{name}", "rb") as file:
+                    seen[f"/proc/{pid}/{name}"] = file.read().decode(errors="replace")
+        for verb in (["get", self.job, "-o", "json"], ["list", "-o", "json"], ["events", self.job, "-o", "jsonl"],
+                     ["logs", self.job], ["nodes", "-o", "json"]):
+            seen[" ".join(verb)] = self.verb("ann", *verb)[0]
+        seen["access"] = self.access("access", "-o", "json").stdout
+        with urllib.request.urlopen(f"http://{self.metrics}/metrics", timeout=20) as page:
+            seen["metrics"] = page.read().decode()
+        for where, _, names in os.walk(self.directory):
+            for name in names:
+                if name.startswith("token-") or ".sqlite" in name or name.startswith("agent.db"):
+                    continue
+                with open(os.path.join(where, name), "rb") as file:
+                    seen[os.path.join(where, name)] = file.read().decode(errors="replace")
+        self.assertGreater(len(seen), 20)
+        for name, text in seen.items():
+            for secret in secrets:
+                self.assertNotIn(secret, text, f"a secret is in {name}")
+
+    def test_the_coordinator_says_what_is_wrong_with_its_files(self):
+        files = {name: os.path.join(self.state, "access", name)
+                 for name in ("coordinator.pem", "coordinator.key", "authority.key")}
+        # While it runs the old certificate stays in use.
+        with open(files["coordinator.pem"], encoding="utf-8") as file:
+            good = file.read()
+        with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
+            file.write("no certificate")
+        self.verb("ann", "list")
+        self.assertIn("the certificate from before stays in use", self.log_of("tercio-coordinator"))
+        self.server.terminate()
+        self.server.wait(30)
+
+        def refused(*words):
+            done = subprocess.run([os.path.join(BIN, "tercio-coordinator"), "--state-dir", self.state, "--listen",
+                                   "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"], capture_output=True, text=True,
+                                  env=self.environment(), timeout=60, check=False)
+            self.assertEqual(done.returncode, 7, done.stderr)
+            for word in words:
+                self.assertIn(word, done.stderr)
+
+        refused(files["coordinator.pem"], "holds no certificate")
+        with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
+            file.write(good)
+        os.chmod(files["coordinator.key"], 0o644)
+        refused("others may read it", f"chmod 600 {files['coordinator.key']}")
+        os.chmod(files["coordinator.key"], 0o600)
+        shutil.copy(files["authority.key"], files["coordinator.key"])
+        refused(files["coordinator.key"], "does not belong to the certificate")
+        os.remove(files["coordinator.key"])
+        refused(files["coordinator.key"])
+
+
+class Bounds(SecureTest):
+
+    def setUp(self):
+        super().setUp()
+        self.serve()
+        self.login("ann", "admin")
+
+    def submit(self, *changes):
+        return self.verb("ann", "submit", self.path("job.yaml"), *layout(1, 1, 2), *changes)[0].strip()
+
+    def test_jobs_read_what_the_agent_allows(self):
+        os.mkdir(self.path("allowed"))
+        shutil.copy(self.path("corpus.txt"), self.path("allowed", "corpus.txt"))
+        os.symlink(self.path("corpus.txt"), self.path("allowed", "link.txt"))
+        self.agent(self.address, "one", 2, "--enroll", self.enroll, "--join-token-file", self.token_file("one"),
+                   "--data-root", self.path("allowed"))
+        for path in (self.path("corpus.txt"), self.path("allowed", "link.txt"), "/etc/shadow", "/etc/no-such-file"):
+            job = self.submit("--set", f"data.train={path}")
+            self.verb("ann", "wait", job, "--timeout", "60s", code=1)
+            error = self.status("ann", job)["error"]
+            self.assertIn(f"node one: data.train: {path} is outside what jobs may read on this node", error)
+        job = self.submit("--set", f"data.train={self.path('allowed', 'corpus.txt')}")
+        self.verb("ann", "wait", job, "--timeout", "100s")
+
+    def token_file(self, node):
+        path = self.path("token-" + node)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.token("agent", node))
+        return path
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can start trainers as somebody else")
+    def test_trainers_of_a_root_agent_are_nobody(self):
+        # Where nobody may go: the program is copied out of its builder's home, the directory opened.
+        os.chmod(self.directory, 0o755)
+        shutil.copy(os.path.join(BIN, "tercio-trainer"), self.path("tercio-trainer"))
+        self.node("one", "--trainer-user", "nobody", "--trainer", self.path("tercio-trainer"))
+        job = self.submit("--set", "training.steps=1000000", "--set", "checkpoint.every_steps=20")
+        wait_for(lambda: (self.status("ann", job)["checkpoint"] or {"step": 0})["step"] > 0, "a checkpoint")
+        trainers = processes(f"tercio-trainer {job}")
+        self.assertEqual(len(trainers), 2)
+        for pid in trainers:
+            with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+                lines = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+            self.assertEqual(lines["Uid"].split(), ["65534"] * 4)
+            self.assertEqual(lines["Gid"].split(), ["65534"] * 4)
+            self.assertEqual(lines["Groups"].strip(), "")
+            self.assertEqual(int(lines["CapEff"], 16), 0)
+            self.assertEqual(lines["NoNewPrivs"], "1")
+        # What is the agent's alone stays so.
+        for secret in ("access/key.pem", "agent.db"):
+            done = subprocess.run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat",
+                                   self.path("agent-one", secret)], capture_output=True, check=False)
+            self.assertNotEqual(done.returncode, 0, secret)
+        os.kill(trainers[0], 9)
+        wait_for(lambda: self.status("ann", job)["restarts"] == 1 and self.status("ann", job)["state"] == "running",
+                 "a restart")
+        self.verb("ann", "cancel", job, "--no-save")
+
+    def test_a_full_disk_under_the_audit_log_stops_nobody(self):
+        os.remove(os.path.join(self.state, "audit.log"))
+        self.server.terminate()
+        self.server.wait(30)
+        os.symlink("/dev/full", os.path.join(self.state, "audit.log"))
+        self.server, _ = self.coordinator("--listen", self.address)
+        job = self.submit()
+        self.verb("ann", "cancel", job)
+        wait_for(lambda: any("lines lost so far" in open(self.path(name), encoding="utf-8").read()
+                             for name in os.listdir(self.directory) if name.startswith("tercio-coordinator")),
+                 "a warning", 20)
+
+
+if __name__ == "__main__":
+    python_cases.main()

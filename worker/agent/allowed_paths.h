@@ -1,0 +1,36 @@
+// Where job files may have a node read: data, tokenizers and models must lie in one of the agent's
+// data roots, after all symbolic links. A path outside is refused in the same words whether there
+// is something or not.
+//
+// Threads: const methods from any thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/job.pb.h"
+
+namespace tercio {
+
+class AllowedPaths {
+ public:
+  // Everything.
+  AllowedPaths() = default;
+  // These directories; none: nothing. INVALID_ARGUMENT: one is no directory.
+  static absl::StatusOr<AllowedPaths> Under(const std::vector<std::string>& roots);
+
+  // PERMISSION_DENIED, with the job's key and the path.
+  absl::Status Check(const v1::JobSpec& spec) const;
+
+ private:
+  absl::Status CheckPath(const std::string& key, const std::string& path) const;
+  bool IsInside(const std::string& path) const;
+  bool AllInside(const std::string& path) const;
+
+  bool any_ = true;
+  std::vector<std::string> roots_;  // without links, each with a slash at its end
+};
+
+}  // namespace tercio

@@ -1,0 +1,113 @@
+#include "worker/agent/allowed_paths.h"
+
+#include <unistd.h>
+
+#include "common/file.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::HasSubstr;
+
+class AllowedPathsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"data", "data/model", "data-of-others", "secret"}) {
+      ASSERT_TRUE(MakeDirectories(Path(name)).ok());
+    }
+    for (const char* name : {"data/a.txt", "data/set.bin", "data/set.idx", "secret/key"}) {
+      ASSERT_TRUE(WriteFileDurably(Path(name), "text").ok());
+    }
+    const auto made = AllowedPaths::Under({Path("data")});
+    ASSERT_TRUE(made.ok()) << made.status();
+    allowed_ = *made;
+  }
+
+  std::string Path(const std::string& name) const { return directory_.path() + "/" + name; }
+
+  absl::Status Train(const std::string& path) const {
+    v1::JobSpec spec;
+    spec.mutable_data()->set_train(path);
+    return allowed_.Check(spec);
+  }
+
+  TempDir directory_;
+  AllowedPaths allowed_;
+};
+
+TEST_F(AllowedPathsTest, TakesWhatLiesInARoot) {
+  for (const char* name : {"data/a.txt", "data/set", "data/*.txt", "data/missing.txt", "data"}) {
+    EXPECT_TRUE(Train(Path(name)).ok()) << name;
+  }
+}
+
+TEST_F(AllowedPathsTest, RefusesWhatLiesOutsideInTheSameWords) {
+  for (const char* name :
+       {"secret/key", "secret/missing", "data-of-others/x", "data/../secret/key"}) {
+    const absl::Status status = Train(Path(name));
+    EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << name;
+    EXPECT_EQ(status.message(), "data.train: " + Path(name) +
+                                    " is outside what jobs may read on this node; its agent's "
+                                    "--data-root says what");
+  }
+}
+
+TEST_F(AllowedPathsTest, FollowsLinks) {
+  ASSERT_EQ(symlink(Path("secret/key").c_str(), Path("data/link.txt").c_str()), 0);
+  ASSERT_EQ(symlink(Path("secret").c_str(), Path("data/folder").c_str()), 0);
+  ASSERT_EQ(symlink(Path("secret/key").c_str(), Path("data/tricky.bin").c_str()), 0);
+  for (const char* name : {"data/link.txt", "data/folder/key", "data/tricky", "data/*.txt"}) {
+    EXPECT_FALSE(Train(Path(name)).ok()) << name;
+  }
+  EXPECT_TRUE(Train(Path("data/a.txt")).ok());
+}
+
+TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
+  const std::string outside = Path("secret/key");
+  v1::JobSpec validation;
+  validation.mutable_data()->set_validation_path(outside);
+  v1::JobSpec blend;
+  blend.mutable_data()->add_train_blend()->add_paths(outside);
+  v1::JobSpec validation_blend;
+  validation_blend.mutable_data()->add_validation_blend()->add_paths(outside);
+  v1::JobSpec tokenizer;
+  tokenizer.mutable_data()->set_tokenizer(outside);
+  v1::JobSpec model;
+  model.mutable_model()->set_from(Path("secret"));
+  for (const auto& [spec, key] :
+       {std::pair{validation, "data.validation"}, std::pair{blend, "data.train"},
+        std::pair{validation_blend, "data.validation"}, std::pair{tokenizer, "data.tokenizer"},
+        std::pair{model, "model.from"}}) {
+    EXPECT_THAT(std::string(allowed_.Check(spec).message()), HasSubstr(key));
+  }
+}
+
+TEST_F(AllowedPathsTest, AModelDirectoryMayHoldNoLinkToTheOutside) {
+  v1::JobSpec spec;
+  spec.mutable_model()->set_from(Path("data/model"));
+  EXPECT_TRUE(allowed_.Check(spec).ok());
+  ASSERT_EQ(symlink(Path("secret/key").c_str(), Path("data/model/weights").c_str()), 0);
+  EXPECT_FALSE(allowed_.Check(spec).ok());
+}
+
+TEST_F(AllowedPathsTest, NamesOfTokenizersAreNoPaths) {
+  v1::JobSpec spec;
+  spec.mutable_data()->set_tokenizer("chars");
+  EXPECT_TRUE(allowed_.Check(spec).ok());
+}
+
+TEST_F(AllowedPathsTest, WithoutRootsNothingWithoutBoundsAnything) {
+  const auto none = AllowedPaths::Under({});
+  ASSERT_TRUE(none.ok());
+  v1::JobSpec spec;
+  spec.mutable_data()->set_train(Path("data/a.txt"));
+  EXPECT_FALSE(none->Check(spec).ok());
+  EXPECT_TRUE(AllowedPaths().Check(spec).ok());
+  EXPECT_FALSE(AllowedPaths::Under({Path("missing")}).ok());
+}
+
+}  // namespace
+}  // namespace tercio
