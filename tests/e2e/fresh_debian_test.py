@@ -2,6 +2,7 @@
 once as the Containerfile says, with its user and with the daemons as the first processes of their containers. Needs root and a mirror.
 """
 
+import glob
 import json
 import os
 import shutil
@@ -64,7 +65,8 @@ class FreshDebian(TercioTest):
 
     def command(self, *arguments, seconds=20 * MINUTES):
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=seconds, check=False)
-        self.assertEqual(done.returncode, 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        logs = "" if done.returncode == 0 else "".join(open(path, encoding="utf-8").read()[-2000:] for path in glob.glob(self.path("*.log")))
+        self.assertEqual(done.returncode, 0, f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}{logs}")
         return done.stdout
 
     def inside(self, *arguments):
