@@ -66,7 +66,7 @@ class Membership {
   const Options options_;
   std::shared_ptr<TlsIdentity> identity_;
   bool own_ = false;     // the files are in Directory()
-  bool named_ = false;  // the certificate was asked for with the present hosts; of the thread
+  bool named_ = false;   // the certificate was asked for with the present hosts; of the thread
   int64_t copied_ = -1;  // version of what trainers have; of the thread, after Join
 
   std::mutex mutex_;
