@@ -398,7 +398,8 @@ v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
 }
 
 absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& key, int rank) {
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(absl::StrCat(options_.log_dir, "/", key.first)));
+  const std::string logs = absl::StrCat(options_.log_dir, "/", key.first);
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
   TrainerProcess::Options options;
   options.user = options_.trainer_user;
   // Trainers make their next log file themselves.

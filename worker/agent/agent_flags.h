@@ -1,0 +1,51 @@
+// The settings of tercio-agent, from its flags, TERCIO_* variables and the file of --config.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/daemon_flags.h"
+#include "common/tls_identity.h"
+#include "worker/agent/run_manager.h"
+
+namespace tercio {
+
+// From SIGTERM to SIGKILL for trainers that are still there when the time to leave is over.
+inline constexpr double kKillSeconds = 5;
+
+struct AgentFlags {
+  std::string coordinator = "127.0.0.1:7077";
+  std::string metrics_listen = "127.0.0.1:9465";
+  std::string health_listen;
+  std::string snapshot_listen;
+  int64_t snapshot_reserve = int64_t{1} << 30;
+  AgentOptions agent;
+  std::string device = "auto";
+  double metrics_linger_seconds = 60;
+  int64_t gpu_others = int64_t{1} << 30;
+  double gpu_interval_seconds = 5;
+  TlsFiles tls = TlsFromEnvironment();
+  std::shared_ptr<TlsIdentity> identity;  // null: no TLS
+  std::string enroll;
+  std::string join_token_file;
+  std::string trainer_user;
+  std::vector<std::string> data_roots;
+  double stop_grace_seconds = 25;
+  int64_t spool_bytes = 64 << 20;
+  bool parent_death = false;
+  DaemonSettings settings;  // all of the above, as given
+};
+
+// Reads them into *flags. The exit code; *done when there is nothing more to do (--help).
+int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done);
+
+// Flags whose changes count at SIGHUP.
+const std::set<std::string>& LiveAgentFlags();
+
+// Of this machine; "node" where it has none.
+std::string HostName();
+
+}  // namespace tercio

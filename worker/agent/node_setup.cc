@@ -1,0 +1,185 @@
+#include "worker/agent/node_setup.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "common/certificate.h"
+#include "common/channel.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "worker/agent/device_choice.h"
+#include "worker/agent/runtime_directory.h"
+
+namespace tercio {
+namespace {
+
+std::string RuntimeParent() {
+  const char* runtime = std::getenv("RUNTIME_DIRECTORY");
+  return runtime != nullptr ? runtime : "/tmp";
+}
+
+// The address from which this node reaches the coordinator is one that other nodes can reach. Asks
+// the routing table: connecting a datagram socket sends nothing.
+absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
+  const size_t colon = coordinator.rfind(':');
+  if (colon == std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--coordinator ", coordinator, " is not HOST:PORT"));
+  }
+  std::string host = coordinator.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const int error = getaddrinfo(host.c_str(), coordinator.c_str() + colon + 1, &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot resolve --coordinator ", coordinator, ": ", gai_strerror(error)));
+  }
+  const absl::Cleanup free_addresses = [found] { freeaddrinfo(found); };
+  for (const addrinfo* entry = found; entry != nullptr; entry = entry->ai_next) {
+    const int descriptor = socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (descriptor < 0) continue;
+    const absl::Cleanup close_socket = [descriptor] { close(descriptor); };
+    sockaddr_storage own = {};
+    socklen_t length = sizeof(own);
+    char text[NI_MAXHOST];
+    if (connect(descriptor, entry->ai_addr, entry->ai_addrlen) == 0 &&
+        getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+        getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof(text), nullptr, 0,
+                    NI_NUMERICHOST) == 0) {
+      return std::string(text);
+    }
+  }
+  return absl::UnavailableError(absl::StrCat("no route to --coordinator ", coordinator,
+                                             "; name this node's address with --data-address"));
+}
+
+// Names and addresses at which trainers of other nodes find copies of snapshots.
+std::vector<std::string> HostsOf(const AgentFlags& flags) {
+  std::vector<std::string> hosts = {flags.agent.data_address};
+  const size_t colon = flags.snapshot_listen.rfind(':');
+  if (colon != std::string::npos) hosts.push_back(flags.snapshot_listen.substr(0, colon));
+  if (const std::string own = HostName(); AlternativeName(own).ok()) hosts.push_back(own);
+  hosts.erase(std::remove(hosts.begin(), hosts.end(), ""), hosts.end());
+  std::sort(hosts.begin(), hosts.end());
+  hosts.erase(std::unique(hosts.begin(), hosts.end()), hosts.end());
+  return hosts;
+}
+
+Membership::Options MembershipOptions(const AgentFlags& flags) {
+  Membership::Options options;
+  options.coordinator = flags.coordinator;
+  options.enroll = flags.enroll;
+  options.state_dir = flags.agent.state_dir;
+  options.node = flags.agent.node;
+  options.join_token_file = flags.join_token_file;
+  options.tls = flags.tls;
+  options.hosts = HostsOf(flags);
+  options.trainer_user = flags.agent.trainer_user;
+  return options;
+}
+
+// Trainers stream checkpoints to the coordinator themselves.
+void UseIdentity(const Membership& membership, AgentFlags& flags) {
+  flags.identity = membership.identity();
+  if (flags.identity == nullptr) return;
+  flags.tls = flags.identity->files();
+  const TlsFiles files = membership.TrainerFiles();
+  flags.agent.trainer_environment = {"TERCIO_TLS_CERT=" + files.certificate,
+                                     "TERCIO_TLS_KEY=" + files.key,
+                                     "TERCIO_TLS_CA=" + files.authority};
+}
+
+// What jobs may do to this node. Where strangers can reach the coordinator nothing may be read that
+// was not named; `tercio run`, and a coordinator on loopback, are their user's own.
+absl::Status SetBounds(AgentFlags& flags) {
+  const bool open_to_others = Membership::HasMeans(MembershipOptions(flags)) && !flags.parent_death;
+  if (open_to_others || !flags.data_roots.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(flags.agent.allowed, AllowedPaths::Under(flags.data_roots));
+    if (flags.data_roots.empty()) {
+      LogWarning("no --data-root is given: jobs can read nothing on this node");
+    }
+  }
+  if (!open_to_others && flags.trainer_user.empty()) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(flags.agent.trainer_user, FindTrainerUser(flags.trainer_user));
+  if (!flags.agent.trainer_user.has_value()) {
+    if (geteuid() == 0) LogWarning("trainers run as root; --trainer-user NAME makes them NAME's");
+    return absl::OkStatus();
+  }
+  // What is a secret has a mode of its own.
+  umask(022);
+  if (RuntimeParent() != "/tmp") TERCIO_RETURN_IF_ERROR(LetPass(RuntimeParent()));
+  return LetPass(flags.agent.state_dir);
+}
+
+}  // namespace
+
+absl::Status CheckFlags(const AgentFlags& flags) {
+  const bool tls = Membership::HasMeans(MembershipOptions(flags));
+  for (const auto& [flag, address] : {std::pair{"--metrics-listen", flags.metrics_listen},
+                                      std::pair{"--coordinator", flags.coordinator}}) {
+    if (tls || IsLoopback(address)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(flag, " ", address,
+                     " is not loopback: give --join-token-file with a token of `tercio-coordinator "
+                     "token`, or --tls-cert, --tls-key and --tls-ca"));
+  }
+  if (flags.agent.state_dir.empty()) {
+    return absl::InvalidArgumentError("--state-dir DIR is required");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory) {
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
+  auto lock = FileLock::Acquire(directory + "/lock", /*wait=*/false);
+  if (absl::IsFailedPrecondition(lock.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another agent uses the state directory ", directory,
+                     "; give each agent a --state-dir of its own"));
+  }
+  return lock;
+}
+
+absl::Status FillIn(AgentFlags& flags) {
+  if (flags.agent.log_dir.empty()) flags.agent.log_dir = flags.agent.state_dir + "/logs";
+  TERCIO_RETURN_IF_ERROR(ChooseDevice(flags.device, &flags.agent));
+  if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
+    return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
+                                            " is missing; name it with --trainer"));
+  }
+  if (flags.agent.data_address.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(flags.agent.data_address, AddressTowards(flags.coordinator));
+  }
+  // With its parent goes the coordinator, too: there is nobody to move jobs elsewhere.
+  if (flags.parent_death) flags.stop_grace_seconds = kKillSeconds;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Membership>> JoinCluster(AgentFlags& flags,
+                                                        const std::function<bool()>& stopped) {
+  TERCIO_RETURN_IF_ERROR(SetBounds(flags));
+  TERCIO_ASSIGN_OR_RETURN(auto membership, Membership::Join(MembershipOptions(flags), stopped));
+  UseIdentity(*membership, flags);
+  return membership;
+}
+
+absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent) {
+  TERCIO_ASSIGN_OR_RETURN(agent->runtime_dir, OpenRuntimeDirectory(store, RuntimeParent()));
+  agent->socket = agent->runtime_dir + "/agent.sock";
+  if (!agent->trainer_user.has_value()) return absl::OkStatus();
+  return GiveTo(*agent->trainer_user, agent->runtime_dir);
+}
+
+}  // namespace tercio
