@@ -59,6 +59,7 @@ TEST(DaemonSettings, FlagsWithoutValueAndLists) {
 TEST(DaemonSettings, WhatChangedIsLogged) {
   const DaemonSettings before = {{"limit", "7"}, {"listen", "a"}, {"token", "secret"}};
   InitLogging("test");
+  SetLogFormat(LogFormat::kText);
   testing::internal::CaptureStderr();
   LogReload(before, {{"limit", "8"}, {"listen", "b"}, {"token", "other"}}, {"limit"});
   LogReload(before, before, {"limit"});
