@@ -178,8 +178,9 @@ Settings MakeSettings(const Flags& flags) {
   return settings;
 }
 
-CoordinatorMetricsOptions MetricsOf(const Flags& flags) {
-  return {flags.metrics_linger, flags.state_dir, flags.tls.certificate, flags.tls.authority};
+CoordinatorMetricsOptions MetricsOf(const Flags& flags, const Access& access) {
+  const TlsFiles files = access.identity() == nullptr ? TlsFiles() : access.identity()->files();
+  return {flags.metrics_linger, flags.state_dir, files.certificate, files.authority};
 }
 
 // Every agent has a socket. And Debian's Abseil looks for cycles whenever a lock is taken: with
@@ -314,12 +315,13 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
       const auto coordinator,
       Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
   StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
-  RpcMetrics calls(
-      {"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService"});
+  RpcMetrics calls({"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService",
+                    "tercio.v1.AccessService"});
   std::unique_ptr<MetricsServer> metrics;
   if (!flags.read_only) {
-    TERCIO_ASSIGN_OR_RETURN(metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator,
-                                                             streams, calls, MetricsOf(flags)));
+    TERCIO_ASSIGN_OR_RETURN(
+        metrics, ServeCoordinatorMetrics(flags.metrics_listen, *coordinator, streams, calls,
+                                         MetricsOf(flags, *access)));
   }
   const std::string metrics_address = metrics == nullptr ? "" : metrics->address();
   Server server(*access, *coordinator, streams, calls, flags, metrics_address);
