@@ -270,7 +270,7 @@ def coordinator():
                       height=4),
                 number("Certificate", "s", "Until it expires; nothing without TLS.",
                        ("min(tercio_certificate_not_after_timestamp_seconds) - time()", ""), width=6,
-                       thresholds=((None, "red"), (1209600, "green"))),
+                       thresholds=((None, "red"), (604800, "green"))),
             ]),
             ("Calls", [
                 graph("Calls a second", "reqps", "That have ended, by method.",

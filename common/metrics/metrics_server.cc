@@ -19,7 +19,8 @@ namespace tercio {
 namespace {
 
 constexpr size_t kMostRequestBytes = 8 << 10;
-constexpr int kPriority = 19;          // nice(1)
+// nice(1). Not the lowest: pages are made of state that others wait for.
+constexpr int kPriority = 5;
 constexpr int kAgeOverCost = 20;       // of a page that is not made anew
 constexpr double kBurst = 20;          // connections at once
 constexpr int kBacklog = 128;          // connections that wait in the kernel

@@ -190,15 +190,17 @@ struct AgentMetrics::State {
 
   std::string Page(const MetricsServer::Figures& figures) {
     MetricsPage page(MetricExporter::kAgent);
+    decltype(ranks) shown;  // the lock is held for as long as a copy takes
     {
       std::lock_guard<std::mutex> lock(mutex);
       DropEnded();
-      for (const auto& [key, series] : ranks) RankWriter(series, &page).Write();
+      shown = ranks;
       page.Set("tercio_trainers", trainers);
       page.Set("tercio_trainer_exits_total", {"normal"}, static_cast<double>(good_exits));
       page.Set("tercio_trainer_exits_total", {"fault"}, static_cast<double>(bad_exits));
       page.Set("tercio_agent_snapshot_bytes", static_cast<double>(snapshot_bytes));
     }
+    for (const auto& [key, series] : shown) RankWriter(series, &page).Write();
     AddSources(&page);
     struct statvfs disk = {};
     if (!options.state_dir.empty() && statvfs(options.state_dir.c_str(), &disk) == 0) {

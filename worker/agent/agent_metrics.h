@@ -4,7 +4,7 @@
 // A rank that ends takes its gauges with it; its counters stay for `linger`, so that the last of
 // them is scraped, and then vanish. The same rank of a later attempt goes on from there.
 //
-// Thread-safe. What ranks say costs a lock that is held for some copies, or while a page is made.
+// Thread-safe. What ranks say costs a lock that is held for some copies.
 #pragma once
 
 #include <cstdint>
