@@ -18,6 +18,7 @@ _LIBRARIES = {
     "nlohmann_json": (["nlohmann_json"], [], []),
     "openssl_crypto": (["libcrypto"], [], []),
     "openssl_ssl": (["libssl", "libcrypto"], [], []),
+    "prometheus_cpp_core": (["prometheus-cpp-core"], [], []),
     "protobuf": (["protobuf"], [], []),
     "sqlite3": (["sqlite3"], [], []),
     "xxhash": (["libxxhash"], [], []),

@@ -11,7 +11,7 @@ packages=(
   # RPC and messages
   protobuf-compiler protobuf-compiler-grpc libprotobuf-dev libgrpc++-dev libabsl-dev libre2-dev libssl-dev
   # state, collectives, vector code, configuration, logs
-  libsqlite3-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
+  libsqlite3-dev prometheus-cpp-dev libgloo-dev libhwy-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev
   libxxhash-dev
   # targets of bazel build //...
   libgtest-dev libgmock-dev libbenchmark-dev

@@ -1,117 +1,96 @@
 #include "common/metrics/metrics_page.h"
 
-#include <cmath>
 #include <string_view>
+#include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "common/check.h"
 #include "common/utf8.h"
+#include "prometheus/metric_family.h"
+#include "prometheus/text_serializer.h"
 
 namespace tercio {
 namespace {
 
-const char* NameOf(MetricKind kind) {
+prometheus::MetricType TypeOf(MetricKind kind) {
   switch (kind) {
     case MetricKind::kCounter:
-      return "counter";
+      return prometheus::MetricType::Counter;
     case MetricKind::kGauge:
-      return "gauge";
+      return prometheus::MetricType::Gauge;
     default:
-      return "histogram";
+      return prometheus::MetricType::Histogram;
   }
 }
 
-std::string Number(double value) {
-  if (std::isnan(value)) return "NaN";
-  if (std::isinf(value)) return value > 0 ? "+Inf" : "-Inf";
-  // Counts of bytes and times keep all their digits, others need not.
-  std::string text = absl::StrFormat("%.15g", value);
-  return text;
-}
-
-void AppendValue(absl::string_view label, std::string* out) {
+// At most kMostLabelBytes of it, and nothing that terminals or pages would not show.
+std::string Readable(absl::string_view label) {
   const std::string_view value(label.data(), label.size());
-  size_t kept = 0;
+  std::string text;
   for (size_t at = 0; at < value.size();) {
     const CodePoint point = DecodeUtf8(value, at);
-    if (kept + point.length > kMostLabelBytes) return;
-    kept += point.length;
+    if (text.size() + point.length > kMostLabelBytes) break;
     at += point.length;
     const bool printable = point.code >= 0x20 && !(point.code >= 0x7f && point.code < 0xa0);
-    if (point.code == '\\') {
-      out->append("\\\\");
-    } else if (point.code == '"') {
-      out->append("\\\"");
-    } else {
-      AppendUtf8(point.valid && printable ? point.code : '?', out);
-    }
-  }
-}
-
-// `job_id="j-1",rank="3"`; empty where there are no labels.
-std::string Render(const MetricSpec& spec, MetricsPage::Labels values) {
-  std::string text;
-  if (spec.labels.empty()) {
-    TERCIO_CHECK(values.size() == 0);
-    return text;
-  }
-  const std::vector<absl::string_view> names = absl::StrSplit(spec.labels, ' ');
-  TERCIO_CHECK_EQ(names.size(), values.size());
-  const absl::string_view* value = values.begin();
-  for (const absl::string_view name : names) {
-    absl::StrAppend(&text, text.empty() ? "" : ",", name, "=\"");
-    AppendValue(*value++, &text);
-    text += '"';
+    AppendUtf8(point.valid && printable ? point.code : '?', &text);
   }
   return text;
+}
+
+std::vector<prometheus::ClientMetric::Label> Named(const MetricSpec& spec,
+                                                   MetricsPage::Labels values) {
+  std::vector<prometheus::ClientMetric::Label> labels;
+  if (spec.labels.empty()) {
+    TERCIO_CHECK(values.size() == 0);
+    return labels;
+  }
+  const std::vector<std::string> names = absl::StrSplit(spec.labels, ' ');
+  TERCIO_CHECK_EQ(names.size(), values.size());
+  const absl::string_view* value = values.begin();
+  for (const std::string& name : names) labels.push_back({name, Readable(*value++)});
+  return labels;
 }
 
 }  // namespace
 
-std::string& MetricsPage::SeriesOf(MetricId metric, MetricKind kind) {
+prometheus::ClientMetric& MetricsPage::Add(MetricId metric, MetricKind kind, Labels labels) {
   const MetricSpec& spec = metric.spec();
   TERCIO_CHECK(spec.exporter == MetricExporter::kBoth || spec.exporter == exporter_);
   TERCIO_CHECK((spec.kind == MetricKind::kHistogram) == (kind == MetricKind::kHistogram));
-  return series_[metric.index()];
+  prometheus::ClientMetric& series = series_[metric.index()].emplace_back();
+  series.label = Named(spec, labels);
+  return series;
 }
 
 void MetricsPage::Set(MetricId metric, Labels labels, double value) {
-  std::string& lines = SeriesOf(metric, MetricKind::kGauge);
-  const std::string rendered = Render(metric.spec(), labels);
-  absl::StrAppend(&lines, metric.spec().name);
-  if (!rendered.empty()) absl::StrAppend(&lines, "{", rendered, "}");
-  absl::StrAppend(&lines, " ", Number(value), "\n");
+  prometheus::ClientMetric& series = Add(metric, MetricKind::kGauge, labels);
+  // The serializer looks at the one that the type of the family names.
+  series.gauge.value = value;
+  series.counter.value = value;
 }
 
 void MetricsPage::Set(MetricId metric, Labels labels, const HistogramFigures& figures) {
-  std::string& lines = SeriesOf(metric, MetricKind::kHistogram);
-  const MetricSpec& spec = metric.spec();
-  const std::string rendered = Render(spec, labels);
-  uint64_t count = 0;
-  for (size_t i = 0; i < kMostBuckets && spec.buckets[i] > 0; ++i) {
-    count += figures.counts[i];
-    absl::StrAppend(&lines, spec.name, "_bucket{", rendered, rendered.empty() ? "" : ",", "le=\"",
-                    Number(spec.buckets[i]), "\"} ", count, "\n");
+  prometheus::ClientMetric::Histogram& histogram =
+      Add(metric, MetricKind::kHistogram, labels).histogram;
+  const MetricBuckets& bounds = metric.spec().buckets;
+  for (size_t i = 0; i < kMostBuckets && bounds[i] > 0; ++i) {
+    histogram.sample_count += figures.counts[i];
+    histogram.bucket.push_back({histogram.sample_count, bounds[i]});
   }
-  count += figures.counts[kMostBuckets];
-  const std::string braces = rendered.empty() ? "" : absl::StrCat("{", rendered, "}");
-  absl::StrAppend(&lines, spec.name, "_bucket{", rendered, rendered.empty() ? "" : ",",
-                  "le=\"+Inf\"} ", count, "\n");
-  absl::StrAppend(&lines, spec.name, "_sum", braces, " ", Number(figures.sum), "\n");
-  absl::StrAppend(&lines, spec.name, "_count", braces, " ", count, "\n");
+  // What lies above all bounds is in the bucket that the serializer adds.
+  histogram.sample_count += figures.counts[kMostBuckets];
+  histogram.sample_sum = figures.sum;
 }
 
 std::string MetricsPage::Text() const {
-  std::string text;
+  std::vector<prometheus::MetricFamily> families;
   for (size_t i = 0; i < kMetricCount; ++i) {
     if (series_[i].empty()) continue;
     const MetricSpec& spec = metric_table::kAll[i];
-    absl::StrAppend(&text, "# HELP ", spec.name, " ", spec.help, "\n# TYPE ", spec.name, " ",
-                    NameOf(spec.kind), "\n", series_[i]);
+    families.push_back(
+        {std::string(spec.name), std::string(spec.help), TypeOf(spec.kind), series_[i]});
   }
-  return text;
+  return prometheus::TextSerializer().Serialize(families);
 }
 
 }  // namespace tercio

