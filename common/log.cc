@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "common/utf8.h"
 
 namespace tercio {
 namespace {
@@ -32,40 +33,26 @@ Log& TheLog() {
   return *log;
 }
 
-// The length of the UTF-8 character at the beginning of `text`; 0: it is none.
-size_t CharacterLength(std::string_view text) {
-  const auto first = static_cast<unsigned char>(text[0]);
-  const size_t length = first < 0x80                    ? 1
-                        : first >= 0xc2 && first < 0xe0 ? 2
-                        : first >> 4 == 14              ? 3
-                        : first >= 0xf0 && first < 0xf5 ? 4
-                                                        : 0;
-  if (length == 0 || length > text.size()) return 0;
-  for (size_t i = 1; i < length; ++i) {
-    if (static_cast<unsigned char>(text[i]) >> 6 != 2) return 0;
-  }
-  return length;
-}
-
 // In quotes, escaped as JSON wants it.
 void AppendQuoted(std::string_view text, std::string* out) {
   out->push_back('"');
   for (size_t at = 0; at < text.size();) {
-    const size_t length = CharacterLength(text.substr(at));
-    const char c = length == 0 ? '?' : text[at];
-    if (c == '"' || c == '\\') {
+    const CodePoint point = DecodeUtf8(text, at);
+    if (!point.valid) {
+      out->push_back('?');
+    } else if (point.code == '"' || point.code == '\\') {
       out->push_back('\\');
-      out->push_back(c);
-    } else if (c == '\n') {
+      out->push_back(text[at]);
+    } else if (point.code == '\n') {
       out->append("\\n");
-    } else if (c == '\t') {
+    } else if (point.code == '\t') {
       out->append("\\t");
-    } else if ((c >= 0 && c < ' ') || c == 0x7f) {
-      absl::StrAppendFormat(out, "\\u%04x", static_cast<unsigned char>(c));
+    } else if (point.code < ' ' || point.code == 0x7f) {
+      absl::StrAppendFormat(out, "\\u%04x", point.code);
     } else {
-      out->append(length <= 1 ? std::string_view(&c, 1) : text.substr(at, length));
+      out->append(text.substr(at, point.length));
     }
-    at += std::max<size_t>(1, length);
+    at += point.length;
   }
   out->push_back('"');
 }

@@ -1,10 +1,16 @@
 // One line per event on stderr, with a time, a level, the program, a text, and fields that say what
 // it is about: job, attempt, rank, node. Secrets never belong in it.
 //
-// Three formats:
-//   text     2026-05-01T12:00:00.000Z warning agent rank 3 has gone job=job-1 rank=3
-//   logfmt   time=2026-05-01T12:00:00.000Z level=warning program=agent msg="rank 3 has gone"
-//   job=... json {"time":"2026-05-01T12:00:00.000Z","level":"warning","program":"agent","msg":...}
+// Three formats, the same line in each:
+//
+//   2026-05-01T12:00:00.000Z warning agent rank 3 has gone job=job-1 rank=3
+//
+//   time=2026-05-01T12:00:00.000Z level=warning program=agent msg="rank 3 has gone" job=job-1
+//   rank=3
+//
+//   {"time":"2026-05-01T12:00:00.000Z","level":"warning","program":"agent","msg":"rank 3 has gone",
+//    "job":"job-1","rank":3}
+//
 // A line of logfmt or JSON is always one line, whatever is in its text.
 //
 // Threads: all functions from any thread; what configures comes before the first line.

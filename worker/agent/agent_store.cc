@@ -21,6 +21,9 @@ namespace {
 constexpr uint64_t kReserved = 1 << 20;
 constexpr int64_t kEndedRuns = 32;  // as many as the core remembers
 
+// Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
+constexpr int64_t kVersion = 1;
+
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS notes(name TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS spool(sequence INTEGER PRIMARY KEY, message BLOB);
@@ -47,6 +50,11 @@ absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& 
                                                              int64_t most_spool_bytes) {
   auto store = TryOpen(path, most_spool_bytes);
   if (store.ok()) return store;
+  if (absl::IsUnimplemented(store.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": ", std::string(store.status().message()),
+                     "; install that version, or move the file away: the node's runs start again"));
+  }
   LogError(absl::StrCat(path, " is damaged and put aside as ", path,
                         ".damaged: ", std::string(store.status().message())));
   for (const char* part : {"", "-wal", "-shm"}) {
@@ -87,7 +95,30 @@ absl::Status AgentStore::Prepare() {
     TERCIO_ASSIGN_OR_RETURN(const bool row, check.Next());
     if (!row || check.Bytes(0) != "ok") return absl::FailedPreconditionError("it is inconsistent");
   }
-  return Run(kSchema);
+  TERCIO_RETURN_IF_ERROR(Run(kSchema));
+  return BringUpToDate();
+}
+
+absl::Status AgentStore::BringUpToDate() {
+  int64_t version = 0;
+  {
+    SqliteStatement query(database_, "PRAGMA user_version");
+    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+    version = row ? query.Integer(0) : 0;
+  }
+  if (version > kVersion) {
+    return absl::UnimplementedError(absl::StrCat("written by a newer Tercio (version ", version,
+                                                 " of its tables, this one knows ", kVersion, ")"));
+  }
+  // The first tables did not keep the last of the missing lines.
+  bool known = false;
+  {
+    SqliteStatement query(database_,
+                          "SELECT 1 FROM pragma_table_info('missing') WHERE name='last'");
+    TERCIO_ASSIGN_OR_RETURN(known, query.Next());
+  }
+  if (!known) TERCIO_RETURN_IF_ERROR(Run("ALTER TABLE missing ADD COLUMN last BLOB"));
+  return Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str());
 }
 
 absl::Status AgentStore::Load() {

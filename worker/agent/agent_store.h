@@ -3,8 +3,10 @@
 // those that have ended lately, and the processes of their ranks.
 //
 // A file that is damaged is put aside and a new one begun: the coordinator hears another spool id,
-// and finds out what is lost by what the agent says it runs. A disk that takes nothing costs only
-// durability: what could not be written stays in memory and is written later.
+// and finds out what is lost by what the agent says it runs. One of an older version is brought up
+// to date, one of a newer version is refused (FAILED_PRECONDITION) and left as it is. A disk that
+// takes nothing costs only durability: what could not be written stays in memory and is written
+// later.
 //
 // Threads: all methods from any thread.
 #pragma once
@@ -90,6 +92,8 @@ class AgentStore {
   static absl::StatusOr<std::unique_ptr<AgentStore>> TryOpen(const std::string& path,
                                                              int64_t most_spool_bytes);
   absl::Status Prepare();
+  // UNIMPLEMENTED: a newer version has written it.
+  absl::Status BringUpToDate();
   absl::Status Load();
   absl::Status LoadRuns();
   absl::Status Run(const char* sql);

@@ -8,6 +8,7 @@
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sqlite3.h"
 
 namespace tercio {
 namespace {
@@ -49,6 +50,14 @@ class AgentStoreTest : public ::testing::Test {
     auto store = AgentStore::Open(path(), most_bytes);
     ASSERT_TRUE(store.ok()) << store.status();
     store_ = *std::move(store);
+  }
+
+  void RunSql(const char* sql) {
+    sqlite3* database = nullptr;
+    ASSERT_EQ(sqlite3_open(path().c_str(), &database), SQLITE_OK);
+    EXPECT_EQ(sqlite3_exec(database, sql, nullptr, nullptr, nullptr), SQLITE_OK)
+        << sqlite3_errmsg(database);
+    sqlite3_close(database);
   }
 
   // As after kill -9: what the dead process had not written is gone, nothing is tidied up.
@@ -273,6 +282,37 @@ TEST_F(AgentStoreTest, BeginsAnewBesideATornFile) {
   Tell(Step(1));
   OpenACopy();
   EXPECT_THAT(Words(), ElementsAre("1"));
+}
+
+// The first tables: `missing` had no `last`, and there was no number of a version.
+TEST_F(AgentStoreTest, AStoreOfTheFirstTablesIsBroughtUpToDate) {
+  Tell(Step(7));
+  const std::string id = store_->spool_id();
+  store_.reset();
+  RunSql(
+      "PRAGMA user_version=0; DROP TABLE missing;"
+      "CREATE TABLE missing(job TEXT, attempt INTEGER, rank INTEGER, lines INTEGER,"
+      "  PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;"
+      "INSERT INTO missing VALUES('j', 1, 3, 12)");
+  for (int again = 0; again < 2; ++again) {
+    Open(kPlenty);
+    EXPECT_EQ(store_->spool_id(), id);
+    EXPECT_THAT(Words(), ::testing::Contains("7"));
+    EXPECT_FALSE(std::filesystem::exists(path() + ".damaged"));
+  }
+}
+
+TEST_F(AgentStoreTest, AStoreOfANewerVersionIsRefusedAndLeftAlone) {
+  Tell(Step(7));
+  store_.reset();
+  RunSql("PRAGMA user_version=1000");
+  const auto refused = AgentStore::Open(path(), kPlenty);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("newer Tercio (version 1000"));
+  EXPECT_FALSE(std::filesystem::exists(path() + ".damaged"));
+  RunSql("PRAGMA user_version=1");
+  Open(kPlenty);
+  EXPECT_THAT(Words(), ElementsAre("7"));
 }
 
 TEST_F(AgentStoreTest, BeginsAnewBesideAFileOfSomethingElse) {
