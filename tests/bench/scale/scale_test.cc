@@ -9,6 +9,7 @@
 #include "checkpoint/store.h"
 #include "common/channel.h"
 #include "common/temp_dir.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/planner/planner.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/job_service.h"
@@ -63,8 +64,8 @@ class Server {
         coordinator::Coordinator::Create(Settings(), *std::move(store), &checkpoints_, false);
     EXPECT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);
-    nodes_ =
-        std::make_unique<coordinator::NodeServiceImpl>(*coordinator_, /*heartbeat_interval=*/5);
+    nodes_ = std::make_unique<coordinator::NodeServiceImpl>(gate_, *coordinator_,
+                                                            /*heartbeat_interval=*/5);
     streams_ = std::make_unique<coordinator::StreamHub>(coordinator::StreamLimits(),
                                                         [this] { return coordinator_->version(); });
     jobs_ = std::make_unique<coordinator::JobServiceImpl>(
@@ -99,6 +100,7 @@ class Server {
 
   TempDir directory_;
   checkpoint::Store checkpoints_;
+  coordinator::Gate gate_{coordinator::Gate::Options(), /*audit=*/nullptr};
   std::unique_ptr<coordinator::Coordinator> coordinator_;
   std::unique_ptr<coordinator::NodeServiceImpl> nodes_;
   std::unique_ptr<coordinator::StreamHub> streams_;
