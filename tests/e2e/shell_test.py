@@ -22,7 +22,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 ZSH = r"""
 zmodload zsh/zpty
 zpty shell zsh -f
-zpty -w shell $'PS1=; autoload -Uz compinit; compinit -u -d /dev/null; source <(tercio completion zsh)'
+zpty -w shell $'PS1=; autoload -Uz compinit; compinit -u -D; source <(tercio completion zsh)'
 zpty -w shell $'zstyle ":completion:*" list-separator "--"; LISTMAX=0; unsetopt auto_menu'
 zpty -w shell $'print ready-"now"'
 zpty -r shell out '*ready-now*'
