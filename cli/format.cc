@@ -145,7 +145,6 @@ Json JobToJson(const v1::JobStatus& job) {
   json["error"] = TextOrNull(job.error());
   json["last_lines"] = Json::array();
   for (const v1::LogLine& line : job.last_lines()) json["last_lines"].push_back(LogToJson(line));
-  json["owner"] = TextOrNull(job.owner());
   json["queue_position"] = job.queue_position() > 0 ? Json(job.queue_position()) : Json(nullptr);
   const v1::Goodput& goodput = job.goodput();
   json["goodput"] = {{"total", goodput.total()},

@@ -95,7 +95,6 @@ int Get(const Options& options) {
          {"tokens/s",
           job.has_tokens_per_second() ? absl::StrFormat("%.0f", job.tokens_per_second()) : "-"},
          {"restarts", absl::StrCat(job.restarts())},
-         {"owner", job.owner().empty() ? "-" : job.owner()},
          {"layout", job.has_plan() ? absl::StrCat("tensor ", layout.tensor(), ", pipeline ",
                                                   layout.pipeline(), ", data ", layout.data())
                                    : "-"},

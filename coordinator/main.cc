@@ -65,8 +65,8 @@ struct Flags {
 
 // Flags whose changes count at SIGHUP.
 const std::set<std::string>& LiveFlags() {
-  static const auto* const names =
-      new std::set<std::string>{"allow-drills", "first-backoff", "max-streams", "stream-patience"};
+  static const auto* const names = new std::set<std::string>{
+      "allow-drills", "first-backoff", "log-level", "max-streams", "stream-patience"};
   return *names;
 }
 

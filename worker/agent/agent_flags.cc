@@ -8,7 +8,8 @@
 namespace tercio {
 
 const std::set<std::string>& LiveAgentFlags() {
-  static const auto* const names = new std::set<std::string>{"snapshot-reserve", "stop-grace"};
+  static const auto* const names =
+      new std::set<std::string>{"log-level", "snapshot-reserve", "stop-grace"};
   return *names;
 }
 
