@@ -17,24 +17,17 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/openssl_pointers.h"
 
 namespace tercio {
 namespace {
 
 constexpr int kTimeoutSeconds = 3;
 
-template <auto kFree>
-struct Freer {
-  template <typename T>
-  void operator()(T* object) const {
-    kFree(object);
-  }
-};
-using Context = std::unique_ptr<SSL_CTX, Freer<SSL_CTX_free>>;
-using Connection = std::unique_ptr<SSL, Freer<SSL_free>>;
-using Address = std::unique_ptr<ASN1_OCTET_STRING, Freer<ASN1_OCTET_STRING_free>>;
-using StoreContext = std::unique_ptr<X509_STORE_CTX, Freer<X509_STORE_CTX_free>>;
-using Certificate = std::unique_ptr<X509, Freer<X509_free>>;
+using Context = std::unique_ptr<SSL_CTX, OpenSslFreer<SSL_CTX_free>>;
+using Connection = std::unique_ptr<SSL, OpenSslFreer<SSL_free>>;
+using Address = std::unique_ptr<ASN1_OCTET_STRING, OpenSslFreer<ASN1_OCTET_STRING_free>>;
+using StoreContext = std::unique_ptr<X509_STORE_CTX, OpenSslFreer<X509_STORE_CTX_free>>;
 
 struct Endpoint {
   std::string host;
@@ -202,7 +195,7 @@ absl::Status TheirsRefuses(SSL* connection, const TlsFiles& tls) {
 
 // Checked here and not by OpenSSL, which forgets the certificate that it refuses.
 absl::Status CheckName(SSL* connection, const std::string& host) {
-  const Certificate certificate(SSL_get1_peer_certificate(connection));
+  const CertificatePointer certificate(SSL_get1_peer_certificate(connection));
   if (certificate == nullptr || X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1 ||
       X509_check_host(certificate.get(), host.data(), host.size(), 0, nullptr) == 1) {
     return absl::OkStatus();
@@ -258,9 +251,8 @@ std::string PemOf(X509* certificate) {
 
 // The text of a certificate as something to trust.
 void Trust(SSL_CTX* context, const std::string& pem) {
-  BIO* memory = BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size()));
-  const Certificate certificate(PEM_read_bio_X509(memory, nullptr, nullptr, nullptr));
-  BIO_free(memory);
+  const BioPointer memory(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  const CertificatePointer certificate(PEM_read_bio_X509(memory.get(), nullptr, nullptr, nullptr));
   if (certificate == nullptr) return;
   X509_STORE_add_cert(SSL_CTX_get_cert_store(context), certificate.get());
 }

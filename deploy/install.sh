@@ -60,7 +60,7 @@ if [[ "$uninstall" == yes ]]; then
   remove_file "$manifest"
   while read -r kind path; do
     if [[ "$kind" == folder ]]; then
-      if [[ "$purge" == yes ]]; then rmdir "$root$path" 2>/dev/null || true; fi
+      if [[ "$purge" == yes && -d "$root$path" ]]; then rmdir --ignore-fail-on-non-empty "$root$path"; fi
     fi
     remove_empty_parents "$path"
   done <<< "$entries"
@@ -113,7 +113,7 @@ for program in "$from"/bin/*; do
   name="$(basename "$program")"
   cp -L "$program" "$scratch/program"
   # Those of a build tree hold the names of its sources for debuggers.
-  if command -v strip > /dev/null; then chmod u+w "$scratch/program"; strip --strip-debug "$scratch/program" 2> /dev/null || true; fi
+  if command -v strip > /dev/null; then chmod u+w "$scratch/program"; strip --strip-debug "$scratch/program"; fi
   put "$scratch/program" "$home/bin/$name" 755
   put_link "../lib/tercio/bin/$name" "$prefix/bin/$name"
 done

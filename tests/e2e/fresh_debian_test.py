@@ -101,11 +101,11 @@ class FreshDebian(TercioTest):
         return path
 
     def test_a_job_trains_on_the_installed_files(self):
-        shutil.copy(self.tarball(), os.path.join(self.root, "root", "tercio.tar.gz"))
-        self.inside("tar", "xf", "/root/tercio.tar.gz", "-C", "/root")
-        said = self.inside("/root/tercio/deploy/install.sh", "--prefix", "/usr")
+        shutil.copy(self.tarball(), os.path.join(self.root, "srv", "tercio.tar.gz"))
+        self.inside("tar", "xf", "/srv/tercio.tar.gz", "-C", "/srv")
+        said = self.inside("/srv/tercio/deploy/install.sh", "--prefix", "/usr")
         self.assertIn("systemctl daemon-reload", said)
-        self.inside("rm", "-r", "/root/tercio", "/root/tercio.tar.gz")
+        self.inside("rm", "-r", "/srv/tercio", "/srv/tercio.tar.gz")
         # minbase has no systemd; its users by hand, as tercio.sysusers says.
         for user in ("tercio", "tercio-agent"):
             self.inside("useradd", "--system", "--create-home", "--home-dir", f"/var/lib/{user}", user)
