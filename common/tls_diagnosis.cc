@@ -17,6 +17,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/host_port.h"
 #include "common/openssl_pointers.h"
 
 namespace tercio {
@@ -29,22 +30,13 @@ using Connection = std::unique_ptr<SSL, OpenSslFreer<SSL_free>>;
 using Address = std::unique_ptr<ASN1_OCTET_STRING, OpenSslFreer<ASN1_OCTET_STRING_free>>;
 using StoreContext = std::unique_ptr<X509_STORE_CTX, OpenSslFreer<X509_STORE_CTX_free>>;
 
-struct Endpoint {
-  std::string host;
-  std::string port;
-};
-
-Endpoint Split(const std::string& address) {
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos) return {address, ""};
-  std::string host = address.substr(0, colon);
-  if (host.size() > 1 && host.front() == '[') host = host.substr(1, host.size() - 2);
-  return {host, address.substr(colon + 1)};
+HostPort Split(const std::string& address) {
+  return SplitHostPort(address).value_or(HostPort{address, ""});
 }
 
 class Socket {
  public:
-  explicit Socket(const Endpoint& endpoint) {
+  explicit Socket(const HostPort& endpoint) {
     addrinfo hints = {};
     hints.ai_socktype = SOCK_STREAM;
     addrinfo* found = nullptr;
@@ -276,7 +268,7 @@ struct Handshake {
   }
 
   const NoPipeSignal no_signal;
-  const Endpoint endpoint;
+  const HostPort endpoint;
   const Socket socket;
   Context context;
   Connection connection;
@@ -336,7 +328,7 @@ absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
   const unsigned char protocols[] = {2, 'h', '2'};
   SSL_CTX_set_alpn_protos(context.get(), protocols, sizeof(protocols));
   const NoPipeSignal no_signal;
-  const Endpoint endpoint = Split(address);
+  const HostPort endpoint = Split(address);
   const Socket socket(endpoint);
   if (socket.handle() < 0) return absl::OkStatus();
   const Connection connection(SSL_new(context.get()));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/host_port.h"
 
 namespace tercio {
 namespace {
@@ -41,16 +42,6 @@ std::string Answer(const char* status, const std::string& type, const std::strin
 std::shared_ptr<const std::string> Refusal(const char* status) {
   return std::make_shared<const std::string>(
       Answer(status, "text/plain; charset=utf-8", absl::StrCat(status, "\n")));
-}
-
-// HOST:PORT or [HOST]:PORT.
-bool SplitAddress(const std::string& address, std::string* host, std::string* port) {
-  const size_t colon = address.rfind(':');
-  if (colon == std::string::npos || colon == 0) return false;
-  *host = address.substr(0, colon);
-  *port = address.substr(colon + 1);
-  if (host->front() == '[' && host->back() == ']') *host = host->substr(1, host->size() - 2);
-  return !host->empty() && !port->empty();
 }
 
 int PortOf(int socket) {
@@ -88,9 +79,8 @@ absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Listen(const std::
 }
 
 absl::Status MetricsServer::Open(const std::string& address) {
-  std::string host;
-  std::string port;
-  if (!SplitAddress(address, &host, &port)) {
+  const std::optional<HostPort> parts = SplitHostPort(address);
+  if (!parts.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--metrics-listen ", address, " is not HOST:PORT"));
   }
@@ -98,7 +88,7 @@ absl::Status MetricsServer::Open(const std::string& address) {
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
+  const int error = getaddrinfo(parts->host.c_str(), parts->port.c_str(), &hints, &found);
   if (error != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--metrics-listen ", address, ": ", gai_strerror(error)));

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/certificate.h"
 #include "common/channel.h"
+#include "common/host_port.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "worker/agent/device_choice.h"
@@ -31,17 +33,15 @@ std::string RuntimeParent() {
 // The address from which this node reaches the coordinator is one that other nodes can reach. Asks
 // the routing table: connecting a datagram socket sends nothing.
 absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
-  const size_t colon = coordinator.rfind(':');
-  if (colon == std::string::npos) {
+  const std::optional<HostPort> parts = SplitHostPort(coordinator);
+  if (!parts.has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--coordinator ", coordinator, " is not HOST:PORT"));
   }
-  std::string host = coordinator.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
   addrinfo hints = {};
   hints.ai_socktype = SOCK_DGRAM;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), coordinator.c_str() + colon + 1, &hints, &found);
+  const int error = getaddrinfo(parts->host.c_str(), parts->port.c_str(), &hints, &found);
   if (error != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot resolve --coordinator ", coordinator, ": ", gai_strerror(error)));
@@ -68,8 +68,9 @@ absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
 // Names and addresses at which trainers of other nodes find copies of snapshots.
 std::vector<std::string> HostsOf(const AgentFlags& flags) {
   std::vector<std::string> hosts = {flags.agent.data_address};
-  const size_t colon = flags.snapshot_listen.rfind(':');
-  if (colon != std::string::npos) hosts.push_back(flags.snapshot_listen.substr(0, colon));
+  if (const auto listen = SplitHostPort(flags.snapshot_listen); listen.has_value()) {
+    hosts.push_back(listen->host);
+  }
   if (const std::string own = HostName(); AlternativeName(own).ok()) hosts.push_back(own);
   hosts.erase(std::remove(hosts.begin(), hosts.end(), ""), hosts.end());
   std::sort(hosts.begin(), hosts.end());
