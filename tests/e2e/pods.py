@@ -145,7 +145,7 @@ class Pod:
         for name, value in environment.items():
             words = [word.replace(f"$({name})", value) for word in words]
         with open(self.log(container["name"]), "a", encoding="utf-8") as log:
-            return subprocess.Popen([*self.network.inside(self.name), "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-euc", script, "sh",
+            return subprocess.Popen([*self.network.inside(self.name), "unshare", "--mount", "--pid", "--fork", "sh", "-euc", script, "sh",
                                      os.path.join(self.folder, "root"), os.path.join(self.folder, "binaries"), self.etc(), *words],
                                     stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
@@ -215,7 +215,10 @@ class Pod:
 
     def kill(self):
         """At once, with all that it has started: its first process takes the others along."""
-        if self.child is not None and self.child.poll() is None:
-            self.child.kill()
-        if self.child is not None:
-            self.child.wait()
+        if self.child is None:
+            return
+        # Not by the death of `unshare`: --kill-child is forgotten where the user changes.
+        first = self.first_process()
+        if first is not None:
+            os.kill(first, signal.SIGKILL)
+        self.child.wait(SECONDS)
