@@ -2,6 +2,7 @@
 authority is made once, agents join by a token, a person logs in, a job trains, pods are deleted and come again.
 """
 
+import concurrent.futures
 import json
 import os
 import shutil
@@ -100,6 +101,14 @@ class Pods(TercioTest):
         self.agents[1].wait_until_ready()
         status = wait_for(lambda: (now := self.get(job))["state"] == "running" and now["step"] > saved + 20 and now, "the job to go on")
         self.assertEqual((status["attempt"], status["owner"]), (2, "ann"))
+        # An upgrade of all agents at once is one save and one start.
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            self.assertTrue(all(pool.map(Pod.delete, self.agents)))
+        saved = self.get(job)["checkpoint"]["step"]
+        self.assertGreater(saved, status["step"])
+        self.start_agents({})
+        status = wait_for(lambda: (now := self.get(job))["state"] == "running" and now["step"] > saved and now, "the job on new pods")
+        self.assertEqual((status["attempt"], status["restarts"]), (3, 0))
         self.verb("cancel", job)
         wait_for(lambda: self.get(job)["state"] == "cancelled", "the end of the job")
 
