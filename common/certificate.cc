@@ -5,7 +5,9 @@
 #include <openssl/ec.h>
 #include <openssl/pem.h>
 
+#include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -19,19 +21,11 @@ namespace tercio {
 namespace {
 
 constexpr size_t kLongestName = 253;  // RFC 1035
-
-BioPointer Reader(std::string_view text) {
-  return BioPointer(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
-
-std::string TextOf(BIO* memory) {
-  char* data = nullptr;
-  const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
-  return std::string(data, static_cast<size_t>(size));
-}
+// Of a certificate that names several, or an empty one: nobody has it.
+constexpr char kUnclearRole[] = "unclear";
 
 absl::StatusOr<CertificatePointer> Certificate(std::string_view pem) {
-  CertificatePointer certificate(PEM_read_bio_X509(Reader(pem).get(), nullptr, nullptr, nullptr));
+  CertificatePointer certificate(PEM_read_bio_X509(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (certificate != nullptr) return certificate;
   return absl::InvalidArgumentError(absl::StrCat("holds no certificate: ", TakeOpenSslError()));
 }
@@ -40,7 +34,7 @@ absl::StatusOr<CertificatePointer> Certificate(std::string_view pem) {
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 absl::StatusOr<KeyPointer> Key(std::string_view pem) {
-  KeyPointer key(PEM_read_bio_PrivateKey(Reader(pem).get(), nullptr, NoPassphrase, nullptr));
+  KeyPointer key(PEM_read_bio_PrivateKey(ReaderOf(pem).get(), nullptr, NoPassphrase, nullptr));
   if (key != nullptr) return key;
   return absl::InvalidArgumentError(
       absl::StrCat("holds no key without a passphrase: ", TakeOpenSslError()));
@@ -61,10 +55,26 @@ std::string SerialOf(const X509* certificate) {
   return serial;
 }
 
-std::string CommonName(const X509* certificate) {
-  char text[256] = "";
-  X509_NAME_get_text_by_NID(X509_get_subject_name(certificate), NID_commonName, text, sizeof(text));
-  return text;
+// A name that is not what it looks like must not be taken for another: "ann", a zero byte and more
+// is not ann.
+absl::StatusOr<std::string> CommonName(const X509* certificate) {
+  const X509_NAME* subject = X509_get_subject_name(certificate);
+  const int at = X509_NAME_get_index_by_NID(subject, NID_commonName, -1);
+  if (at < 0) return std::string();
+  unsigned char* text = nullptr;
+  const int size =
+      ASN1_STRING_to_UTF8(&text, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, at)));
+  if (size < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("its common name is no text: ", TakeOpenSslError()));
+  }
+  std::string name(reinterpret_cast<const char*>(text), static_cast<size_t>(size));
+  OPENSSL_free(text);
+  if (std::none_of(name.begin(), name.end(), [](char c) { return absl::ascii_iscntrl(c); })) {
+    return name;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("its common name \"", absl::CEscape(name), "\" has control characters"));
 }
 
 std::string_view BytesOf(const ASN1_STRING* text) {
@@ -72,9 +82,11 @@ std::string_view BytesOf(const ASN1_STRING* text) {
           static_cast<size_t>(ASN1_STRING_length(text))};
 }
 
+// Empty: it is none.
 std::string AddressText(std::string_view bytes) {
+  if (bytes.size() != sizeof(in_addr) && bytes.size() != sizeof(in6_addr)) return "";
   char text[INET6_ADDRSTRLEN] = "";
-  inet_ntop(bytes.size() == 4 ? AF_INET : AF_INET6, bytes.data(), text, sizeof(text));
+  inet_ntop(bytes.size() == sizeof(in_addr) ? AF_INET : AF_INET6, bytes.data(), text, sizeof(text));
   return text;
 }
 
@@ -84,9 +96,9 @@ void ReadNames(const X509* certificate, CertificateFacts& facts) {
   const AlternativeNames found = ReadAlternativeNames(names.get());
   facts.names = found.hosts;
   for (const std::string& uri : found.uris) {
-    if (facts.role.empty() && absl::StartsWith(uri, kRolePrefix)) {
-      facts.role = uri.substr(sizeof(kRolePrefix) - 1);
-    }
+    if (!absl::StartsWith(uri, kRolePrefix)) continue;
+    const std::string role = uri.substr(sizeof(kRolePrefix) - 1);
+    facts.role = facts.role.empty() && !role.empty() ? role : kUnclearRole;
   }
 }
 
@@ -119,7 +131,9 @@ AlternativeNames ReadAlternativeNames(const GENERAL_NAMES* names) {
     if (name->type == GEN_DNS) {
       found.hosts.emplace_back(BytesOf(name->d.dNSName));
     } else if (name->type == GEN_IPADD) {
-      found.hosts.push_back(AddressText(BytesOf(name->d.iPAddress)));
+      if (std::string address = AddressText(BytesOf(name->d.iPAddress)); !address.empty()) {
+        found.hosts.push_back(std::move(address));
+      }
     } else if (name->type == GEN_URI) {
       found.uris.emplace_back(BytesOf(name->d.uniformResourceIdentifier));
     }
@@ -130,7 +144,7 @@ AlternativeNames ReadAlternativeNames(const GENERAL_NAMES* names) {
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem) {
   TERCIO_ASSIGN_OR_RETURN(const CertificatePointer certificate, Certificate(pem));
   CertificateFacts facts;
-  facts.name = CommonName(certificate.get());
+  TERCIO_ASSIGN_OR_RETURN(facts.name, CommonName(certificate.get()));
   facts.serial = SerialOf(certificate.get());
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int size = 0;
@@ -141,6 +155,12 @@ absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem) {
   facts.not_after = TimeOf(X509_get0_notAfter(certificate.get()));
   ReadNames(certificate.get(), facts);
   return facts;
+}
+
+std::string PemOf(X509* certificate) {
+  const BioPointer text(BIO_new(BIO_s_mem()));
+  TERCIO_CHECK_EQ(PEM_write_bio_X509(text.get(), certificate), 1);
+  return TextOf(text.get());
 }
 
 std::string MakeKey() {

@@ -21,7 +21,7 @@ inline constexpr char kRolePrefix[] = "tercio:role/";
 
 struct CertificateFacts {
   std::string name;                // common name
-  std::string role;                // empty: it says none
+  std::string role;                // empty: it says none; of several, "unclear"
   std::string serial;              // lower-case hexadecimal digits
   std::string fingerprint;         // SHA-256 of its bytes (DER), lower-case hexadecimal digits
   std::vector<std::string> names;  // DNS names and IP addresses that it is for
@@ -29,8 +29,12 @@ struct CertificateFacts {
   absl::Time not_after;
 };
 
-// Of the first certificate in the text.
+// Of the first certificate in the text. INVALID_ARGUMENT also for a common name that could be taken
+// for another: one with control characters.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem);
+
+// As PEM text.
+std::string PemOf(X509* certificate);
 
 // A new key (EC, P-256), PKCS #8.
 std::string MakeKey();

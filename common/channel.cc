@@ -1,15 +1,18 @@
 #include "common/channel.h"
 
+#include <arpa/inet.h>
 #include <openssl/conf.h>
 #include <openssl/ssl.h>
 
 #include <atomic>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "common/check.h"
 #include "common/client_credentials.h"
 #include "common/file.h"
+#include "common/host_port.h"
 #include "common/status_macros.h"
 #include "grpc/grpc.h"
 #include "grpc/grpc_security.h"
@@ -171,8 +174,13 @@ void ConfigureServer(grpc::ServerBuilder& builder) {
 }
 
 bool IsLoopback(const std::string& address) {
-  return absl::StartsWith(address, "127.") || absl::StartsWith(address, "localhost:") ||
-         absl::StartsWith(address, "[::1]:") || absl::StartsWith(address, "unix:");
+  if (absl::StartsWith(address, "unix:") || absl::StartsWith(address, "[::1]:")) return true;
+  const std::optional<HostPort> parts = SplitHostPort(address);
+  if (!parts.has_value()) return false;
+  if (parts->host == "localhost") return true;
+  // A name may begin with 127., too.
+  in_addr ip = {};
+  return inet_pton(AF_INET, parts->host.c_str(), &ip) == 1 && (ntohl(ip.s_addr) >> 24) == 127;
 }
 
 }  // namespace tercio

@@ -19,8 +19,8 @@ namespace tls = grpc::experimental;
 constexpr unsigned kLookSeconds = 2;
 
 bool IsFor(const std::string& pem, const std::string& host) {
-  const BioPointer text(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-  const CertificatePointer certificate(PEM_read_bio_X509(text.get(), nullptr, nullptr, nullptr));
+  const CertificatePointer certificate(
+      PEM_read_bio_X509(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (certificate == nullptr) return false;
   if (X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1) return true;
   ERR_clear_error();

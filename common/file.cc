@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -99,9 +100,12 @@ absl::StatusOr<std::string> ReadInput(const std::string& path, size_t limit) {
 }
 
 absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode) {
-  const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
+  static std::atomic<int64_t> count{0};
+  const std::string temporary = absl::StrCat(path, ".tmp.", getpid(), ".", ++count);
   {
-    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode));
+    // That of a process that has died, or a link that somebody has put there, is not written to.
+    unlink(temporary.c_str());
+    const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file.get() < 0) return FileError(errno, "cannot create", temporary);
     absl::Status status = WriteAll(file.get(), content, temporary);
     if (status.ok() && fsync(file.get()) != 0) status = FileError(errno, "cannot sync", temporary);
@@ -110,7 +114,10 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content,
       return status;
     }
   }
-  TERCIO_RETURN_IF_ERROR(RenamePath(temporary, path));
+  if (absl::Status renamed = RenamePath(temporary, path); !renamed.ok()) {
+    unlink(temporary.c_str());
+    return renamed;
+  }
   const std::string parent = std::filesystem::path(path).parent_path().string();
   return SyncPath(parent.empty() ? "." : parent);
 }

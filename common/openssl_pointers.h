@@ -1,4 +1,4 @@
-// Owners of OpenSSL's objects, and its last error in words.
+// Owners of OpenSSL's objects, its texts in memory, and its last error in words.
 #pragma once
 
 #include <openssl/bio.h>
@@ -9,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace tercio {
 
@@ -24,6 +25,18 @@ using CertificatePointer = std::unique_ptr<X509, OpenSslFreer<X509_free>>;
 using KeyPointer = std::unique_ptr<EVP_PKEY, OpenSslFreer<EVP_PKEY_free>>;
 using RequestPointer = std::unique_ptr<X509_REQ, OpenSslFreer<X509_REQ_free>>;
 using NamesPointer = std::unique_ptr<GENERAL_NAMES, OpenSslFreer<GENERAL_NAMES_free>>;
+
+// The text must outlive the reader.
+inline BioPointer ReaderOf(std::string_view text) {
+  return BioPointer(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+// What was written to a BIO_s_mem().
+inline std::string TextOf(BIO* memory) {
+  char* data = nullptr;
+  const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
+  return std::string(data, static_cast<size_t>(size));
+}
 
 // And forgets it.
 inline std::string TakeOpenSslError() {

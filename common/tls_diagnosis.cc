@@ -13,10 +13,14 @@
 #include <csignal>
 #include <ctime>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/certificate.h"
 #include "common/host_port.h"
 #include "common/openssl_pointers.h"
 
@@ -114,23 +118,12 @@ absl::Status LoadFiles(SSL_CTX* context, const TlsFiles& tls) {
   return absl::OkStatus();
 }
 
-// The names and addresses that a certificate is for.
+// The names and addresses that a certificate is for. A stranger's words, which go to a terminal.
 std::string NamesOf(X509* certificate) {
-  std::string text;
-  auto* names = static_cast<GENERAL_NAMES*>(
-      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr));
-  for (int i = 0; i < sk_GENERAL_NAME_num(names); ++i) {
-    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names, i);
-    if (name->type == GEN_DNS) {
-      absl::StrAppend(&text, text.empty() ? "" : ", ",
-                      reinterpret_cast<const char*>(ASN1_STRING_get0_data(name->d.dNSName)));
-    } else if (name->type == GEN_IPADD && ASN1_STRING_length(name->d.iPAddress) == 4) {
-      const unsigned char* ip = ASN1_STRING_get0_data(name->d.iPAddress);
-      absl::StrAppend(&text, text.empty() ? "" : ", ", ip[0], ".", ip[1], ".", ip[2], ".", ip[3]);
-    }
-  }
-  GENERAL_NAMES_free(names);
-  return text.empty() ? "none" : text;
+  const NamesPointer names(static_cast<GENERAL_NAMES*>(
+      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  const std::vector<std::string> hosts = ReadAlternativeNames(names.get()).hosts;
+  return hosts.empty() ? "none" : absl::CHexEscape(absl::StrJoin(hosts, ", "));
 }
 
 // Why this side does not trust the other's certificate.
@@ -142,7 +135,8 @@ absl::Status OursRefuses(long result) {  // NOLINT: OpenSSL's type
       return Refused(absl::StrCat(kOurs, "it is not valid yet; compare the machines' clocks"));
     default:
       return Refused(absl::StrCat(kOurs, "the authority of --tls-ca has not signed it (",
-                                  X509_verify_cert_error_string(result), ")"));
+                                  X509_verify_cert_error_string(result),
+                                  "); where the cluster has a new authority, log in or join anew"));
   }
 }
 
@@ -231,20 +225,10 @@ std::string FingerprintOf(X509* certificate) {
   return absl::BytesToHexString({reinterpret_cast<const char*>(digest), size});
 }
 
-std::string PemOf(X509* certificate) {
-  BIO* memory = BIO_new(BIO_s_mem());
-  PEM_write_bio_X509(memory, certificate);
-  char* data = nullptr;
-  const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
-  std::string text(data, static_cast<size_t>(size));
-  BIO_free(memory);
-  return text;
-}
-
 // The text of a certificate as something to trust.
 void Trust(SSL_CTX* context, const std::string& pem) {
-  const BioPointer memory(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
-  const CertificatePointer certificate(PEM_read_bio_X509(memory.get(), nullptr, nullptr, nullptr));
+  const CertificatePointer certificate(
+      PEM_read_bio_X509(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (certificate == nullptr) return;
   X509_STORE_add_cert(SSL_CTX_get_cert_store(context), certificate.get());
 }
@@ -343,7 +327,9 @@ absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
   // Without files: it is enough to know that the other side would begin.
   SSL_connect(connection.get());
   if (SSL_get_peer_cert_chain(connection.get()) == nullptr) return absl::OkStatus();
-  return Refused("the coordinator speaks TLS: give --tls-cert, --tls-key and --tls-ca");
+  return Refused(
+      "the coordinator speaks TLS: log in with `tercio login` (an agent joins with "
+      "--join-token-file), or give --tls-cert, --tls-key and --tls-ca");
 }
 
 }  // namespace tercio

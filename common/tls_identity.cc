@@ -9,6 +9,7 @@
 #include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -76,11 +77,10 @@ absl::Status CheckComplete(const TlsFiles& files) {
   return absl::InvalidArgumentError("TLS needs all of --tls-cert, --tls-key and --tls-ca");
 }
 
-absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& files,
-                                                               KeyFile kind) {
+absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& files, KeyFile kind,
+                                                               absl::Duration between_tries) {
   TERCIO_RETURN_IF_ERROR(CheckComplete(files));
-  std::shared_ptr<TlsIdentity> identity(new TlsIdentity(files, kind));
-  TERCIO_RETURN_IF_ERROR(CheckMode(files.key, kind));
+  std::shared_ptr<TlsIdentity> identity(new TlsIdentity(files, kind, between_tries));
   identity->seen_ = identity->Look();
   TERCIO_ASSIGN_OR_RETURN(identity->current_, identity->Read());
   return identity;
@@ -89,14 +89,19 @@ absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& f
 std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Stamps now = Look();
-  if (now == seen_) return current_;
-  seen_ = now;
+  const absl::Time time = SteadyNow();
+  if (now == seen_ && time < retry_at_) return current_;
   absl::StatusOr<std::shared_ptr<TlsMaterial>> changed = Read();
+  retry_at_ = changed.ok() ? absl::InfiniteFuture() : time + between_tries_;
   if (!changed.ok()) {
-    LogWarning(absl::StrCat("the certificate from before stays in use: ",
-                            std::string(changed.status().message())));
+    if (now != seen_) {
+      LogWarning(absl::StrCat("the certificate from before stays in use: ",
+                              std::string(changed.status().message())));
+    }
+    seen_ = now;
     return current_;
   }
+  seen_ = now;
   (*changed)->version = current_->version + 1;
   LogInfo(absl::StrCat("certificate ", files_.certificate, " read anew, good until ",
                        Utc((*changed)->facts.not_after)));
@@ -116,6 +121,7 @@ TlsIdentity::Stamps TlsIdentity::Look() const {
 }
 
 absl::StatusOr<std::shared_ptr<TlsMaterial>> TlsIdentity::Read() const {
+  TERCIO_RETURN_IF_ERROR(CheckMode(files_.key, kind_));
   auto material = std::make_shared<TlsMaterial>();
   TERCIO_ASSIGN_OR_RETURN(material->certificate, ReadPem("certificate", files_.certificate));
   TERCIO_ASSIGN_OR_RETURN(material->key, ReadPem("key", files_.key));

@@ -1,7 +1,7 @@
 // The certificate and key of this process, and the authority whose certificates it trusts: read,
 // checked, and read again when the files change, so that certificates are renewed without a
 // restart. What cannot be used is refused with the file and why; where it replaces what could be
-// used, the latter stays and that is logged once.
+// used, the latter stays, that is logged once, and the new one is tried again: its time may come.
 //
 // Threads: any.
 #pragma once
@@ -14,6 +14,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/certificate.h"
 
 namespace tercio {
@@ -46,7 +47,9 @@ class TlsIdentity {
   // or others may read it (where the key is one that Tercio has made: kOwn; where it is somebody
   // else's, that is a warning), the certificate has expired or is not valid yet.
   enum class KeyFile { kOwn, kForeign };
-  static absl::StatusOr<std::shared_ptr<TlsIdentity>> Load(const TlsFiles& files, KeyFile kind);
+  // What was bad is tried again after `between_tries`.
+  static absl::StatusOr<std::shared_ptr<TlsIdentity>> Load(
+      const TlsFiles& files, KeyFile kind, absl::Duration between_tries = absl::Seconds(10));
 
   // What the files hold now, or last held that could be used.
   std::shared_ptr<const TlsMaterial> Current();
@@ -62,14 +65,17 @@ class TlsIdentity {
   };
   using Stamps = std::array<Stamp, 3>;
 
-  TlsIdentity(TlsFiles files, KeyFile kind) : files_(std::move(files)), kind_(kind) {}
+  TlsIdentity(TlsFiles files, KeyFile kind, absl::Duration between_tries)
+      : files_(std::move(files)), kind_(kind), between_tries_(between_tries) {}
   Stamps Look() const;
   absl::StatusOr<std::shared_ptr<TlsMaterial>> Read() const;
 
   const TlsFiles files_;
   const KeyFile kind_;
+  const absl::Duration between_tries_;
   std::mutex mutex_;
   Stamps seen_;
+  absl::Time retry_at_ = absl::InfiniteFuture();  // of the steady clock: when what was bad is tried
   std::shared_ptr<const TlsMaterial> current_;
 };
 

@@ -11,14 +11,17 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/access/join_token.h"
 #include "common/access/roles.h"
+#include "common/certificate.h"
 #include "common/check.h"
 #include "common/daemon.h"
 #include "common/file.h"
@@ -27,6 +30,7 @@
 #include "coordinator/access/access.h"
 #include "coordinator/access/access_store.h"
 #include "coordinator/access/authority.h"
+#include "coordinator/access/enroll_service.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::coordinator {
@@ -42,6 +46,7 @@ struct Options {
   double ttl_seconds = 3600;
   int64_t uses = 1;
   std::string revoked;
+  int64_t revoked_token = 0;
   std::string output;
   bool json() const { return output == "json"; }
 };
@@ -60,12 +65,11 @@ void Print(const nlohmann::ordered_json& value) { std::printf("%s\n", value.dump
 
 // Root makes files for the user whom the state directory belongs to, under whom the coordinator
 // runs.
-absl::Status GiveToOwner(const std::string& state_dir) {
+absl::Status GiveToOwner(const std::string& state_dir, const std::string& directory) {
   struct stat info = {};
   if (geteuid() != 0 || stat(state_dir.c_str(), &info) != 0 || info.st_uid == 0) {
     return absl::OkStatus();
   }
-  const std::string directory = Access::DirectoryOf(state_dir);
   std::vector<std::string> paths = {directory};
   for (const std::string& name : ListDirectory(directory)) paths.push_back(directory + "/" + name);
   for (const std::string& path : paths) {
@@ -86,13 +90,14 @@ absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
   return AccessStore::Open(directory + "/access.sqlite");
 }
 
-absl::StatusOr<std::string> MakeToken(const Options& options, AccessStore& store) {
-  const std::string directory = Access::DirectoryOf(options.state_dir);
+absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& directory,
+                                    AccessStore& store) {
   TERCIO_ASSIGN_OR_RETURN(const auto authority, Authority::Open(directory));
   if (options.name.empty() && options.role != NameOf(Role::kAgent)) {
     return absl::InvalidArgumentError(
         absl::StrCat("a token of the role ", options.role, " needs --name: whose it is"));
   }
+  if (!options.name.empty()) TERCIO_RETURN_IF_ERROR(CheckName(options.name));
   TokenRecord token;
   token.role = options.role;
   token.name = options.name;
@@ -101,33 +106,64 @@ absl::StatusOr<std::string> MakeToken(const Options& options, AccessStore& store
   token.uses_left = options.uses;
   const JoinToken text = {RandomSecret(), authority->fingerprint()};
   TERCIO_RETURN_IF_ERROR(store.AddToken(token, text.secret).status());
-  return FormatJoinToken(text);
+  return text;
+}
+
+// By which the coordinator's certificate may be reached.
+absl::StatusOr<std::vector<std::string>> HostsOf(const Options& options) {
+  std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
+  char own[256] = "";
+  if (gethostname(own, sizeof(own) - 1) == 0 && AlternativeName(own).ok()) hosts.push_back(own);
+  for (const std::string& host : options.hosts) {
+    TERCIO_RETURN_IF_ERROR(AlternativeName(host).status());
+    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+  }
+  return hosts;
+}
+
+// All of it beside its place, so that an init that is interrupted, or finds the disk full, has done
+// nothing.
+absl::StatusOr<JoinToken> MakeAccess(const Options& options,
+                                     const std::vector<std::string>& hosts) {
+  const std::string directory = Access::DirectoryOf(options.state_dir);
+  const std::string made = directory + ".new";
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(directory + ".lock", /*wait=*/true));
+  if (PathExists(directory)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(directory,
+                     " is there: this state directory has an authority. `token` makes tokens; to "
+                     "begin anew, move the directory away"));
+  }
+  TERCIO_RETURN_IF_ERROR(RemoveTree(made));
+  absl::Cleanup remove = [&made] { (void)RemoveTree(made); };
+  TERCIO_RETURN_IF_ERROR(Authority::Create(made, hosts, absl::Now()));
+  JoinToken token;
+  {
+    TERCIO_ASSIGN_OR_RETURN(const auto store, AccessStore::Create(made + "/access.sqlite"));
+    TERCIO_ASSIGN_OR_RETURN(token, MakeToken(options, made, *store));
+  }
+  TERCIO_RETURN_IF_ERROR(GiveToOwner(options.state_dir, made));
+  TERCIO_RETURN_IF_ERROR(RenamePath(made, directory));
+  std::move(remove).Cancel();
+  TERCIO_RETURN_IF_ERROR(SyncPath(options.state_dir));
+  return token;
 }
 
 absl::Status Init(const Options& options) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(options.state_dir));
   const std::string directory = Access::DirectoryOf(options.state_dir);
-  std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
-  char own[256] = "";
-  if (gethostname(own, sizeof(own) - 1) == 0 && own[0] != '\0') hosts.push_back(own);
-  for (const std::string& host : options.hosts) {
-    TERCIO_RETURN_IF_ERROR(AlternativeName(host).status());
-    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
-  }
-  TERCIO_RETURN_IF_ERROR(Authority::Create(directory, hosts, absl::Now()));
-  TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
-  TERCIO_ASSIGN_OR_RETURN(const std::string token, MakeToken(options, *store));
-  TERCIO_RETURN_IF_ERROR(GiveToOwner(options.state_dir));
-  TERCIO_ASSIGN_OR_RETURN(const auto authority, Authority::Open(directory));
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> hosts, HostsOf(options));
+  TERCIO_ASSIGN_OR_RETURN(const JoinToken made, MakeAccess(options, hosts));
+  const std::string token = FormatJoinToken(made);
   if (options.json()) {
     Print({{"directory", directory},
-           {"fingerprint", authority->fingerprint()},
+           {"fingerprint", made.fingerprint},
            {"hosts", hosts},
            {"token", token}});
     return absl::OkStatus();
   }
   std::printf("authority   %s\n", directory.c_str());
-  std::printf("fingerprint %s\n", authority->fingerprint().c_str());
+  std::printf("fingerprint %s\n", made.fingerprint.c_str());
   std::printf("good for   ");
   for (const std::string& host : hosts) std::printf(" %s", host.c_str());
   std::printf("\nagent token %s\n", token.c_str());
@@ -142,7 +178,9 @@ absl::Status Init(const Options& options) {
 
 absl::Status Token(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
-  TERCIO_ASSIGN_OR_RETURN(const std::string token, MakeToken(options, *store));
+  TERCIO_ASSIGN_OR_RETURN(const JoinToken made,
+                          MakeToken(options, Access::DirectoryOf(options.state_dir), *store));
+  const std::string token = FormatJoinToken(made);
   if (options.json()) {
     Print({{"token", token}, {"role", options.role}, {"name", options.name}});
   } else {
@@ -152,7 +190,18 @@ absl::Status Token(const Options& options) {
 }
 
 absl::Status Revoke(const Options& options) {
+  // An empty name would be that of the tokens for any node: of a variable that is not set, likely.
+  if (options.revoked.empty() == (options.revoked_token == 0)) {
+    return absl::InvalidArgumentError(
+        "give the name or serial number to revoke, or --token NUMBER; `access` lists them");
+  }
   TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
+  if (options.revoked_token != 0) {
+    TERCIO_RETURN_IF_ERROR(store->RevokeToken(options.revoked_token));
+    std::fprintf(stderr, "revoked token %lld\n",
+                 static_cast<long long>(options.revoked_token));  // NOLINT: printf's type
+    return absl::OkStatus();
+  }
   TERCIO_ASSIGN_OR_RETURN(const int64_t count, store->Revoke(options.revoked, absl::Now()));
   std::fprintf(stderr, "revoked %lld certificates and tokens of %s\n",
                static_cast<long long>(count), options.revoked.c_str());  // NOLINT: printf's type
@@ -186,10 +235,12 @@ absl::Status List(const Options& options) {
     Print(all);
     return absl::OkStatus();
   }
-  std::printf("%-8s %-20s %-20s %s\n", "TOKEN", "NAME", "EXPIRES", "USES LEFT");
+  std::printf("%-8s %-8s %-20s %-20s %s\n", "TOKEN", "ROLE", "NAME", "EXPIRES", "USES LEFT");
   for (const TokenRecord& token : tokens) {
-    std::printf("%-8s %-20s %-20s %lld\n", token.role.c_str(),
-                token.name.empty() ? "any" : token.name.c_str(), Utc(token.expires).c_str(),
+    std::printf("%-8lld %-8s %-20s %-20s %lld\n",
+                static_cast<long long>(token.id),  // NOLINT: printf's type
+                token.role.c_str(), token.name.empty() ? "any" : token.name.c_str(),
+                Utc(token.expires).c_str(),
                 static_cast<long long>(token.uses_left));  // NOLINT: printf's type
   }
   std::printf("\n%-8s %-20s %-20s %-32s %s\n", "ROLE", "NAME", "EXPIRES", "SERIAL", "");
@@ -251,8 +302,9 @@ int RunAccessCommand(int argc, char** argv) {
   command->add_option("--name", options.name, "of the person or node; an agent's may be left out");
   AddTokenOptions(command, &options);
   command = AddCommand(app, "revoke", "refuse certificates from now on", &options, Revoke, &chosen);
-  command->add_option("name", options.revoked, "name, or serial number of one certificate")
-      ->required();
+  command->add_option("name", options.revoked, "name, or serial number of one certificate");
+  command->add_option("--token", options.revoked_token, "number of one token, as `access` shows it")
+      ->check(CLI::PositiveNumber);
   AddCommand(app, "access", "tokens and certificates, without their secrets", &options, List,
              &chosen);
   try {

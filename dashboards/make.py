@@ -285,6 +285,9 @@ def coordinator():
                 graph("Clients that follow jobs", "none", "Now; and in the last hour those that were too many, or did not read.",
                       ("tercio_streams", "now"), ("increase(tercio_streams_refused_total[1h])", "refused"),
                       ("increase(tercio_streams_cut_off_total[1h])", "cut off")),
+                graph("Refused", "none", "In the last hour, by reason; and lines that the audit log has lost.",
+                      ("increase(tercio_access_refused_total[1h])", "{{reason}}"),
+                      ("increase(tercio_audit_lines_lost_total[1h])", "audit lines lost")),
                 graph("Messages of attempts that are over", "none", "In the last hour. They change nothing; many of them come from a "
                       "node that was away.", ("increase(tercio_fenced_messages_total[1h])", "fenced")),
             ]),

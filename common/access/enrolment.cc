@@ -1,10 +1,13 @@
 #include "common/access/enrolment.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
+#include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/certificate.h"
@@ -22,6 +25,7 @@ namespace {
 constexpr int kPrivate = 0600;
 constexpr int kDirectoryMode = 0700;
 constexpr std::chrono::seconds kPatience{10};
+constexpr size_t kReserveBytes = 64 << 10;  // more than the files take
 constexpr double kRenewalShare = 1.0 / 3;
 
 void SetDeadline(grpc::ClientContext& context) {
@@ -51,6 +55,11 @@ absl::Status Keep(const v1::Certificate& issued, const std::string& key,
 absl::Status Enrol(const EnrolmentRequest& request, const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const std::string authority,
                           FetchAuthority(request.address, request.token.fingerprint));
+  // The token is spent by what follows: a full or unwritable disk must be found before.
+  TERCIO_RETURN_IF_ERROR(MakePrivateDirectory(directory));
+  const std::string reserve = directory + "/reserve";
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(reserve, std::string(kReserveBytes, ' '), kPrivate));
+  absl::Cleanup room = [&reserve] { unlink(reserve.c_str()); };
   const std::string key = MakeKey();
   v1::EnrollRequest message;
   TERCIO_ASSIGN_OR_RETURN(*message.mutable_request(),
@@ -69,7 +78,7 @@ absl::Status Enrol(const EnrolmentRequest& request, const std::string& directory
         absl::StrCat("cannot enrol at ", request.address, ": ", status.error_message()));
   }
   TERCIO_RETURN_IF_ERROR(FromGrpc(status));
-  TERCIO_RETURN_IF_ERROR(MakePrivateDirectory(directory));
+  std::move(room).Invoke();
   return Keep(issued, key, directory);
 }
 

@@ -28,7 +28,8 @@ struct EnrolmentRequest {
 
 // Makes a key and gets a certificate for it into `directory`. UNAUTHENTICATED: the server is not
 // the token's (nothing was sent), or does not take the token; UNAVAILABLE: nobody answers;
-// RESOURCE_EXHAUSTED: too many have asked lately.
+// RESOURCE_EXHAUSTED: too many have asked lately, or the disk is full. The token is not spent where
+// the files could not be written.
 absl::Status Enrol(const EnrolmentRequest& request, const std::string& directory);
 
 // A new certificate for the key in `directory`, by the service behind `channel`.

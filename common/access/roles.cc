@@ -31,7 +31,6 @@ const std::vector<Rule>& Rules() {
   static const std::vector<Rule> rules = {
       {"AccessService/Renew", Least::kAnybody, true},
       {"AccessService/WhoAmI", Least::kAnybody},
-      {"CheckpointService/GetManifest", Least::kAgent},
       {"CheckpointService/ReadTensor", Least::kAgent},
       {"CheckpointService/Upload", Least::kAgent},
       {"EnrollService/Enroll", Least::kToken, true},

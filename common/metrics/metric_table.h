@@ -131,6 +131,8 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_streams", kCoordinator, kGauge, "streams", "", "Clients that follow jobs."},
     {"tercio_streams_refused_total", kCoordinator, kCounter, "streams", "", "Streams beyond --max-streams."},
     {"tercio_streams_cut_off_total", kCoordinator, kCounter, "streams", "", "Streams whose clients did not read."},
+    {"tercio_access_refused_total", kCoordinator, kCounter, "requests", "reason", "Who was not served: handshakes, enrolments, calls with a revoked certificate, without the role, about another's job or node, or too many; without TLS nobody is refused."},
+    {"tercio_audit_lines_lost_total", kCoordinator, kCounter, "lines", "", "Lines of the audit log that could not be written; without TLS there are none."},
     {"tercio_events_queued", kCoordinator, kGauge, "events", "", "Events that wait to be decided upon."},
     {"tercio_batch_events", kCoordinator, kHistogram, "events", "", "Events that were decided upon together and made durable by one commit.", kBatchBuckets},
     {"tercio_store_commit_duration_seconds", kCoordinator, kHistogram, "seconds", "", "Duration of commits of the state store, until they are on the disk.", kCommitBuckets},

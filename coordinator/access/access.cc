@@ -17,6 +17,7 @@ namespace {
 // Between two looks for what was revoked.
 constexpr std::chrono::milliseconds kLookInterval{500};
 constexpr absl::Duration kBetweenRenewals = absl::Minutes(1);
+constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
 constexpr int kDefaultEnrolPort = 7078;
 
 }  // namespace
@@ -43,7 +44,8 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Settings& settings) {
   access->gate_ = std::make_unique<Gate>(options, access->audit_.get());
   access->service_ = std::make_unique<AccessServiceImpl>(*access->gate_, access->registrar_.get());
   if (access->authority_ != nullptr) {
-    access->LookForRevoked();
+    // Nobody is let in before it is known who is not.
+    TERCIO_RETURN_IF_ERROR(access->LookForRevoked());
     access->watcher_ = std::thread([self = access.get()] { self->Watch(); });
   }
   return access;
@@ -79,24 +81,27 @@ absl::Status Access::ServeEnrolment() {
 void Access::Watch() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
-    LookForRevoked();
+    if (const absl::Status looked = LookForRevoked(); !looked.ok()) Warn(looked);
     RenewOwn();
   }
 }
 
 // What cannot be read leaves those that are known.
-void Access::LookForRevoked() {
-  const absl::StatusOr<int64_t> version = store_->DataVersion();
-  if (version.ok() && *version == seen_version_) return;
-  absl::StatusOr<std::set<std::string>> revoked = store_->Revoked(absl::Now());
-  for (const absl::Status& status : {version.status(), revoked.status()}) {
-    if (status.ok()) continue;
-    LogWarning(
-        absl::StrCat("cannot look for revoked certificates: ", std::string(status.message())));
-    return;
-  }
-  seen_version_ = *version;
-  gate_->SetRevoked(*std::move(revoked));
+absl::Status Access::LookForRevoked() {
+  TERCIO_ASSIGN_OR_RETURN(const int64_t version, store_->DataVersion());
+  if (version == seen_version_) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(std::set<std::string> revoked, store_->Revoked());
+  seen_version_ = version;
+  gate_->SetRevoked(std::move(revoked));
+  return absl::OkStatus();
+}
+
+void Access::Warn(const absl::Status& status) {
+  const absl::Time now = SteadyNow();
+  if (now - warned_ < kBetweenWarnings) return;
+  warned_ = now;
+  LogError(absl::StrCat("cannot look for revoked certificates, those known before stay so: ",
+                        std::string(status.message())));
 }
 
 void Access::RenewOwn() {

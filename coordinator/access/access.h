@@ -34,13 +34,15 @@ class Access {
     double certificate_life_seconds = 30 * 86400.0;
     bool read_only = false;  // without TLS, whatever is in the directory
   };
-  // FAILED_PRECONDITION: certificates that cannot be used; INVALID_ARGUMENT: settings.
+  // FAILED_PRECONDITION: certificates that cannot be used, or it cannot be read what was revoked;
+  // INVALID_ARGUMENT: settings.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Settings& settings);
   ~Access();
 
   static std::string DirectoryOf(const std::string& state_dir) { return state_dir + "/access"; }
 
   Gate& gate() { return *gate_; }
+  const AuditLog* audit() const { return audit_.get(); }                      // null: no TLS
   const std::shared_ptr<TlsIdentity>& identity() const { return identity_; }  // null: no TLS
   AccessServiceImpl& service() { return *service_; }
   // Opens the enrolment port, if there is to be one. Called once.
@@ -52,7 +54,8 @@ class Access {
   explicit Access(Settings settings) : settings_(std::move(settings)) {}
   absl::Status OpenAuthority();
   void Watch();
-  void LookForRevoked();
+  absl::Status LookForRevoked();
+  void Warn(const absl::Status& status);
   void RenewOwn();
 
   const Settings settings_;
@@ -68,6 +71,7 @@ class Access {
   std::unique_ptr<EnrollServer> enroll_;
   int64_t seen_version_ = -1;                      // of the store
   absl::Time renew_after_ = absl::InfinitePast();  // of the steady clock; of the watcher
+  absl::Time warned_ = absl::InfinitePast();       // the same
 
   std::mutex mutex_;
   std::condition_variable stopped_;

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/file.h"
 #include "common/sha256.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
@@ -13,17 +14,26 @@ namespace {
 
 constexpr int kPatienceMs = 5000;  // for the other process
 constexpr int kVersion = 1;
+// What has expired is kept so long: a connection that was made before goes on.
+constexpr absl::Duration kMemory = absl::Hours(24 * 366);
 
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT,
   name TEXT, created INTEGER, expires INTEGER, uses_left INTEGER);
 CREATE TABLE IF NOT EXISTS certificates(serial TEXT PRIMARY KEY, name TEXT, role TEXT,
   issued INTEGER, expires INTEGER, address TEXT, revoked INTEGER DEFAULT 0) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates(name);
 )";
 
 absl::Status NotGood() {
   return absl::UnauthenticatedError(
       "the token is unknown, used or too old; `tercio-coordinator token` makes a new one");
+}
+
+absl::Status IsThere(const std::string& name) {
+  return absl::PermissionDeniedError(
+      absl::StrCat(name, " has a certificate already: `tercio-coordinator revoke ", name,
+                   "`, or make the token with --name ", name));
 }
 
 absl::Time TimeOf(int64_t seconds) { return absl::FromUnixSeconds(seconds); }
@@ -41,19 +51,35 @@ TokenRecord ReadToken(SqliteStatement& query) {
 
 }  // namespace
 
+absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Create(const std::string& path) {
+  TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
+  return Open(path);
+}
+
 absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string& path) {
+  if (!PathExists(path)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path,
+                     " is missing, and with it what was revoked: restore it from a back-up, "
+                     "or make an empty file of that name to forget all that"));
+  }
   TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int code = sqlite3_open_v2(path.c_str(), &database,
                                    SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
   std::unique_ptr<AccessStore> store(new AccessStore(database));
   if (code != SQLITE_OK) return SqliteFault(database, absl::StrCat("cannot open ", path));
-  sqlite3_busy_timeout(database, kPatienceMs);
-  TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
-  TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
+  TERCIO_RETURN_IF_ERROR(store->Prepare(path));
+  return store;
+}
+
+absl::Status AccessStore::Prepare(const std::string& path) {
+  sqlite3_busy_timeout(database_, kPatienceMs);
+  TERCIO_RETURN_IF_ERROR(Run("PRAGMA journal_mode=WAL"));
+  TERCIO_RETURN_IF_ERROR(Run("PRAGMA synchronous=FULL"));
   int64_t version = 0;
   {
-    SqliteStatement query(database, "PRAGMA user_version");
+    SqliteStatement query(database_, "PRAGMA user_version");
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (row) version = query.Integer(0);
   }
@@ -61,11 +87,9 @@ absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string
     return absl::FailedPreconditionError(
         absl::StrCat(path, " was written by a newer version of Tercio (format ", version, ")"));
   }
-  TERCIO_RETURN_IF_ERROR(store->Run(kSchema));
-  if (version < kVersion) {
-    TERCIO_RETURN_IF_ERROR(store->Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str()));
-  }
-  return store;
+  TERCIO_RETURN_IF_ERROR(Run(kSchema));
+  if (version == kVersion) return absl::OkStatus();
+  return Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str());
 }
 
 AccessStore::~AccessStore() { sqlite3_close(database_); }
@@ -121,7 +145,34 @@ absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, ab
   }
 }
 
+absl::StatusOr<int64_t> AccessStore::CountUsable(const std::string& name, absl::Time now) {
+  SqliteStatement count(
+      database_,
+      "SELECT COUNT(*) FROM certificates WHERE name = ? AND revoked = 0 AND expires > ?");
+  count.Bind(1, name);
+  count.Bind(2, absl::ToUnixSeconds(now));
+  TERCIO_RETURN_IF_ERROR(count.Next().status());
+  return count.Integer(0);
+}
+
+absl::Status AccessStore::Forget(absl::Time now) {
+  for (const char* sql :
+       {"DELETE FROM certificates WHERE expires < ?", "DELETE FROM tokens WHERE expires < ?"}) {
+    SqliteStatement remove(database_, sql);
+    remove.Bind(1, absl::ToUnixSeconds(now - kMemory));
+    TERCIO_RETURN_IF_ERROR(remove.Execute());
+  }
+  return absl::OkStatus();
+}
+
 absl::Status AccessStore::Insert(const CertificateRecord& certificate) {
+  TERCIO_RETURN_IF_ERROR(Forget(certificate.issued));
+  TERCIO_ASSIGN_OR_RETURN(const int64_t others, CountUsable(certificate.name, certificate.issued));
+  if (others >= kMostOfOneName) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        certificate.name, " has ", others, " certificates: `tercio-coordinator revoke ",
+        certificate.name, "` ends them, and a new token begins anew"));
+  }
   SqliteStatement insert(database_,
                          "INSERT INTO certificates(serial, name, role, issued, expires, address) "
                          "VALUES(?, ?, ?, ?, ?, ?)");
@@ -143,6 +194,11 @@ absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecor
     spend.Bind(1, token.id);
     TERCIO_RETURN_IF_ERROR(spend.Execute());
     if (sqlite3_changes(database_) != 1) return NotGood();
+    if (token.name.empty()) {
+      TERCIO_ASSIGN_OR_RETURN(const int64_t there,
+                              CountUsable(certificate.name, certificate.issued));
+      if (there > 0) return IsThere(certificate.name);
+    }
     return Insert(certificate);
   });
 }
@@ -175,7 +231,7 @@ absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, a
       known += count.Integer(0);
     }
     for (const char* sql : {"UPDATE certificates SET revoked = ?2 WHERE revoked = 0 AND "
-                            "expires > ?2 AND (name = ?1 OR serial = ?1)",
+                            "(name = ?1 OR serial = ?1)",
                             "UPDATE tokens SET uses_left = 0 WHERE name = ?1 AND uses_left > 0 "
                             "AND expires > ?2"}) {
       SqliteStatement update(database_, sql);
@@ -192,13 +248,13 @@ absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, a
       absl::StrCat("no certificate or token bears the name or number ", name_or_serial));
 }
 
-absl::StatusOr<bool> AccessStore::IsTaken(const std::string& name, absl::Time now) {
+absl::Status AccessStore::RevokeToken(int64_t id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  SqliteStatement query(
-      database_, "SELECT 1 FROM certificates WHERE name = ? AND revoked = 0 AND expires > ?");
-  query.Bind(1, name);
-  query.Bind(2, absl::ToUnixSeconds(now));
-  return query.Next();
+  SqliteStatement update(database_, "UPDATE tokens SET uses_left = 0 WHERE id = ?");
+  update.Bind(1, id);
+  TERCIO_RETURN_IF_ERROR(update.Execute());
+  if (sqlite3_changes(database_) > 0) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("there is no token of the number ", id));
 }
 
 absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
@@ -230,11 +286,9 @@ absl::StatusOr<std::vector<CertificateRecord>> AccessStore::Certificates(absl::T
   }
 }
 
-absl::StatusOr<std::set<std::string>> AccessStore::Revoked(absl::Time now) {
+absl::StatusOr<std::set<std::string>> AccessStore::Revoked() {
   std::lock_guard<std::mutex> lock(mutex_);
-  SqliteStatement query(database_,
-                        "SELECT serial FROM certificates WHERE revoked > 0 AND expires > ?");
-  query.Bind(1, absl::ToUnixSeconds(now));
+  SqliteStatement query(database_, "SELECT serial FROM certificates WHERE revoked > 0");
   std::set<std::string> serials;
   while (true) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());

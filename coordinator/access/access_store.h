@@ -40,6 +40,8 @@ struct CertificateRecord {
 
 class AccessStore {
  public:
+  static absl::StatusOr<std::unique_ptr<AccessStore>> Create(const std::string& path);
+  // FAILED_PRECONDITION when it is not there: an empty one would know of nothing that was revoked.
   static absl::StatusOr<std::unique_ptr<AccessStore>> Open(const std::string& path);
   ~AccessStore();
   AccessStore(const AccessStore&) = delete;
@@ -49,30 +51,37 @@ class AccessStore {
   absl::StatusOr<int64_t> AddToken(const TokenRecord& token, const std::string& secret);
   // UNAUTHENTICATED, in the same words, when it is unknown, used or too old.
   absl::StatusOr<TokenRecord> FindToken(const std::string& secret, absl::Time now);
-  // Whether somebody of this name has a certificate that can be used.
-  absl::StatusOr<bool> IsTaken(const std::string& name, absl::Time now);
   // One use less, and the certificate that it was spent on, together. UNAUTHENTICATED when another
-  // came first.
+  // came first; PERMISSION_DENIED when the token names nobody and somebody of the certificate's
+  // name has one that can be used: a token for any node is none for a node that is there already.
   absl::Status Spend(const TokenRecord& token, const CertificateRecord& certificate);
   // A certificate that follows another. UNAUTHENTICATED when that was revoked.
   absl::Status AddSuccessor(const std::string& serial, const CertificateRecord& certificate);
+  // Both: RESOURCE_EXHAUSTED when the name has kMostOfOneName that can be used.
+  static constexpr int64_t kMostOfOneName = 256;
 
-  // Of a name all certificates and tokens, else the certificate of that serial number. Returns how
-  // many there were that could still be used; NOT_FOUND when none bears the name or number.
+  // Of a name all certificates and tokens, else the certificate of that serial number; also those
+  // that have expired, with which a connection may still be open. Returns how many were not revoked
+  // before; NOT_FOUND when none bears the name or number.
   absl::StatusOr<int64_t> Revoke(const std::string& name_or_serial, absl::Time now);
+  // That no certificate is given for this token any more. NOT_FOUND: there is none of this number.
+  absl::Status RevokeToken(int64_t id);
 
   // Those that can still be used, newest first.
   absl::StatusOr<std::vector<TokenRecord>> Tokens(absl::Time now);
   // Those that have not expired, newest first.
   absl::StatusOr<std::vector<CertificateRecord>> Certificates(absl::Time now);
-  // Serial numbers of those that were revoked and have not expired.
-  absl::StatusOr<std::set<std::string>> Revoked(absl::Time now);
+  // Serial numbers of all that were revoked, until they are forgotten, a year after they expired.
+  absl::StatusOr<std::set<std::string>> Revoked();
   // Another number when another process has changed the file.
   absl::StatusOr<int64_t> DataVersion();
 
  private:
   explicit AccessStore(sqlite3* database) : database_(database) {}
+  absl::Status Prepare(const std::string& path);
   absl::Status Run(const char* sql);
+  absl::StatusOr<int64_t> CountUsable(const std::string& name, absl::Time now);
+  absl::Status Forget(absl::Time now);
   absl::Status Insert(const CertificateRecord& certificate);
   template <typename Body>
   absl::Status Transaction(Body body);

@@ -1,4 +1,7 @@
 // Authority, tokens, rates and the audit log.
+#include <openssl/ec.h>
+#include <openssl/pem.h>
+#include <openssl/rsa.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -89,6 +92,57 @@ TEST_F(AuthorityTest, RefusesRequestsThatAreNone) {
   }
 }
 
+// What somebody with a token may put into a request.
+std::string RequestWith(const KeyPointer& key, const std::string& address = "") {
+  const RequestPointer request(X509_REQ_new());
+  if (!address.empty()) {
+    const NamesPointer names(sk_GENERAL_NAME_new_null());
+    GENERAL_NAME* name = GENERAL_NAME_new();
+    ASN1_OCTET_STRING* bytes = ASN1_OCTET_STRING_new();
+    ASN1_OCTET_STRING_set(bytes, reinterpret_cast<const unsigned char*>(address.data()),
+                          static_cast<int>(address.size()));
+    GENERAL_NAME_set0_value(name, GEN_IPADD, bytes);
+    sk_GENERAL_NAME_push(names.get(), name);
+    STACK_OF(X509_EXTENSION)* extensions = nullptr;
+    X509V3_add1_i2d(&extensions, NID_subject_alt_name, names.get(), 0, X509V3_ADD_DEFAULT);
+    X509_REQ_add_extensions(request.get(), extensions);
+    sk_X509_EXTENSION_pop_free(extensions, X509_EXTENSION_free);
+  }
+  X509_REQ_set_pubkey(request.get(), key.get());
+  X509_REQ_sign(request.get(), key.get(), EVP_sha256());
+  const BioPointer text(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509_REQ(text.get(), request.get());
+  return TextOf(text.get());
+}
+
+TEST_F(AuthorityTest, AnAddressOfAnotherLengthIsNone) {
+  const KeyPointer key(EVP_EC_gen("P-256"));
+  EXPECT_THAT(*NamesOfRequest(RequestWith(key, std::string("\x0a\x01\x02\x03", 4))),
+              ElementsAre("10.1.2.3"));
+  for (const size_t size : {1, 3, 5, 15, 17}) {
+    EXPECT_THAT(*NamesOfRequest(RequestWith(key, std::string(size, '\x0a'))), SizeIs(0)) << size;
+  }
+}
+
+TEST_F(AuthorityTest, SignsGoodKeysOnly) {
+  const auto issue = [this](EVP_PKEY* made) {
+    const KeyPointer key(made);
+    return authority_->Issue(RequestWith(key), {"bob", "user", {}}, kNow, kDay).status();
+  };
+  EXPECT_TRUE(issue(EVP_EC_gen("P-384")).ok());
+  EXPECT_TRUE(issue(EVP_RSA_gen(2048)).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(issue(EVP_RSA_gen(1024))));
+  EXPECT_TRUE(absl::IsInvalidArgument(issue(EVP_EC_gen("P-192"))));
+}
+
+TEST_F(AuthorityTest, ANameThatNoCertificateCanBearIsRefused) {
+  const std::string request = *MakeCertificateRequest(MakeKey(), "x", {});
+  for (const std::string& name : {std::string(65, 'a'), std::string("ann\0x", 5)}) {
+    const auto issued = authority_->Issue(request, {name, "user", {}}, kNow, kDay);
+    EXPECT_TRUE(absl::IsInvalidArgument(issued.status())) << issued.status();
+  }
+}
+
 TEST_F(AuthorityTest, OthersMayNotReadItsKey) {
   const std::string key = Directory() + "/authority.key";
   ASSERT_EQ(chmod(key.c_str(), 0644), 0);
@@ -100,9 +154,9 @@ TEST_F(AuthorityTest, OthersMayNotReadItsKey) {
 class AccessStoreTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    auto opened = AccessStore::Open(directory_.path() + "/access.sqlite");
-    ASSERT_TRUE(opened.ok()) << opened.status();
-    store_ = *std::move(opened);
+    auto made = AccessStore::Create(directory_.path() + "/access.sqlite");
+    ASSERT_TRUE(made.ok()) << made.status();
+    store_ = *std::move(made);
   }
   void Add(const std::string& secret, const std::string& name, int uses = 1) {
     const TokenRecord token = {0, "user", name, kNow, kNow + absl::Hours(1), uses};
@@ -156,27 +210,82 @@ TEST_F(AccessStoreTest, RevokesAllOfANameOrOneNumber) {
   Add("second", "bob");
   Add("others", "carl");
   EXPECT_EQ(*store_->Revoke("2", kNow), 1);
-  EXPECT_THAT(*store_->Revoked(kNow), ElementsAre("2"));
+  EXPECT_THAT(*store_->Revoked(), ElementsAre("2"));
   EXPECT_EQ(*store_->Revoke("bob", kNow), 2);  // a certificate and a token
-  EXPECT_THAT(*store_->Revoked(kNow), ElementsAre("1", "2"));
+  EXPECT_THAT(*store_->Revoked(), ElementsAre("1", "2"));
   EXPECT_THAT(*store_->Tokens(kNow), SizeIs(1));
   EXPECT_TRUE(absl::IsNotFound(store_->Revoke("eve", kNow).status()));
   // What was revoked has no successors.
   EXPECT_TRUE(absl::IsUnauthenticated(store_->AddSuccessor("1", Certificate("3", "bob"))));
   EXPECT_TRUE(absl::IsUnauthenticated(store_->AddSuccessor("unknown", Certificate("3", "bob"))));
-  // Nor need it be remembered for ever.
-  EXPECT_THAT(*store_->Revoked(kNow + 2 * kDay), SizeIs(0));
 }
 
-TEST_F(AccessStoreTest, ANameIsTakenAsLongAsItHasACertificate) {
-  EXPECT_FALSE(*store_->IsTaken("bob", kNow));
-  Add("secret", "bob", 2);
+TEST_F(AccessStoreTest, WhatHasExpiredCanStillBeRevokedAndIsForgottenOneDay) {
+  Add("secret", "bob");
   ASSERT_TRUE(store_->Spend(*store_->FindToken("secret", kNow), Certificate("1", "bob")).ok());
-  EXPECT_TRUE(*store_->IsTaken("bob", kNow));
-  EXPECT_FALSE(*store_->IsTaken("carl", kNow));
-  EXPECT_FALSE(*store_->IsTaken("bob", kNow + 2 * kDay));
-  ASSERT_TRUE(store_->Revoke("bob", kNow).ok());
-  EXPECT_FALSE(*store_->IsTaken("bob", kNow));
+  // With it a connection may be open that was made before.
+  EXPECT_EQ(*store_->Revoke("bob", kNow + 10 * kDay), 1);
+  EXPECT_THAT(*store_->Revoked(), ElementsAre("1"));
+  const auto add_at = [this](absl::Time time, const std::string& secret) {
+    const TokenRecord token = {0, "user", "carl", time, time + absl::Hours(1), 1};
+    ASSERT_TRUE(store_->AddToken(token, secret).ok());
+    CertificateRecord certificate = Certificate(secret, "carl");
+    certificate.issued = time;
+    certificate.expires = time + kDay;
+    ASSERT_TRUE(store_->Spend(*store_->FindToken(secret, time), certificate).ok());
+  };
+  add_at(kNow + 100 * kDay, "2");
+  EXPECT_THAT(*store_->Revoked(), ElementsAre("1"));
+  add_at(kNow + 400 * kDay, "3");
+  EXPECT_THAT(*store_->Revoked(), SizeIs(0));
+}
+
+TEST_F(AccessStoreTest, NobodyGetsCertificatesWithoutEnd) {
+  Add("secret", "bob");
+  ASSERT_TRUE(store_->Spend(*store_->FindToken("secret", kNow), Certificate("0", "bob")).ok());
+  for (int64_t i = 1; i < AccessStore::kMostOfOneName; ++i) {
+    ASSERT_TRUE(store_->AddSuccessor("0", Certificate(absl::StrCat(i), "bob")).ok());
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(store_->AddSuccessor("0", Certificate("x", "bob"))));
+  // Those that have expired do not count.
+  CertificateRecord later = Certificate("y", "bob");
+  later.issued = kNow + 2 * kDay;
+  later.expires = kNow + 3 * kDay;
+  EXPECT_TRUE(store_->AddSuccessor("0", later).ok());
+}
+
+TEST_F(AccessStoreTest, ATokenIsRevokedByItsNumber) {
+  Add("secret", "");
+  const int64_t id = store_->Tokens(kNow)->front().id;
+  EXPECT_TRUE(store_->RevokeToken(id).ok());
+  EXPECT_TRUE(absl::IsUnauthenticated(store_->FindToken("secret", kNow).status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->RevokeToken(id + 1)));
+}
+
+TEST(AccessStoreFileTest, WithoutItsFileNothingIsKnownToBeRevoked) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/access.sqlite";
+  const auto opened = AccessStore::Open(path);
+  EXPECT_TRUE(absl::IsFailedPrecondition(opened.status()));
+  EXPECT_THAT(std::string(opened.status().message()), HasSubstr(path + " is missing"));
+  EXPECT_FALSE(PathExists(path));
+}
+
+TEST_F(AccessStoreTest, ATokenForAnyNodeIsNoneForOneThatIsThere) {
+  Add("named", "one");
+  Add("any", "", 9);
+  const TokenRecord any = *store_->FindToken("any", kNow);
+  // Two at the same instant, of the same name: each has found the token good.
+  EXPECT_TRUE(store_->Spend(any, Certificate("1", "one")).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(store_->Spend(any, Certificate("2", "one"))));
+  EXPECT_EQ(store_->FindToken("any", kNow)->uses_left, 8);  // not spent
+  EXPECT_TRUE(store_->Spend(any, Certificate("3", "two")).ok());
+  EXPECT_TRUE(store_->Spend(*store_->FindToken("named", kNow), Certificate("4", "one")).ok());
+  ASSERT_TRUE(store_->Revoke("one", kNow).ok());
+  EXPECT_TRUE(store_->Spend(any, Certificate("5", "one")).ok());
+  CertificateRecord later = Certificate("6", "one");
+  later.issued = kNow + 2 * kDay;
+  EXPECT_TRUE(store_->Spend(any, later).ok());  // the one before has expired
 }
 
 TEST_F(AccessStoreTest, SeesWhatAnotherProcessChanges) {
@@ -238,6 +347,43 @@ TEST(AuditLogTest, WholeLinesInFilesOfBoundedSize) {
     EXPECT_LE(info.st_size, 1000);
   }
   EXPECT_EQ(nlohmann::json::parse(LinesOf(path).back())["subject"], "job-39");
+}
+
+TEST(AuditLogTest, CallersNeitherFillItNorSpeakToATerminal) {
+  TempDir directory;
+  const std::string path = directory.path() + "/audit.log";
+  AuditLog log(path, AuditLog::Options());
+  AuditEntry entry;
+  entry.who = std::string(1 << 20, 'w');
+  entry.subject =
+      "\x1b[2J\xc2\x9b"
+      "31m\x7f\u202e" +
+      std::string(1 << 20, 's');
+  entry.reason = std::string(1 << 20, 'r');
+  log.Write(entry);
+  const std::vector<std::string> lines = LinesOf(path);
+  ASSERT_THAT(lines, SizeIs(1));
+  EXPECT_LT(lines[0].size(), 1200);
+  for (const char c : lines[0]) EXPECT_TRUE(c >= ' ' && c < 0x7f) << static_cast<int>(c);
+  const std::string subject = nlohmann::json::parse(lines[0])["subject"];
+  EXPECT_TRUE(
+      subject.starts_with("\x1b[2J\xc2\x9b"
+                          "31m\x7f\u202e"));
+}
+
+TEST(AuditLogTest, AFileThatWasRemovedIsMadeAnew) {
+  TempDir directory;
+  const std::string path = directory.path() + "/audit.log";
+  ASSERT_TRUE(WriteFileDurably(path, "", 0644).ok());
+  AuditLog log(path, AuditLog::Options());
+  log.Write({});
+  struct stat info = {};
+  ASSERT_EQ(stat(path.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 0777, 0600);  // whatever it was before
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  log.Write({});
+  EXPECT_THAT(LinesOf(path), SizeIs(1));
+  EXPECT_EQ(log.lost(), 0);
 }
 
 TEST(AuditLogTest, AFullDiskLosesLinesAndNothingElse) {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "common/log.h"
 #include "common/steady_time.h"
@@ -18,21 +19,30 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
+constexpr size_t kLongestText = 200;
 constexpr size_t kLongestReason = 500;
+constexpr mode_t kPrivate = 0600;
+
+// Callers choose some of it, and must not fill the file with it.
+std::string Cut(const std::string& text, size_t longest) {
+  return text.size() <= longest ? text : text.substr(0, longest) + "...";
+}
 
 std::string LineOf(const AuditEntry& entry) {
   nlohmann::ordered_json line;
   line["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
-  line["who"] = entry.who;
+  line["who"] = Cut(entry.who, kLongestText);
   line["role"] = entry.role;
-  line["serial"] = entry.serial;
+  line["serial"] = Cut(entry.serial, kLongestText);
   line["address"] = entry.address;
   line["call"] = entry.call;
-  line["subject"] = entry.subject;
+  line["subject"] = Cut(entry.subject, kLongestText);
   line["outcome"] = entry.outcome;
-  line["reason"] = entry.reason.substr(0, kLongestReason);
-  // What clients have sent may be no UTF-8.
-  return line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+  line["reason"] = Cut(entry.reason, kLongestReason);
+  // What clients have sent may be no UTF-8, and may be meant for the terminal of who reads it: all
+  // but ASCII is escaped.
+  std::string text = line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+  return absl::StrReplaceAll(text, {{"\x7f", "\\u007f"}}) + "\n";
 }
 
 }  // namespace
@@ -54,13 +64,25 @@ void AuditLog::Write(const AuditEntry& entry) {
                         "; lines lost so far: ", lost_.load()));
 }
 
+// Whoever removes it to make room would lose all lines from then on.
+void AuditLog::CloseWhereRemoved() {
+  struct stat info = {};
+  if (file_ < 0 || fstat(file_, &info) != 0 || info.st_nlink > 0) return;
+  close(file_);
+  file_ = -1;
+}
+
 bool AuditLog::Append(const std::string& line) {
+  CloseWhereRemoved();
   if (file_ >= 0 && bytes_ + static_cast<int64_t>(line.size()) > options_.most_bytes) Rotate();
   if (file_ < 0) {
-    file_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    file_ = open(path_.c_str(), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, kPrivate);
     if (file_ < 0) return false;
     struct stat info = {};
-    bytes_ = fstat(file_, &info) == 0 ? info.st_size : 0;
+    const bool known = fstat(file_, &info) == 0;
+    bytes_ = known ? info.st_size : 0;
+    // Not that of a device.
+    if (known && S_ISREG(info.st_mode)) (void)fchmod(file_, kPrivate);
   }
   const ssize_t written = write(file_, line.data(), line.size());
   if (written == static_cast<ssize_t>(line.size())) {

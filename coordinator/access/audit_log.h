@@ -3,12 +3,17 @@
 //   {"time", "who", "role", "serial", "address", "call", "subject", "outcome", "reason"}
 // Rotated at `most_bytes` to audit.log.1 ... .N; the oldest is removed. Lines that cannot be
 // written (a full disk) are counted, and that is logged at most once a minute: the calls are
-// answered all the same, since a cluster that nobody can stop would be worse.
+// answered all the same, since a cluster that nobody can stop would be worse. Lines are ASCII, and
+// texts that callers choose are cut. A file that somebody has removed is made anew.
+//
+// Refusals are counted, too, whether they get a line or not.
 //
 // Threads: any. Each line is one write to the file, so that lines are whole.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -28,6 +33,18 @@ struct AuditEntry {
   std::string reason;   // of what is not ok
 };
 
+// Why somebody was not served.
+enum class Refusal {
+  kHandshake,  // no TLS, or no certificate of ours
+  kEnrolment,  // no good token, or a request that goes beyond it
+  kRevoked,    // the certificate
+  kRole,       // has not the right
+  kNotTheirs,  // the job is another's, the node not its own
+  kTooOften,
+};
+inline constexpr std::array<const char*, 6> kRefusalNames = {
+    "handshake", "enrolment", "revoked", "role", "not_theirs", "too_often"};
+
 class AuditLog {
  public:
   struct Options {
@@ -44,7 +61,12 @@ class AuditLog {
   // Lines that could not be written.
   int64_t lost() const { return lost_; }
 
+  void Count(Refusal refusal) { ++refused_[static_cast<size_t>(refusal)]; }
+  // In the order of kRefusalNames.
+  int64_t refused(size_t refusal) const { return refused_[refusal]; }
+
  private:
+  void CloseWhereRemoved();
   bool Append(const std::string& line);
   void Rotate();
 
@@ -54,6 +76,7 @@ class AuditLog {
   int file_ = -1;
   int64_t bytes_ = 0;
   std::atomic<int64_t> lost_{0};
+  std::array<std::atomic<int64_t>, kRefusalNames.size()> refused_{};
   absl::Time warned_ = absl::InfinitePast();  // of the steady clock
 };
 

@@ -10,7 +10,7 @@
 #include <array>
 #include <cerrno>
 
-#include "absl/strings/match.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
 #include "common/check.h"
@@ -28,16 +28,8 @@ constexpr absl::Duration kCoordinatorLife = absl::Hours(24 * 90);
 constexpr absl::Duration kClockSkew = absl::Minutes(5);
 constexpr int kLeastLifePerSkew = 10;
 constexpr int kLeastSecurityBits = 112;
-
-std::string TextOf(BIO* memory) {
-  char* data = nullptr;
-  const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
-  return std::string(data, static_cast<size_t>(size));
-}
-
-BioPointer Reader(const std::string& text) {
-  return BioPointer(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
-}
+constexpr int kLeastRsaBits = 2048;
+constexpr int kMostRsaBits = 8192;
 
 absl::Status Failed(const std::string& what) {
   return absl::InternalError(absl::StrCat(what, ": ", TakeOpenSslError()));
@@ -81,31 +73,42 @@ absl::Status AddExtensions(X509* certificate, X509* issuer,
 }
 
 absl::StatusOr<RequestPointer> ReadRequest(const std::string& pem) {
-  RequestPointer request(PEM_read_bio_X509_REQ(Reader(pem).get(), nullptr, nullptr, nullptr));
+  RequestPointer request(PEM_read_bio_X509_REQ(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (request != nullptr) return request;
   return absl::InvalidArgumentError(
       absl::StrCat("the request for a certificate cannot be read: ", TakeOpenSslError()));
 }
 
-// That the sender has the key, and that the key is worth a certificate.
-absl::Status CheckRequest(X509_REQ* request) {
-  EVP_PKEY* key = X509_REQ_get0_pubkey(request);
-  if (key == nullptr || X509_REQ_verify(request, key) != 1) {
-    ERR_clear_error();
-    return absl::InvalidArgumentError("the request for a certificate is not signed with its key");
+// Of kinds and sizes that TLS 1.3 takes, and whose signatures cost little to check.
+bool IsGood(EVP_PKEY* key) {
+  const int bits = EVP_PKEY_get_bits(key);
+  switch (EVP_PKEY_get_base_id(key)) {
+    case EVP_PKEY_EC: {
+      char curve[32] = "";  // stays empty where the key describes one of its own
+      return EVP_PKEY_get_group_name(key, curve, sizeof(curve), nullptr) == 1 &&
+             EVP_PKEY_get_security_bits(key) >= kLeastSecurityBits;
+    }
+    case EVP_PKEY_RSA:
+      return bits >= kLeastRsaBits && bits <= kMostRsaBits;
+    default:
+      return EVP_PKEY_get_base_id(key) == EVP_PKEY_ED25519;
   }
-  if (EVP_PKEY_get_security_bits(key) >= kLeastSecurityBits) return absl::OkStatus();
-  return absl::InvalidArgumentError("the key of the request is too weak; EC P-256 is good");
 }
 
-std::string PemOf(X509* certificate) {
-  const BioPointer text(BIO_new(BIO_s_mem()));
-  TERCIO_CHECK_EQ(PEM_write_bio_X509(text.get(), certificate), 1);
-  return TextOf(text.get());
+// That the key is worth a certificate, and that the sender has it.
+absl::Status CheckRequest(X509_REQ* request) {
+  EVP_PKEY* key = X509_REQ_get0_pubkey(request);
+  const bool good = key != nullptr && IsGood(key);
+  const bool own = good && X509_REQ_verify(request, key) == 1;
+  ERR_clear_error();
+  if (own) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      good ? "the request for a certificate is not signed with its key"
+           : "the key of the request is of no good kind or size; EC P-256 is good");
 }
 
 absl::StatusOr<std::string> MakeAuthority(const std::string& key, absl::Time now) {
-  const KeyPointer own(PEM_read_bio_PrivateKey(Reader(key).get(), nullptr, nullptr, nullptr));
+  const KeyPointer own(PEM_read_bio_PrivateKey(ReaderOf(key).get(), nullptr, nullptr, nullptr));
   std::array<unsigned char, 4> mark;
   TERCIO_CHECK_EQ(RAND_bytes(mark.data(), mark.size()), 1);
   std::string name = "Tercio authority ";
@@ -132,10 +135,7 @@ absl::Status Authority::Create(const std::string& directory, const std::vector<s
                                absl::Time now) {
   if (mkdir(directory.c_str(), 0700) != 0) {
     if (errno != EEXIST) return FileError(errno, "cannot make", directory);
-    return absl::AlreadyExistsError(
-        absl::StrCat(directory,
-                     " is there: this state directory has an authority. `token` makes "
-                     "tokens; to begin anew, move the directory away"));
+    return absl::AlreadyExistsError(absl::StrCat(directory, " is there already"));
   }
   const std::string key = MakeKey();
   TERCIO_ASSIGN_OR_RETURN(const std::string pem, MakeAuthority(key, now));
@@ -164,9 +164,9 @@ absl::StatusOr<std::unique_ptr<Authority>> Authority::Open(const std::string& di
   authority->pem_ = material->certificate;
   authority->facts_ = material->facts;
   authority->certificate_.reset(
-      PEM_read_bio_X509(Reader(material->certificate).get(), nullptr, nullptr, nullptr));
+      PEM_read_bio_X509(ReaderOf(material->certificate).get(), nullptr, nullptr, nullptr));
   authority->key_.reset(
-      PEM_read_bio_PrivateKey(Reader(material->key).get(), nullptr, nullptr, nullptr));
+      PEM_read_bio_PrivateKey(ReaderOf(material->key).get(), nullptr, nullptr, nullptr));
   return authority;
 }
 
@@ -198,7 +198,9 @@ absl::StatusOr<IssuedCertificate> Authority::Issue(const std::string& request,
   IssuedCertificate issued;
   issued.pem = PemOf(certificate.get());
   TERCIO_ASSIGN_OR_RETURN(issued.facts, ReadCertificate(issued.pem));
-  return issued;
+  if (issued.facts.name == subject.name && issued.facts.role == subject.role) return issued;
+  return absl::InvalidArgumentError(
+      absl::StrCat("no certificate can bear the name \"", absl::CEscape(subject.name), "\""));
 }
 
 absl::Status Authority::RenewCoordinator(absl::Time now) const {

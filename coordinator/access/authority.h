@@ -1,13 +1,13 @@
 // The cluster's authority: a key and a certificate that signs those of coordinator, agents and
 // people. Its files lie in one directory, 0700, each 0600:
 //   authority.pem, authority.key       of the authority itself
-//   coordinator.pem, coordinator.key   what the coordinator shows (followed by authority.pem, so
+//   coordinator.pem, coordinator.key   what the coordinator shows, followed by authority.pem, so
 //   that
-//                                      who has only the authority's fingerprint can look at it)
+//                                      who has only the authority's fingerprint can look at it
 //   access.sqlite                      tokens and certificates (access_store.h)
 //
 // Threads: const methods from any thread. Errors: FAILED_PRECONDITION (files), INVALID_ARGUMENT (a
-// request that cannot be read, or whose key is too weak).
+// request that cannot be read, whose key is no good one, or a name that no certificate can bear).
 #pragma once
 
 #include <memory>

@@ -25,6 +25,16 @@ constexpr int kIdleMs = 10'000;
 constexpr int kLongestConnectionMs = 30'000;
 constexpr int kFarewellMs = 2'000;
 
+// By which others may reach an agent.
+absl::StatusOr<std::vector<std::string>> HostsOf(const std::string& request) {
+  TERCIO_ASSIGN_OR_RETURN(std::vector<std::string> hosts, NamesOfRequest(request));
+  if (hosts.size() <= kMostNames) return hosts;
+  return absl::InvalidArgumentError(
+      absl::StrCat("a certificate is for at most ", kMostNames, " names and addresses"));
+}
+
+}  // namespace
+
 absl::Status CheckName(const std::string& name) {
   bool good = !name.empty() && name.size() <= kLongestName;
   for (const char c : name) {
@@ -33,8 +43,6 @@ absl::Status CheckName(const std::string& name) {
   if (good) return absl::OkStatus();
   return absl::InvalidArgumentError("a name has 1 to 64 letters, digits, and characters of -._@");
 }
-
-}  // namespace
 
 absl::StatusOr<IssuedCertificate> Registrar::Issue(const std::string& request,
                                                    const Subject& subject,
@@ -57,21 +65,8 @@ absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& reques
     return absl::InvalidArgumentError(
         absl::StrCat("the token is for ", subject->name, ", not for ", request.name()));
   }
-  // A token for any node is none for a node that is there already.
-  if (token.name.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(const bool taken, store_.IsTaken(subject->name, absl::Now()));
-    if (taken) {
-      return absl::PermissionDeniedError(
-          absl::StrCat(subject->name, " has a certificate already: `tercio-coordinator revoke ",
-                       subject->name, "`, or make the token with --name ", subject->name));
-    }
-  }
   if (token.role == kAgentRole) {
-    TERCIO_ASSIGN_OR_RETURN(subject->names, NamesOfRequest(request.request()));
-    if (subject->names.size() > kMostNames) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("a certificate is for at most ", kMostNames, " names and addresses"));
-    }
+    TERCIO_ASSIGN_OR_RETURN(subject->names, HostsOf(request.request()));
   }
   CertificateRecord record;
   TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
@@ -87,10 +82,7 @@ absl::StatusOr<v1::Certificate> Registrar::Renew(const Caller& caller,
                                                  const v1::RenewRequest& request) {
   Subject subject = {caller.name, std::string(NameOf(caller.role)), {}};
   if (caller.role == Role::kAgent) {
-    TERCIO_ASSIGN_OR_RETURN(subject.names, NamesOfRequest(request.request()));
-    if (subject.names.size() > kMostNames) {
-      return absl::InvalidArgumentError("too many names and addresses");
-    }
+    TERCIO_ASSIGN_OR_RETURN(subject.names, HostsOf(request.request()));
   }
   CertificateRecord record;
   TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
@@ -107,8 +99,8 @@ grpc::Status AccessServiceImpl::Renew(grpc::ServerContext* context, const v1::Re
   GuardedCall call(gate_, *context, "AccessService/Renew");
   if (call.refused()) return call.refusal();
   if (registrar_ == nullptr) {
-    return call.Refuse("", absl::FailedPreconditionError(
-                               "the certificates of this coordinator are made elsewhere"));
+    return call.Done("", ToGrpc(absl::FailedPreconditionError(
+                             "the certificates of this coordinator are made elsewhere")));
   }
   const absl::StatusOr<v1::Certificate> renewed = registrar_->Renew(call.caller(), *request);
   if (renewed.ok()) *response = *renewed;
@@ -155,6 +147,9 @@ class EnrollServer::Service : public v1::EnrollService::Service {
   }
 
   void Audit(const std::string& address, const Subject& subject, const absl::Status& status) {
+    if (!status.ok()) {
+      audit_.Count(absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kEnrolment);
+    }
     if (!status.ok() && !refusals_.Take(address, SteadyNow())) return;
     AuditEntry entry;
     entry.address = address;

@@ -20,6 +20,9 @@
 
 namespace tercio::coordinator {
 
+// INVALID_ARGUMENT: nobody can be called that.
+absl::Status CheckName(const std::string& name);
+
 // Signs for whoever was found to be entitled, and keeps account of it.
 class Registrar {
  public:
@@ -28,7 +31,8 @@ class Registrar {
       : authority_(authority), store_(store), life_(life) {}
 
   // Who shows the token gets a certificate in its name and role; of an agent whose token names
-  // none, in `name`. UNAUTHENTICATED | INVALID_ARGUMENT. *subject is for whom, as far as known.
+  // none, in `name`. UNAUTHENTICATED | INVALID_ARGUMENT | PERMISSION_DENIED (somebody has that
+  // name) | RESOURCE_EXHAUSTED (too many certificates). *subject is for whom, as far as known.
   absl::StatusOr<v1::Certificate> Enrol(const v1::EnrollRequest& request,
                                         const std::string& address, Subject* subject);
   absl::StatusOr<v1::Certificate> Renew(const Caller& caller, const v1::RenewRequest& request);

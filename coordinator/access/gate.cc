@@ -25,6 +25,12 @@ std::string PemOf(const grpc::ServerContextBase& context) {
   return found.empty() ? "" : std::string(found.front().data(), found.front().size());
 }
 
+// Of what Gate::Judge says.
+Refusal RefusalOf(const absl::Status& status) {
+  if (absl::IsUnauthenticated(status)) return Refusal::kRevoked;
+  return absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kRole;
+}
+
 AuditEntry EntryOf(const Caller& caller, std::string_view call, const std::string& subject) {
   AuditEntry entry;
   entry.who = caller.name;
@@ -91,9 +97,10 @@ Gate::Known Gate::Read(const std::string& pem) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = known_.find(pem);
   if (found != known_.end()) return found->second;
-  Known known;
+  Known known;  // what cannot be read has no role
   if (const auto facts = ReadCertificate(pem); facts.ok()) {
-    known = {facts->name, facts->role, facts->serial};
+    known = {facts->name, facts->role.empty() ? options_.default_role : RoleNamed(facts->role),
+             facts->serial};
   }
   if (known_.size() >= kMostKnown) known_.clear();
   return known_[pem] = known;
@@ -109,13 +116,13 @@ Caller Gate::WhoCalls(const grpc::ServerContextBase& context) {
   const Known known = Read(PemOf(context));
   caller.name = known.name;
   caller.serial = known.serial;
-  caller.role = known.role.empty() ? options_.default_role : RoleNamed(known.role);
+  caller.role = known.role;
   return caller;
 }
 
-bool Gate::IsRevoked(const std::string& serial) {
+std::shared_ptr<const Gate::Revoked> Gate::revoked() const {
   std::lock_guard<std::mutex> lock(mutex_);
-  return revoked_.contains(serial);
+  return revoked_;
 }
 
 absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
@@ -123,7 +130,7 @@ absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
   if (rule == nullptr) {
     return absl::PermissionDeniedError(absl::StrCat(std::string(call), " is nobody's to call"));
   }
-  if (!caller.serial.empty() && IsRevoked(caller.serial)) {
+  if (revoked()->serials.contains(caller.serial)) {
     return absl::UnauthenticatedError(
         absl::StrCat("the certificate of ", caller.name, ", ", caller.serial,
                      ", was revoked; an administrator gives a new token"));
@@ -144,13 +151,14 @@ absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
 
 absl::Status Gate::Admit(const Caller& caller, std::string_view call) {
   const absl::Status status = Judge(caller, call);
-  if (!status.ok()) AuditRefusal(caller, call, "", status);
+  if (!status.ok()) AuditRefusal(caller, call, "", RefusalOf(status), status);
   return status;
 }
 
 void Gate::AuditRefusal(const Caller& caller, std::string_view call, const std::string& subject,
-                        const absl::Status& status) {
+                        Refusal refusal, const absl::Status& status) {
   if (audit_ == nullptr) return;
+  audit_->Count(refusal);
   // Who is refused a thousand times a second must not push the others out of the log.
   if (!refusals_.Take(absl::StrCat(caller.name, " ", caller.address), SteadyNow())) return;
   AuditEntry entry = EntryOf(caller, call, subject);
@@ -161,7 +169,7 @@ void Gate::AuditRefusal(const Caller& caller, std::string_view call, const std::
 
 absl::Status Gate::Refuse(const Caller& caller, std::string_view call, const std::string& subject,
                           absl::Status status) {
-  AuditRefusal(caller, call, subject, status);
+  AuditRefusal(caller, call, subject, Refusal::kNotTheirs, status);
   return status;
 }
 
@@ -178,7 +186,8 @@ void Gate::Record(const Caller& caller, std::string_view call, const std::string
 void Gate::SetRevoked(std::set<std::string> serials) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    revoked_ = serials;
+    if (serials == revoked_->serials) return;
+    revoked_ = std::make_shared<Revoked>(Revoked{revoked_->version + 1, serials});
   }
   // A watch takes the lock before it goes: whose watch is there is there itself.
   std::lock_guard<std::recursive_mutex> lock(streams_mutex_);

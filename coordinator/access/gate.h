@@ -5,6 +5,7 @@
 // Threads: any.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -51,12 +52,17 @@ class Gate {
   // The outcome of a call that was admitted; reading ones are not recorded.
   void Record(const Caller& caller, std::string_view call, const std::string& subject,
               const absl::Status& status);
-  // A refusal for another reason than Admit's.
+  // Of a call that was admitted: that the job is another's, or the node not the caller's own.
   absl::Status Refuse(const Caller& caller, std::string_view call, const std::string& subject,
                       absl::Status status);
 
   // From now on certificates of these numbers are refused; streams that they have open end.
   void SetRevoked(std::set<std::string> serials);
+  struct Revoked {
+    uint64_t version = 0;  // another one after each change; 0: none was ever revoked
+    std::set<std::string> serials;
+  };
+  std::shared_ptr<const Revoked> revoked() const;
 
   // Lets the streams of a server be ended when their certificates are revoked.
   std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> MakeStreamWatches();
@@ -66,24 +72,23 @@ class Gate {
   class StreamWatchFactory;
   struct Known {
     std::string name;
-    std::string role;
+    Role role = Role::kNone;
     std::string serial;
   };
 
   Known Read(const std::string& pem);
-  bool IsRevoked(const std::string& serial);
   absl::Status Judge(const Caller& caller, std::string_view call);
   void AuditRefusal(const Caller& caller, std::string_view call, const std::string& subject,
-                    const absl::Status& status);
+                    Refusal refusal, const absl::Status& status);
 
   const Options options_;
   AuditLog* const audit_;
   RateLimiter changes_;
   RateLimiter refusals_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<std::string, Known> known_;  // by PEM text; at most kMostKnown
-  std::set<std::string> revoked_;
+  std::shared_ptr<const Revoked> revoked_ = std::make_shared<Revoked>();
 
   // Whoever cancels a call may find itself in the end of it, and so in the end of its watch.
   std::recursive_mutex streams_mutex_;
@@ -99,7 +104,7 @@ class GuardedCall {
   bool refused() const { return !status_.ok(); }
   grpc::Status refusal() const;
   const Caller& caller() const { return caller_; }
-  // Another reason to refuse it, found in the request.
+  // Found in the request: it is about what is not the caller's.
   grpc::Status Refuse(const std::string& subject, absl::Status status);
   // Records the outcome and returns it.
   grpc::Status Done(const std::string& subject, const grpc::Status& outcome);

@@ -31,9 +31,11 @@ Sink& TheSink() {
 
 void Take(gpr_log_func_args* line) {
   const std::string text = line->message;
+  const size_t failure = text.find(kFailure);
   Sink& sink = TheSink();
   std::lock_guard<std::mutex> lock(sink.mutex);
   if (sink.audit == nullptr) return;
+  if (failure != std::string::npos) sink.audit->Count(Refusal::kHandshake);
   if (!sink.limiter.Take("", SteadyNow())) {
     ++sink.left_out;
     return;
@@ -41,15 +43,14 @@ void Take(gpr_log_func_args* line) {
   const std::string more =
       sink.left_out == 0 ? "" : absl::StrCat(" (", sink.left_out, " lines left out before)");
   sink.left_out = 0;
-  const size_t at = text.find(kFailure);
-  if (at == std::string::npos) {
+  if (failure == std::string::npos) {
     LogWarning(absl::StrCat("gRPC: ", text, more));
     return;
   }
   AuditEntry entry;
   entry.call = "handshake";
   entry.outcome = "refused";
-  entry.reason = text.substr(at + sizeof(kFailure) - 1) + more;
+  entry.reason = text.substr(failure + sizeof(kFailure) - 1) + more;
   LogWarning(absl::StrCat("a TLS handshake was refused: ", entry.reason));
   sink.audit->Write(entry);
 }

@@ -78,6 +78,27 @@ TEST_F(TlsIdentityTest, WhatCannotBeUsedLeavesTheOneBefore) {
   EXPECT_EQ((*identity)->Current()->facts.name, "second");
 }
 
+TEST_F(TlsIdentityTest, TheModeOfANewKeyIsLookedAt) {
+  const auto identity = TlsIdentity::Load(files_, TlsIdentity::KeyFile::kOwn);
+  ASSERT_TRUE(identity.ok());
+  Write(files_.certificate, Certificate("second", absl::Now(), kDay));
+  ASSERT_TRUE(WriteFileDurably(files_.key, key_, 0644).ok());
+  EXPECT_EQ((*identity)->Current()->facts.name, "first");
+  Write(files_.key, key_);
+  EXPECT_EQ((*identity)->Current()->facts.name, "second");
+}
+
+// Its files do not change when its time comes.
+TEST_F(TlsIdentityTest, WhatIsNotValidYetIsTriedAgain) {
+  const auto identity = TlsIdentity::Load(files_, TlsIdentity::KeyFile::kOwn, absl::ZeroDuration());
+  ASSERT_TRUE(identity.ok());
+  // Issued some minutes back for clocks that are behind: from 2 s on it is valid.
+  Write(files_.certificate, Certificate("early", absl::Now() + absl::Seconds(302), kDay));
+  EXPECT_EQ((*identity)->Current()->facts.name, "first");
+  while ((*identity)->Current()->facts.name == "first") absl::SleepFor(absl::Milliseconds(50));
+  EXPECT_EQ((*identity)->Current()->facts.name, "early");
+}
+
 TEST_F(TlsIdentityTest, SaysWhichFileAndWhy) {
   Write(files_.key, MakeKey());
   EXPECT_THAT(Refusal(), HasSubstr(absl::StrCat("the key ", files_.key,

@@ -38,6 +38,52 @@ TEST(Spool, AReportThatIsInTheStoreChangesNothingASecondTime) {
   EXPECT_EQ(cluster.Do(NodeSaid{"a", log}).logs.size(), 1u);
 }
 
+// An agent that lies, or was started with another's files, speaks of its own ranks only.
+TEST(Fence, ANodeSaysNothingOfRunsThatOthersHave) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Attach("liar");
+  const std::set<std::string> own = {"a"};
+  ASSERT_EQ(cluster.NodesOfJob(), own);
+  const auto lie = [&cluster](const auto& fill) {
+    const Effects effects = cluster.Say("liar", fill);
+    EXPECT_TRUE(effects.steps.empty() && effects.logs.empty() && effects.traces.empty());
+    EXPECT_TRUE(effects.messages.empty());
+  };
+  lie([](v1::AgentMessage& m) {
+    *m.mutable_rank_exited()->mutable_run() = RunWith(1);
+    m.mutable_rank_exited()->mutable_exit()->set_signal(9);
+  });
+  lie([](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
+  lie([](v1::AgentMessage& m) {
+    *m.mutable_step_report()->mutable_run() = RunWith(1);
+    m.mutable_step_report()->mutable_record()->set_attempt(1);
+    m.mutable_step_report()->mutable_record()->set_step(1000);
+  });
+  lie([](v1::AgentMessage& m) {
+    *m.mutable_logs()->mutable_run() = RunWith(1);
+    m.mutable_logs()->add_lines()->set_line("all is well");
+  });
+  lie([](v1::AgentMessage& m) { *m.mutable_trace()->mutable_run() = RunWith(1); });
+  lie([](v1::AgentMessage& m) {
+    v1::SnapshotHeld* held = m.mutable_snapshots_held()->add_snapshots();
+    *held->mutable_run() = RunWith(1);
+    held->set_step(5);
+    held->add_steps()->set_attempt(1);
+  });
+  lie([](v1::AgentMessage& m) {
+    v1::RunHealth* health = m.mutable_heartbeat()->add_health();
+    *health->mutable_run() = RunWith(1);
+    health->set_stalled_seconds(1e6);
+  });
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
+  EXPECT_EQ(cluster.job().step(), 0);
+  cluster.Stepped(1);  // those of its own node count
+  EXPECT_EQ(cluster.job().step(), 1);
+}
+
 // What a node is sent grows with its own ranks only, and what they share is said once.
 TEST(Start, ANodeIsToldOfItsOwnRanks) {
   Cluster cluster;

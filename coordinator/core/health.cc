@@ -31,6 +31,7 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
   }
   HearDeviceFaults(node, faults, lost);
   for (const v1::RunHealth& health : heartbeat.health()) {
+    if (IsOthers(health.run(), node)) continue;
     WithRun(health.run(), [&](JobState& job) {
       if (job.record.phase() != v1::JOB_PHASE_STARTING &&
           job.record.phase() != v1::JOB_PHASE_RUNNING) {

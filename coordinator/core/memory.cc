@@ -39,8 +39,8 @@ void Stepper::Held(const std::string& name, const v1::SnapshotsHeld& said) {
       useless.insert(id);
       continue;
     }
-    if (!Happened(snapshot.run()) || snapshot.step() <= 0 || snapshot.rank() < 0 ||
-        snapshot.rank() >= plan::RanksOfJob(job->second.record.spec())) {
+    if (!Happened(snapshot.run()) || IsOthers(snapshot.run(), name) || snapshot.step() <= 0 ||
+        snapshot.rank() < 0 || snapshot.rank() >= plan::RanksOfJob(job->second.record.spec())) {
       continue;
     }
     // Durable before an attempt can start from it: none starts beyond the history.

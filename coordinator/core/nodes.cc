@@ -6,6 +6,37 @@
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
+namespace {
+
+// Which run the message is about; null: none, or several.
+const v1::RunId* RunIn(const v1::AgentMessage& message) {
+  switch (message.body_case()) {
+    case v1::AgentMessage::kInspected:
+      return &message.inspected().run();
+    case v1::AgentMessage::kDataPrepared:
+      return &message.data_prepared().run();
+    case v1::AgentMessage::kRankPhase:
+      return &message.rank_phase().run();
+    case v1::AgentMessage::kStepReport:
+      return &message.step_report().run();
+    case v1::AgentMessage::kRankExited:
+      return &message.rank_exited().run();
+    case v1::AgentMessage::kRunStopped:
+      return &message.run_stopped().run();
+    case v1::AgentMessage::kFaultInjected:
+      return &message.fault_injected().run();
+    case v1::AgentMessage::kProductsChosen:
+      return &message.products_chosen().run();
+    case v1::AgentMessage::kTrace:
+      return &message.trace().run();
+    case v1::AgentMessage::kLogs:
+      return &message.logs().run();
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
 
 void Stepper::Handle(const NodeAttached& attached) {
   const std::string& name = attached.hello.node();
@@ -208,7 +239,19 @@ void Stepper::HandleSteps(const v1::StepReport& report) {
   }
 }
 
+bool Stepper::IsOthers(const v1::RunId& run, const std::string& node) const {
+  const auto found = state_.jobs.find(run.job_id());
+  if (found == state_.jobs.end()) return false;
+  const JobState& job = found->second;
+  return job.record.attempt() == run.attempt() && HoldsSlots(job.record.phase()) &&
+         !job.placement->Has(node);
+}
+
 void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& message) {
+  if (const v1::RunId* run = RunIn(message); run != nullptr && IsOthers(*run, node)) {
+    ++effects_.fenced;
+    return;
+  }
   switch (message.body_case()) {
     case v1::AgentMessage::kHeartbeat:
       return Heard(node, message.heartbeat());

@@ -82,6 +82,10 @@ class Stepper {
     handle(found->second);
   }
 
+  // Whether the run is a present attempt that other nodes have: then this one has nothing to say of
+  // it.
+  bool IsOthers(const v1::RunId& run, const std::string& node) const;
+
   // ---- health.cc ----
   RunHealthState& HealthOf(JobState& job);
   void Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat);

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/store.h"
 #include "checkpoint/upload_message.h"
-#include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 
@@ -201,21 +200,17 @@ absl::StatusOr<std::shared_ptr<checkpoint::Reader>> CheckpointServiceImpl::OpenR
   return reader_;
 }
 
-grpc::Status CheckpointServiceImpl::GetManifest(grpc::ServerContext*,
-                                                const v1::GetManifestRequest* request,
-                                                v1::GetManifestResponse* response) {
-  const absl::StatusOr<std::string> text =
-      ReadFile(host_.store().PathOf(request->job_id(), request->step()) + "/manifest.json");
-  if (!text.ok()) return ToGrpc(text.status());
-  response->set_manifest(*text);
-  return grpc::Status::OK;
-}
-
 grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
                                                const v1::ReadTensorRequest* request,
                                                grpc::ServerWriter<v1::TensorChunk>* writer) {
-  if (!host_.IsPresent(request->run(), request->token()))
+  if (!host_.IsPresent(request->run(), request->token())) {
     return ToGrpc(absl::AbortedError("this attempt is over"));
+  }
+  // A node sees the weights of the jobs that it works for, and of no others.
+  if (request->job_id() != request->run().job_id()) {
+    return ToGrpc(absl::PermissionDeniedError(
+        absl::StrCat("an attempt of ", request->run().job_id(), " reads no other job's weights")));
+  }
   const auto reader = OpenReader(request->job_id(), request->step());
   if (!reader.ok()) return ToGrpc(reader.status());
   const v1::TensorSlice& slice = request->slice();

@@ -25,8 +25,6 @@ class CheckpointServiceImpl
   using WithRawCallbackMethod_Upload::Upload;
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*,
                                                     grpc::ByteBuffer* response) override;
-  grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*,
-                           v1::GetManifestResponse*) override;
   grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest*,
                           grpc::ServerWriter<v1::TensorChunk>*) override;
 

@@ -164,6 +164,29 @@ class CheckpointServiceTest : public ::testing::Test {
   std::unique_ptr<v1::CheckpointService::Stub> stub_;
 };
 
+// A node sees the weights of the jobs that it works for: the attempt's token opens no other's.
+TEST_F(CheckpointServiceTest, AnAttemptReadsItsOwnJobOnly) {
+  const auto read = [this](const std::string& job, const std::string& token) {
+    grpc::ClientContext context;
+    v1::ReadTensorRequest request;
+    request.mutable_run()->set_job_id("job");
+    request.mutable_run()->set_attempt(1);
+    request.set_token(token);
+    request.set_job_id(job);
+    request.set_step(5);
+    const auto reader = stub_->ReadTensor(&context, request);
+    v1::TensorChunk chunk;
+    while (reader->Read(&chunk)) {
+    }
+    return reader->Finish().error_code();
+  };
+  EXPECT_EQ(read("job", "token"), grpc::StatusCode::NOT_FOUND);  // it has no checkpoint yet
+  for (const char* job : {"other", "../other", "../../..", ""}) {
+    EXPECT_EQ(read(job, "token"), grpc::StatusCode::PERMISSION_DENIED) << job;
+  }
+  EXPECT_EQ(read("other", "wrong"), grpc::StatusCode::ABORTED);
+}
+
 TEST_F(CheckpointServiceTest, AllRanksAreAnsweredWhenAllIsVisible) {
   const auto zero = Start(0, 10);
   const auto one = Start(1, 10);

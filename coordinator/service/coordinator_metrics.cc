@@ -233,6 +233,14 @@ void AddService(const Coordinator& coordinator, const StreamHub& streams, Metric
   }
 }
 
+void AddAccess(const AuditLog* audit, MetricsPage* page) {
+  for (size_t i = 0; i < kRefusalNames.size(); ++i) {
+    page->Set("tercio_access_refused_total", {kRefusalNames[i]},
+              Double(audit == nullptr ? 0 : audit->refused(i)));
+  }
+  page->Set("tercio_audit_lines_lost_total", Double(audit == nullptr ? 0 : audit->lost()));
+}
+
 // Blocks as long as the file system does, which costs this page alone.
 void AddDisk(const std::string& state_dir, MetricsPage* page) {
   struct statvfs store = {};
@@ -259,6 +267,7 @@ std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& str
   AddJobs(coordinator, options.linger_seconds, &page);
   AddNodes(coordinator, &page);
   AddService(coordinator, streams, &page);
+  AddAccess(options.audit, &page);
   calls.AddTo(&page);
   AddDisk(options.state_dir, &page);
   AddServerMetrics(server, &page);

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/metrics/metrics_server.h"
+#include "coordinator/access/audit_log.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
@@ -22,6 +23,7 @@ struct CoordinatorMetricsOptions {
   // PEM files, for their dates; empty without TLS.
   std::string certificate;
   std::string authority;
+  const AuditLog* audit = nullptr;  // null without TLS; else it must outlive the pages
 };
 
 // The pages. All but the options must outlive them.

@@ -118,6 +118,20 @@ class CoordinatorMetricsTest : public ::testing::Test {
   CoordinatorMetricsOptions options_;
 };
 
+TEST_F(CoordinatorMetricsTest, RefusalsAndLostAuditLines) {
+  EXPECT_THAT(Page(), HasSubstr("\ntercio_access_refused_total{reason=\"revoked\"} 0\n"));
+  AuditLog audit("/dev/full", AuditLog::Options());
+  options_.audit = &audit;
+  EXPECT_THAT(Page(), HasSubstr("\ntercio_audit_lines_lost_total 0\n"));
+  audit.Write({});
+  audit.Count(Refusal::kRevoked);
+  audit.Count(Refusal::kRevoked);
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("\ntercio_audit_lines_lost_total 1\n"));
+  EXPECT_THAT(page, HasSubstr("\ntercio_access_refused_total{reason=\"revoked\"} 2\n"));
+  EXPECT_THAT(page, HasSubstr("\ntercio_access_refused_total{reason=\"handshake\"} 0\n"));
+}
+
 TEST_F(CoordinatorMetricsTest, ShowsAJob) {
   Train();
   const std::string page = Page();

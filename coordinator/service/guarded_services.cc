@@ -1,6 +1,7 @@
 #include "coordinator/service/guarded_services.h"
 
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/grpc_status.h"
@@ -23,13 +24,17 @@ class RefusedUpload : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   void OnDone() override { delete this; }
 };
 
+// A job that is another's was refused; one that is not there was not.
+grpc::Status NotChanged(GuardedCall& call, const std::string& job, absl::Status status) {
+  if (absl::IsPermissionDenied(status)) return call.Refuse(job, std::move(status));
+  return call.Done(job, ToGrpc(status));
+}
+
 }  // namespace
 
-absl::Status GuardedJobService::MayChange(const Caller& caller, const std::string& job,
-                                          std::string* id) const {
-  TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record,
-                          job.empty() ? coordinator_.NewestUnfinished() : coordinator_.Find(job));
-  *id = record.id();
+absl::Status GuardedJobService::MayChange(const Caller& caller, std::string* job) const {
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record, coordinator_.Find(*job));
+  *job = record.id();
   if (caller.role == Role::kAdmin || (!caller.name.empty() && record.owner() == caller.name)) {
     return absl::OkStatus();
   }
@@ -66,25 +71,27 @@ grpc::Status GuardedJobService::Cancel(grpc::ServerContext* context,
                                        v1::CancelResponse* response) {
   GuardedCall call(gate_, *context, "JobService/Cancel");
   if (call.refused()) return call.refusal();
-  std::string id = request->job();
-  if (absl::Status status = MayChange(call.caller(), request->job(), &id); !status.ok()) {
-    return call.Refuse(id, std::move(status));
+  v1::CancelRequest exact = *request;
+  if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
+    return NotChanged(call, exact.job(), std::move(status));
   }
-  return call.Done(id, JobServiceImpl::Cancel(context, request, response));
+  return call.Done(exact.job(), JobServiceImpl::Cancel(context, &exact, response));
 }
 
 grpc::Status GuardedJobService::Resume(grpc::ServerContext* context,
                                        const v1::ResumeRequest* request, v1::JobStatus* response) {
   GuardedCall call(gate_, *context, "JobService/Resume");
   if (call.refused()) return call.refusal();
-  std::string id = request->job();
-  if (absl::Status status = MayChange(call.caller(), request->job(), &id); !status.ok()) {
-    return call.Refuse(id, std::move(status));
-  }
-  // The job that was asked about, though another may have become the newest meanwhile.
   v1::ResumeRequest exact = *request;
-  exact.set_job(id);
-  return call.Done(id, JobServiceImpl::Resume(context, &exact, response));
+  if (exact.job().empty()) {
+    const absl::StatusOr<v1::JobRecord> newest = coordinator_.NewestUnfinished();
+    if (!newest.ok()) return call.Done("", ToGrpc(newest.status()));
+    exact.set_job(newest->id());
+  }
+  if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
+    return NotChanged(call, exact.job(), std::move(status));
+  }
+  return call.Done(exact.job(), JobServiceImpl::Resume(context, &exact, response));
 }
 
 grpc::Status GuardedJobService::Nodes(grpc::ServerContext* context, const v1::NodesRequest* request,
@@ -174,14 +181,6 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* GuardedCheckpointService::Upload(
   const GuardedCall call(gate_, *context, "CheckpointService/Upload");
   if (call.refused()) return new RefusedUpload(call.refusal());
   return CheckpointServiceImpl::Upload(context, response);
-}
-
-grpc::Status GuardedCheckpointService::GetManifest(grpc::ServerContext* context,
-                                                   const v1::GetManifestRequest* request,
-                                                   v1::GetManifestResponse* response) {
-  const GuardedCall call(gate_, *context, "CheckpointService/GetManifest");
-  if (call.refused()) return call.refusal();
-  return CheckpointServiceImpl::GetManifest(context, request, response);
 }
 
 grpc::Status GuardedCheckpointService::ReadTensor(grpc::ServerContext* context,

@@ -54,8 +54,10 @@ class GuardedJobService : public JobServiceImpl {
   using JobServiceImpl::Trace;
   using JobServiceImpl::Watch;
 
-  // Which job is meant, and whether the caller may change it: an admin, or its owner.
-  absl::Status MayChange(const Caller& caller, const std::string& job, std::string* id) const;
+  // Whether the caller may change the job: an admin, or its owner. PERMISSION_DENIED | NOT_FOUND |
+  // FAILED_PRECONDITION (several bear the name). *job, a name or number, becomes its number: what
+  // is changed then is what was asked about, whatever others have called theirs meanwhile.
+  absl::Status MayChange(const Caller& caller, std::string* job) const;
 
   Gate& gate_;
   Coordinator& coordinator_;
@@ -69,8 +71,6 @@ class GuardedCheckpointService : public CheckpointServiceImpl {
   using WithRawCallbackMethod_Upload::Upload;
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*,
                                                     grpc::ByteBuffer* response) override;
-  grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*,
-                           v1::GetManifestResponse*) override;
   grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest*,
                           grpc::ServerWriter<v1::TensorChunk>*) override;
 

@@ -1,16 +1,22 @@
 // Every call of every service that the coordinator serves is judged: none was forgotten.
 #include "coordinator/service/guarded_services.h"
 
+#include <climits>
 #include <set>
 #include <string>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/channel.h"
+#include "common/file.h"
 #include "common/temp_dir.h"
+#include "common/version.h"
+#include "coordinator/access/authority.h"
 #include "coordinator/access/enroll_service.h"
 #include "coordinator/service/checkpoint_host.h"
 #include "coordinator/service/node_service.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/descriptor.h"
-#include "grpcpp/create_channel.h"
 #include "grpcpp/generic/generic_stub.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
@@ -22,8 +28,8 @@ using ::testing::HasSubstr;
 
 class GuardedServicesTest : public ::testing::Test {
  protected:
-  // Callers have no certificate here: with TLS they have no role, unless there is a default.
-  void Serve(Role default_role, RateLimiter::Limit changes = {1000, 1000}) {
+  // To a caller with a certificate of this role.
+  void Serve(const std::string& role, RateLimiter::Limit changes = {1000, 1000}) {
     auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
     ASSERT_TRUE(store.ok()) << store.status();
     Settings settings;
@@ -35,7 +41,6 @@ class GuardedServicesTest : public ::testing::Test {
                                            [this] { return coordinator_->version(); });
     Gate::Options options;
     options.tls = true;
-    options.default_role = default_role;
     options.changes = changes;
     audit_ = std::make_unique<AuditLog>(directory_.path() + "/audit.log", AuditLog::Options());
     gate_ = std::make_unique<Gate>(options, audit_.get());
@@ -46,9 +51,14 @@ class GuardedServicesTest : public ::testing::Test {
     host_ = HostOf(*coordinator_);
     uploads_ = std::make_unique<GuardedCheckpointService>(*gate_, *host_);
     access_ = std::make_unique<AccessServiceImpl>(*gate_, nullptr);
+    const std::string access = directory_.path() + "/access";
+    ASSERT_TRUE(Authority::Create(access, {"127.0.0.1"}, absl::Now()).ok());
+    const auto identity =
+        TlsIdentity::Load(Authority::CoordinatorFiles(access), TlsIdentity::KeyFile::kOwn);
+    ASSERT_TRUE(identity.ok()) << identity.status();
     grpc::ServerBuilder builder;
     int port = 0;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort("127.0.0.1:0", MakeServerCredentials(*identity), &port);
     for (grpc::Service* service :
          {static_cast<grpc::Service*>(jobs_.get()), static_cast<grpc::Service*>(nodes_.get()),
           static_cast<grpc::Service*>(uploads_.get()),
@@ -57,8 +67,24 @@ class GuardedServicesTest : public ::testing::Test {
     }
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);
-    channel_ = grpc::CreateChannel("127.0.0.1:" + std::to_string(port),
-                                   grpc::InsecureChannelCredentials());
+    address_ = absl::StrCat("127.0.0.1:", port);
+    channel_ = As("somebody", role);
+  }
+
+  // Connections of somebody with a certificate of this name and role.
+  std::shared_ptr<grpc::Channel> As(const std::string& name, const std::string& role) {
+    const std::string access = directory_.path() + "/access";
+    const std::string key = MakeKey();
+    const auto issued = (*Authority::Open(access))
+                            ->Issue(*MakeCertificateRequest(key, "", {}), {name, role, {}},
+                                    absl::Now(), absl::Hours(1));
+    EXPECT_TRUE(issued.ok()) << issued.status();
+    const TlsFiles files = {absl::StrCat(directory_.path(), "/", name, ".pem"),
+                            absl::StrCat(directory_.path(), "/", name, ".key"),
+                            access + "/authority.pem"};
+    EXPECT_TRUE(WriteFileDurably(files.certificate, issued->pem).ok());
+    EXPECT_TRUE(WriteFileDurably(files.key, key, 0600).ok());
+    return *OpenChannel(address_, files);
   }
 
   void TearDown() override {
@@ -119,12 +145,13 @@ class GuardedServicesTest : public ::testing::Test {
   std::unique_ptr<GuardedCheckpointService> uploads_;
   std::unique_ptr<AccessServiceImpl> access_;
   std::unique_ptr<grpc::Server> server_;
+  std::string address_;
   std::shared_ptr<grpc::Channel> channel_;
 };
 
 TEST_F(GuardedServicesTest, WithoutARoleNoCallIsServed) {
-  Serve(Role::kNone);
-  EXPECT_GE(Methods().size(), 24u);
+  Serve("coordinator");  // a role, but none of callers
+  EXPECT_GE(Methods().size(), 23u);
   for (const std::string& method : Methods()) {
     const grpc::Status status = Call(method);
     EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED)
@@ -133,7 +160,7 @@ TEST_F(GuardedServicesTest, WithoutARoleNoCallIsServed) {
 }
 
 TEST_F(GuardedServicesTest, AViewerReads) {
-  Serve(Role::kViewer);
+  Serve("viewer");
   EXPECT_TRUE(Call("/tercio.v1.JobService/List").ok());
   EXPECT_TRUE(Call("/tercio.v1.JobService/Nodes").ok());
   EXPECT_TRUE(Call("/tercio.v1.AccessService/WhoAmI").ok());
@@ -145,7 +172,7 @@ TEST_F(GuardedServicesTest, AViewerReads) {
 }
 
 TEST_F(GuardedServicesTest, ChangesAreLimitedAndReadingIsNot) {
-  Serve(Role::kAdmin, {2, 0});
+  Serve("admin", {2, 0});
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(Call("/tercio.v1.JobService/Cancel").error_code(), grpc::StatusCode::NOT_FOUND);
   }
@@ -153,6 +180,73 @@ TEST_F(GuardedServicesTest, ChangesAreLimitedAndReadingIsNot) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_THAT(status.error_message(), HasSubstr("too many changes"));
   for (int i = 0; i < 20; ++i) EXPECT_TRUE(Call("/tercio.v1.JobService/List").ok());
+  EXPECT_EQ(audit_->refused(static_cast<size_t>(Refusal::kTooOften)), 1);
+}
+
+// Another's is refused; what is not there is not: nobody was denied anything.
+TEST_F(GuardedServicesTest, AJobIsItsOwners) {
+  Serve("user");
+  const auto cancel = [](const std::shared_ptr<grpc::Channel>& channel, const std::string& job) {
+    grpc::ClientContext context;
+    v1::CancelRequest request;
+    request.set_job(job);
+    v1::CancelResponse response;
+    return v1::JobService::NewStub(channel)->Cancel(&context, request, &response).error_code();
+  };
+  grpc::ClientContext context;
+  v1::SubmitRequest request;
+  request.mutable_spec()->set_name("shared");
+  v1::SubmitResponse submitted;
+  const grpc::Status status =
+      v1::JobService::NewStub(channel_)->Submit(&context, request, &submitted);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  const auto other = As("other", "user");
+  EXPECT_EQ(cancel(other, "shared"), grpc::StatusCode::PERMISSION_DENIED);
+  EXPECT_EQ(cancel(other, submitted.job_id()), grpc::StatusCode::PERMISSION_DENIED);
+  const auto not_theirs = static_cast<size_t>(Refusal::kNotTheirs);
+  EXPECT_EQ(audit_->refused(not_theirs), 2);
+  EXPECT_EQ(cancel(other, "no such job"), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(cancel(other, ""), grpc::StatusCode::NOT_FOUND);
+  EXPECT_EQ(audit_->refused(not_theirs), 2);
+  EXPECT_EQ(cancel(channel_, "shared"), grpc::StatusCode::OK);
+}
+
+TEST_F(GuardedServicesTest, AnAgentOffersWhatThereCanBe) {
+  Serve("agent");
+  const auto attach = [this](const auto& change) {
+    grpc::ClientContext context;
+    const auto stream = v1::NodeService::NewStub(channel_)->Attach(&context);
+    v1::AgentMessage message;
+    v1::AgentHello* hello = message.mutable_hello();
+    hello->set_node("somebody");  // as its certificate says
+    hello->set_version(kVersion);
+    hello->set_devices(2);
+    change(hello);
+    stream->Write(message);
+    v1::CoordinatorMessage answer;
+    if (stream->Read(&answer)) {
+      context.TryCancel();
+      return grpc::StatusCode::OK;
+    }
+    return stream->Finish().error_code();
+  };
+  EXPECT_EQ(attach([](v1::AgentHello*) {}), grpc::StatusCode::OK);
+  EXPECT_EQ(attach([](v1::AgentHello* hello) { hello->set_devices(1 << 30); }),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(attach([](v1::AgentHello* hello) { hello->add_running()->set_attempt(INT_MAX); }),
+            grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_EQ(attach([](v1::AgentHello* hello) { hello->set_node("somebody\n"); }),
+            grpc::StatusCode::PERMISSION_DENIED);
+}
+
+// Fails closed: what it cannot read it does not take for a certificate without a role.
+TEST(GateTest, ACallerWithoutAReadableCertificateHasNoRole) {
+  Gate::Options options;
+  options.tls = true;
+  options.default_role = Role::kAdmin;
+  Gate gate(options, nullptr);
+  grpc::ServerContext context;
+  EXPECT_EQ(gate.WhoCalls(context).role, Role::kNone);
 }
 
 TEST(HostOfPeerTest, LeavesOutThePort) {

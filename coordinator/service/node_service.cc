@@ -1,10 +1,12 @@
 #include "coordinator/service/node_service.h"
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -18,7 +20,31 @@ namespace {
 
 constexpr auto kSweepInterval = std::chrono::milliseconds(100);
 constexpr absl::Duration kAnswerMargin = absl::Milliseconds(300);
+constexpr size_t kLongestName = 253;
+constexpr int kMostDevices = 4096;  // as of --slots
+constexpr int kMostAttempts = 1'000'000;
 constexpr char kAttach[] = "NodeService/Attach";
+
+// What an agent says of itself is counted with and kept: nothing of it may be beyond measure.
+absl::Status CheckHello(const v1::AgentHello& hello) {
+  const bool plain = std::none_of(hello.node().begin(), hello.node().end(),
+                                  [](char c) { return absl::ascii_iscntrl(c); });
+  if (!plain || hello.node().size() > kLongestName) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a node's name has at most ", kLongestName, " characters that can be seen"));
+  }
+  if (hello.devices() < 0 || hello.devices() > kMostDevices ||
+      hello.device_facts_size() > kMostDevices) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "node ", hello.node(), " offers ", hello.devices(), " devices; at most ", kMostDevices));
+  }
+  for (const v1::RunId& run : hello.running()) {
+    if (run.attempt() >= 0 && run.attempt() < kMostAttempts) continue;
+    return absl::InvalidArgumentError(absl::StrCat("node ", hello.node(), " runs attempt ",
+                                                   run.attempt(), " of a job: there is none"));
+  }
+  return absl::OkStatus();
+}
 
 // Deletes itself.
 class RefusedAgent : public grpc::ServerBidiReactor<v1::AgentMessage, v1::CoordinatorMessage> {
@@ -73,6 +99,7 @@ class NodeServiceImpl::AgentStream
     } else {
       coordinator_.Post(NodeSaid{node_, std::exchange(incoming_, {})});
     }
+    TellRevoked();
     StartRead(&incoming_);
   }
 
@@ -121,6 +148,17 @@ class NodeServiceImpl::AgentStream
     stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat came in time"));
   }
 
+  // With the answer to whatever the agent says, which is at least a heartbeat now and then.
+  void TellRevoked() {
+    const std::shared_ptr<const Gate::Revoked> revoked = gate_.revoked();
+    if (revoked->version == told_) return;
+    told_ = revoked->version;
+    v1::CoordinatorMessage message;
+    message.mutable_revoked_certificates()->mutable_serials()->Assign(revoked->serials.begin(),
+                                                                      revoked->serials.end());
+    Send(outbox_, std::move(message));
+  }
+
   absl::Status NotItsNode() const {
     return absl::PermissionDeniedError(absl::StrCat(
         "the certificate is node ", caller_.name, "'s and the agent says it is ",
@@ -131,6 +169,7 @@ class NodeServiceImpl::AgentStream
     const v1::AgentHello& hello = incoming_.hello();
     TERCIO_RETURN_IF_ERROR(
         CheckVersions("node " + hello.node(), hello.version(), "the coordinator"));
+    TERCIO_RETURN_IF_ERROR(CheckHello(hello));
     TERCIO_RETURN_IF_ERROR(coordinator_.CheckName(hello));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
@@ -162,6 +201,7 @@ class NodeServiceImpl::AgentStream
   v1::AgentMessage incoming_;
   std::string node_;
   int64_t token_ = 0;
+  uint64_t told_ = 0;  // version of what is revoked
   std::atomic<bool> finished_{false};
 };
 

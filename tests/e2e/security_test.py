@@ -151,6 +151,103 @@ class Joining(SecureTest):
             "SELECT COUNT(*) FROM tokens WHERE length(digest) = 64").fetchone()
         self.assertGreaterEqual(rows[0], 2)
 
+    def test_a_token_is_good_once_also_at_the_same_instant(self):
+        self.serve()
+        token = self.token("user", "bob")
+        children = [subprocess.Popen([os.path.join(BIN, "tercio"), "login", "--coordinator", self.address, "--enroll",
+                                      self.enroll, "--token-file", "-"], stdin=subprocess.PIPE,
+                                     stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True,
+                                     env=self.as_person(f"bob-{i}")) for i in range(6)]
+        for child in children:  # all wait for their token
+            child.stdin.write(token)
+            child.stdin.flush()
+        for child in children:
+            child.stdin.close()
+        self.assertEqual(sorted(child.wait(60) for child in children), [0] + [4] * 5)
+        self.assertEqual(len([one for one in self.json_of("access")["certificates"] if one["name"] == "bob"]), 1)
+
+    def test_a_token_is_not_spent_where_nothing_can_be_kept(self):
+        self.serve()
+        token = self.token("user", "bob")
+        os.makedirs(self.path("people", "bob"))
+        with open(self.path("people", "bob", "tercio"), "w", encoding="utf-8") as file:
+            file.write("a file where a directory should be")
+        self.assertNotEqual(self.login_code("bob", token), 0)
+        os.remove(self.path("people", "bob", "tercio"))
+        self.assertEqual(self.login_code("bob", token), 0)
+        left = os.listdir(self.path("people", "bob", "tercio", self.address.replace(":", "_")))
+        self.assertEqual(sorted(left), ["authority.pem", "certificate.pem", "key.pem"])
+
+    def login_code(self, name, token):
+        return subprocess.run([os.path.join(BIN, "tercio"), "login", "--coordinator", self.address, "--enroll",
+                               self.enroll, "--token-file", "-"], input=token, capture_output=True, text=True,
+                              env=self.as_person(name), timeout=60, check=False).returncode
+
+    def test_an_agent_joins_a_cluster_that_was_made_anew(self):
+        self.serve()
+        self.node("one")
+        self.stop_daemons()
+        self.daemons.clear()
+        self.state = self.path("anew")
+        self.json_of("init")
+        self.serve()
+        self.login("ann", "admin")
+        self.node("one")  # with the state directory from before
+        wait_for(lambda: json.loads(self.verb("ann", "nodes", "-o", "json")[0]), "the node")
+
+    def test_init_is_done_as_a_whole_or_not_at_all(self):
+        self.assertIn("to begin anew, move the directory away", self.access("init", code=7).stderr)
+        # One that was killed half-way.
+        self.state = self.path("second")
+        os.makedirs(os.path.join(self.state, "access.new"))
+        with open(os.path.join(self.state, "access.new", "authority.key"), "w", encoding="utf-8") as file:
+            file.write("half")
+        self.json_of("init")
+        self.assertEqual(sorted(os.listdir(self.state)), ["access", "access.lock"])
+        # A name that no certificate can bear.
+        self.state = self.path("third")
+        self.access("init", "--host", "not a host", code=2)
+        self.assertFalse(os.path.exists(os.path.join(self.state, "access")))
+        self.json_of("init")
+        self.serve()
+        self.login("ann", "admin")
+
+    @unittest.skipUnless(os.geteuid() == 0, "only root can mount a file system that is full")
+    def test_init_on_a_full_disk_can_be_done_again(self):
+        self.state = self.path("small")
+        os.mkdir(self.state)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", self.state], capture_output=True,
+                                 check=False)
+        if mounted.returncode != 0:
+            self.skipTest("a full disk needs the right to mount a tmpfs")
+        self.addCleanup(subprocess.run, ["umount", "-l", self.state], check=False)
+        with open(os.path.join(self.state, "filling"), "wb") as file:
+            file.write(bytes(496 << 10))
+        self.assertIn("cannot", self.access("init", code=7).stderr)
+        self.assertEqual(sorted(os.listdir(self.state)), ["access.lock", "filling"])
+        os.remove(os.path.join(self.state, "filling"))
+        self.json_of("init")
+
+    def test_without_tls_nothing_listens_off_loopback(self):
+        # It answers in plain text and asks nobody who they are, whatever is in the directory.
+        for address in ("0.0.0.0:0", "127.example.com:0"):
+            done = subprocess.run([os.path.join(BIN, "tercio-coordinator"), "--state-dir", self.state, "--read-only",
+                                   "--listen", address], capture_output=True, text=True, env=self.environment(),
+                                  timeout=20, check=False)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn("is not loopback", done.stderr)
+
+    def test_tokens_that_nobody_could_use_are_not_made(self):
+        for name in ("ann smith", "ann\n", "../ann", "a" * 65, "\u00e4nn", "*"):
+            self.assertIn("a name has 1 to 64", self.access("token", "--role", "user", "--name", name, code=2).stderr)
+        # An empty name is that of tokens for any node: of a variable that is not set, likely.
+        self.assertIn("give the name", self.access("revoke", "", code=2).stderr)
+        tokens = self.json_of("access")["tokens"]
+        self.assertEqual([token["name"] for token in tokens], [""])
+        self.access("revoke", "--token", str(tokens[0]["id"]))
+        self.assertEqual(self.json_of("access")["tokens"], [])
+        self.access("revoke", "--token", "999", code=3)
+
     def test_another_server_gets_no_token(self):
         self.serve()
         token = self.token("user", "bob")
@@ -292,6 +389,38 @@ class Roles(SecureTest):
         self.addCleanup(person.wait)
         self.addCleanup(person.kill)
         self.audited(call="NodeService/Attach", who="bob", role="user", outcome="refused")
+
+    def test_agents_refuse_a_revoked_node_among_themselves(self):
+        for name in ("one", "two"):
+            self.node(name)
+        stolen = self.path("stolen")
+        shutil.copytree(self.path("agent-two", "access"), stolen)
+        with open(self.path("agent-one", "snapshot.port"), encoding="utf-8") as file:
+            address = "127.0.0.1:" + file.read().strip()
+        script = '''
+import sys, grpc
+address, folder = sys.argv[1:]
+read = lambda name: open(folder + "/" + name, "rb").read()
+credentials = grpc.ssl_channel_credentials(read("authority.pem"), read("key.pem"), read("certificate.pem"))
+try:
+    list(grpc.secure_channel(address, credentials).unary_stream("/tercio.v1.SnapshotService/Get")(b"", timeout=20))
+except grpc.RpcError as error:
+    print(error.code().name, error.details())
+'''
+
+        def answer():
+            return subprocess.run([PYTHON, "-c", script, address, stolen], capture_output=True, text=True, timeout=60,
+                                  check=False).stdout
+        self.assertIn("ABORTED", answer())  # it may ask, and takes no part in that attempt
+        self.access("revoke", "two")
+        wait_for(lambda: "UNAUTHENTICATED" in answer(), "node one to hear of it", 30)
+        self.assertIn("was revoked", answer())
+        # Also when it has just come back.
+        agent = next(child for child in self.daemons if "agent-one" in " ".join(child.args))
+        agent.terminate()
+        agent.wait(60)
+        self.node("one")
+        wait_for(lambda: "UNAUTHENTICATED" in answer(), "node one to hear of it again", 30)
 
     def test_a_token_for_any_node_is_none_for_one_that_is_there(self):
         self.node("one")
@@ -476,6 +605,15 @@ except grpc.RpcError as error:
             for word in words:
                 self.assertIn(word, done.stderr)
 
+        # Without it nobody knows who was revoked.
+        store = os.path.join(self.state, "access", "access.sqlite")
+        with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
+            file.write(good)
+        os.rename(store, store + ".away")
+        refused(store, "is missing", "restore it")
+        os.rename(store + ".away", store)
+        with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
+            file.write("no certificate")
         refused(files["coordinator.pem"], "holds no certificate")
         with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
             file.write(good)

@@ -95,7 +95,7 @@ WALL_CLOCK_FILES = {
     "coordinator/service/lease_clock.cc": "where the coordinator's time begins",
     "coordinator/service/node_service.cc": "gRPC's deadline of a call, made a duration",
     "common/log.cc": "the time that people read on a log line",
-    "coordinator/main.cc": "gRPC's deadline of its shutdown",
+    "coordinator/server.cc": "gRPC's deadline of its shutdown",
     "worker/agent/agent_metrics.cc": "times on the page for Prometheus",
     "worker/agent/run_manager.cc": "the time that people read on a log line",
     "worker/agent/snapshot_server.cc": "gRPC's deadline of its shutdown",

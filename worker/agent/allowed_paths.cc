@@ -94,8 +94,8 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
       for (const std::string& path : part.paths()) TERCIO_RETURN_IF_ERROR(CheckPath(key, path));
     }
   }
-  // Others are names of tokenizers that are built in.
-  if (data.tokenizer().find('/') != std::string::npos) {
+  // These two are built in. All else is a path, also a single word.
+  if (data.tokenizer() != "bytes" && data.tokenizer() != "chars") {
     TERCIO_RETURN_IF_ERROR(CheckPath("data.tokenizer", data.tokenizer()));
   }
   TERCIO_RETURN_IF_ERROR(CheckPath("model.from", spec.model().from()));

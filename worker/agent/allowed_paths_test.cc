@@ -110,6 +110,15 @@ TEST_F(AllowedPathsTest, NamesOfTokenizersAreNoPaths) {
   EXPECT_TRUE(allowed_.Check(spec).ok());
 }
 
+// A word that is no tokenizer's name is a path, from where the agent stands.
+TEST_F(AllowedPathsTest, ASingleWordIsAPath) {
+  v1::JobSpec spec;
+  for (const char* word : {"..", ".", "secret"}) {
+    spec.mutable_data()->set_tokenizer(word);
+    EXPECT_TRUE(absl::IsPermissionDenied(allowed_.Check(spec))) << word;
+  }
+}
+
 TEST_F(AllowedPathsTest, WithoutRootsNothingWithoutBoundsAnything) {
   const auto none = AllowedPaths::Under({});
   ASSERT_TRUE(none.ok());

@@ -122,31 +122,46 @@ std::string Explain(const AgentFlags& flags, const grpc::Status& status) {
   return refused.ok() ? status.error_message() : std::string(refused.message());
 }
 
+// Whom messages of the coordinator are for, and what is said to it is of.
+struct LinkEnds {
+  const AgentStore& store;
+  SnapshotStore& snapshots;
+  SnapshotServiceImpl& for_nodes;
+  RunManager& runs;
+  const GpuMonitor& gpus;
+  const LeavingAt& leaving_at;
+};
+
 void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& addresses,
-               const AgentStore& store, SnapshotStore& snapshots, RunManager& runs,
-               const GpuMonitor& gpus, const LeavingAt& leaving_at) {
+               const LinkEnds& ends) {
   const AgentOptions& options = flags.agent;
   NodeLink::Callbacks callbacks;
   callbacks.explain = [&flags](const grpc::Status& status) { return Explain(flags, status); };
-  callbacks.hello = [&options, addresses, &store, &runs, &gpus] {
-    return MakeHello(options, addresses, store.spool_id(), runs, gpus);
+  callbacks.hello = [&options, addresses, ends] {
+    return MakeHello(options, addresses, ends.store.spool_id(), ends.runs, ends.gpus);
   };
-  callbacks.heartbeat = [&runs, &gpus] { return MakeHeartbeat(runs, gpus); };
-  callbacks.on_message = [&link, &snapshots, &runs](const v1::CoordinatorMessage& message) {
-    if (message.has_drop_snapshots()) return snapshots.Drop(message.drop_snapshots().job_id());
+  callbacks.heartbeat = [ends] { return MakeHeartbeat(ends.runs, ends.gpus); };
+  callbacks.on_message = [&link, ends](const v1::CoordinatorMessage& message) {
+    if (message.has_drop_snapshots()) {
+      return ends.snapshots.Drop(message.drop_snapshots().job_id());
+    }
+    if (message.has_revoked_certificates()) {
+      const auto& serials = message.revoked_certificates().serials();
+      return ends.for_nodes.SetRevoked({serials.begin(), serials.end()});
+    }
     const std::string& fault = message.inject_fault().fault();
     if (fault == "kill-agent") {
       raise(SIGKILL);
     } else if (fault == "partition-node") {
       link.StayAway(message.inject_fault().seconds());
     } else {
-      runs.Handle(message);
+      ends.runs.Handle(message);
     }
   };
-  callbacks.said_first = [&leaving_at, &snapshots] {
+  callbacks.said_first = [ends] {
     std::vector<v1::AgentMessage> messages(1);
-    *messages.front().mutable_snapshots_held() = snapshots.Held();
-    if (leaving_at > 0) messages.push_back(MakeLeaving(leaving_at));
+    *messages.front().mutable_snapshots_held() = ends.snapshots.Held();
+    if (ends.leaving_at > 0) messages.push_back(MakeLeaving(ends.leaving_at));
     return messages;
   };
   link.Start(std::move(callbacks));
@@ -372,7 +387,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
       *snapshot_server == nullptr ? "" : ReachableAt((*snapshot_server)->address(), host)};
   const absl::Cleanup stop_monitor = [&gpus] { gpus.Stop(); };
   if (!flags.agent.gpus.list.empty()) StartMonitor(gpus, link, runs);
-  StartLink(link, flags, addresses, *store, snapshots, runs, gpus, leaving_at);
+  StartLink(link, flags, addresses, {*store, snapshots, for_nodes, runs, gpus, leaving_at});
   std::printf(
       "ready agent=%s coordinator=%s metrics=%s%s%s\n", flags.agent.node.c_str(),
       flags.agent.coordinator.c_str(), metrics->address().c_str(),

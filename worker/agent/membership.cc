@@ -39,12 +39,18 @@ absl::StatusOr<JoinToken> ReadToken(const std::string& path) {
   return ParseJoinToken(text);
 }
 
-// Whether the files are there and their certificate is still good.
-bool CanBeUsed(const TlsFiles& files) {
-  const absl::StatusOr<std::string> text = ReadFile(files.certificate);
-  if (!text.ok()) return false;
-  const absl::StatusOr<CertificateFacts> facts = ReadCertificate(*text);
-  return facts.ok() && facts->not_after > absl::Now();
+absl::StatusOr<CertificateFacts> FactsOf(const std::string& path) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  return ReadCertificate(text);
+}
+
+// Whether there is a certificate that is still good, of the token's authority: a cluster that was
+// made anew gives out tokens of another.
+bool CanBeUsed(const TlsFiles& files, const absl::StatusOr<JoinToken>& token) {
+  const absl::StatusOr<CertificateFacts> own = FactsOf(files.certificate);
+  if (!own.ok() || own->not_after <= absl::Now()) return false;
+  const absl::StatusOr<CertificateFacts> authority = FactsOf(files.authority);
+  return !token.ok() || (authority.ok() && authority->fingerprint == token->fingerprint);
 }
 
 bool IsPassing(const absl::Status& status) {
@@ -75,9 +81,13 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(Options options,
   membership->own_ = !files.given();
   if (membership->own_) {
     files = EnrolledFiles(membership->Directory());
-    const bool token =
+    const bool given =
         !membership->options_.join_token_file.empty() || std::getenv(kTokenVariable) != nullptr;
-    if (token && !CanBeUsed(files)) TERCIO_RETURN_IF_ERROR(membership->Enrol(stop));
+    const auto token = ReadToken(membership->options_.join_token_file);
+    if (given && !CanBeUsed(files, token)) {
+      TERCIO_RETURN_IF_ERROR(token.status());
+      TERCIO_RETURN_IF_ERROR(membership->Enrol(*token, stop));
+    }
   }
   TakeTokenVariable();
   TERCIO_ASSIGN_OR_RETURN(
@@ -88,13 +98,13 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(Options options,
   return membership;
 }
 
-absl::Status Membership::Enrol(const std::function<bool()>& stop) {
+absl::Status Membership::Enrol(const JoinToken& token, const std::function<bool()>& stop) {
   EnrolmentRequest request;
+  request.token = token;
   request.address = options_.enroll;
   if (request.address.empty()) {
     TERCIO_ASSIGN_OR_RETURN(request.address, EnrolmentAddress(options_.coordinator));
   }
-  TERCIO_ASSIGN_OR_RETURN(request.token, ReadToken(options_.join_token_file));
   request.name = options_.node;
   request.hosts = options_.hosts;
   for (absl::Duration wait = absl::Seconds(1);; wait = std::min(kLongestWait, 2 * wait)) {

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/access/join_token.h"
 #include "common/tls_identity.h"
 #include "grpcpp/channel.h"
 #include "worker/agent/trainer_user.h"
@@ -40,9 +41,9 @@ class Membership {
   // Whether there are files, or a way to them: without either there is no TLS.
   static bool HasMeans(const Options& options);
 
-  // Enrols where that is to be done, again and again while nobody answers, until `stop` says so.
-  // UNAUTHENTICATED: the token is not taken, or the server is not the token's; FAILED_PRECONDITION:
-  // files that cannot be used; CANCELLED.
+  // Enrols where there is a token and no certificate of the token's authority that is good, again
+  // and again while nobody answers, until `stop` says so. UNAUTHENTICATED: the token is not taken,
+  // or the server is not the token's; FAILED_PRECONDITION: files that cannot be used; CANCELLED.
   static absl::StatusOr<std::unique_ptr<Membership>> Join(Options options,
                                                           const std::function<bool()>& stop);
   ~Membership();
@@ -57,7 +58,7 @@ class Membership {
  private:
   explicit Membership(Options options) : options_(std::move(options)) {}
   std::string Directory() const { return options_.state_dir + "/access"; }
-  absl::Status Enrol(const std::function<bool()>& stop);
+  absl::Status Enrol(const JoinToken& token, const std::function<bool()>& stop);
   bool IsDue() const;
   absl::Status CopyForTrainers();
   std::chrono::milliseconds RenewIfDue(const std::shared_ptr<grpc::Channel>& coordinator);

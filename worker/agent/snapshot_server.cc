@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/access/roles.h"
@@ -22,14 +23,26 @@ absl::Status TakesNoPart() {
   return absl::AbortedError("this agent takes no part in that attempt, or it is over");
 }
 
+}  // namespace
+
 // People have certificates of the same authority, and no business here. Those that name no role are
 // of an authority that knows none; nobody has one on the socket of the node's own trainers.
-absl::Status CheckCaller(const grpc::ServerContext& context, std::string_view call) {
+absl::Status SnapshotServiceImpl::CheckCaller(const grpc::ServerContext& context,
+                                              std::string_view call) {
   const auto found = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
   if (found.empty()) return absl::OkStatus();
   const absl::StatusOr<CertificateFacts> facts =
       ReadCertificate({found.front().data(), found.front().size()});
   if (!facts.ok()) return absl::UnauthenticatedError(facts.status().message());
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (revoked_.contains(facts->serial)) {
+      LogWarning(absl::StrCat("refused: ", std::string(call), " by ", facts->name,
+                              ", whose certificate ", facts->serial, " was revoked"));
+      return absl::UnauthenticatedError(
+          absl::StrCat("the certificate of ", facts->name, ", ", facts->serial, ", was revoked"));
+    }
+  }
   if (facts->role.empty() || Allows(RuleOf(call)->least, RoleNamed(facts->role))) {
     return absl::OkStatus();
   }
@@ -38,7 +51,10 @@ absl::Status CheckCaller(const grpc::ServerContext& context, std::string_view ca
   return absl::PermissionDeniedError(absl::StrCat(std::string(call), " is for agents"));
 }
 
-}  // namespace
+void SnapshotServiceImpl::SetRevoked(std::set<std::string> serials) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  revoked_ = std::move(serials);
+}
 
 grpc::Status SnapshotServiceImpl::Put(grpc::ServerContext* context,
                                       grpc::ServerReader<v1::PutSnapshotMessage>* reader,

@@ -7,7 +7,10 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "common/channel.h"
@@ -26,16 +29,22 @@ class SnapshotServiceImpl : public v1::SnapshotService::Service {
   SnapshotServiceImpl(SnapshotStore& store, TakesPart takes_part)
       : store_(store), takes_part_(std::move(takes_part)) {}
 
+  // Certificates of these numbers are refused from now on.
+  void SetRevoked(std::set<std::string> serials);
+
   grpc::Status Put(grpc::ServerContext*, grpc::ServerReader<v1::PutSnapshotMessage>* reader,
                    v1::PutSnapshotResponse*) override;
   grpc::Status Get(grpc::ServerContext*, const v1::GetSnapshotRequest* request,
                    grpc::ServerWriter<v1::GetSnapshotMessage>* writer) override;
 
  private:
+  absl::Status CheckCaller(const grpc::ServerContext& context, std::string_view call);
   absl::Status Receive(grpc::ServerReader<v1::PutSnapshotMessage>& reader);
 
   SnapshotStore& store_;
   const TakesPart takes_part_;
+  std::mutex mutex_;
+  std::set<std::string> revoked_;
 };
 
 // The port for trainers of other nodes.

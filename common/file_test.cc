@@ -1,0 +1,63 @@
+#include "common/file.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/temp_dir.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(WriteFileDurablyTest, ASecretIsNeverReadableByOthers) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/key";
+  const std::string elsewhere = directory.path() + "/elsewhere";
+  ASSERT_TRUE(WriteFileDurably(elsewhere, "before").ok());
+  // What a process of the same number has left, or somebody has put there, under any name that the
+  // file could have on its way.
+  for (int i = 0; i < 200; ++i) {
+    ASSERT_EQ(symlink(elsewhere.c_str(), absl::StrCat(path, ".tmp.", getpid(), ".", i).c_str()), 0);
+  }
+  ASSERT_TRUE(WriteFileDurably(path, "secret", 0600).ok());
+  EXPECT_EQ(*ReadFile(path), "secret");
+  EXPECT_EQ(*ReadFile(elsewhere), "before");
+  struct stat info = {};
+  ASSERT_EQ(lstat(path.c_str(), &info), 0);
+  EXPECT_TRUE(S_ISREG(info.st_mode));
+  EXPECT_EQ(info.st_mode & 0777, 0600);
+}
+
+TEST(WriteFileDurablyTest, EveryThreadWritesAWhole) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/file";
+  std::vector<std::thread> threads;
+  for (const char letter : {'a', 'b', 'c', 'd'}) {
+    threads.emplace_back([&path, letter] {
+      for (int i = 0; i < 20; ++i) {
+        EXPECT_TRUE(WriteFileDurably(path, std::string(1 << 16, letter)).ok());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::string text = *ReadFile(path);
+  EXPECT_EQ(text, std::string(1 << 16, text[0]));
+  EXPECT_THAT(ListDirectory(directory.path()), ElementsAre("file"));
+}
+
+TEST(WriteFileDurablyTest, LeavesNothingWhereItCannotTakeItsPlace) {
+  const TempDir directory;
+  ASSERT_TRUE(MakeDirectories(directory.path() + "/taken/by-a-folder").ok());
+  EXPECT_FALSE(WriteFileDurably(directory.path() + "/taken", "text").ok());
+  EXPECT_THAT(ListDirectory(directory.path()), ElementsAre("taken"));
+}
+
+}  // namespace
+}  // namespace tercio

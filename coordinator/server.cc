@@ -1,0 +1,65 @@
+#include "coordinator/server.h"
+
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/channel.h"
+#include "common/health_server.h"
+#include "coordinator/service/admission.h"
+#include "grpcpp/ext/proto_server_reflection_plugin.h"
+#include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/server_builder.h"
+
+namespace tercio::coordinator {
+
+Server::Server(Access& access, Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls,
+               const Flags& flags, std::string metrics_address)
+    : access_(access),
+      calls_(calls),
+      jobs_(
+          access.gate(), coordinator, streams,
+          [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
+            return Admit(spec, coordinator.Nodes(), directory);
+          },
+          flags.state_dir, std::move(metrics_address)),
+      nodes_(access.gate(), coordinator, flags.heartbeat_interval),
+      checkpoint_host_(HostOf(coordinator)),
+      checkpoints_(access.gate(), *checkpoint_host_) {}
+
+absl::Status Server::Listen(const Flags& flags, std::string* address) {
+  const auto credentials = MakeServerCredentials(access_.identity());
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  ConfigureServer(builder);
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
+  creators.push_back(calls_.MakeInterceptors());
+  creators.push_back(access_.gate().MakeStreamWatches());
+  builder.experimental().SetInterceptorCreators(std::move(creators));
+  int port = 0;
+  builder.AddListeningPort(flags.listen, credentials, &port);
+  builder.RegisterService(&jobs_);
+  builder.RegisterService(&access_.service());
+  if (!flags.read_only) {
+    builder.RegisterService(&nodes_);
+    builder.RegisterService(&checkpoints_);
+  }
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr || port == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("cannot listen on ", flags.listen,
+                     "; is the port in use? --listen HOST:0 picks a free one"));
+  }
+  *address = absl::StrCat(flags.listen.substr(0, flags.listen.rfind(':')), ":", port);
+  return absl::OkStatus();
+}
+
+void Server::ShowHealth(bool alive, bool ready) { SetHealth(*server_, alive, ready); }
+
+void Server::Shutdown() {
+  server_->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+}
+
+}  // namespace tercio::coordinator
