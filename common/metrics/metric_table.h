@@ -68,7 +68,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_job_state", kCoordinator, kGauge, "1", "job_id job_name state", "1 for the state that the job is in, 0 for all others."},
     {"tercio_job_attempt", kCoordinator, kGauge, "1", kJob, "Number of the present attempt; 0 before the first."},
     {"tercio_job_submitted_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job was submitted."},
-    {"tercio_job_last_progress_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job last ended a step or changed its phase."},
+    {"tercio_job_last_progress_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job last got any further: a rank ended an action of a step or of an evaluation, or the job entered a phase."},
     {"tercio_job_ranks", kCoordinator, kGauge, "ranks", "job_id job_name kind", "Ranks of the job: asked for (wanted), and those that hold devices now (present)."},
     {"tercio_job_time_seconds", kCoordinator, kGauge, "seconds", "job_id job_name kind", "Where the time of the job has gone since it was submitted; the kinds sum to its age. Not a counter: productive time becomes lost work when an attempt breaks."},
 
@@ -95,7 +95,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_job_restarts_total", kCoordinator, kCounter, "restarts", "cause job_id job_name", "Restarts of the job by what broke the attempt before."},
     {"tercio_job_restarts_left", kCoordinator, kGauge, "restarts", kJob, "What is left of fault_tolerance.max_restarts; the job fails at the next fault when it is 0."},
     {"tercio_job_hangs_total", kCoordinator, kCounter, "hangs", kJob, "Attempts that stood still until they were ended."},
-    {"tercio_job_stragglers", kCoordinator, kGauge, "ranks", kJob, "Ranks that compute much longer than their peers now."},
+    {"tercio_job_stragglers", kCoordinator, kGauge, "ranks", kJob, "Ranks that compute much longer than their peers now; 0 while the job does not run."},
     {"tercio_fenced_messages_total", kCoordinator, kCounter, "messages", "", "Messages of nodes about attempts that are over, which changed nothing."},
     {"tercio_events_total", kCoordinator, kCounter, "events", "kind", "What `tercio events` shows, of all jobs and nodes, by kind."},
 
@@ -148,7 +148,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_communication_seconds", kAgent, kGauge, "seconds", kRank, "Part of the last step that the rank spent waiting for others; the rank that waits least is the slow one."},
     {"tercio_loss", kAgent, kGauge, "nats per token", kRank, "Loss of the last step of the job, as the rank knows it."},
     {"tercio_grad_norm", kAgent, kGauge, "1", kRank, "Gradient norm of the last step of the job, before clipping."},
-    {"tercio_phase_seconds_total", kAgent, kCounter, "seconds", "job_id job_name phase rank", "Where the time of the rank's training loop has gone; the phases sum to the time since its first step."},
+    {"tercio_phase_seconds_total", kAgent, kCounter, "seconds", "job_id job_name phase rank", "Where the time of the rank's training loop has gone; the phases sum to the time since its first step. By the host's clock: a GPU works later than it is asked, and what the host waits for it is in other."},
     {"tercio_rank_cpu_seconds_total", kAgent, kCounter, "seconds", kRank, "Processor time of the rank's process."},
     {"tercio_log_lines_lost_total", kAgent, kCounter, "lines", kRank, "Log lines of the rank that were not written: the disk did not take them, or there were too many."},
     {"tercio_memory_bytes", kAgent, kGauge, "bytes", "job_id job_name kind rank", "Memory of the rank: planned, used and peak of its device's arena; resident of its process."},
