@@ -287,9 +287,12 @@ std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Dur
   nlohmann::json targets = nlohmann::json::array();
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
-    if (!HasCome(node) && up < kReturnPatience) return std::nullopt;
+    const bool left = node.state.lost && node.state.record.leaving();
+    if (!HasCome(node) && !left && up < kReturnPatience) return std::nullopt;
+    // Who was sent away is not missing.
+    const bool gone = node.state.lost && (left || node.state.record.drained());
     std::string address = hello.metrics_address();
-    if (address.empty()) continue;
+    if (gone || address.empty()) continue;
     // Agents that listen everywhere are reached where their ranks are.
     for (const char* everywhere : {"0.0.0.0:", "[::]:"}) {
       if (!absl::StartsWith(address, everywhere)) continue;

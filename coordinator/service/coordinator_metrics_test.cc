@@ -216,9 +216,7 @@ TEST_F(CoordinatorMetricsTest, NobodyWaitsForTheStragglersOfAnAttemptThatHasEnde
 
 // An operator who switches off what was drained wants no alert.
 TEST_F(CoordinatorMetricsTest, WhoWasSentAwayIsNotLost) {
-  Attach("a", "");
-  Attach("b", "");
-  Attach("c", "");
+  for (const char* node : {"a", "b", "c"}) Attach(node, absl::StrCat("10.0.0.7:", node));
   ASSERT_TRUE(coordinator_->Ask(NodeChangeRequested{"a", NodeChange::kDrain}).ok());
   Say("b", [](v1::AgentMessage& m) { m.mutable_leaving()->set_grace_seconds(1); });
   now_ = 100;
@@ -228,6 +226,10 @@ TEST_F(CoordinatorMetricsTest, WhoWasSentAwayIsNotLost) {
   EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"b\",state=\"left\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"c\",state=\"lost\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("tercio_nodes_by_state{state=\"lost\"} 1\n"));
+  const std::string targets = TargetsPage(*coordinator_, absl::ZeroDuration()).value();
+  EXPECT_THAT(targets, HasSubstr("\"10.0.0.7:c\""));
+  EXPECT_THAT(targets, Not(HasSubstr("\"10.0.0.7:a\"")));
+  EXPECT_THAT(targets, Not(HasSubstr("\"10.0.0.7:b\"")));
   // A coordinator that is started anew knows it still.
   streams_.reset();
   coordinator_.reset();
