@@ -145,7 +145,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_mfu_ratio", kAgent, kGauge, "ratio", "convention job_id job_name rank", "Model-FLOPs utilisation of the job at the last step, attention counted full or causal; only on GPUs whose peak is known."},
     {"tercio_step", kAgent, kGauge, "steps", kRank, "Last completed step."},
     {"tercio_step_seconds", kAgent, kGauge, "seconds", kRank, "Duration of the last step."},
-    {"tercio_communication_seconds", kAgent, kGauge, "seconds", kRank, "Part of the last step that the rank spent waiting for others; the rank that waits least is the slow one."},
+    {"tercio_communication_seconds", kAgent, kGauge, "seconds", kRank, "Part of the last step that the rank spent waiting for others, its replicas too; the rank that waits least is the slow one."},
     {"tercio_loss", kAgent, kGauge, "nats per token", kRank, "Loss of the last step of the job, as the rank knows it."},
     {"tercio_grad_norm", kAgent, kGauge, "1", kRank, "Gradient norm of the last step of the job, before clipping."},
     {"tercio_phase_seconds_total", kAgent, kCounter, "seconds", "job_id job_name phase rank", "Where the time of the rank's training loop has gone; the phases sum to the time since its first step. By the host's clock: a GPU works later than it is asked, and what the host waits for it is in other."},
