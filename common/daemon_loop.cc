@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <csignal>
+#include <optional>
+#include <utility>
 
 #include "absl/time/clock.h"
 #include "common/steady_time.h"
@@ -28,7 +30,9 @@ class Pulse {
       moved_ = now;
       manager_.Alive();
     }
-    loop_.health(now - moved_ < loop_.stuck_after, loop_.ready());
+    const std::pair health = {now - moved_ < loop_.stuck_after, loop_.ready()};
+    if (health != told_) loop_.health(health.first, health.second);
+    told_ = health;
     if (!manager_.listens()) return;
     std::string status = loop_.status();
     if (status == status_) return;
@@ -42,6 +46,7 @@ class Pulse {
   uint64_t rounds_ = 0;
   absl::Time moved_ = SteadyNow();
   std::string status_;
+  std::optional<std::pair<bool, bool>> told_;  // alive, ready
 };
 
 }  // namespace

@@ -25,7 +25,8 @@ struct DaemonLoop {
   std::function<std::string()> status;
   // SIGHUP.
   std::function<void()> reload;
-  // Told at every beat. `alive`: the loop has moved within `stuck_after`.
+  // Told at the first beat, and when one of them has changed. `alive`: the loop has moved within
+  // `stuck_after`.
   std::function<void(bool alive, bool ready)> health = [](bool, bool) {};
   std::vector<int> stop_signals;  // blocked in all threads, as SIGHUP is
   absl::Duration beat = absl::Seconds(1);

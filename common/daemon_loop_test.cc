@@ -29,12 +29,17 @@ using testing::StartsWith;
 // The other side of the protocol, as systemd has it.
 class NotifySocket {
  public:
-  explicit NotifySocket(const std::string& path)
+  // A path, or an abstract name, which begins with '@'.
+  explicit NotifySocket(const std::string& name)
       : descriptor_(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
-    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
-    EXPECT_EQ(bind(descriptor_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    name.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    if (name[0] == '@') address.sun_path[0] = '\0';
+    const size_t length = offsetof(sockaddr_un, sun_path) + name.size();
+    EXPECT_EQ(
+        bind(descriptor_, reinterpret_cast<sockaddr*>(&address), static_cast<socklen_t>(length)),
+        0);
   }
   ~NotifySocket() { close(descriptor_); }
 
@@ -90,6 +95,31 @@ TEST_F(DaemonLoopTest, TheEnvironmentIsTakenOnce) {
     EXPECT_EQ(std::getenv(name), nullptr) << name;
   }
   EXPECT_FALSE(ServiceManager::FromEnvironment().listens());
+}
+
+TEST_F(DaemonLoopTest, TheSocketMayHaveAnAbstractName) {
+  const std::string name = absl::StrCat("@tercio-daemon-loop-test-", getpid());
+  NotifySocket socket(name);
+  setenv("NOTIFY_SOCKET", name.c_str(), 1);
+  ServiceManager::FromEnvironment().Ready();
+  EXPECT_THAT(socket.All(), ElementsAre("READY=1"));
+}
+
+TEST_F(DaemonLoopTest, HealthIsToldWhenItChanges) {
+  const ServiceManager nobody;
+  int beats = 0;
+  std::vector<bool> told;
+  loop_.beat = absl::Milliseconds(1);
+  loop_.ready = [&beats] {
+    if (++beats == 30) raise(SIGTERM);
+    return beats > 10 && beats <= 20;
+  };
+  loop_.health = [&told](bool alive, bool ready) {
+    EXPECT_TRUE(alive);
+    told.push_back(ready);
+  };
+  RunDaemonLoop(nobody, loop_);
+  EXPECT_THAT(told, ElementsAre(false, true, false));
 }
 
 TEST_F(DaemonLoopTest, AWatchdogOfAnotherProcessIsNotOurs) {

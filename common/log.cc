@@ -47,7 +47,7 @@ void AppendQuoted(std::string_view text, std::string* out) {
       out->append("\\n");
     } else if (point.code == '\t') {
       out->append("\\t");
-    } else if (point.code < ' ' || point.code == 0x7f) {
+    } else if (!IsPrintable(point)) {
       absl::StrAppendFormat(out, "\\u%04x", point.code);
     } else {
       out->append(text.substr(at, point.length));
@@ -113,7 +113,7 @@ std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFiel
   std::string line;
   if (format == LogFormat::kText) {
     line.append(time).append(" ").append(NameOf(entry.level)).append(" ");
-    line.append(entry.program).append(" ").append(entry.text);
+    line.append(entry.program).append(" ").append(ForDisplay(entry.text, "\n\t"));
   } else {
     if (format == LogFormat::kJson) line.push_back('{');
     AppendField(format, "time", time, true, &line);

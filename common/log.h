@@ -11,7 +11,8 @@
 //   {"time":"2026-05-01T12:00:00.000Z","level":"warning","program":"agent","msg":"rank 3 has gone",
 //    "job":"job-1","rank":3}
 //
-// A line of logfmt or JSON is always one line, whatever is in its text.
+// A line of logfmt or JSON is always one line, whatever is in its text. No format lets control
+// characters through, which would move the cursor of whoever reads it.
 //
 // Threads: all functions from any thread; what configures comes before the first line.
 // A line that cannot be written (the disk is full) is lost and counted; nothing waits for it.
@@ -66,7 +67,8 @@ struct LogEntry {
   std::string_view program;
   std::string_view text;
 };
-// With the end of the line. Bytes that are not UTF-8 become '?'.
+// With the end of the line. Bytes that are not UTF-8 become '?', control characters are escaped; in
+// text they become '?', too, but for ends of lines and tabs.
 std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFields& fields,
                           const LogFields& context);
 

@@ -42,6 +42,14 @@ TEST(Log, NothingInATextEndsTheLineOrItsQuotes) {
     EXPECT_EQ(line.find('\xff'), std::string::npos);
     EXPECT_NE(line.find("\xc3\xa9"), std::string::npos);
   }
+  // One character that is an escape sequence's beginning for some terminals.
+  EXPECT_EQ(Line(LogFormat::kLogfmt,
+                 "\xc2\x9b"
+                 "2J")
+                .find('\x9b'),
+            std::string::npos);
+  EXPECT_EQ(Line(LogFormat::kText, "two\nlines \x1b[2J\xff \xc3\xa9"),
+            "2026-05-01T12:00:00.250Z warning agent two\nlines ?[2J? \xc3\xa9\n");
   const Pairs parsed = ParseLogfmt(Line(LogFormat::kLogfmt, bad, {{"name", "x=y"}}));
   ASSERT_EQ(parsed.size(), 5u);
   EXPECT_EQ(parsed[3].second, "a\nlevel=error \"b\" \\ ?[31m? ? \xc3\xa9");

@@ -44,6 +44,32 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
+bool IsPrintable(const CodePoint& point) {
+  const auto within = [&](uint32_t first, uint32_t last) {
+    return point.code >= first && point.code <= last;
+  };
+  const bool control = point.code < 0x20 || within(0x7f, 0x9f);
+  // Unicode's Bidi_Control.
+  const bool turns = point.code == 0x61c || within(0x200e, 0x200f) || within(0x202a, 0x202e) ||
+                     within(0x2066, 0x2069);
+  return point.valid && !control && !turns;
+}
+
+std::string ForDisplay(std::string_view text, std::string_view kept) {
+  std::string shown;
+  shown.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint point = DecodeUtf8(text, at);
+    if (IsPrintable(point) || (point.valid && kept.find(text[at]) != kept.npos)) {
+      shown.append(text.substr(at, point.length));
+    } else {
+      shown.push_back('?');
+    }
+    at += point.length;
+  }
+  return shown;
+}
+
 void AppendUtf8(uint32_t code, std::string* out) {
   const auto add = [out](uint32_t byte) { out->push_back(static_cast<char>(byte)); };
   if (code < 0x80) {

@@ -25,6 +25,13 @@ CodePoint DecodeUtf8Before(std::string_view text, size_t end);
 
 bool IsUtf8(std::string_view text);
 
+// Whether it can be shown to people as it is: valid, no control character (C0, DEL, C1), none that
+// turns the direction of writing.
+bool IsPrintable(const CodePoint& point);
+
+// With '?' for each code point that is not printable; control characters that are in `kept` stay.
+std::string ForDisplay(std::string_view text, std::string_view kept = "");
+
 void AppendUtf8(uint32_t code, std::string* out);
 
 }  // namespace tercio

@@ -37,6 +37,10 @@ class JobParser {
 
   absl::StatusOr<v1::JobSpec> Parse() {
     spec_.set_name(root_.Text("name", "job"));
+    // It is shown on many terminals.
+    if (ForDisplay(spec_.name()) != spec_.name()) {
+      root_.Fault("name", "has control characters; leave them out");
+    }
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
     ParseData(root_.Child("data"), directory_, spec_.model(), &faults_, spec_.mutable_data());
     ParseTraining(root_.Child("training"));

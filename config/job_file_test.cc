@@ -116,6 +116,18 @@ training:
                     HasSubstr("training.optimizer.betas")));
 }
 
+// Whoever lists jobs has their names on the terminal.
+TEST(JobFile, ANameHasNoControlCharacters) {
+  for (const char* name : {"\"a\\e[2J\"", "\"a\\nb\"", "\"\\u009b2J\"", "\"\\u202egpj\""}) {
+    EXPECT_THAT(FaultOf(absl::StrCat("name: ", name, "\n")),
+                HasSubstr("job.yaml:1: name: has control characters"))
+        << name;
+  }
+  EXPECT_THAT(FaultOf("name: gr\xc3\xb6\xc3\x9f"
+                      "er\n"),
+              Not(HasSubstr("control characters")));
+}
+
 TEST(JobFile, PatternsMustNameATensor) {
   EXPECT_THAT(FaultOf(kGood, {"training.frozen=[layer.*]"}),
               HasSubstr("training.frozen: no tensor of the model is named 'layer.*'"));

@@ -34,20 +34,17 @@ def graph(title, unit, description, *queries, width=12, height=8, stack=False, l
         "drawStyle": "line", "lineWidth": 1, "fillOpacity": 60 if stack else 8, "showPoints": "auto", "spanNulls": False,
         "stacking": {"mode": "normal" if stack else "none", "group": "A"},
         "scaleDistribution": {"type": "log", "log": 10} if log else {"type": "linear"}}
-    made["options"] = {"legend": {"displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull", "max"]},
+    made["options"] = {"legend": {"showLegend": True, "displayMode": "table", "placement": "bottom", "calcs": ["lastNotNull", "max"]},
                        "tooltip": {"mode": "multi", "sort": "desc"}}
     return made
 
 
-def number(title, unit, description, *queries, width=4, height=4, thresholds=(), mappings=()):
+def number(title, unit, description, *queries, width=4, height=4, thresholds=()):
     """The present value, large. Thresholds are (from, colour), the first from None."""
     made = panel("stat", title, unit, description, queries, width, height, instant=True)
     steps = [{"value": value, "color": colour} for value, colour in thresholds] or [{"value": None, "color": "text"}]
     defaults = made["fieldConfig"]["defaults"]
     defaults["thresholds"] = {"mode": "absolute", "steps": steps}
-    if mappings:
-        defaults["mappings"] = [{"type": "value", "options": {
-            str(value): {"text": text, "color": colour, "index": i} for i, (value, text, colour) in enumerate(mappings)}}]
     made["options"] = {"colorMode": "value", "graphMode": "none", "textMode": "auto",
                        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
     return made
@@ -64,12 +61,14 @@ def bars(title, unit, description, *queries, width=12, height=8, low=0, high=Non
     return made
 
 
-def rows_over_time(title, unit, description, *queries, width=24, height=10, low=0, high=1):
+def rows_over_time(title, unit, description, *queries, width=24, height=10, low=0, high=1, colours="continuous-GrYlRd"):
     """A heat map: one row for each series, its value as a colour."""
     made = panel("status-history", title, unit, description, queries, width, height)
+    # Where there are more points than half the pixels of its width, Grafana draws none.
+    made["maxDataPoints"] = 150
     made["fieldConfig"]["defaults"].update({
-        "min": low, "max": high, "color": {"mode": "continuous-GrYlRd"}, "custom": {"fillOpacity": 90, "lineWidth": 0}})
-    made["options"] = {"showValue": "never", "rowHeight": 0.9, "legend": {"displayMode": "hidden", "showLegend": False},
+        "min": low, "max": high, "color": {"mode": colours}, "custom": {"fillOpacity": 90, "lineWidth": 0}})
+    made["options"] = {"showValue": "never", "rowHeight": 0.9, "legend": {"showLegend": False},
                        "tooltip": {"mode": "single"}}
     return made
 
@@ -94,17 +93,23 @@ def histogram(title, unit, description, metric_rate, width=12, height=8):
     return made
 
 
-def table(title, unit, description, expression, hidden=(), width=24, height=7):
+def table(title, unit, description, expression, hidden=(), links=(), width=24, height=7):
+    """`links`: (column, dashboard, its variable that gets the value)."""
     made = panel("table", title, unit, description, [(expression, "")], width, height, instant=True, table=True)
     made["transformations"] = [{"id": "organize", "options": {
         "excludeByName": {name: True for name in ("Time", "Value", "__name__", "job", "instance", *hidden)}}}]
+    made["fieldConfig"]["overrides"] = [
+        {"matcher": {"id": "byName", "options": column}, "properties": [{"id": "links", "value": [
+            {"title": uid, "url": f"/d/{uid}?${{datasource:queryparam}}&var-{name}=${{__value.raw}}&${{__url_time_range}}"}]}]}
+        for column, uid, name in links]
     made["options"] = {"showHeader": True}
     return made
 
 
 def source_variable():
+    """At first the one that deploy/grafana provisions; where there is none of that name, Grafana takes another."""
     return {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "refresh": 1,
-            "hide": 0, "includeAll": False, "multi": False, "options": [], "current": {}}
+            "hide": 0, "includeAll": False, "multi": False, "options": [], "current": {"text": "Tercio", "value": "tercio-prometheus"}}
 
 
 def variable(name, label, query, regex="", multi=False):

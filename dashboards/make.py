@@ -50,14 +50,14 @@ def cluster():
             ("Jobs", [
                 graph("Jobs by state", "none", "How many jobs are in each state; those that have ended are counted for ever.",
                       ('tercio_jobs{state!~"succeeded|failed|cancelled"}', "{{state}}"), stack=True),
-                graph("Throughput", "none", "Tokens a second of each job at its last step.",
+                graph("Throughput", "short", "Tokens a second of each job at its last step.",
                       ("tercio_job_tokens_per_second", "{{job_name}}"), stack=True),
                 graph("Goodput", "percentunit", "Part of the last 15 minutes in which steps were made that count, on all ranks or "
                       "fewer.", ("clamp_min(tercio:job_goodput:ratio15m, 0)", "{{job_name}}"), high=1),
                 graph("Restarts", "none", "Restarts in the last hour, by what broke the attempt before.",
                       ("sum by (cause) (increase(tercio_job_restarts_total[1h]))", "{{cause}}")),
-                table("All jobs", "none", "Jobs that are known to Prometheus now, with their layouts.", "tercio_job_info",
-                      hidden=("node",)),
+                table("All jobs", "none", "Jobs that are known to Prometheus now, with their layouts. An id leads to the job's own page.",
+                      "tercio_job_info", hidden=("node",), links=(("job_id", "tercio-job", "job"),)),
             ]),
             ("Nodes", [
                 graph("Nodes by state", "none", "Ready nodes take ranks; the others do not.",
@@ -113,7 +113,7 @@ def job():
                 number("Time left", "s", "At the rate of the last five minutes.",
                        (f"tercio:job_eta:seconds{OF_JOB}", ""), width=3),
                 number("Loss", "none", "Of the last step.", (f"tercio_job_loss{OF_JOB}", ""), width=3),
-                number("Throughput", "none", "Tokens a second.", (f"tercio_job_tokens_per_second{OF_JOB}", ""), width=3),
+                number("Throughput", "short", "Tokens a second.", (f"tercio_job_tokens_per_second{OF_JOB}", ""), width=3),
                 number("Goodput", "percentunit", "Part of the job's whole time in which steps were made that count.",
                        (f'sum(tercio_job_time_seconds{{job_id=~"$job", kind=~"productive|degraded"}}) / '
                         f"sum(tercio_job_time_seconds{OF_JOB})", ""), width=3),
@@ -126,7 +126,7 @@ def job():
                 states("State", "The state that the job is in.", (f"tercio_job_state{OF_JOB}", "{{state}}"), height=6),
                 graph("Loss", "none", "Of each step, and of evaluations on the validation data (nats per token).",
                       (f"tercio_job_loss{OF_JOB}", "training"), (f"tercio_job_validation_loss{OF_JOB}", "validation"), low=None),
-                graph("Throughput", "none", "Tokens a second, at the last step and as the mean over time.",
+                graph("Throughput", "short", "Tokens a second, at the last step and as the mean over time.",
                       (f"tercio_job_tokens_per_second{OF_JOB}", "last step"),
                       (f"max(rate(tercio_tokens_total{OF_JOB}[$__rate_interval]))", "mean")),
                 graph("Gradient norm", "none", "Before clipping; one that grows over many steps announces a divergence.",
@@ -180,7 +180,7 @@ def ranks():
                 number("Log lines lost", "none", "In the last hour, of all ranks.",
                        (f"sum(increase(tercio_log_lines_lost_total{OF_RANK}[1h]))", ""), thresholds=ANY_IS_BAD),
                 rows_over_time("Share of time waiting for others", "percentunit", "One row for each rank. The rank that waits least "
-                               "is the one that the others wait for.", (wait, "{{rank}}")),
+                               "is the one that the others wait for.", (wait, "{{rank}}"), colours="continuous-YlBl"),
                 graph("Waiting in the last step", "s", "The same, for the last step only.",
                       (f"tercio_communication_seconds{OF_RANK}", "{{rank}}")),
                 graph("Computing in the last step", "s", "Its time without waiting: ranks of one stage should be alike.",

@@ -18,6 +18,8 @@ sys.path.insert(0, os.path.join(ROOT, "dashboards"))
 import queries  # noqa: E402
 
 PROMETHEUS = os.path.join(ROOT, "deploy", "prometheus")
+# Those of Grafana's that are used here.
+UNITS = {"none", "short", "percentunit", "s", "bytes", "Bps", "reqps", "watt", "celsius", "hertz"}
 # Not ours: Prometheus' own.
 FOREIGN = {"up", "ALERTS"}
 FOREIGN_LABELS = {"job", "instance", "node", "le", "__name__", "alertname", "alertstate"}
@@ -114,11 +116,13 @@ class Dashboards(unittest.TestCase):
                 where = f"{name}: {panel['title']}"
                 self.assertNotIn(panel["title"], panel_titles, where)
                 panel_titles.add(panel["title"])
-                self.assertTrue(panel["fieldConfig"]["defaults"]["unit"], where)
+                self.assertIn(panel["fieldConfig"]["defaults"]["unit"], UNITS, where)
                 self.assertGreater(len(panel["description"]), 5, where)
                 self.assertTrue(panel["description"].endswith("."), where)
                 self.assertTrue(panel["targets"], where)
                 self.assertEqual(len({target["refId"] for target in panel["targets"]}), len(panel["targets"]), where)
+                if panel["type"] == "status-history":
+                    self.assertLessEqual(panel["maxDataPoints"], 200, where)
         self.assertEqual((len(uids), len(titles)), (len(queries.FILES), len(queries.FILES)))
 
     def test_panels_do_not_overlap(self):
@@ -149,6 +153,14 @@ class Dashboards(unittest.TestCase):
             for where, expression in queries.expressions(board):
                 queries.substitute(expression, {**{v: "x" for v in variables}, "__rate_interval": "1m"})
 
+    def test_links_lead_to_boards_and_their_variables(self):
+        boards = {(board := queries.load(name))["uid"]: {v["name"] for v in board["templating"]["list"]} for name in queries.FILES}
+        links = re.findall(r'"url": "/d/([\w-]+)\?\$\{(\w+):queryparam\}&var-(\w+)=', "".join(read("dashboards", name) for name in queries.FILES))
+        self.assertTrue(links)
+        for uid, source, variable in links:
+            self.assertIn(variable, boards[uid])
+            self.assertIn(source, boards[uid])
+
     def test_they_are_provisioned(self):
         provider = read("deploy", "grafana", "provisioning", "dashboards", "tercio.yaml")
         for line in ("apiVersion: 1", "type: file", "disableDeletion: true", "path: "):
@@ -156,6 +168,12 @@ class Dashboards(unittest.TestCase):
         source = read("deploy", "grafana", "provisioning", "datasources", "tercio.yaml")
         for line in ("apiVersion: 1", "type: prometheus", "url: "):
             self.assertIn(line, source)
+        # Grafana does not start with two defaults, and one file overwrites another's source of the same name.
+        self.assertNotIn("isDefault", source)
+        self.assertNotRegex(source, r"name: Prometheus\b")
+        uid = re.search(r"uid: (\S+)", source).group(1)
+        for name in queries.FILES:
+            self.assertEqual(queries.load(name)["templating"]["list"][0]["current"]["value"], uid)
 
 
 class Rules(unittest.TestCase):
@@ -189,6 +207,13 @@ class Rules(unittest.TestCase):
     def test_runbook_has_no_alert_that_is_none(self):
         named = set(re.findall(r"^#+ Alert: (\w+)$", read("docs", "operations.md"), re.M))
         self.assertEqual(named, {name for name, _ in self.alerts()})
+
+    def test_each_kind_of_event_is_explained(self):
+        kinds = set(re.findall(r'^    "(\w+)",$', read("coordinator", "core", "event_kind.h"), re.M))
+        table = re.search(r"\n## Events\n(.*?)\n## ", read("docs", "operations.md"), re.S).group(1)
+        explained = {kind for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for kind in re.findall(r"`(\w+)`", row)}
+        self.assertGreater(len(kinds), 30)
+        self.assertEqual(explained, kinds)
 
     def test_each_alert_has_a_test(self):
         tested = set(re.findall(r'alertname="(\w+)"', read("tests", "prometheus", "alerts_test.yml")))

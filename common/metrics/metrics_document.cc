@@ -24,8 +24,8 @@ Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text for
 - `job_id` and `job_name` are on all that concerns a job, `rank` on what concerns a rank (`job` is set by Prometheus). Values longer than
   120 bytes are cut.
 - A job that has ended stays on the pages for `--metrics-linger` seconds (TERCIO_METRICS_LINGER, 60: four scrapes 15 s apart) with its
-  last values, and then vanishes; so does a rank that has ended, but for its gauges, which go at once. The coordinator shows the 100
-  newest jobs, and says how many others there are (`tercio_jobs_not_shown`).
+  last values, and then vanishes; so does a rank that has ended, but for its gauges, which go at once. The coordinator shows 100
+  jobs, those that hold devices before those that wait, the newer ones first, and says how many others there are (`tercio_jobs_not_shown`).
 - What is not known has no series: a loss before the first step, a GPU's power where its driver does not say it.
 - A histogram of a metric is `_bucket`, `_sum` and `_count`.
 

@@ -31,8 +31,7 @@ std::string Readable(absl::string_view label) {
     const CodePoint point = DecodeUtf8(value, at);
     if (text.size() + point.length > kMostLabelBytes) break;
     at += point.length;
-    const bool printable = point.code >= 0x20 && !(point.code >= 0x7f && point.code < 0xa0);
-    AppendUtf8(point.valid && printable ? point.code : '?', &text);
+    AppendUtf8(IsPrintable(point) ? point.code : '?', &text);
   }
   return text;
 }

@@ -130,7 +130,10 @@ void MetricsServer::Run() {
       watched.push_back({connection.socket, what, 0});
     }
     const int patience = !open ? kPauseMilliseconds : connections_.empty() ? -1 : kLookMilliseconds;
-    if (poll(watched.data(), watched.size(), patience) < 0 && errno != EINTR) break;
+    if (poll(watched.data(), watched.size(), patience) < 0 && errno != EINTR) {
+      // For want of memory, say: later there may be some. Nothing is ready until then.
+      std::this_thread::sleep_for(std::chrono::milliseconds(kLookMilliseconds));
+    }
     if (watched[0].revents != 0) break;
     const Time now = std::chrono::steady_clock::now();
     size_t place = 2;

@@ -493,10 +493,10 @@ void Stepper::Finish(JobState& job, v1::JobPhase phase) {
   Place(job, NoPlacement());
   SwitchTime(job, v1::TIME_KIND_STOPPED);
   SetPhase(job, phase);
-  const char* kind = phase == v1::JOB_PHASE_SUCCEEDED ? "succeeded"
-                     : phase == v1::JOB_PHASE_FAILED  ? "failed"
-                                                      : "cancelled";
-  Note(job, kind, record.error().empty() ? kind : record.error());
+  const EventKind kind = phase == v1::JOB_PHASE_SUCCEEDED ? EventKind("succeeded")
+                         : phase == v1::JOB_PHASE_FAILED  ? EventKind("failed")
+                                                          : EventKind("cancelled");
+  Note(job, kind, record.error().empty() ? std::string(kind.name()) : record.error());
 }
 
 void Stepper::Handle(const CheckpointCommitted& committed) {

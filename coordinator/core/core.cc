@@ -107,13 +107,15 @@ v1::JobSpec PresentSpec(const v1::JobRecord& record) {
 
 std::string NodeStateName(const State& state, const std::string& name) {
   const NodeState& node = state.nodes.at(name);
-  if (node.lost) return "lost";
-  if (node.record.quarantined()) return "quarantined";
-  if (!node.record.drained() && !node.leaving) return "ready";
+  const v1::NodeRecord& record = node.record;
+  // Who was sent away may be switched off.
+  if (node.lost) return record.drained() ? "drained" : record.leaving() ? "left" : "lost";
+  if (record.quarantined()) return "quarantined";
+  if (!record.drained() && !record.leaving()) return "ready";
   for (const auto& [id, job] : state.jobs) {
     if (job.placement->Has(name)) return "draining";
   }
-  return node.leaving ? "draining" : "drained";
+  return record.leaving() ? "draining" : "drained";
 }
 
 }  // namespace tercio::coordinator

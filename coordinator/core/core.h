@@ -108,8 +108,7 @@ struct NodeState {
   // ---- not durable ----
   v1::AgentHello hello;
   bool connected = false;
-  bool lost = true;      // has not been heard of for a lease
-  bool leaving = false;  // its agent is about to end
+  bool lost = true;  // has not been heard of for a lease
   double last_heard = 0;
   HeldSnapshots snapshots;  // as it has said since its hello
 };
@@ -314,7 +313,8 @@ int FreeSlots(const State& state, const std::string& node);
 // Of all nodes.
 std::map<std::string, int> FreeSlots(const State& state);
 
-// "ready", "lost", "draining", "drained", "quarantined".
+// "ready", "draining", "drained", "quarantined"; of a node that is not heard of: "left" when its
+// agent had said so, "drained" when it was that, else "lost".
 std::string NodeStateName(const State& state, const std::string& node);
 
 }  // namespace tercio::coordinator

@@ -69,7 +69,8 @@ void Stepper::LinesLost(JobState& job, const std::string& node) {
 
 void Stepper::Changed(JobState& job, const StragglerChange& change) {
   const std::string& node = job.placement->NodeOf(change.rank);
-  Note(job, change.slow ? "straggler" : "straggler_recovered", change.text, node, change.rank);
+  Note(job, change.slow ? EventKind("straggler") : EventKind("straggler_recovered"), change.text,
+       node, change.rank);
   if (!change.slow || job.record.spec().fault_tolerance().stragglers() != "exclude" ||
       job.record.phase() != v1::JOB_PHASE_RUNNING) {
     return;

@@ -80,12 +80,12 @@ void Stepper::SwitchTime(JobState& job, v1::TimeKind kind) {
   SwitchLedger(*job.record.mutable_ledger(), kind, now_);
 }
 
-void Stepper::Note(const JobState& job, const std::string& kind, const std::string& message,
+void Stepper::Note(const JobState& job, EventKind kind, const std::string& message,
                    const std::string& node, int rank) {
   v1::JobEvent event;
   event.set_job_id(job.record.id());
   event.set_attempt(job.record.attempt());
-  event.set_kind(kind);
+  event.set_kind(std::string(kind.name()));
   event.set_message(message);
   event.set_node(node);
   event.set_rank(rank);
@@ -93,10 +93,9 @@ void Stepper::Note(const JobState& job, const std::string& kind, const std::stri
   effects_.changed_jobs.insert(job.record.id());
 }
 
-void Stepper::NoteNode(const std::string& node, const std::string& kind,
-                       const std::string& message) {
+void Stepper::NoteNode(const std::string& node, EventKind kind, const std::string& message) {
   v1::JobEvent event;
-  event.set_kind(kind);
+  event.set_kind(std::string(kind.name()));
   event.set_message(message);
   event.set_node(node);
   event.set_rank(-1);

@@ -52,7 +52,10 @@ void Stepper::Handle(const NodeAttached& attached) {
   node.hello = attached.hello;
   node.connected = true;
   node.lost = false;
-  node.leaving = false;
+  if (node.record.leaving()) {
+    node.record.set_leaving(false);
+    effects_.changed_nodes.insert(name);
+  }
   node.last_heard = now_;
   node.snapshots.Clear();
   effects_.acknowledged[name] = node.record.reported();
@@ -150,9 +153,10 @@ void Stepper::ForgetNodes() {
 }
 
 void Stepper::Leave(NodeState& node) {
-  if (node.leaving) return;
-  node.leaving = true;
+  if (node.record.leaving()) return;
+  node.record.set_leaving(true);
   const std::string& name = node.record.name();
+  effects_.changed_nodes.insert(name);
   NoteNode(name, "node_leaves", "its agent ends; its jobs save and go elsewhere");
   MoveAway(name, absl::StrCat("the agent of node ", name, " ends"));
 }
@@ -276,7 +280,7 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
     case v1::AgentMessage::kFaultInjected:
       return WithRun(message.fault_injected().run(), [&](JobState& job) {
         const std::string& error = message.fault_injected().error();
-        Note(job, error.empty() ? "drill_done" : "drill_failed", error, node);
+        Note(job, error.empty() ? EventKind("drill_done") : EventKind("drill_failed"), error, node);
       });
     case v1::AgentMessage::kProductsChosen:
       return WithRun(message.products_chosen().run(),

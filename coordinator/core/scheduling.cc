@@ -120,7 +120,7 @@ std::string FaultOfSlot(const NodeState& node, int slot) {
 }
 
 bool TakesRanks(const NodeState& node) {
-  return node.connected && !node.lost && !node.leaving && !node.record.drained() &&
+  return node.connected && !node.lost && !node.record.leaving() && !node.record.drained() &&
          !node.record.quarantined();
 }
 

@@ -12,6 +12,7 @@
 
 #include "coordinator/core/core.h"
 #include "coordinator/core/devices.h"
+#include "coordinator/core/event_kind.h"
 #include "coordinator/core/ledger.h"
 #include "plan/snapshots.h"
 
@@ -184,9 +185,9 @@ class Stepper {
   void SendSave(const JobState& job, const std::string& node);
   void SetPhase(JobState& job, v1::JobPhase phase);
   void SwitchTime(JobState& job, v1::TimeKind kind);
-  void Note(const JobState& job, const std::string& kind, const std::string& message,
+  void Note(const JobState& job, EventKind kind, const std::string& message,
             const std::string& node = "", int rank = -1);
-  void NoteNode(const std::string& node, const std::string& kind, const std::string& message);
+  void NoteNode(const std::string& node, EventKind kind, const std::string& message);
 
   State& state_;
   const Event& event_;

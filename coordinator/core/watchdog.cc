@@ -30,11 +30,14 @@ double RunWatchdog::Deadline() const {
                   std::max(settings_.least_seconds, settings_.steps * *middle));
 }
 
-double RunWatchdog::StalledSeconds(double now) const {
-  if (progress_.empty()) return 0;
-  double latest = progress_.begin()->second;
+double RunWatchdog::LastProgress() const {
+  double latest = 0;
   for (const auto& [node, seconds] : progress_) latest = std::max(latest, seconds);
-  return std::max(0.0, now - latest);
+  return latest;
+}
+
+double RunWatchdog::StalledSeconds(double now) const {
+  return progress_.empty() ? 0 : std::max(0.0, now - LastProgress());
 }
 
 }  // namespace tercio::coordinator

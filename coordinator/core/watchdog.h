@@ -30,6 +30,8 @@ class RunWatchdog {
   // How long no rank of any node has made progress; 0 before any node was heard. A node that has
   // fallen silent counts as having made none since it was heard last.
   double StalledSeconds(double now) const;
+  // When a rank of any node got further last, as far as nodes have said; 0 before any was heard.
+  double LastProgress() const;
   bool ShouldInspect(double now) const { return StalledSeconds(now) > Deadline(); }
 
  private:

@@ -5,6 +5,7 @@
 #include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/status_macros.h"
+#include "common/utf8.h"
 #include "config/job_file.h"
 #include "coordinator/core/core.h"
 #include "coordinator/planner/planner.h"
@@ -47,6 +48,10 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
                           return node.state.hello.device_kind() == "cuda";
                         }));
   const v1::JobSpec& spec = *wanted;
+  // Whoever lists jobs has it on the terminal.
+  if (ForDisplay(spec.name()) != spec.name()) {
+    return absl::InvalidArgumentError("name: has control characters; leave them out");
+  }
   const int copies = spec.checkpoint().peer_copies();
   if (copies < 0 || copies > plan::kMostPeerCopies) {
     return absl::InvalidArgumentError(

@@ -422,6 +422,17 @@ std::vector<Coordinator::JobView> Coordinator::Views() const {
   return views;
 }
 
+namespace {
+
+double LastProgress(const JobState& job) {
+  const v1::JobPhase phase = job.record.phase();
+  const bool watched = phase == v1::JOB_PHASE_STARTING || phase == v1::JOB_PHASE_RUNNING;
+  const double heard = watched && job.health != nullptr ? job.health->watchdog.LastProgress() : 0;
+  return std::max(job.record.progress_at(), heard);
+}
+
+}  // namespace
+
 Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const double now = clock_.Now();
@@ -434,12 +445,16 @@ Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
     if (IsTerminal(record.phase()) && now - record.finished_at() > linger) continue;
     shown.push_back(&job);
   }
-  std::sort(shown.begin(), shown.end(), [](const JobState* a, const JobState* b) {
-    return a->record.number() > b->record.number();
-  });
+  const auto place = [](const JobState* job) {
+    const bool holds = job->placement->ranks() > 0;
+    return std::pair(holds ? 0 : IsTerminal(job->record.phase()) ? 2 : 1, -job->record.number());
+  };
+  std::sort(shown.begin(), shown.end(),
+            [&](const JobState* a, const JobState* b) { return place(a) < place(b); });
   for (const JobState* job : shown) {
     if (jobs.shown.size() < most) {
-      jobs.shown.push_back({job->record, job->plan, job->placement, 0, now});
+      jobs.shown.push_back(
+          {{job->record, job->plan, job->placement, 0, now, {}, 0}, LastProgress(*job)});
     } else if (!IsTerminal(job->record.phase())) {
       ++jobs.not_shown;
     }

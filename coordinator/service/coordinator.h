@@ -97,16 +97,25 @@ class Coordinator {
     std::map<int, v1::RankFigures> figures;
     uint64_t figures_heard = 0;
   };
+  // By how many seconds the wall clock is before that of the times in records (lease_clock.h).
+  double WallAhead() const { return clock_.WallAhead(); }
   absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
   // For metrics: what is left out of these costs nothing.
+  struct ShownJob {
+    JobView view;
+    // When it last got any further: a rank ended an action of a step or of an evaluation, or the
+    // job entered a phase. 0: not known.
+    double last_progress = 0;
+  };
   struct Jobs {
     std::map<v1::JobState, int> by_state;  // of all jobs
     int waiting = 0;                       // for devices
-    std::vector<JobView> shown;            // newest first
-    int not_shown = 0;                     // of those that have not ended
+    std::vector<ShownJob> shown;
+    int not_shown = 0;  // of those that have not ended
   };
-  // Shows at most `most` jobs, the newest that have not ended, or not `linger` seconds ago.
+  // Shows at most `most` jobs: those that hold devices before those that wait, these before those
+  // that ended not `linger` seconds ago, and the newer ones first.
   Jobs JobsToShow(double linger, size_t most) const;
   struct NodeView {
     NodeState state;

@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 
+#include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "absl/strings/ascii.h"
@@ -25,7 +27,8 @@ constexpr size_t kMostJobs = 100;
 // After a start, for agents that were there before.
 constexpr absl::Duration kReturnPatience = absl::Minutes(1);
 
-constexpr const char* kNodeStates[] = {"ready", "lost", "draining", "drained", "quarantined"};
+constexpr const char* kNodeStates[] = {"ready",    "lost",    "left",
+                                       "draining", "drained", "quarantined"};
 
 // JOB_STATE_RUNNING -> running
 std::string NameOfState(int state) {
@@ -36,9 +39,13 @@ double Double(int64_t value) { return static_cast<double>(value); }
 
 class JobSeries {
  public:
-  JobSeries(const Coordinator::JobView& view, const JobTally& tally, MetricsPage* page)
-      : view_(view),
-        job_(view.record),
+  // `ahead`: of the wall clock before the coordinator's.
+  JobSeries(const Coordinator::ShownJob& shown, double ahead, const JobTally& tally,
+            MetricsPage* page)
+      : view_(shown.view),
+        job_(view_.record),
+        last_progress_(shown.last_progress),
+        ahead_(ahead),
         tally_(tally),
         id_(job_.id()),
         name_(job_.spec().name()),
@@ -55,6 +62,10 @@ class JobSeries {
 
  private:
   void Set(MetricId metric, double value) { page_.Set(metric, {id_, name_}, value); }
+  // What has not happened has no time.
+  void SetTime(MetricId metric, double time) {
+    if (time > 0) Set(metric, time + ahead_);
+  }
 
   void AddState() {
     const v1::JobState present = PublishedState(job_);
@@ -76,10 +87,8 @@ class JobSeries {
                schedule, tensor},
               1);
     Set("tercio_job_attempt", job_.attempt());
-    Set("tercio_job_submitted_timestamp_seconds", job_.submitted_at());
-    if (job_.progress_at() > 0) {
-      Set("tercio_job_last_progress_timestamp_seconds", job_.progress_at());
-    }
+    SetTime("tercio_job_submitted_timestamp_seconds", job_.submitted_at());
+    SetTime("tercio_job_last_progress_timestamp_seconds", last_progress_);
     page_.Set("tercio_job_ranks", {id_, name_, "wanted"}, plan::RanksOfJob(spec));
     page_.Set("tercio_job_ranks", {id_, name_, "present"}, view_.placement->ranks());
   }
@@ -123,16 +132,16 @@ class JobSeries {
     const int budget = job_.spec().fault_tolerance().max_restarts();
     Set("tercio_job_restarts_left", std::max(0, budget - job_.restarts_used()));
     Set("tercio_job_hangs_total", Double(tally_.hangs));
-    Set("tercio_job_stragglers", Double(static_cast<int64_t>(tally_.slow.size())));
+    // Of an attempt that has ended nobody waits for them.
+    const bool running = job_.phase() == v1::JOB_PHASE_RUNNING;
+    Set("tercio_job_stragglers", running ? static_cast<double>(tally_.slow.size()) : 0);
   }
 
   void AddCheckpoints() {
     Set("tercio_checkpoint_step", Double(job_.checkpoint_step()));
     Set("tercio_checkpoint_bytes", Double(job_.checkpoint_bytes()));
     Set("tercio_checkpoint_every_steps", Double(job_.spec().checkpoint().every_steps()));
-    if (job_.checkpoint_at() > 0) {
-      Set("tercio_checkpoint_last_success_timestamp_seconds", job_.checkpoint_at());
-    }
+    SetTime("tercio_checkpoint_last_success_timestamp_seconds", job_.checkpoint_at());
     page_.Set("tercio_checkpoint_duration_seconds", {id_, name_}, tally_.saves);
     for (int failure = 0; failure < kSaveFailures; ++failure) {
       page_.Set("tercio_checkpoint_failures_total",
@@ -160,13 +169,15 @@ class JobSeries {
 
   const Coordinator::JobView& view_;
   const v1::JobRecord& job_;
+  const double last_progress_;
+  const double ahead_;
   const JobTally& tally_;
   const std::string& id_;
   const std::string& name_;
   MetricsPage& page_;
 };
 
-void AddJobs(const Coordinator& coordinator, double linger, MetricsPage* page) {
+void AddJobs(const Coordinator& coordinator, double linger, double ahead, MetricsPage* page) {
   const Coordinator::Jobs jobs = coordinator.JobsToShow(linger, kMostJobs);
   for (int state = v1::JobState_MIN; state <= v1::JobState_MAX; ++state) {
     if (state == v1::JOB_STATE_UNSPECIFIED) continue;
@@ -176,15 +187,15 @@ void AddJobs(const Coordinator& coordinator, double linger, MetricsPage* page) {
   }
   page->Set("tercio_jobs_waiting", jobs.waiting);
   page->Set("tercio_jobs_not_shown", jobs.not_shown);
-  for (const Coordinator::JobView& job : jobs.shown) {
-    JobSeries(job, coordinator.tally().Of(job.record.id()), page).Add();
+  for (const Coordinator::ShownJob& job : jobs.shown) {
+    JobSeries(job, ahead, coordinator.tally().Of(job.view.record.id()), page).Add();
   }
 }
 
 // Since the coordinator has started. Of a node that is only in the store the name is known.
 bool HasCome(const Coordinator::NodeView& node) { return node.state.hello.devices() > 0; }
 
-void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
+void AddNodes(const Coordinator& coordinator, double ahead, MetricsPage* page) {
   int connected = 0;
   int devices = 0;
   int free = 0;
@@ -205,7 +216,8 @@ void AddNodes(const Coordinator& coordinator, MetricsPage* page) {
     page->Set("tercio_agent_devices", {name}, here ? node.state.hello.devices() : 0);
     page->Set("tercio_agent_devices_free", {name}, node.free);
     if (HasCome(node)) {
-      page->Set("tercio_agent_last_heartbeat_timestamp_seconds", {name}, node.state.last_heard);
+      page->Set("tercio_agent_last_heartbeat_timestamp_seconds", {name},
+                node.state.last_heard + ahead);
     }
   }
   for (const char* state : kNodeStates) {
@@ -264,8 +276,12 @@ std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& str
                             const RpcMetrics& calls, const CoordinatorMetricsOptions& options,
                             const MetricsServer::Figures& server) {
   MetricsPage page(MetricExporter::kCoordinator);
-  AddJobs(coordinator, options.linger_seconds, &page);
-  AddNodes(coordinator, &page);
+  // People ask for time() - metric, which is the age only where both are of the same clock; the
+  // coordinator's does not follow when the wall clock is set. Whole seconds: times must not change
+  // from page to page.
+  const double ahead = std::round(coordinator.WallAhead());
+  AddJobs(coordinator, options.linger_seconds, ahead, &page);
+  AddNodes(coordinator, ahead, &page);
   AddService(coordinator, streams, &page);
   AddAccess(options.audit, &page);
   calls.AddTo(&page);
@@ -280,8 +296,11 @@ std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Dur
   nlohmann::json targets = nlohmann::json::array();
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
-    if (!HasCome(node) && up < kReturnPatience) return std::nullopt;
-    if (hello.metrics_address().empty()) continue;
+    const bool left = node.state.lost && node.state.record.leaving();
+    if (!HasCome(node) && !left && up < kReturnPatience) return std::nullopt;
+    // Who was sent away is not missing.
+    const bool gone = node.state.lost && (left || node.state.record.drained());
+    if (gone || hello.metrics_address().empty()) continue;
     targets.push_back(
         {{"targets", {hello.metrics_address()}}, {"labels", {{"node", hello.node()}}}});
   }

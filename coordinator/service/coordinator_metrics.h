@@ -32,7 +32,8 @@ std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& str
                             const MetricsServer::Figures& server);
 // A JSON list of targets, each with the label `node`. Where agents are is known once they have
 // come: absent while nodes that were there before the coordinator started are missing and it has
-// not been `up` for long, since Prometheus keeps the list before when it gets none.
+// not been `up` for long, since Prometheus keeps the list before when it gets none. Nodes that are
+// gone after they were drained or had said that they leave are no targets.
 std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Duration up);
 
 // Serves both.

@@ -1,7 +1,10 @@
 // The pages of a real coordinator, to whom nodes and ranks say what they would.
 #include "coordinator/service/coordinator_metrics.h"
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -35,7 +38,8 @@ class CoordinatorMetricsTest : public ::testing::Test {
     };
     auto made = Coordinator::Create(
         std::move(settings), *std::move(store), &checkpoints_,
-        /*read_only=*/false, LeaseClock([] { return 1000.0; }, [this] { return now_.load(); }));
+        /*read_only=*/false,
+        LeaseClock([this] { return wall_ + now_; }, [this] { return now_.load(); }));
     ASSERT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);
     streams_ =
@@ -111,7 +115,8 @@ class CoordinatorMetricsTest : public ::testing::Test {
 
   TempDir directory_;
   checkpoint::Store checkpoints_{directory_.path() + "/checkpoints"};
-  std::atomic<double> now_{0};  // of the monotonic clock
+  std::atomic<double> now_{0};      // of the monotonic clock
+  std::atomic<double> wall_{1000};  // before it
   std::unique_ptr<Coordinator> coordinator_;
   std::unique_ptr<StreamHub> streams_;
   RpcMetrics calls_{{"tercio.v1.JobService"}};
@@ -161,6 +166,91 @@ TEST_F(CoordinatorMetricsTest, ShowsAJob) {
   EXPECT_THAT(page, HasSubstr("heartbeat_timestamp_seconds{node=\"a\"} 1000\n"));
   EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"a\",state=\"ready\"} 1\n"));
   EXPECT_THAT(page, HasSubstr("tercio_events_total{kind=\"checkpoint_committed\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_events_total{kind=\"hang\"} 0\n"));
+}
+
+// Whoever asks for time() - metric wants the age.
+TEST_F(CoordinatorMetricsTest, AgesAreRightWhenTheWallClockIsSet) {
+  Train();
+  wall_ = 5000;
+  now_ = 7;
+  const std::string page = Page();
+  for (const char* metric :
+       {"tercio_job_submitted_timestamp_seconds", "tercio_job_last_progress_timestamp_seconds",
+        "tercio_checkpoint_last_success_timestamp_seconds"}) {
+    EXPECT_THAT(page, HasSubstr(absl::StrCat(
+                          metric, "{job_id=\"job-1\",job_name=\"shakespeare\"} 5000\n")));
+  }
+  EXPECT_THAT(page, HasSubstr("heartbeat_timestamp_seconds{node=\"a\"} 5000\n"));
+}
+
+// An evaluation, or a first step, takes its time without being a standstill.
+TEST_F(CoordinatorMetricsTest, ProgressIsWhatRanksSayOfTheirActions) {
+  Train();
+  const std::string line =
+      "tercio_job_last_progress_timestamp_seconds{job_id=\"job-1\",job_name=\"shakespeare\"} ";
+  const auto beat = [&](double stalled) {
+    Say("a", [&](v1::AgentMessage& m) {
+      v1::RunHealth* health = m.mutable_heartbeat()->add_health();
+      *health->mutable_run() = RunWith(1);
+      health->set_stalled_seconds(stalled);
+    });
+  };
+  now_ = 6;
+  beat(2);
+  EXPECT_THAT(Page(), HasSubstr(line + "1004\n"));
+  now_ = 12;
+  beat(8);
+  EXPECT_THAT(Page(), HasSubstr(line + "1004\n"));
+}
+
+TEST_F(CoordinatorMetricsTest, NobodyWaitsForTheStragglersOfAnAttemptThatHasEnded) {
+  Train();
+  const std::string line = "tercio_job_stragglers{job_id=\"job-1\",job_name=\"shakespeare\"} ";
+  // A rank that computes longer than its own past and the other rank, for some windows.
+  for (int window = 0; window < 12; ++window) {
+    Say("a", [&](v1::AgentMessage& m) {
+      v1::RunHealth* health = m.mutable_heartbeat()->add_health();
+      *health->mutable_run() = RunWith(1);
+      for (const int rank : {0, 1}) {
+        v1::RankTiming* timing = health->add_timings();
+        timing->set_rank(rank);
+        timing->set_step(8 + 20 * window);
+        timing->set_compute_seconds(rank == 1 && window >= 5 ? 3 : 1);
+      }
+    });
+  }
+  EXPECT_THAT(Page(), HasSubstr(line + "1\n"));
+  Say("a", [](v1::AgentMessage& m) {
+    *m.mutable_rank_exited()->mutable_run() = RunWith(1);
+    m.mutable_rank_exited()->mutable_exit()->set_signal(9);
+  });
+  EXPECT_THAT(Page(), HasSubstr(line + "0\n"));
+}
+
+// An operator who switches off what was drained wants no alert.
+TEST_F(CoordinatorMetricsTest, WhoWasSentAwayIsNotLost) {
+  for (const char* node : {"a", "b", "c"}) Attach(node, absl::StrCat("10.0.0.7:", node));
+  ASSERT_TRUE(coordinator_->Ask(NodeChangeRequested{"a", NodeChange::kDrain}).ok());
+  Say("b", [](v1::AgentMessage& m) { m.mutable_leaving()->set_grace_seconds(1); });
+  now_ = 100;
+  ASSERT_TRUE(coordinator_->Ask(Tick{}).ok());
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"a\",state=\"drained\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"b\",state=\"left\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_node_state{node=\"c\",state=\"lost\"} 1\n"));
+  EXPECT_THAT(page, HasSubstr("tercio_nodes_by_state{state=\"lost\"} 1\n"));
+  const std::string targets = TargetsPage(*coordinator_, absl::ZeroDuration()).value();
+  EXPECT_THAT(targets, HasSubstr("\"10.0.0.7:c\""));
+  EXPECT_THAT(targets, Not(HasSubstr("\"10.0.0.7:a\"")));
+  EXPECT_THAT(targets, Not(HasSubstr("\"10.0.0.7:b\"")));
+  // A coordinator that is started anew knows it still.
+  streams_.reset();
+  coordinator_.reset();
+  Start();
+  now_ = 200;
+  ASSERT_TRUE(coordinator_->Ask(Tick{}).ok());
+  EXPECT_THAT(Page(), HasSubstr("tercio_node_state{node=\"b\",state=\"left\"} 1\n"));
 }
 
 // What is in the table is exported by somebody: here, or by the agent.
@@ -199,6 +289,31 @@ TEST_F(CoordinatorMetricsTest, OfManyJobsTheNewestHaveSeries) {
   EXPECT_THAT(page, HasSubstr("job-1129"));
   EXPECT_THAT(page, HasSubstr("job-1030"));
   EXPECT_THAT(page, Not(HasSubstr("job-1029")));
+}
+
+// 500 jobs and 1,000 nodes, all with long names.
+TEST_F(CoordinatorMetricsTest, ThePageOfALargeClusterIsBounded) {
+  const std::string name(60, 'x');
+  for (int i = 0; i < 1000; ++i) Attach(absl::StrCat(name, i), "10.0.0.7:9465");
+  for (int i = 0; i < 500; ++i) Submit(absl::StrCat("job-", 1000 + i), name);
+  const auto began = std::chrono::steady_clock::now();
+  const std::string page = Page();
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
+  std::printf("%zu lines, %zu bytes, made in %.3f s\n",
+              static_cast<size_t>(std::count(page.begin(), page.end(), '\n')), page.size(),
+              took.count());
+  EXPECT_LT(page.size(), size_t{4} << 20);
+}
+
+TEST_F(CoordinatorMetricsTest, AJobThatRunsIsShownHoweverManyWait) {
+  Train();
+  for (int i = 0; i < 130; ++i) Submit(absl::StrCat("job-", 1000 + i), "many");
+  Submit("job-9", "short");
+  ASSERT_TRUE(coordinator_->Ask(CancelRequested{"job-9", false, "enough"}).ok());
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("tercio_job_loss{job_id=\"job-1\""));
+  EXPECT_THAT(page, Not(HasSubstr("\"job-9\""))) << "it has ended, and others wait";
+  EXPECT_THAT(page, HasSubstr("tercio_jobs_not_shown 31\n"));
 }
 
 TEST_F(CoordinatorMetricsTest, NamesOfJobsMayBeAnything) {

@@ -15,14 +15,17 @@ class LeaseClock {
  public:
   using Read = std::function<double()>;  // seconds
 
-  LeaseClock(const Read& wall, Read monotonic)
-      : monotonic_(std::move(monotonic)), offset_(wall() - monotonic_()) {}
+  LeaseClock(Read wall, Read monotonic)
+      : wall_(std::move(wall)), monotonic_(std::move(monotonic)), offset_(wall_() - monotonic_()) {}
   // Of this machine.
   LeaseClock();
 
   double Now() const { return offset_ + monotonic_(); }
+  // By how much the wall clock is before this one: 0 until it is set.
+  double WallAhead() const { return wall_() - Now(); }
 
  private:
+  Read wall_;
   Read monotonic_;
   double offset_;
 };

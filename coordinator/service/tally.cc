@@ -2,7 +2,14 @@
 
 #include <algorithm>
 
+#include "coordinator/core/event_kind.h"
+
 namespace tercio::coordinator {
+
+// Counts begin at 0, or the first of a kind would be no increase.
+Tally::Tally() {
+  for (const std::string_view kind : kEventKinds) events_[std::string(kind)] = 0;
+}
 
 void Tally::Add(const std::vector<Effects>& effects) {
   std::lock_guard<std::mutex> lock(mutex_);

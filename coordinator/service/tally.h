@@ -43,13 +43,15 @@ class Tally {
   // Jobs beyond this many lose their tally, those that have changed last keep it.
   static constexpr size_t kMostJobs = 256;
 
+  Tally();
+
   // What steps of the core have brought about, once it is durable.
   void Add(const std::vector<Effects>& effects);
   void Committed(double seconds, size_t events);
   void CommitFailed();
 
   JobTally Of(const std::string& job) const;
-  std::map<std::string, int64_t> events() const;  // by kind
+  std::map<std::string, int64_t> events() const;  // by kind, all that there are
   int64_t fenced() const;
   int64_t failed_commits() const;
   HistogramFigures commits() const { return commits_.figures(); }

@@ -46,7 +46,7 @@ class Logs(ClusterTest):
         self.after_step(job, 3)
         victim = self.trainers(job)[0]
         with open(f"/proc/{victim}/fd/2", "ab", buffering=0) as out:
-            out.write(b"a library is unhappy\n")
+            out.write("a library is unhappy: größe \x1b[2J\x9b2J\0\n".encode() + b"\xff\n")
         wait_for(lambda: any("unhappy" in line["line"] for line in self.lines(job)), "the line of the library")
         with open(f"/proc/{victim}/fd/2", "ab", buffering=0) as out:
             out.write(f"time=2026-05-01T12:00:00.000Z level=error program=trainer msg=bad job={job} attempt=1 "
@@ -57,7 +57,7 @@ class Logs(ClusterTest):
         lines = self.lines(job)
         ours = [line for line in lines if line["level"]]
         self.assertEqual({line["rank"] for line in ours}, {0, 1, 2, 3})
-        self.assertEqual([line["line"] for line in lines if not line["level"]], ["a library is unhappy"])
+        self.assertEqual([line["line"] for line in lines if not line["level"]], ["a library is unhappy: größe ?[2J?2J?", "?"])
         for line in ours:
             self.assertRegex(line["line"], rf"^time=\S+Z level={line['level']} program=trainer msg=")
             self.assertIn(f"job={job} attempt=1 rank={line['rank']}", line["line"])
@@ -127,17 +127,22 @@ class Logs(ClusterTest):
         wait_for(lambda: self.lost_lines(ready) > 1000, "lines that are counted")
         wait_for(lambda: "log_lines_lost" in self.kinds(job), "an event")
         self.after_step(job, self.get(job)["step"] + 3)
+        # What is left out when the rank ends is told, and counted, too.
+        with open(f"/proc/{victim}/fd/2", "ab", buffering=0) as out:
+            out.write(b"".join(b"a line of no use, the last %d\n" % i for i in range(1000)))
+        os.kill(victim, signal.SIGKILL)
+        self.json(*self.reach("wait", job), code=1)
         noise = [line for line in self.lines(job) if "of no use" in line["line"]]
         self.assertLess(len(noise), 50 * 20)
         markers = [line for line in self.lines(job) if "lines are left out here" in line["line"]]
         self.assertTrue(markers)
         self.assertEqual(markers[0]["level"], "warning")
+        told = sum(int(re.search(r"(\d+) lines are left out here", line["line"])[1]) for line in markers)
+        self.assertEqual(self.lost_lines(ready), told)
         self.assertEqual(self.kinds(job).count("log_lines_lost"), 1)
         folder = os.path.dirname(log)
         wait_for(lambda: sum(os.stat(os.path.join(folder, name)).st_size for name in os.listdir(folder))
                  < 32 << 20, "a bounded log")
-        self.tercio(*self.reach("cancel", job, "--no-save"))
-        self.json(*self.reach("wait", job), code=8)
 
     def test_training_goes_on_when_the_disk_of_the_logs_is_full(self):
         small = self.path("small")

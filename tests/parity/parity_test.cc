@@ -2,9 +2,11 @@
 // tensor degrees (docs/numerics.md). Ranks are threads here; tests/e2e does the same with
 // processes.
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -317,6 +319,31 @@ void CheckCopies(const char* precision) {
 TEST(Parity, CopiesOfSnapshotsHaveTheSameBits) {
   CheckCopies("fp32");
   CheckCopies("fp16");  // a loss scale is state, too
+}
+
+// Whose tokens of the second data rank take their time.
+class SlowSource : public SyntheticSource {
+ public:
+  explicit SlowSource(const v1::JobSpec& job)
+      : SyntheticSource(job.model().vocab_size(), job.model().context()),
+        first_(job.training().global_batch() / 2) {}
+  void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
+    if (sequence == first_) std::this_thread::sleep_for(std::chrono::seconds(1));
+    SyntheticSource::ReadTraining(step, sequence, out);
+  }
+
+ private:
+  const int64_t first_;
+};
+
+// Or it would be taken for a slow one itself.
+TEST(Parity, WaitingForAReplicaIsWaiting) {
+  SlowSource source(SmallJob());
+  RunOptions options;
+  options.steps = 1;
+  options.source = &source;
+  const RunResult result = Train(SmallJob(), {1, 1, 2, 4, 1, "1f1b"}, options);
+  EXPECT_GT(result.steps.at(0).communication_seconds, 0.05);
 }
 
 TEST(Parity, TrainingLearns) {

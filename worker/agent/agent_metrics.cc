@@ -30,10 +30,10 @@ struct RankSeries {
   double steps = 0;
   double sent_bytes = 0;
   double send_failures = 0;
-  v1::PhaseSeconds phases;  // of the rank's process, as is what follows
+  double log_lines_lost = 0;
+  // Of the rank's process.
+  v1::PhaseSeconds phases;
   double cpu_seconds = 0;
-  double log_lines_lost = 0;      // as the rank has said
-  double log_lines_left_out = 0;  // not sent
   // Gauges, of the rank that lives.
   std::optional<v1::TrainerStep> step;
   std::optional<v1::TrainerMemory> memory;
@@ -83,7 +83,7 @@ class RankWriter {
     Set("tercio_tokens_total", series_.tokens);
     Set("tercio_steps_total", series_.steps);
     Set("tercio_rank_cpu_seconds_total", series_.cpu_seconds);
-    Set("tercio_log_lines_lost_total", series_.log_lines_lost + series_.log_lines_left_out);
+    Set("tercio_log_lines_lost_total", series_.log_lines_lost);
     Set("tercio_checkpoint_sent_bytes_total", series_.sent_bytes);
     Set("tercio_checkpoint_send_failures_total", series_.send_failures);
     const v1::PhaseSeconds& phases = series_.phases;
@@ -253,14 +253,12 @@ void AgentMetrics::Figures(const RankLabels& labels, const v1::RankFigures& figu
 
 void AgentMetrics::Memory(const RankLabels& labels, const v1::TrainerMemory& memory) {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  RankSeries& series = state_->Of(labels);
-  series.memory = memory;
-  series.log_lines_lost = static_cast<double>(memory.log_lines_lost());
+  state_->Of(labels).memory = memory;
 }
 
-void AgentMetrics::LogLinesLeftOut(const RankLabels& labels, int64_t lines) {
+void AgentMetrics::LogLinesLost(const RankLabels& labels, int64_t lines) {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->Of(labels).log_lines_left_out += static_cast<double>(lines);
+  state_->Of(labels).log_lines_lost += static_cast<double>(lines);
 }
 
 void AgentMetrics::Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress) {

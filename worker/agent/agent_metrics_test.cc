@@ -66,9 +66,8 @@ void SayAll(AgentMetrics& metrics) {
   v1::TrainerMemory memory;
   memory.set_planned_bytes(4096);
   memory.set_resident_bytes(8192);
-  memory.set_log_lines_lost(9);
   metrics.Memory(kLabels, memory);
-  metrics.LogLinesLeftOut(kLabels, 4);
+  metrics.LogLinesLost(kLabels, 13);
   v1::CheckpointProgress progress;
   progress.set_bytes(100);
   progress.set_seconds(1.5);
@@ -128,7 +127,10 @@ TEST(AgentMetrics, GaugesGoWithTheRankAndCountersAfterAWhile) {
   }
   // The same rank of the next attempt goes on, and lives again.
   (*metrics)->Step(kLabels, MakeStep(), 1, 256);
+  (*metrics)->Memory(kLabels, v1::TrainerMemory());
   page = (*metrics)->Page();
+  // A count that fell would be taken for a restart of the agent, and what is left for new losses.
+  EXPECT_THAT(page, HasSubstr(std::string("tercio_log_lines_lost_total") + kLabelText + " 13\n"));
   EXPECT_THAT(page, HasSubstr(std::string("tercio_tokens_total") + kLabelText + " 512"));
   EXPECT_THAT(page, HasSubstr("tercio_loss{"));
   (*metrics)->Exited(kLabels, /*fault=*/false);

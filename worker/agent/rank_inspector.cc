@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/steady_time.h"
+#include "common/utf8.h"
 
 namespace tercio {
 namespace {
@@ -82,8 +83,7 @@ std::string WithNames(pid_t pid, const std::string& dump) {
       if (!name.empty() && name.back() == '\n') name.pop_back();
       absl::StrAppend(&line, " (", name, ")");
     }
-    for (const char c : line) text += static_cast<unsigned char>(c) < 128 ? c : '?';
-    text += '\n';
+    text += ForDisplay(line, "\t") + '\n';
   }
   return text;
 }

@@ -15,6 +15,7 @@
 #include "common/gpu_faults.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "common/utf8.h"
 #include "worker/data/prepared_data.h"
 #include "worker/progress/progress_page.h"
 #include "worker/progress/record_file.h"
@@ -47,16 +48,9 @@ void RemovePage(const std::string& path) {
   }
 }
 
-// Bytes that are not ASCII must not stop a message: protobuf strings are UTF-8. Control characters
-// would move the cursor of whoever reads it.
-std::string Printable(const std::string& line) {
-  std::string text = line;
-  for (char& c : text) {
-    const bool shown = (c >= ' ' && c <= '~') || c == '\t' || c == '\n';
-    if (!shown) c = '?';
-  }
-  return text;
-}
+// What a process has said: protobuf strings are UTF-8, and control characters would move the cursor
+// of whoever reads it.
+std::string Readable(const std::string& text) { return ForDisplay(text, "\t\n"); }
 
 LogFields FieldsOf(const RunKey& key, int rank) {
   return {{"job", key.first}, {"attempt", key.second}, {"rank", rank}};
@@ -71,11 +65,11 @@ std::string LogName(const RunKey& key, int rank) {
 TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
                        const std::string& page_path) {
   TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
-  for (const std::string& line : exit.last_lines) event.last_lines.push_back(Printable(line));
+  for (const std::string& line : exit.last_lines) event.last_lines.push_back(Readable(line));
   std::optional<ExitNote> note;
   if (const auto page = ProgressPage::Open(page_path); page.ok()) note = (*page)->Exit();
   if (note.has_value()) {
-    event.reason = Printable(note->reason);
+    event.reason = Readable(note->reason);
     event.permanent = note->permanent;
     if (exit.adopted) {
       event.exit_code = note->exit_code;
@@ -452,7 +446,8 @@ TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank, Shar
 
 TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, SharedLimit limit) {
   return [this, key, rank, limit = std::move(limit)](const ProcessExit& exit) {
-    if (const int64_t left_out = limit->TakeLeftOut(); left_out > 0) {
+    const int64_t left_out = limit->TakeLeftOut();
+    if (left_out > 0) {
       AgentChanges changes;
       *changes.messages.emplace_back().mutable_logs() = MakeLogs(key, rank, left_out, {});
       store_.Commit(std::move(changes));
@@ -462,6 +457,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, Shar
     std::lock_guard<std::mutex> lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
     event.device_utilization = trainers_[key][rank].Utilization();
+    if (left_out > 0) metrics_.LogLinesLost(LabelsOf(key, rank), left_out);
     metrics_.Exited(LabelsOf(key, rank), event.signal != 0 || event.exit_code != 0);
     Apply({0, std::move(event)});
   };
@@ -520,7 +516,7 @@ v1::RankLogs RunManager::MakeLogs(const RunKey& key, int rank, int64_t left_out,
     log->set_attempt(key.second);
     log->set_rank(rank);
     log->set_node(options_.node);
-    log->set_line(Printable(line));
+    log->set_line(Readable(line));
     if (const auto level = LevelOfLogLine(line); level.has_value()) {
       log->set_level(std::string(NameOf(*level)));
     }
@@ -539,7 +535,7 @@ void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed&
   if (passed.left_out_before == 0) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (state_.runs.contains(key)) {
-    metrics_.LogLinesLeftOut(LabelsOf(key, rank), passed.left_out_before);
+    metrics_.LogLinesLost(LabelsOf(key, rank), passed.left_out_before);
   }
 }
 
@@ -696,8 +692,10 @@ void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& 
     metrics_.Memory(labels, message.memory());
     int64_t& lost = trainers_[key][rank].log_lines_lost;
     const int64_t more = message.memory().log_lines_lost() - lost;
-    lost += std::max<int64_t>(0, more);
-    if (more > 0) TellLost(key, more);
+    if (more <= 0) return;
+    lost += more;
+    metrics_.LogLinesLost(labels, more);
+    TellLost(key, more);
   } else if (message.has_checkpoint()) {
     metrics_.Checkpoint(labels, message.checkpoint());
   } else if (message.has_phase()) {

@@ -144,7 +144,6 @@ class Engine : public TrainingEngine {
   void JoinTiedGradients();
   void MeasureGradients();
   void ClearForeignSums();
-  double GroupWaitSeconds() const;
   void SetZero(double* begin, const double* end) {
     compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
   }
@@ -479,19 +478,12 @@ absl::Status Engine::LearnExchange(int64_t count) {
   return compute_->Synchronize();
 }
 
-// So long has this rank waited for others in its groups.
-double Engine::GroupWaitSeconds() const {
-  return communicators_.world->WaitSeconds() + communicators_.tensor->WaitSeconds() +
-         communicators_.pipeline->WaitSeconds();
-}
-
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const double start = StepTrace::Now();
-  const double engine_waited = where_.engine_wait_seconds();
+  const double waited = where_.engine_wait_seconds();
   where_.BeginStep(step);
   where_.phases().Start();
   where_.BeginAction(Phase::kData, "samples");
-  const double waited = GroupWaitSeconds();
   ReadSamples([&](int64_t sequence, Sample* out) { source_.TrainingSample(step, sequence, out); });
   TERCIO_RETURN_IF_ERROR(CountPredictions());
   SetZero(exchange_.begin(), exchange_.SumsEnd());
@@ -517,9 +509,9 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   result.grad_norm = std::sqrt(squares) / guard_.loss_scale();
   TERCIO_RETURN_IF_ERROR(JudgeStep(step, &result));
   where_.phases().Enter(Phase::kOther);
-  result.communication_seconds = GroupWaitSeconds() - waited;
+  result.communication_seconds = where_.engine_wait_seconds() - waited;
   const double seconds = StepTrace::Now() - start;
-  where_.EndStep(step, seconds, seconds - (where_.engine_wait_seconds() - engine_waited));
+  where_.EndStep(step, seconds, seconds - result.communication_seconds);
   return result;
 }
 
