@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/login_files.h"
+#include "cli/text.h"
 #include "common/access/enrolment.h"
 #include "common/daemon.h"
 #include "common/file.h"
@@ -59,7 +60,7 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
 }
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  std::fprintf(stderr, "error: %s\n", LinesForTerminal(std::string(status.message())).c_str());
   return ExitCodeOf(status);
 }
 

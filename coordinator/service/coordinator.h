@@ -67,6 +67,8 @@ class Coordinator {
 
   // PERMISSION_DENIED where the settings do not allow drills.
   absl::Status MayDrill() const;
+  // FAILED_PRECONDITION where this coordinator only answers questions (--read-only).
+  absl::Status MayWrite() const;
 
   // Where trainers find the checkpoint service; set once, before the first agent can come.
   void SetCheckpointAddress(const std::string& address);
