@@ -177,14 +177,27 @@ Committed Store::LatestGood(const std::string& job, std::vector<std::string>* da
   return {};
 }
 
+std::vector<Committed> Store::Superfluous(const std::string& job, int keep_last,
+                                          int64_t keep_every) const {
+  std::vector<Committed> all = List(job);
+  const auto kept = static_cast<size_t>(std::max(1, keep_last));
+  all.resize(all.size() > kept ? all.size() - kept : 0);
+  std::erase_if(all, [keep_every](const Committed& committed) {
+    return keep_every > 0 && committed.step % keep_every == 0;
+  });
+  return all;
+}
+
+absl::Status Store::Remove(const std::string& job, int64_t step) {
+  return RemoveTree(PathOf(job, step));
+}
+
 absl::StatusOr<std::vector<int64_t>> Store::Prune(const std::string& job, int keep_last,
                                                   int64_t keep_every) {
-  std::vector<Committed> all = List(job);
   std::vector<int64_t> removed;
-  for (size_t i = 0; i + static_cast<size_t>(std::max(1, keep_last)) < all.size(); ++i) {
-    if (keep_every > 0 && all[i].step % keep_every == 0) continue;
-    TERCIO_RETURN_IF_ERROR(RemoveTree(all[i].path));
-    removed.push_back(all[i].step);
+  for (const Committed& committed : Superfluous(job, keep_last, keep_every)) {
+    TERCIO_RETURN_IF_ERROR(Remove(job, committed.step));
+    removed.push_back(committed.step);
   }
   return removed;
 }

@@ -81,8 +81,12 @@ class Store {
   // The newest one whose every digest is right; step 0 when there is none. Damaged ones are named
   // in `damaged` (may be null).
   Committed LatestGood(const std::string& job, std::vector<std::string>* damaged) const;
-  // Removes all but the newest `keep_last` and those of steps that are multiples of `keep_every`
-  // (0: none). Returns the steps removed.
+  // All but the newest `keep_last` (at least one) and those of steps that are multiples of
+  // `keep_every` (0: none), oldest first.
+  std::vector<Committed> Superfluous(const std::string& job, int keep_last,
+                                     int64_t keep_every) const;
+  absl::Status Remove(const std::string& job, int64_t step);
+  // Removes what is superfluous. Returns the steps removed.
   absl::StatusOr<std::vector<int64_t>> Prune(const std::string& job, int keep_last,
                                              int64_t keep_every);
   // For drills: until then (by SteadyNow) every save is refused as on a full disk. Any thread.

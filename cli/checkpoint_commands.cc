@@ -75,9 +75,12 @@ absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
             : absl::StrCat("job ", options.job, " has no checkpoint"));
   }
   if (!PathExists(path + "/manifest.json")) {
-    return absl::NotFoundError(absl::StrCat("the checkpoint ", path,
-                                            " is not on this machine; export it where the "
-                                            "coordinator runs"));
+    return absl::NotFoundError(
+        absl::StrCat("the checkpoint ", path,
+                     path.front() == '/'
+                         ? " is not on this machine; export it where the coordinator runs"
+                         : " is below the folder where the coordinator was started, and not "
+                           "below this one; go there, or name its directory instead of the job"));
   }
   return path;
 }

@@ -8,6 +8,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/login_files.h"
+#include "cli/text.h"
 #include "common/access/enrolment.h"
 #include "common/daemon.h"
 #include "common/file.h"

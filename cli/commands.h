@@ -1,6 +1,8 @@
 // The verbs. Each returns the exit code of the program and has printed what there is to say.
 #pragma once
 
+#include <string>
+
 #include "cli/options.h"
 
 namespace tercio::cli {
@@ -22,6 +24,7 @@ int NodesUndrain(const Options& options);
 int NodesRelease(const Options& options);
 int CheckpointList(const Options& options);
 int CheckpointVerify(const Options& options);
+int CheckpointPrune(const Options& options);
 
 // What jobs have done, beside each other (report_commands.cc).
 int Plot(const Options& options);
@@ -47,6 +50,7 @@ int Evaluate(const Options& options);
 int Plan(const Options& options);
 int Completion(const Options& options);
 int Version(const Options& options);
+std::string VersionLine();  // "tercio 0.1.0 commit 1a2b3c4d..."
 
 // This machine, whether it can train (doctor.cc).
 int Doctor(const Options& options);

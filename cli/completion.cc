@@ -17,6 +17,8 @@
 #include "absl/strings/strip.h"
 #include "cli/client.h"
 #include "cli/format.h"
+#include "cli/text.h"
+#include "cli/usage.h"
 #include "common/daemon.h"
 #include "common/man_page.h"
 
@@ -60,13 +62,6 @@ std::string NameOf(const CLI::Option& option) {
   if (!option.get_lnames().empty()) return "--" + option.get_lnames().front();
   if (!option.get_snames().empty()) return "-" + option.get_snames().front();
   return option.get_name(true);
-}
-
-const CLI::Option* FindOption(const CLI::App& app, const std::string& word) {
-  for (const CLI::Option* option : app.get_options()) {
-    if (option->nonpositional() && option->check_name(word)) return option;
-  }
-  return nullptr;
 }
 
 void Offer(const std::string& word, const std::string& description, const std::string& begun,
@@ -116,8 +111,6 @@ void Print(const std::string& word, const std::string& description, const std::s
 // How the words so far reach a coordinator; all else of them does not matter here.
 Options ReachOf(const std::vector<std::string>& words) {
   Options options;
-  if (const char* address = std::getenv("TERCIO_COORDINATOR"); address != nullptr)
-    options.coordinator = address;
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     if (words[i] == "--coordinator") options.coordinator = words[i + 1];
     if (words[i] == "--state-dir") options.state_dir = words[i + 1];
@@ -166,7 +159,7 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
       continue;
     }
     if (absl::StartsWith(word, "-")) {
-      const CLI::Option* option = FindOption(*verb, word);
+      const CLI::Option* option = OptionNamed(*verb, word);
       if (option != nullptr && option->get_items_expected_max() > 0) waiting = option;
       continue;
     }
@@ -209,43 +202,63 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
   return completion;
 }
 
+namespace {
+
+// Each asks `tercio __complete WORD...`, the last of which is begun.
+constexpr char kBash[] = R"(# Completion of tercio for bash. To have it always:
+#   tercio completion bash > ~/.local/share/bash-completion/completions/tercio
+_tercio() {
+  local current="${COMP_WORDS[COMP_CWORD]}" line
+  COMPREPLY=()
+  while IFS= read -r line; do
+    case "$line" in
+      :files)
+        compopt -o filenames 2>/dev/null
+        while IFS= read -r line; do COMPREPLY+=("$line"); done < <(compgen -f -- "$current") ;;
+      ?*) COMPREPLY+=("${line%%$'\t'*}") ;;
+    esac
+  done < <("${COMP_WORDS[0]/#\~/$HOME}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+}
+complete -F _tercio tercio
+)";
+
+constexpr char kZsh[] = R"(#compdef tercio
+# Completion of tercio for zsh. To have it always: tercio completion zsh > DIR/_tercio, where DIR is in $fpath.
+_tercio() {
+  local line
+  local -a found
+  for line in "${(@f)$("${words[1]/#\~/$HOME}" __complete "${(@)words[2,CURRENT]}" 2>/dev/null)}"; do
+    case "$line" in
+      :files) _files ;;
+      ?*) found+=("${${line%%$'\t'*}//:/\\:}:${line#*$'\t'}") ;;
+    esac
+  done
+  (( $#found )) && _describe tercio found
+}
+if [[ ${funcstack[1]} == _tercio ]]; then _tercio "$@"; else compdef _tercio tercio; fi
+)";
+
+constexpr char kFish[] = R"(# Completion of tercio for fish. To have it always:
+#   tercio completion fish > ~/.config/fish/completions/tercio.fish
+function __tercio_complete
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    set -l program (string replace -r '^~' $HOME -- $words[1])
+    for line in (command $program __complete $words[2..-1] "$current" 2>/dev/null)
+        if test "$line" = :files
+            __fish_complete_path "$current"
+        else
+            echo $line
+        end
+    end
+end
+complete -c tercio -f -a '(__tercio_complete)'
+)";
+
+}  // namespace
+
 std::string CompletionScript(const std::string& shell) {
-  if (shell == "bash") {
-    return "# Completion of tercio for bash. To have it always: tercio completion bash > "
-           "~/.local/share/bash-completion/completions/tercio\n"
-           "_tercio() {\n"
-           "  local current=\"${COMP_WORDS[COMP_CWORD]}\" line\n"
-           "  COMPREPLY=()\n"
-           "  while IFS= read -r line; do\n"
-           "    case \"$line\" in\n"
-           "      :files)\n"
-           "        compopt -o filenames 2>/dev/null\n"
-           "        while IFS= read -r line; do COMPREPLY+=(\"$line\"); done < <(compgen -f -- "
-           "\"$current\") ;;\n"
-           "      ?*) COMPREPLY+=(\"${line%%$'\\t'*}\") ;;\n"
-           "    esac\n"
-           "  done < <(\"${COMP_WORDS[0]/#\\~/$HOME}\" __complete "
-           "\"${COMP_WORDS[@]:1:COMP_CWORD}\" 2>/dev/null)\n"
-           "}\n"
-           "complete -F _tercio tercio\n";
-  }
-  return "#compdef tercio\n"
-         "# Completion of tercio for zsh. To have it always: tercio completion zsh > DIR/_tercio, "
-         "where DIR is in $fpath.\n"
-         "_tercio() {\n"
-         "  local line\n"
-         "  local -a found\n"
-         "  for line in \"${(@f)$(\"${words[1]/#\\~/$HOME}\" __complete \"${(@)words[2,CURRENT]}\" "
-         "2>/dev/null)}\"; do\n"
-         "    case \"$line\" in\n"
-         "      :files) _files ;;\n"
-         "      ?*) found+=(\"${${line%%$'\\t'*}//:/\\\\:}:${line#*$'\\t'}\") ;;\n"
-         "    esac\n"
-         "  done\n"
-         "  (( $#found )) && _describe tercio found\n"
-         "}\n"
-         "if [[ ${funcstack[1]} == _tercio ]]; then _tercio \"$@\"; else compdef _tercio tercio; "
-         "fi\n";
+  return shell == "bash" ? kBash : shell == "fish" ? kFish : kZsh;
 }
 
 int PrintCompletion(const CLI::App& app, const std::vector<std::string>& words) {

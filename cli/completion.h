@@ -26,7 +26,7 @@ struct Offers {
 // Pure.
 Offers Complete(const CLI::App& app, const std::vector<std::string>& words);
 
-// A script that makes `shell` ask: "bash" or "zsh".
+// A script that makes `shell` ask: "bash", "zsh" or "fish".
 std::string CompletionScript(const std::string& shell);
 
 // Prints what may follow, a line each: word, tab, description; ":files" stands for paths. Names

@@ -88,7 +88,7 @@ TEST_F(CompletionTest, ManualPages) {
 }
 
 TEST(CompletionScript, AsksTheProgram) {
-  for (const char* shell : {"bash", "zsh"})
+  for (const char* shell : {"bash", "zsh", "fish"})
     EXPECT_THAT(CompletionScript(shell), HasSubstr("__complete"));
 }
 

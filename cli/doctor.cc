@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/findings.h"
 #include "cli/format.h"
+#include "cli/text.h"
 #include "common/daemon.h"
 #include "common/gpus.h"
 #include "common/patient_call.h"

@@ -7,6 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cli/format.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
 #include "common/status_macros.h"
 
 namespace tercio::cli {
@@ -17,7 +19,8 @@ constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 
 class ProgressPrinter {
  public:
-  explicit ProgressPrinter(bool show) : show_(show), terminal_(isatty(STDERR_FILENO) != 0) {}
+  explicit ProgressPrinter(bool show)
+      : show_(show), terminal_(isatty(STDERR_FILENO) != 0 && CanDraw()) {}
 
   void Show(const v1::JobStatus& job) {
     if (!show_) return;
@@ -30,9 +33,13 @@ class ProgressPrinter {
     state_ = job.state();
     error_ = job.error();
     std::string line = ProgressLine(job, absl::ToDoubleSeconds(now - absl::UnixEpoch()));
-    if (!job.error().empty()) absl::StrAppend(&line, "  (", job.error(), ")");
-    std::fprintf(stderr, terminal_ ? "\r\x1b[K%s" : "%s\n", line.c_str());
-    if (ended && terminal_) std::fputc('\n', stderr);
+    if (!job.error().empty()) absl::StrAppend(&line, "  (", ForTerminal(job.error()), ")");
+    if (!terminal_ || ended) {  // whole
+      std::fprintf(stderr, "%s%s\n", terminal_ ? "\r\x1b[K" : "", line.c_str());
+    } else {  // what goes on in the next row could not be drawn over
+      const auto width = static_cast<size_t>(GetScreen().width);
+      std::fprintf(stderr, "\r\x1b[K%s", Clip(line, width - 1).c_str());
+    }
     std::fflush(stderr);
   }
 
@@ -45,6 +52,10 @@ class ProgressPrinter {
 };
 
 }  // namespace
+
+std::string GoesOn(const std::string& job) {
+  return absl::StrCat("the job goes on; look again: tercio watch ", ForTerminal(job), "\n");
+}
 
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
                                         const FollowOptions& options) {

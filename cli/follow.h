@@ -11,11 +11,15 @@
 namespace tercio::cli {
 
 struct FollowOptions {
-  bool show_progress = true;  // on stderr: one refreshing line on a terminal, plain lines elsewhere
-  bool ranks = false;         // the status that is returned is to have them
+  bool show_progress =
+      true;            // on stderr: one refreshing line on a terminal that can, else plain lines
+  bool ranks = false;  // the status that is returned is to have them
   std::function<void(const v1::JobStatus&)> on_status = {};  // called for each
   absl::Duration timeout = absl::InfiniteDuration();
 };
+
+// What somebody who presses Ctrl-C is told who follows a job of a coordinator that lives on.
+std::string GoesOn(const std::string& job);
 
 // Waits until the job has ended, and returns its last status. DEADLINE_EXCEEDED after the timeout.
 // The connection may break and come back meanwhile.

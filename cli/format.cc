@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
+#include "cli/text.h"
 #include "common/daemon.h"
-#include "common/utf8.h"
 
 namespace tercio::cli {
 namespace {
@@ -322,47 +322,6 @@ std::string SizeText(int64_t bytes) {
     ++unit;
   }
   return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", size, units[unit]);
-}
-
-std::string Table(const std::vector<std::vector<std::string>>& rows) {
-  // Of UTF-8, all bytes of a character but the first have these bits.
-  const auto width = [](const std::string& cell) {
-    return static_cast<size_t>(
-        std::count_if(cell.begin(), cell.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
-  };
-  std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      text += ForDisplay(row[i]);
-      if (i + 1 < row.size()) text.append(widths[i] - width(row[i]) + 2, ' ');
-    }
-    text += '\n';
-  }
-  return text;
-}
-
-std::string Printable(const std::string& text) {
-  std::string shown;
-  for (size_t i = 0; i < text.size();) {
-    const auto first = static_cast<unsigned char>(text[i]);
-    const size_t length = first < 0x80       ? 1
-                          : first >> 5 == 6  ? 2
-                          : first >> 4 == 14 ? 3
-                          : first >> 3 == 30 ? 4
-                                             : 0;
-    bool good = length > 0 && i + length <= text.size();
-    for (size_t k = 1; good && k < length; ++k) {
-      good = static_cast<unsigned char>(text[i + k]) >> 6 == 2;
-    }
-    shown += good ? text.substr(i, length) : "?";
-    i += good ? length : 1;
-  }
-  return shown;
 }
 
 }  // namespace tercio::cli

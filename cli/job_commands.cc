@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -8,8 +9,9 @@
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
-#include "cli/progress_bar.h"
 #include "cli/request_id.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
 #include "cli/with_client.h"
 #include "common/daemon.h"
 #include "common/status_macros.h"
@@ -24,17 +26,21 @@ void PrintLine(const Json& json) { std::cout << json.dump() << "\n"; }
 // A table of more is no help to people.
 constexpr size_t kMostRanksShown = 64;
 
+// Of a name in a list.
+constexpr size_t kNameColumns = 40;
+
 // What is left of a loss for people.
 std::string Loss(const v1::JobStatus& job) {
   return job.has_loss() ? absl::StrFormat("%.4f", job.loss()) : "-";
 }
 
-absl::StatusOr<int> FollowAndReport(Client& client, const std::string& job, const Options& options,
-                                    FollowOptions follow) {
+// To the end of the job, which is printed for programs.
+absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, const Options& options,
+                                     FollowOptions follow) {
   follow.ranks = options.format() != Output::kTable;
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
   if (options.format() != Output::kTable) PrintJson(JobToJson(status));
-  return ExitCodeOfState(status.state());
+  return status;
 }
 
 // Reads a stream to its end; `each(message)` prints.
@@ -70,10 +76,15 @@ int Submit(const Options& options) {
     }
     if (!options.watch) {
       const auto status = client.Get(response.job_id());
-      if (status.ok() && !status->error().empty()) std::cerr << status->error() << std::endl;
+      if (status.ok() && !status->error().empty()) {
+        std::cerr << ForTerminal(status->error()) << std::endl;
+      }
       return kExitOk;
     }
-    return FollowAndReport(client, response.job_id(), options, {});
+    const LastWords words(GoesOn(response.job_id()));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job,
+                            Follow(client, response.job_id(), options, {}));
+    return ExitCodeOfState(job.state());
   });
 }
 
@@ -89,7 +100,9 @@ int Get(const Options& options) {
         {{"id", job.id()},
          {"name", job.name()},
          {"owner", job.owner().empty() ? "-" : job.owner()},
-         {"state", StateName(job.state())},
+         {"state", job.queue_position() > 0 ? absl::StrCat(StateName(job.state()), ", place ",
+                                                           job.queue_position(), " of the queue")
+                                            : StateName(job.state())},
          {"step", absl::StrCat(job.step(), " of ", job.steps())},
          {"loss", Loss(job)},
          {"tokens/s",
@@ -124,7 +137,7 @@ int List(const Options& options) {
     std::vector<std::vector<std::string>> rows = {
         {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
     for (const v1::JobStatus& job : response.jobs()) {
-      rows.push_back({job.id(), job.name(), StateName(job.state()),
+      rows.push_back({job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
                       absl::StrCat(job.step(), "/", job.steps()), Loss(job),
                       absl::StrCat(job.restarts())});
     }
@@ -134,15 +147,23 @@ int List(const Options& options) {
 }
 
 int Wait(const Options& options) {
+  const LastWords words(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
     follow.show_progress = false;
     if (options.timeout_seconds > 0) follow.timeout = absl::Seconds(options.timeout_seconds);
-    return FollowAndReport(client, options.job, options, follow);
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, options.job, options, follow));
+    if (job.state() != v1::JOB_STATE_SUCCEEDED && options.format() == Output::kTable) {
+      std::cerr << "job " << job.id() << " " << StateName(job.state()) << ": "
+                << ForTerminal(job.error()) << std::endl;
+    }
+    return ExitCodeOfState(job.state());
   });
 }
 
 int History(const Options& options) {
+  std::optional<LastWords> words;
+  if (options.follow) words.emplace(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::HistoryRequest request;
@@ -169,6 +190,8 @@ int History(const Options& options) {
 }
 
 int Events(const Options& options) {
+  std::optional<LastWords> words;
+  if (options.follow && !options.job.empty()) words.emplace(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::EventsRequest request;
@@ -293,96 +316,6 @@ int NodesUndrain(const Options& options) {
 
 int NodesRelease(const Options& options) {
   return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_RELEASE);
-}
-
-int CheckpointList(const Options& options) {
-  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    grpc::ClientContext context;
-    v1::CheckpointsRequest request;
-    request.set_job(options.job);
-    v1::CheckpointsResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
-    if (options.format() != Output::kTable) {
-      Json checkpoints = Json::array();
-      for (const auto& checkpoint : response.checkpoints()) {
-        checkpoints.push_back(CheckpointToJson(checkpoint));
-      }
-      PrintJson(checkpoints);
-      return kExitOk;
-    }
-    std::vector<std::vector<std::string>> rows = {{"STEP", "BYTES", "PATH"}};
-    for (const auto& checkpoint : response.checkpoints()) {
-      rows.push_back(
-          {absl::StrCat(checkpoint.step()), absl::StrCat(checkpoint.bytes()), checkpoint.path()});
-    }
-    std::cout << Table(rows);
-    return kExitOk;
-  });
-}
-
-namespace {
-
-// One checkpoint after the other, so that it is known how far that is.
-absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
-  std::vector<v1::CheckpointInfo> checkpoints;
-  int64_t total = 0;
-  {
-    grpc::ClientContext context;
-    v1::CheckpointsRequest request;
-    request.set_job(options.job);
-    v1::CheckpointsResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
-    for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
-      if (options.step > 0 && checkpoint.step() != options.step) continue;
-      checkpoints.push_back(checkpoint);
-      total += checkpoint.bytes();
-    }
-  }
-  if (checkpoints.empty()) return absl::NotFoundError("the job has no such checkpoint");
-  ProgressBar bar("checkpoint verify");
-  std::vector<v1::CheckpointFinding> findings;
-  int64_t done = 0;
-  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
-    bar.Show(done, total, absl::StrCat("step ", checkpoint.step()));
-    grpc::ClientContext context;
-    v1::VerifyCheckpointRequest request;
-    request.set_job(options.job);
-    request.set_step(checkpoint.step());
-    v1::VerifyCheckpointResponse response;
-    const grpc::Status status = client.stub().VerifyCheckpoint(&context, request, &response);
-    done += checkpoint.bytes();
-    // A job that runs removes old ones meanwhile.
-    const bool gone = status.error_code() == grpc::StatusCode::NOT_FOUND;
-    if (gone && checkpoints.size() > 1) continue;
-    TERCIO_RETURN_IF_ERROR(CallStatus(status, client));
-    findings.insert(findings.end(), response.findings().begin(), response.findings().end());
-  }
-  return findings;
-}
-
-}  // namespace
-
-int CheckpointVerify(const Options& options) {
-  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::CheckpointFinding> all, Verify(client, options));
-    Json findings = Json::array();
-    bool good = true;
-    for (const v1::CheckpointFinding& finding : all) {
-      good = good && finding.ok();
-      findings.push_back({{"step", finding.step()},
-                          {"path", finding.path()},
-                          {"ok", finding.ok()},
-                          {"problem", finding.ok() ? Json(nullptr) : Json(finding.problem())}});
-      if (options.format() == Output::kTable) {
-        std::cout << (finding.ok() ? "ok      " : "DAMAGED ") << finding.path()
-                  << (finding.ok() ? "" : ": " + finding.problem()) << "\n";
-      }
-    }
-    if (options.format() != Output::kTable) PrintJson(findings);
-    return good ? kExitOk : kExitConflict;
-  });
 }
 
 }  // namespace tercio::cli

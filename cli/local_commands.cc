@@ -10,6 +10,7 @@
 #include "cli/completion.h"
 #include "cli/format.h"
 #include "cli/local_cluster.h"
+#include "cli/text.h"
 #include "common/daemon.h"
 #include "common/gpus.h"
 #include "common/status_macros.h"
@@ -89,11 +90,13 @@ int Completion(const Options& options) {
   return kExitOk;
 }
 
+std::string VersionLine() { return absl::StrCat("tercio ", kVersion, " commit ", kCommit); }
+
 int Version(const Options& options) {
   if (options.format() != Output::kTable) {
     std::cout << Json({{"version", kVersion}, {"commit", kCommit}}).dump(2) << std::endl;
   } else {
-    std::cout << "tercio " << kVersion << " commit " << kCommit << "\n";
+    std::cout << VersionLine() << "\n";
   }
   return kExitOk;
 }

@@ -1,9 +1,12 @@
 #include <iostream>
+#include <optional>
 
 #include "absl/time/clock.h"
 #include "cli/commands.h"
+#include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
+#include "cli/terminal.h"
 #include "cli/with_client.h"
 #include "common/daemon.h"
 #include "common/status_macros.h"
@@ -37,6 +40,8 @@ absl::StatusOr<v1::LogsRequest> RequestOf(const Options& options) {
 int Logs(const Options& options) {
   absl::StatusOr<v1::LogsRequest> request = RequestOf(options);
   if (!request.ok()) return Fail(request.status());
+  std::optional<LastWords> words;
+  if (options.follow) words.emplace(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     for (int failures = 0;; ++failures) {
       grpc::ClientContext context;

@@ -4,12 +4,10 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "cli/text.h"
 #include "common/log.h"
-#include "common/utf8.h"
 
 namespace tercio::cli {
-
-std::string ForTerminal(const std::string& text) { return ForDisplay(text, "\t"); }
 
 std::string LogText(const v1::LogLine& line) {
   const std::string whose = absl::StrCat("[", line.attempt(), ".", line.rank(), "] ");
@@ -22,7 +20,7 @@ std::string LogText(const v1::LogLine& line) {
   for (const auto& [key, value] : fields) {
     if (known.contains(key)) continue;
     if (text.size() > whose.size()) text += ' ';
-    if (!bare.contains(key)) absl::StrAppend(&text, key, "=");
+    if (!bare.contains(key)) absl::StrAppend(&text, ForTerminal(key), "=");
     text += ForTerminal(value);
   }
   return text;

@@ -9,10 +9,6 @@
 
 namespace tercio::cli {
 
-// Without what would move the cursor or colour the screen: control characters become '?', a tab
-// stays.
-std::string ForTerminal(const std::string& text);
-
 // "[1.3] 2026-05-01T12:00:00.250Z warning the agent has gone": attempt and rank, and a line in
 // logfmt without what these say already. Any other line is shown as it is.
 std::string LogText(const v1::LogLine& line);

@@ -1,10 +1,9 @@
 // tercio: the command line.
-#include <unistd.h>
-
-#include <csignal>
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
@@ -12,6 +11,8 @@
 #include "cli/completion.h"
 #include "cli/man.h"
 #include "cli/options.h"
+#include "cli/terminal.h"
+#include "cli/usage.h"
 #include "common/daemon.h"
 #include "common/log.h"
 
@@ -28,6 +29,7 @@ class CommandLine {
     app_.require_subcommand(1);
     app_.option_defaults()->take_last();
     app_.set_help_all_flag("--help-all", "help of every verb");
+    app_.set_version_flag("--version", VersionLine(), "as `tercio version`");
   }
 
   CLI::App* Add(const std::string& name, const std::string& help, const std::string& example,
@@ -48,8 +50,10 @@ class CommandLine {
 
   // How a verb reaches the coordinator.
   void Reach(CLI::App* command, bool state_dir) {
-    command->add_option("--coordinator", options_.coordinator, "HOST:PORT (default 127.0.0.1:7077)")
-        ->envname("TERCIO_COORDINATOR");
+    // Not by CLI11's envname: the variable would be filled in by verbs that were not chosen, too,
+    // over what the chosen one was given.
+    command->add_option("--coordinator", options_.coordinator,
+                        "HOST:PORT (default $TERCIO_COORDINATOR, 127.0.0.1:7077)");
     command->add_option("--tls-cert", options_.tls.certificate, "PEM certificate");
     command->add_option("--tls-key", options_.tls.key, "PEM key");
     command->add_option("--tls-ca", options_.tls.authority, "PEM authority");
@@ -131,11 +135,28 @@ class CommandLine {
   Options& options() { return options_; }
   const CLI::App& app() const { return app_; }
 
-  int Parse(int argc, char** argv) {
+  // `words` are those after the program's name.
+  int Parse(std::vector<std::string> words) {
+    if (words.empty()) {
+      std::fputs(app_.help().c_str(), stderr);
+      return kExitUsage;
+    }
+    if (words[0] == "help") {  // `tercio help get` is `tercio get --help`
+      words.erase(words.begin());
+      words.push_back("--help");
+    }
     try {
-      app_.parse(argc, argv);
+      // CLI11 takes them from the end.
+      app_.parse(std::vector<std::string>(words.rbegin(), words.rend()));
     } catch (const CLI::ParseError& error) {
-      return app_.exit(error) == 0 ? kExitOk : kExitUsage;
+      const std::string fault = MisplacedWord(app_, words);
+      const bool wanted = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
+      if (fault.empty() && wanted) return app_.exit(error) == 0 ? kExitOk : kExitInternal;
+      const std::string verb = FullName(VerbNamed(app_, words));
+      std::fprintf(stderr, "error: %s\n`%s --help` shows what there is\n",
+                   fault.empty() ? absl::StrCat(verb, ": ", error.what()).c_str() : fault.c_str(),
+                   verb.c_str());
+      return kExitUsage;
     }
     return chosen_(options_);
   }
@@ -297,6 +318,14 @@ void AddCheckpointVerbs(CommandLine& line) {
   line.Reach(command, true);
   line.Job(command, true);
   command->add_option("--step", o.step, "only that one");
+  command =
+      line.Add("prune", "remove all but the newest ones, and those that keep_every keeps",
+               "checkpoint prune job-1a2b3c4d --keep-last 1 --dry-run", CheckpointPrune, parent);
+  line.Reach(command, true);
+  line.Job(command, true);
+  command->add_option("--keep-last", o.keep_last, "how many (default: the job's keep_last)")
+      ->check(CLI::PositiveNumber);
+  command->add_flag("--dry-run", o.dry_run, "only say which would go");
   command = line.Add("import", "a Hugging Face directory becomes a checkpoint",
                      "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio",
                      CheckpointImport, parent);
@@ -399,9 +428,9 @@ void AddLocalVerbs(CommandLine& line) {
                    "windows begin every so many tokens and overlap; default: the context")
       ->check(CLI::Range(1, 1 << 20));
   command = line.Add("completion", "completion for a shell", "completion bash", Completion);
-  command->add_option("shell", o.shell, "bash or zsh")
+  command->add_option("shell", o.shell, "bash, zsh or fish")
       ->required()
-      ->check(CLI::IsMember({"bash", "zsh"}));
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
   command = line.Add("doctor", "looks whether this machine can train; exit 7 when it cannot",
                      "doctor -o json", Doctor);
   line.Reach(command, false);
@@ -410,24 +439,11 @@ void AddLocalVerbs(CommandLine& line) {
   line.Add("version", "the version of this program", "version", Version);
 }
 
-// Verbs of later versions are named as such.
-int RefuseLaterVerb(int argc, char** argv) {
-  const std::string first = argc > 1 ? argv[1] : "";
-  const std::string second = argc > 2 ? argv[2] : "";
-  if (first != "checkpoint" || second != "prune") return kExitOk;
-  std::fprintf(stderr, "error: tercio checkpoint prune is not supported by this version\n");
-  return kExitUsage;
-}
-
-void OnInterrupt(int signal) { _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted); }
-
 int Main(int argc, char** argv) {
   // `run` and `resume` block these and take them themselves; elsewhere the job goes on.
-  std::signal(SIGINT, OnInterrupt);
-  std::signal(SIGTERM, OnInterrupt);
+  EndAtInterrupts();
   InitLogging("tercio");
   SetLogFormat(LogFormat::kText);
-  if (const int code = RefuseLaterVerb(argc, argv); code != kExitOk) return code;
   CommandLine line;
   AddRunVerbs(line);
   AddJobVerbs(line);
@@ -437,11 +453,13 @@ int Main(int argc, char** argv) {
   AddDataVerbs(line);
   AddLocalVerbs(line);
   line.AddMan();
+  std::vector<std::string> words(argv + 1, argv + argc);
   // Not a verb of CLI11, which would take the words for its own options.
-  if (argc > 1 && std::string(argv[1]) == "__complete") {
-    return PrintCompletion(line.app(), std::vector<std::string>(argv + 2, argv + argc));
+  if (!words.empty() && words[0] == "__complete") {
+    words.erase(words.begin());
+    return PrintCompletion(line.app(), words);
   }
-  return line.Parse(argc, argv);
+  return line.Parse(std::move(words));
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/progress_bar.h"
+#include "cli/text.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/machine.h"

@@ -1,6 +1,7 @@
 // What verbs have in common on the command line.
 #pragma once
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -8,12 +9,18 @@
 
 namespace tercio::cli {
 
+// TERCIO_COORDINATOR, else empty.
+inline std::string CoordinatorFromEnvironment() {
+  const char* address = std::getenv("TERCIO_COORDINATOR");
+  return address == nullptr ? "" : address;
+}
+
 enum class Output { kTable, kJson, kJsonLines };
 
 struct Options {
-  std::string coordinator;  // HOST:PORT; empty: the default
-  std::string state_dir;    // not empty: work on this directory
-  std::string output;       // "", "json", "jsonl"
+  std::string coordinator = CoordinatorFromEnvironment();  // HOST:PORT; empty: the default
+  std::string state_dir;                                   // not empty: work on this directory
+  std::string output;                                      // "", "json", "jsonl"
   TlsFiles tls = TlsFromEnvironment();
 
   // Arguments of the verb; each uses some.
@@ -47,6 +54,8 @@ struct Options {
   std::string since;
   int attempt = 0;
   int tail = 0;
+  int keep_last = 0;  // checkpoint prune; 0: the job's
+  bool dry_run = false;
   int64_t step = 0;
   bool no_save = false;
   bool accept_data_change = false;

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/format.h"
 #include "cli/terminal.h"
+#include "cli/text.h"
 #include "cli/watch_view.h"
 #include "common/steady_time.h"
 
@@ -62,7 +63,8 @@ void ProgressBar::Show(int64_t done, int64_t total, const std::string& more) {
                                   /*bar=*/terminal_);
   if (!more.empty()) absl::StrAppend(&text, "  ", more);
   if (terminal_) {
-    std::fprintf(stderr, "\r%s\x1b[K", text.c_str());
+    const auto width = static_cast<size_t>(GetScreen().width);
+    std::fprintf(stderr, "\r%s\x1b[K", Clip(text, width - 1).c_str());
     drawn_ = true;
   } else {
     std::fprintf(stderr, "%s: %s\n", what_.c_str(), text.c_str());

@@ -12,6 +12,7 @@
 #include "cli/report/curves.h"
 #include "cli/report/diff.h"
 #include "cli/report/report.h"
+#include "cli/text.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/status_macros.h"

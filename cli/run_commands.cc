@@ -18,6 +18,8 @@
 #include "cli/format.h"
 #include "cli/local_cluster.h"
 #include "cli/request_id.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
 #include "cli/trace.h"
 #include "common/daemon.h"
 #include "common/file.h"
@@ -146,7 +148,9 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
     if (status.has_checkpoint()) std::cout << "checkpoint " << status.checkpoint().path() << "\n";
     std::cout.flush();
   }
-  if (!status.error().empty()) std::fprintf(stderr, "error: %s\n", status.error().c_str());
+  if (!status.error().empty()) {
+    std::fprintf(stderr, "error: %s\n", ForTerminal(status.error()).c_str());
+  }
   if (!options.trace.empty()) {
     const absl::Status traced = WriteTrace(client, status, options.trace);
     if (!traced.ok()) std::fprintf(stderr, "error: %s\n", std::string(traced.message()).c_str());
@@ -244,18 +248,20 @@ absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
 }
 
 absl::StatusOr<int> ResumeJob(const Options& options) {
-  // Of a coordinator that runs: ask it, and follow.
+  // Of a coordinator that runs: ask it, and follow; an interruption leaves the job alone.
   const bool live = options.state_dir.empty() || LiveAddress(options.state_dir).ok();
   if (live) {
     TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
     TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
+    const LastWords words(GoesOn(id));
     FollowOptions follow;
     follow.ranks = options.format() != Output::kTable;
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(*client, id, follow));
     if (options.format() != Output::kTable) std::cout << JobToJson(status).dump(2) << std::endl;
     return ExitCodeOfState(status.state());
   }
+  BlockStopSignals();  // InterruptHandler takes them; before there are threads
   v1::JobSpec spec;
   {
     TERCIO_ASSIGN_OR_RETURN(const auto reader, Client::Connect(options));
@@ -293,7 +299,6 @@ int Run(const Options& given) {
 }
 
 int Resume(const Options& options) {
-  BlockStopSignals();
   const absl::StatusOr<int> code = ResumeJob(options);
   return code.ok() ? *code : Fail(code.status());
 }

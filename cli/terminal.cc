@@ -23,7 +23,7 @@ constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGHUP, SI
 
 // For signal handlers.
 char final_text[256];
-size_t final_length = 0;
+volatile sig_atomic_t final_length = 0;
 volatile sig_atomic_t taken = 0;
 
 void WriteAll(std::string_view text) {
@@ -41,9 +41,12 @@ void GiveBack() {
   WriteAll(kGiveBack);
 }
 
+// After the "^C" of the terminal, or a line that is drawn again and again, a new line begins; the
+// other screen has neither.
 void OnStop(int signal) {
+  if (taken == 0 && final_length > 0 && isatty(STDERR_FILENO) != 0) WriteAll("\n");
   GiveBack();
-  WriteAll({final_text, final_length});
+  WriteAll({final_text, static_cast<size_t>(final_length)});
   _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted);
 }
 
@@ -82,20 +85,21 @@ bool ShowsUnicode() {
   return false;
 }
 
-TerminalView::TerminalView(const std::string& last_words) {
-  TERCIO_CHECK(taken == 0);
-  final_length = std::min(last_words.size(), sizeof(final_text));
-  std::memcpy(final_text, last_words.data(), final_length);
+void EndAtInterrupts() {
   std::signal(SIGINT, OnStop);
   std::signal(SIGTERM, OnStop);
-  for (const int crash : kCrashes) std::signal(crash, OnCrash);
-  taken = 1;
-  WriteAll(kTakeOver);
 }
 
-TerminalView::~TerminalView() { GiveBack(); }
+LastWords::LastWords(const std::string& words) {
+  TERCIO_CHECK(final_length == 0);
+  const size_t length = std::min(words.size(), sizeof(final_text));
+  std::memcpy(final_text, words.data(), length);
+  final_length = static_cast<sig_atomic_t>(length);
+}
 
-Screen TerminalView::GetScreen() const {
+LastWords::~LastWords() { final_length = 0; }
+
+Screen GetScreen() {
   Screen screen;
   winsize size = {};
   if (ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 && size.ws_row > 0) {
@@ -106,6 +110,15 @@ Screen TerminalView::GetScreen() const {
   screen.unicode = ShowsUnicode();
   return screen;
 }
+
+TerminalView::TerminalView() {
+  TERCIO_CHECK(taken == 0);
+  for (const int crash : kCrashes) std::signal(crash, OnCrash);
+  taken = 1;
+  WriteAll(kTakeOver);
+}
+
+TerminalView::~TerminalView() { GiveBack(); }
 
 // Each line is cleared behind its end, and the screen below the last: nothing flickers.
 void TerminalView::Draw(const std::string& text) {

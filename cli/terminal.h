@@ -15,18 +15,32 @@ bool ShowsUnicode();
 // TERM says that the cursor can be moved.
 bool CanDraw();
 
+// SIGINT and SIGTERM give the screen back and end the process with 130 or 143 from here on. Verbs
+// that do something first block them, or take them themselves.
+void EndAtInterrupts();
+
+// While it lives, what EndAtInterrupts writes to stderr before the end, on a line of its own. One
+// at a time; at most 255 bytes.
+class LastWords {
+ public:
+  explicit LastWords(const std::string& words);
+  ~LastWords();
+  LastWords(const LastWords&) = delete;
+  LastWords& operator=(const LastWords&) = delete;
+};
+
+// As it is now: windows change their size. Of stderr.
+Screen GetScreen();
+
 // One at a time. Draws on stderr.
 class TerminalView {
  public:
-  // Takes over the screen. `last_words` are written after it was given back on SIGINT and SIGTERM,
-  // which end the process.
-  explicit TerminalView(const std::string& last_words);
+  // Takes over the screen.
+  TerminalView();
   ~TerminalView();
   TerminalView(const TerminalView&) = delete;
   TerminalView& operator=(const TerminalView&) = delete;
 
-  // As it is now: windows change their size.
-  Screen GetScreen() const;
   // Lines joined by '\n', no more and no longer than the screen takes.
   void Draw(const std::string& text);
 };

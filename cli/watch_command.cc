@@ -13,6 +13,7 @@
 #include "cli/format.h"
 #include "cli/log_text.h"
 #include "cli/terminal.h"
+#include "cli/text.h"
 #include "cli/watch_view.h"
 #include "cli/with_client.h"
 #include "common/daemon.h"
@@ -34,8 +35,7 @@ constexpr size_t kMostEvents = 100;
 // Threads: one draws, one follows the history, one the events; Show from any.
 class FullView {
  public:
-  FullView(Client& client, const v1::JobStatus& job, const std::string& last_words)
-      : client_(client), job_(job.id()), terminal_(last_words) {
+  FullView(Client& client, const v1::JobStatus& job) : client_(client), job_(job.id()) {
     state_.job = job;
     step_ = std::max<int64_t>(0, job.step() - kStepsBefore);
     threads_.emplace_back([this] { DrawUntilStopped(); });
@@ -67,7 +67,7 @@ class FullView {
     std::unique_lock<std::mutex> lock(mutex_);
     while (!stopping_) {
       state_.now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
-      const std::string text = WatchView(state_, terminal_.GetScreen());
+      const std::string text = WatchView(state_, GetScreen());
       lock.unlock();
       terminal_.Draw(text);
       lock.lock();
@@ -139,10 +139,6 @@ class FullView {
   std::vector<std::thread> threads_;
 };
 
-std::string GoesOn(const v1::JobStatus& job) {
-  return absl::StrCat("the job goes on; look again: tercio watch ", job.id(), "\n");
-}
-
 // What is left on the screen when the view has gone.
 void Conclude(const v1::JobStatus& job) {
   std::string line = ProgressLine(job, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
@@ -155,6 +151,7 @@ void Conclude(const v1::JobStatus& job) {
 }  // namespace
 
 int Watch(const Options& options) {
+  const LastWords words(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
     follow.ranks = true;
@@ -169,7 +166,7 @@ int Watch(const Options& options) {
     v1::JobStatus job;
     {
       TERCIO_ASSIGN_OR_RETURN(job, client.Get(options.job, /*ranks=*/true));
-      FullView view(client, job, GoesOn(job));
+      FullView view(client, job);
       follow.on_status = [&view](const v1::JobStatus& status) { view.Show(status); };
       TERCIO_ASSIGN_OR_RETURN(job, FollowJob(client, job.id(), follow));
     }

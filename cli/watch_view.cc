@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
+#include "cli/text.h"
 
 namespace tercio::cli {
 namespace {
@@ -42,24 +43,8 @@ std::string_view CodeOf(Style style) {
   }
 }
 
-bool Continues(char byte) { return static_cast<unsigned char>(byte) >> 6 == 2; }
-
-// Columns of UTF-8 text, one for each character.
-size_t ColumnsOf(const std::string& text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return !Continues(c); }));
-}
-
-std::string Clip(const std::string& text, size_t columns) {
-  size_t at = 0;
-  for (size_t seen = 0; at < text.size(); ++at) {
-    if (!Continues(text[at]) && seen++ == columns) break;
-  }
-  return text.substr(0, at);
-}
-
 std::string Pad(std::string text, size_t columns) {
-  const size_t have = ColumnsOf(text);
+  const size_t have = Columns(text);
   if (have < columns) text.append(columns - have, ' ');
   return text;
 }
@@ -72,7 +57,7 @@ class Line {
 
   Line& Add(const std::string& text, Style style = Style::kPlain) {
     const std::string shown = Clip(text, left_);
-    left_ -= ColumnsOf(shown);
+    left_ -= Columns(shown);
     if (shown.empty()) return *this;
     const std::string_view code = colour_ ? CodeOf(style) : "";
     text_.append(code).append(shown).append(code.empty() ? "" : "\x1b[0m");
@@ -227,7 +212,7 @@ class View {
       const Column column = {rank.data(), rank.tensor()};
       stages[rank.pipeline()][column] = &rank;
       columns[column] = absl::StrCat("data ", column.first, " tensor ", column.second);
-      width = std::max({width, ColumnsOf(Cell(rank)), columns[column].size()});
+      width = std::max({width, Columns(Cell(rank)), columns[column].size()});
     }
     const std::string last_stage = absl::StrCat("stage ", stages.rbegin()->first);
     const size_t label = last_stage.size() + 2;

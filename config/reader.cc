@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/nearest.h"
 
 namespace tercio::config {
 
@@ -22,21 +24,6 @@ absl::Status Faults::ToStatus() const {
   std::vector<std::string> texts;
   for (const auto& [line, text] : sorted) texts.push_back(text);
   return absl::InvalidArgumentError(absl::StrJoin(texts, "\n"));
-}
-
-int EditDistance(const std::string& a, const std::string& b) {
-  std::vector<int> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) row[j] = static_cast<int>(j);
-  for (size_t i = 1; i <= a.size(); ++i) {
-    int diagonal = row[0];
-    row[0] = static_cast<int>(i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const int replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row[b.size()];
 }
 
 Section::Section(YAML::Node node, std::string path, Faults* faults)
@@ -155,15 +142,8 @@ void Section::Finish() {
   for (const auto& entry : node_) {
     const std::string key = entry.first.Scalar();
     if (known_.contains(key)) continue;
-    std::string nearest;
-    int distance = 1 << 20;
-    for (const std::string& candidate : known_) {
-      const int d = EditDistance(key, candidate);
-      if (d < distance) {
-        distance = d;
-        nearest = candidate;
-      }
-    }
+    const std::string nearest =
+        Nearest(key, {known_.begin(), known_.end()}, std::numeric_limits<int>::max());
     faults_->Add(entry.first.Mark().line + 1, Full(key),
                  absl::StrCat("unknown key", nearest.empty() ? "" : "; did you mean '", nearest,
                               nearest.empty() ? "" : "'?"));

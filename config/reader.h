@@ -69,7 +69,4 @@ class Section {
   std::set<std::string> known_;
 };
 
-// Edits between two words (Levenshtein).
-int EditDistance(const std::string& a, const std::string& b);
-
 }  // namespace tercio::config

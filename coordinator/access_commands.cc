@@ -8,6 +8,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>
@@ -266,9 +267,10 @@ using Command = absl::Status (*)(const Options&);
 CLI::App* AddCommand(CLI::App& app, const char* name, const char* help, Options* options,
                      Command command, Command* chosen) {
   CLI::App* added = app.add_subcommand(name, help);
-  added->add_option("--state-dir", options->state_dir, "of the coordinator")
-      ->envname("TERCIO_STATE_DIR")
-      ->required();
+  // Not by CLI11's envname: the variable would be filled in for the commands that were not chosen,
+  // too, over what the chosen one was given.
+  added->add_option("--state-dir", options->state_dir, "of the coordinator (or TERCIO_STATE_DIR)")
+      ->required(options->state_dir.empty());
   added->add_option("-o,--output", options->output, "json for programs")
       ->check(CLI::IsMember({"json"}));
   added->callback([command, chosen] { *chosen = command; });
@@ -285,6 +287,7 @@ bool IsAccessCommand(int argc, char** argv) {
 
 int RunAccessCommand(int argc, char** argv) {
   Options options;
+  if (const char* variable = std::getenv("TERCIO_STATE_DIR")) options.state_dir = variable;
   Command chosen = nullptr;
   CLI::App app("Who may do what at this coordinator.", "tercio-coordinator");
   app.require_subcommand(1);

@@ -10,8 +10,11 @@
 # the new version does not have are removed. Needs no tool beside coreutils, sed and tar.
 set -euo pipefail
 
+# The script of an installation (PREFIX/lib/tercio/install.sh) is about that one.
+here="$(cd "$(dirname "$0")" && pwd)"
 prefix=/usr/local sysconfdir="" from="" uninstall=no purge=no
-usage() { sed -n '3,4s/^# *//p' "$0" >&2; exit 2; }
+if [[ -z "${DESTDIR:-}" && -e "$here/manifest" && "$here" == */lib/tercio ]]; then prefix="${here%/lib/tercio}"; fi
+usage() { sed -n '3,4s/^# *//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --prefix) prefix="${2:?--prefix needs a folder}"; shift 2 ;;
@@ -19,7 +22,8 @@ while [[ $# -gt 0 ]]; do
     --from) from="${2:?--from needs a tarball or a tree}"; shift 2 ;;
     --uninstall) uninstall=yes; shift ;;
     --purge) purge=yes; shift ;;
-    *) usage ;;
+    -h|--help) usage; exit 0 ;;
+    *) echo "error: install.sh: $1 is no option" >&2; usage >&2; exit 2 ;;
   esac
 done
 fail() { echo "error: install.sh: $1" >&2; exit "${2:-1}"; }
@@ -46,6 +50,13 @@ remove_empty_parents() {
   while [[ "$folder" != / && "$folder" != "$prefix" ]] && rmdir "$root$folder" 2>/dev/null; do folder="$(dirname "$folder")"; done
 }
 old_entries() { if [[ -e "$root$manifest" ]]; then cat "$root$manifest"; fi; }
+
+# Before anything is changed: what cannot be written should not be left in halves.
+for path in "$prefix" "$sysconfdir"; do
+  there="$root$path"
+  while [[ -n "$there" && ! -e "$there" ]]; do there="${there%/*}"; done
+  [[ -w "${there:-/}" ]] || fail "${there:-/} cannot be written by $(id -un): run this as root, or choose --prefix or DESTDIR"
+done
 
 if [[ "$uninstall" == yes ]]; then
   [[ -e "$root$manifest" ]] || fail "nothing is installed at $root$prefix: $manifest is not there" 3
@@ -75,7 +86,8 @@ fi
 
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
-if [[ -z "$from" ]]; then from="$(cd "$(dirname "$0")/.." && pwd)"; fi
+if [[ -z "$from" ]]; then from="$(dirname "$here")"; fi
+[[ -e "$from" ]] || fail "--from $from is not there" 3
 if [[ -f "$from" ]]; then
   mkdir "$scratch/unpacked"
   tar -xf "$from" -C "$scratch/unpacked" || fail "$from cannot be unpacked"
@@ -134,15 +146,18 @@ while IFS= read -r -d '' file; do
   put "$from/$file" "$doc/$file" 644
 done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/grafana \
   deploy/kubernetes deploy/prometheus dashboards -type f -print0 2> /dev/null | sort -z)
-# Manual pages; in the repository they are where Bazel has made them.
-for pages in "$from/man" "$from/bazel-bin/deploy/man"; do
-  if [[ ! -d "$pages" ]]; then continue; fi
-  while IFS= read -r -d '' page; do
-    put "$pages/$page" "$prefix/share/man/$page" 644
-  done < <(find "$pages/" -type f -printf '%P\0' | sort -z)
-  break
-done
-for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_tercio"; do
+# Manual pages; the programs of a repository print their own.
+pages="$from/man"
+if [[ ! -d "$pages" ]]; then
+  pages="$scratch/man"
+  mkdir -p "$pages/man8"
+  "$from/bin/tercio" man --output "$pages/man1"
+  for daemon in tercio-coordinator tercio-agent; do "$from/bin/$daemon" --man > "$pages/man8/$daemon.8"; done
+fi
+while IFS= read -r -d '' page; do
+  put "$pages/$page" "$prefix/share/man/$page" 644
+done < <(find "$pages/" -type f -printf '%P\0' | sort -z)
+for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_tercio" "fish fish/vendor_completions.d/tercio.fish"; do
   read -r name place <<< "$shell"
   if "$from/bin/tercio" completion "$name" > "$scratch/completion" 2> /dev/null; then put "$scratch/completion" "$prefix/share/$place" 644; fi
 done

@@ -26,7 +26,7 @@ for option in "$@"; do
         prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2 sqlite3
         systemd binutils chromium
         # readers of manual pages and completions
-        man-db groff-base zsh
+        man-db groff-base zsh fish
       )
       ;;
     --long) packages+=(clang-tidy debootstrap) ;;

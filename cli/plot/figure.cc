@@ -16,9 +16,18 @@ constexpr double kAxisRow = 40;  // below the last: numbers and the title of x
 constexpr double kPixelsPerBucket = 1.5;
 constexpr char kDashes[] = "5 3.5";
 constexpr size_t kLongestName = 60;
+constexpr int kFewPoints = 2;  // no line that one could see
 
 std::string ClassOf(const char* kind, int colour) {
   return absl::StrCat(kind, " c", ((colour % kColours) + kColours) % kColours);
+}
+
+// What the axis cannot show is a gap before points are left out: the least of a part would be such
+// a one, and what can be shown of that part be lost.
+void KeepVisible(const Axis& y_axis, std::vector<double>* y) {
+  for (double& value : *y) {
+    if (!y_axis.Shows(value)) value = std::nan("");
+  }
 }
 
 // The lines of one series, broken at gaps. A point between two gaps is a dot: a round end of a line
@@ -39,8 +48,8 @@ std::string PathOf(const Series& series, const Axis& x_axis, const Axis& y_axis,
   return data;
 }
 
-void DrawSeries(const Series& series, const Axis& x_axis, const Axis& y_axis, int buckets,
-                Svg* svg) {
+void DrawSeries(Series series, const Axis& x_axis, const Axis& y_axis, int buckets, Svg* svg) {
+  KeepVisible(y_axis, &series.y);
   const std::string data = PathOf(series, x_axis, y_axis, buckets);
   if (data.empty()) return;
   svg->Path(data,
@@ -49,7 +58,9 @@ void DrawSeries(const Series& series, const Axis& x_axis, const Axis& y_axis, in
                                   : "l",
                     series.colour),
             series.dashed ? kDashes : "");
-  if (!series.points) return;
+  const auto visible =
+      std::count_if(series.y.begin(), series.y.end(), [](double y) { return std::isfinite(y); });
+  if (!series.points && visible > kFewPoints) return;
   const std::vector<size_t> shown = Decimate(series.x, series.y, x_axis.low(), x_axis.high(), 24);
   for (const size_t i : shown) {
     if (!y_axis.Shows(series.y[i]) || !x_axis.Shows(series.x[i])) continue;

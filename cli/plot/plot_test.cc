@@ -70,6 +70,13 @@ TEST(Axis, TicksAreRoundAndEncloseTheValues) {
   EXPECT_EQ(axis.At(10), 0);
 }
 
+TEST(Axis, AllTicksHaveOnePrefix) {
+  EXPECT_THAT(TextsOf(Axis(RangeOf(0, 1e6), 0, 100, {})),
+              ElementsAre("0", "0.2M", "0.4M", "0.6M", "0.8M", "1.0M"));
+  EXPECT_THAT(TextsOf(Axis(RangeOf(0, 12'500), 0, 100, {})),
+              ElementsAre("0", "2.5k", "5.0k", "7.5k", "10.0k", "12.5k"));
+}
+
 TEST(Axis, WholeNumbersHaveNoFractions) {
   Axis::Options options;
   options.whole = true;
@@ -242,6 +249,34 @@ TEST(BarChart, GroupsStandBelowEachOther) {
   chart.series = {{"planned", {12.5}, 0}, {"peak", {12}, 1}};
   EXPECT_THAT(Draw(chart, false), HasSubstr(">12.5 MiB</text>"));
   EXPECT_THAT(Draw(BarChart(), false), HasSubstr("<svg"));
+}
+
+// The least value of each part is 0 there, which a logarithmic axis cannot show.
+TEST(Figure, TheLeastThatALogarithmicAxisShowsIsNotLost) {
+  Figure figure;
+  Panel panel;
+  panel.logarithmic = true;
+  Series series;
+  for (int i = 0; i < 100'000; ++i) {
+    series.x.push_back(i);
+    series.y.push_back(i % 2 == 0 ? 0 : i == 50'001 ? 1e-3 : 1);
+  }
+  panel.series = {series};
+  figure.panels = {panel};
+  const std::string svg = Draw(figure, false);
+  const double bottom = 18 - 16 + 26 + figure.panel_height;  // where 1e-3 is, the axis' low end
+  EXPECT_THAT(svg, HasSubstr(" " + Coordinate(bottom) + "h0"));
+}
+
+TEST(Figure, ASingleValueCanBeSeen) {
+  Figure figure;
+  Series series;
+  series.x = {1, 2, 3};
+  series.y = {kNan, 5, kNan};
+  figure.panels = {{"Loss", "", {series}, {}, false, false}};
+  EXPECT_EQ(Count(Draw(figure, false), "<circle"), 1u);
+  figure.panels[0].series[0].y = {4, 5, 6};
+  EXPECT_EQ(Count(Draw(figure, false), "<circle"), 0u);
 }
 
 TEST(HeatMap, ManyColumnsArePutTogetherByTheGreatest) {

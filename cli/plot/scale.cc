@@ -47,9 +47,9 @@ void Range::Add(double value, bool logarithmic) {
   empty = false;
 }
 
-std::string NumberText(double value, double step) {
+std::string NumberText(double value, double step, double most) {
   if (value == 0) return "0";
-  const double size = std::max(std::abs(value), step);
+  const double size = std::max({std::abs(value), step, most});
   if (size < 1e-3 || size >= 1e15) {
     const double exponent = std::floor(std::log10(std::abs(value)) + 1e-12);
     const double mantissa = value / std::pow(10, exponent);
@@ -62,7 +62,7 @@ std::string NumberText(double value, double step) {
   };
   for (const Prefix& prefix :
        {Prefix{1e12, "T"}, Prefix{1e9, "G"}, Prefix{1e6, "M"}, Prefix{1e3, "k"}}) {
-    if (size < 10'000 || std::abs(value) < prefix.factor) continue;
+    if (size < 10'000 || std::max(std::abs(value), most) < prefix.factor) continue;
     if (step > 0)
       return absl::StrFormat("%.*f%s", Decimals(step / prefix.factor), value / prefix.factor,
                              prefix.name);
@@ -109,11 +109,12 @@ void Axis::MakeLinear(const Options& options) {
     low_ = std::floor(low_ / step + 1e-9) * step;
     high_ = std::ceil(high_ / step - 1e-9) * step;
   }
+  const double most = std::max(std::abs(low_), std::abs(high_));
   const auto begin = static_cast<int64_t>(std::ceil(low_ / step - 1e-9));
   const auto end = static_cast<int64_t>(std::floor(high_ / step + 1e-9));
   for (int64_t i = begin; i <= end; ++i) {
     const double value = static_cast<double>(i) * step;
-    ticks_.push_back({value, NumberText(value, step)});
+    ticks_.push_back({value, NumberText(value, step, most)});
   }
 }
 

@@ -55,8 +55,9 @@ class Axis {
 };
 
 // 0.25, 12, 1.5k, 3M, 2e-5: what stands at a tick. `step` is the distance of ticks, which says how
-// many digits tell them apart; 0: as many as needed, at most four.
-std::string NumberText(double value, double step = 0);
+// many digits tell them apart; 0: as many as needed, at most four. `most` is the greatest number of
+// the axis, whose prefix all have: 0.5M, 1.0M.
+std::string NumberText(double value, double step = 0, double most = 0);
 // Three digits that count: 4.39, 51.7, 1.23k.
 std::string ShortText(double value);
 

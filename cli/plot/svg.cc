@@ -102,7 +102,8 @@ std::string StyleSheet() {
       ".f{fill:none;stroke-width:1;stroke-linejoin:round;stroke-linecap:round;opacity:.32}"
       "svg.p .m{stroke-width:1;stroke-dasharray:2 3}svg.p .bg{fill:#fff}",
       Colours(kOnWhite),
-      "@media (prefers-color-scheme:dark){svg.p .t{fill:#d6d6d6}svg.p .u{fill:#a0a0a0}svg.p "
+      "@media screen and (prefers-color-scheme:dark){svg.p .t{fill:#d6d6d6}svg.p "
+      ".u{fill:#a0a0a0}svg.p "
       ".h{fill:#f2f2f2}"
       "svg.p .a{stroke:#7d7d7d}svg.p .g{stroke:#333}svg.p .bg{fill:#161616}",
       Colours(kOnBlack), "}");

@@ -148,6 +148,18 @@ absl::Status Check(const CurveOptions& options) {
   return absl::OkStatus();
 }
 
+// Steps whose loss cannot be drawn.
+int64_t LossGaps(const std::vector<JobData>& jobs, const CurveOptions& options) {
+  if (std::find(options.metrics.begin(), options.metrics.end(), "loss") == options.metrics.end())
+    return 0;
+  int64_t gaps = 0;
+  for (const JobData& job : jobs) {
+    gaps += std::count_if(job.steps.begin(), job.steps.end(),
+                          [](const v1::StepRecord& step) { return !std::isfinite(step.loss()); });
+  }
+  return gaps;
+}
+
 }  // namespace
 
 absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
@@ -188,6 +200,10 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
   }
   if (options.smooth > 1)
     figure.note = absl::StrCat("Bold: means over ", options.smooth, " steps. Faint: each step.");
+  if (const int64_t gaps = LossGaps(jobs, options); gaps > 0) {
+    absl::StrAppend(&figure.note, figure.note.empty() ? "" : " ", "Not finite: the loss of ", gaps,
+                    gaps == 1 ? " step." : " steps.");
+  }
   return figure;
 }
 

@@ -74,16 +74,17 @@ std::vector<Result> PredictedOf(const v1::Plan& a, const v1::Plan& b) {
            PercentText}};
 }
 
-Json OrNull(const std::optional<double>& value) {
-  return value.has_value() ? Json(*value) : Json(nullptr);
+Json ToJson(const Result& result, const std::optional<double>& value) {
+  if (!value.has_value()) return nullptr;
+  return result.text == Whole ? Json(static_cast<int64_t>(*value)) : Json(*value);
 }
 
 Json ToJson(const std::vector<Result>& results) {
   Json json = Json::object();
   for (const Result& result : results) {
     const bool ratio = result.a.has_value() && result.b.has_value() && *result.a != 0;
-    json[result.key] = {{"a", OrNull(result.a)},
-                        {"b", OrNull(result.b)},
+    json[result.key] = {{"a", ToJson(result, result.a)},
+                        {"b", ToJson(result, result.b)},
                         {"ratio", ratio ? Json(*result.b / *result.a) : Json(nullptr)}};
   }
   return json;
@@ -154,6 +155,9 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
     rows.push_back(
         {"  largest difference", absl::StrCat(plot::ShortText(compared.largest_difference),
                                               " at step ", compared.largest_at)});
+  }
+  if (compared.not_finite_steps > 0) {
+    rows.push_back({"  where one is not finite", CountText(compared.not_finite_steps)});
   }
   const auto reached = [](const std::optional<LossComparison::Reached>& at) {
     return at.has_value() ? absl::StrCat("at step ", at->step, ", after ", SecondsText(at->seconds))

@@ -12,7 +12,7 @@ using plot::Escaped;
 constexpr char kStyle[] =
     ":root{--ink:#1a1a1a;--soft:#6b6b6b;--rule:#dedede;--stripe:#f7f7f7;--back:#fff;--good:#00704f;"
     "--bad:#b03a00}"
-    "@media "
+    "@media screen and "
     "(prefers-color-scheme:dark){:root{--ink:#ececec;--soft:#a0a0a0;--rule:#3a3a3a;--stripe:#"
     "1f1f1f;--back:#161616;"
     "--good:#2cc29a;--bad:#f0803c}}"
@@ -32,11 +32,11 @@ constexpr char kStyle[] =
     "table{border-collapse:collapse;font-size:.92rem;margin:.6rem 0}"
     "th,td{padding:.26rem .9rem .26rem .55rem;text-align:left;vertical-align:top;border-bottom:1px "
     "solid var(--rule);"
-    "overflow-wrap:anywhere;min-width:4rem}"
+    "overflow-wrap:break-word;max-width:24rem;font-weight:400}"
     "thead th{font-weight:600;border-bottom:2px solid var(--rule)}tbody "
     "tr:nth-child(even){background:var(--stripe)}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "table.keys td:first-child{color:var(--soft)}"
+    "table.keys tbody th{color:var(--soft)}"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,34rem),1fr));gap:"
     "1.2rem;"
     "align-items:start;margin:.6rem 0}"
@@ -73,8 +73,13 @@ void Page::Table(const std::vector<std::vector<Cell>>& rows, const std::string& 
     if (i == 1) body_ += "<tbody>\n";
     body_ += "<tr>";
     for (const Cell& cell : rows[i]) {
-      const char* tag = i == 0 ? "th" : "td";
-      absl::StrAppend(&body_, "<", tag, cell.number ? " class=\"n\">" : ">", Escaped(cell.text),
+      const bool names_row = &cell == &rows[i].front() && !cell.number;
+      const char* tag = i == 0 || names_row ? "th" : "td";
+      absl::StrAppend(&body_, "<", tag,
+                      i == 0      ? " scope=\"col\""
+                      : names_row ? " scope=\"row\""
+                                  : "",
+                      cell.number ? " class=\"n\">" : ">", Escaped(cell.text),
                       cell.note.empty()
                           ? ""
                           : absl::StrCat("<span class=\"note\">", Escaped(cell.note), "</span>"));

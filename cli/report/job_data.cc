@@ -3,21 +3,30 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "cli/plot/svg.h"
 
 namespace tercio::report {
+namespace {
+
+// Of a name beside others: more fills legends and heads of tables.
+constexpr size_t kLongestName = 48;
+
+std::string NameOf(const JobData& job) { return plot::Shortened(job.status.name(), kLongestName); }
+
+}  // namespace
 
 void LabelJobs(std::vector<JobData>* jobs) {
   std::map<std::string, int> names;
-  for (const JobData& job : *jobs) ++names[job.status.name()];
+  for (const JobData& job : *jobs) ++names[NameOf(job)];
   std::map<std::string, int> labels;
   for (JobData& job : *jobs) {
     if (job.from_file) continue;
     const v1::JobStatus& status = job.status;
-    if (status.name().empty()) {
+    const std::string name = NameOf(job);
+    if (name.empty()) {
       job.label = status.id();
     } else {
-      job.label = names[status.name()] == 1 ? status.name()
-                                            : absl::StrCat(status.name(), " (", status.id(), ")");
+      job.label = names[name] == 1 ? name : absl::StrCat(name, " (", status.id(), ")");
     }
   }
   for (JobData& job : *jobs) {

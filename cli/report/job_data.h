@@ -23,8 +23,8 @@ struct JobData {
   std::string commit;
 };
 
-// Names where they differ, else name and id; of a file its name. The same source twice gets a
-// number.
+// Names (long ones shortened) where they differ, else name and id; of a file its name. The same
+// source twice gets a number.
 void LabelJobs(std::vector<JobData>* jobs);
 
 }  // namespace tercio::report

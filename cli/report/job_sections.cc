@@ -18,11 +18,21 @@ namespace {
 constexpr double kFigureWidth = 620;
 constexpr size_t kMostRows = 50;  // of a table
 
+// Curves of more steps than this many are noise, so that means stand before them.
+constexpr size_t kManySteps = 400;
+
+int SmoothingOf(const std::vector<JobData>& jobs) {
+  size_t most = 0;
+  for (const JobData& job : jobs) most = std::max(most, job.steps.size());
+  return most > kManySteps ? static_cast<int>(most / 200 * 2 + 1) : 1;
+}
+
 std::string Curves(const std::vector<JobData>& jobs, const std::vector<std::string>& metrics) {
   CurveOptions options;
   options.metrics = metrics;
   options.width = kFigureWidth;
   options.panel_height = 170;
+  options.smooth = SmoothingOf(jobs);
   const auto figure = CurvesOf(jobs, options);
   return figure.ok() ? plot::Draw(*figure, false) : "";
 }

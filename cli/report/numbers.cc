@@ -159,10 +159,11 @@ Numbers NumbersOf(const JobData& job) {
     }
   }
   if (status.has_mfu()) numbers.mfu = status.mfu();
-  if (status.goodput().total() > 0) {
-    numbers.total_seconds = status.goodput().total();
+  const v1::Goodput& goodput = status.goodput();
+  if (goodput.total() > 0) numbers.total_seconds = goodput.total();
+  if (goodput.total() > goodput.stopped()) {
     numbers.goodput =
-        (status.goodput().productive() + status.goodput().degraded()) / status.goodput().total();
+        (goodput.productive() + goodput.degraded()) / (goodput.total() - goodput.stopped());
   }
   AddRanks(status, &numbers);
   return numbers;
@@ -212,7 +213,8 @@ LossComparison CompareLosses(const JobData& base, const JobData& other) {
     ++comparison.steps;
     comparison.equal_steps += SameBits(step.loss(), other.steps[k].loss()) ? 1 : 0;
     const double difference = std::abs(step.loss() - other.steps[k].loss());
-    if (difference > comparison.largest_difference) {
+    comparison.not_finite_steps += std::isfinite(difference) ? 0 : 1;
+    if (std::isfinite(difference) && difference > comparison.largest_difference) {
       comparison.largest_difference = difference;
       comparison.largest_at = step.step();
     }

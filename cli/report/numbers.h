@@ -51,7 +51,7 @@ struct Numbers {
   std::optional<int64_t> peak_bytes_total;  // of all ranks
   std::optional<int64_t> resident_bytes_most;
   std::optional<int64_t> resident_bytes_total;
-  std::optional<double> goodput;        // productive share of all time
+  std::optional<double> goodput;        // productive share of all time, without that it was stopped
   std::optional<double> total_seconds;  // since submission
   int restarts = 0;
   int64_t lost_steps = 0;
@@ -62,8 +62,9 @@ Json NumbersToJson(const Numbers& numbers);
 
 // Two curves of losses, step by step.
 struct LossComparison {
-  int64_t steps = 0;        // that both have
-  int64_t equal_steps = 0;  // with the same bits
+  int64_t steps = 0;             // that both have
+  int64_t equal_steps = 0;       // with the same bits
+  int64_t not_finite_steps = 0;  // at which one of both is not finite: no difference
   double largest_difference = 0;
   int64_t largest_at = 0;  // step of that
   // When each first has, smoothed, the last smoothed loss of `base`: step, and seconds of steps

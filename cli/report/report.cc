@@ -34,6 +34,7 @@ Json ComparisonToJson(const JobData& base, const JobData& other) {
   }
   json["steps_in_common"] = compared.steps;
   json["steps_with_equal_losses"] = compared.equal_steps;
+  json["steps_not_finite"] = compared.not_finite_steps;
   json["largest_loss_difference"] =
       compared.steps > 0 ? Json(compared.largest_difference) : Json(nullptr);
   json["largest_loss_difference_at"] =

@@ -135,6 +135,20 @@ TEST(CompareLosses, BitsAndDifferences) {
   EXPECT_EQ(compared.largest_at, 7);
 }
 
+TEST(CompareLosses, WhatIsNotFiniteHasNoDifference) {
+  const JobData a = Job("a", 10, 1);
+  JobData b = Job("b", 10, 1);
+  b.steps[3].set_loss(std::numeric_limits<double>::quiet_NaN());
+  b.steps[4].set_loss(std::numeric_limits<double>::infinity());
+  const LossComparison compared = CompareLosses(a, b);
+  EXPECT_EQ(compared.equal_steps, 8);
+  EXPECT_EQ(compared.not_finite_steps, 2);
+  EXPECT_EQ(compared.largest_difference, 0);
+  EXPECT_EQ(ReportData({a, b})["comparisons"][0]["steps_not_finite"], 2);
+  EXPECT_THAT(PageOf({a, b}), HasSubstr("; at 2 of these one is not finite."));
+  EXPECT_THAT(PageOf({a, b}), HasSubstr(">Not finite: the loss of 2 steps.</text>"));
+}
+
 TEST(CompareLosses, WhenALossIsReached) {
   const JobData a = Job("a", 50, 1);
   JobData b = Job("b", 100, 1);
@@ -193,6 +207,38 @@ TEST(Report, AJobWithoutAStep) {
   EXPECT_THAT(page, HasSubstr("There are no steps yet."));
   EXPECT_THAT(page, Not(HasSubstr(">nan")));
   EXPECT_THAT(page, Not(HasSubstr("\"nan")));
+}
+
+TEST(Report, AJobThatNeverHadALoss) {
+  JobData job = Job("a", 3, 1);
+  for (v1::StepRecord& step : job.steps) {
+    step.set_loss(std::numeric_limits<double>::quiet_NaN());
+  }
+  EXPECT_THAT(PageOf({job}), HasSubstr(". Loss not known, 320 tokens/s"));
+}
+
+TEST(Report, NothingIsSaidTwice) {
+  JobData job = Job("a", 10, 1);
+  job.label = "a (job-a)";
+  job.status.set_state(v1::JOB_STATE_CANCELLED);
+  job.status.set_error("cancelled");
+  EXPECT_THAT(PageOf({job}), HasSubstr(">a (job-a) was cancelled at step 10 of 10 on 1 rank ("));
+  EXPECT_THAT(PageOf({job}), HasSubstr("). Loss 0.5"));
+  job.steps.clear();
+  EXPECT_THAT(PageOf({job}), HasSubstr(">a (job-a) was cancelled; it has made no step."));
+}
+
+TEST(Report, ManyStepsAreSmoothed) {
+  EXPECT_THAT(PageOf({Job("a", 400, 1)}), Not(HasSubstr("Bold: means over")));
+  EXPECT_THAT(PageOf({Job("a", 1000, 1)}), HasSubstr("Bold: means over 11 steps."));
+}
+
+TEST(Numbers, TimeThatAJobWasStoppedIsNotHeldAgainstIt) {
+  JobData job = Job("a", 10, 1);
+  job.status.mutable_goodput()->set_total(1020);
+  job.status.mutable_goodput()->set_stopped(1000);
+  EXPECT_DOUBLE_EQ(*NumbersOf(job).goodput, 0.75);
+  EXPECT_DOUBLE_EQ(*NumbersOf(job).total_seconds, 1020);
 }
 
 TEST(Report, SeveralJobsAreComparedWithTheFirst) {
@@ -284,6 +330,7 @@ TEST(Diff, RatiosAndBits) {
   EXPECT_EQ(json["plan"]["ranks"]["a"], "2");
   EXPECT_EQ(json["configuration"]["name"]["b"], "b");
   EXPECT_EQ(json["comparison"]["steps_with_equal_losses"], 100);
+  EXPECT_TRUE(json["results"]["steps"]["a"].is_number_integer());
 }
 
 TEST(Curves, UnknownOnesAreNamed) {
@@ -335,6 +382,13 @@ TEST(Labels, TellJobsApart) {
   EXPECT_EQ(jobs[0].label, "a (job-a)");
   EXPECT_EQ(jobs[1].label, "a (job-2)");
   EXPECT_EQ(jobs[2].label, "b");
+  // Long ones that begin alike.
+  jobs = {Job("a", 1, 1), Job("b", 1, 1)};
+  jobs[0].status.set_name(std::string(200, 'n') + "1");
+  jobs[1].status.set_name(std::string(200, 'n') + "2");
+  LabelJobs(&jobs);
+  EXPECT_LT(jobs[0].label.size(), 70u);
+  EXPECT_NE(jobs[0].label, jobs[1].label);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <functional>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/plot/scale.h"
 #include "cli/report/sections.h"
@@ -146,7 +147,8 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
                     }
                     return Number(
                         absl::StrCat("at most ", ShortText(compared.largest_difference), " apart"),
-                        absl::StrCat("at step ", compared.largest_at));
+                        compared.largest_at > 0 ? absl::StrCat("at step ", compared.largest_at)
+                                                : "");
                   }});
   rows.push_back(
       {"time until the first job's last loss", [&base](const Subject& s) {
@@ -174,13 +176,16 @@ std::string LayoutText(const v1::JobStatus& status) {
 std::string SummaryOf(const Subject& subject) {
   const v1::JobStatus& status = subject.job->status;
   const Numbers& numbers = subject.numbers;
-  std::string text = absl::StrCat(subject.job->label, " (", status.id(), ") ");
+  std::string text = subject.job->label;
+  if (!absl::StrContains(text, status.id())) absl::StrAppend(&text, " (", status.id(), ")");
+  text += ' ';
   const bool ended = status.state() >= v1::JOB_STATE_SUCCEEDED;
   absl::StrAppend(&text, status.state() == v1::JOB_STATE_CANCELLED ? "was cancelled"
                          : ended                                   ? StateText(status)
                                  : absl::StrCat("is ", StateText(status)));
   if (numbers.steps == 0) {
-    absl::StrAppend(&text, status.error().empty() ? "" : absl::StrCat(": ", status.error()),
+    const bool says_more = !status.error().empty() && status.error() != StateText(status);
+    absl::StrAppend(&text, says_more ? absl::StrCat(": ", status.error()) : "",
                     "; it has made no step");
     return text + ".";
   }
@@ -189,10 +194,9 @@ std::string SummaryOf(const Subject& subject) {
     absl::StrAppend(&text, " on ", numbers.ranks, numbers.ranks == 1 ? " rank" : " ranks", " (",
                     LayoutText(status), ")");
   }
-  if (!status.error().empty()) absl::StrAppend(&text, ": ", status.error());
-  absl::StrAppend(&text, ". ");
-  if (numbers.final_loss.has_value())
-    absl::StrAppend(&text, "Loss ", LossText(*numbers.final_loss));
+  if (!status.error().empty() && status.error() != StateText(status))
+    absl::StrAppend(&text, ": ", status.error());
+  absl::StrAppend(&text, ". ", "Loss ", OrNotKnown(numbers.final_loss, LossText));
   if (numbers.validation_loss.has_value())
     absl::StrAppend(&text, ", validation loss ", LossText(*numbers.validation_loss));
   if (numbers.tokens_per_second.has_value()) {
@@ -231,6 +235,10 @@ std::string ComparisonOf(const Subject& base, const Subject& other) {
                            " steps")
             : absl::StrCat("; their losses are at most ", ShortText(compared.largest_difference),
                            " apart at any of ", CountText(compared.steps), " steps"));
+  }
+  if (compared.not_finite_steps > 0) {
+    absl::StrAppend(&text, "; at ", CountText(compared.not_finite_steps),
+                    " of these one is not finite");
   }
   return text + ".";
 }

@@ -44,6 +44,7 @@ const std::vector<Rule>& Rules() {
       {"JobService/List", Least::kViewer},
       {"JobService/Logs", Least::kViewer},
       {"JobService/Nodes", Least::kViewer},
+      {"JobService/PruneCheckpoints", Least::kUser, true},
       {"JobService/Resume", Least::kUser, true},
       {"JobService/Submit", Least::kUser, true},
       {"JobService/Trace", Least::kViewer},

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
+#include <set>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/log.h"
+#include "common/nearest.h"
 #include "common/status_macros.h"
 #include "coordinator/service/views.h"
 
@@ -93,8 +95,10 @@ void Coordinator::BackUp() {
 
 void Coordinator::Enqueue(Pending pending) {
   std::lock_guard<std::mutex> lock(queue_mutex_);
-  if (read_only_ || stopping_) {
-    if (pending.done) pending.done(absl::UnavailableError("the coordinator takes no requests"));
+  absl::Status refusal = MayWrite();
+  if (refusal.ok() && stopping_) refusal = absl::UnavailableError("the coordinator is stopping");
+  if (!refusal.ok()) {
+    if (pending.done) pending.done(refusal);
     return;
   }
   queue_.push_back(std::move(pending));
@@ -304,6 +308,13 @@ void Coordinator::Prune(const Effects& effects) {
   }
 }
 
+absl::Status Coordinator::MayWrite() const {
+  if (!read_only_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "no coordinator runs on this state directory, so its jobs can only be looked at; start one "
+      "(tercio-coordinator --state-dir), or go on with a job (tercio resume --state-dir)");
+}
+
 absl::Status Coordinator::MayDrill() const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (settings_.allow_drills) return absl::OkStatus();
@@ -380,7 +391,13 @@ absl::StatusOr<const JobState*> Coordinator::FindState(const std::string& job) c
     }
     named = &state;
   }
-  if (named == nullptr) return absl::NotFoundError(absl::StrCat("no job ", job));
+  if (named == nullptr) {
+    std::set<std::string> known;
+    for (const auto& [id, state] : state_.jobs) known.insert({id, state.record.spec().name()});
+    const std::string meant = DidYouMean(job, {known.begin(), known.end()});
+    return absl::NotFoundError(absl::StrCat("no job ", job.empty() ? "''" : job,
+                                            meant.empty() ? "; `tercio list` shows all" : meant));
+  }
   return named;
 }
 

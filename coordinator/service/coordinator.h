@@ -67,6 +67,8 @@ class Coordinator {
 
   // PERMISSION_DENIED where the settings do not allow drills.
   absl::Status MayDrill() const;
+  // FAILED_PRECONDITION where this coordinator only answers questions (--read-only).
+  absl::Status MayWrite() const;
 
   // A stream to a node; replaces the one before. Detach with the same token only. Both functions
   // are called from one thread, without a lock held, and may still be called after Detach.

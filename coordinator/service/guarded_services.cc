@@ -133,6 +133,18 @@ grpc::Status GuardedJobService::VerifyCheckpoint(grpc::ServerContext* context,
   return JobServiceImpl::VerifyCheckpoint(context, request, response);
 }
 
+grpc::Status GuardedJobService::PruneCheckpoints(grpc::ServerContext* context,
+                                                 const v1::PruneCheckpointsRequest* request,
+                                                 v1::PruneCheckpointsResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/PruneCheckpoints");
+  if (call.refused()) return call.refusal();
+  std::string id = request->job();
+  if (absl::Status status = MayChange(call.caller(), request->job(), &id); !status.ok()) {
+    return call.Refuse(id, std::move(status));
+  }
+  return call.Done(id, JobServiceImpl::PruneCheckpoints(context, request, response));
+}
+
 grpc::Status GuardedJobService::Version(grpc::ServerContext* context,
                                         const v1::VersionRequest* request,
                                         v1::VersionResponse* response) {

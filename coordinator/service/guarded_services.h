@@ -34,6 +34,8 @@ class GuardedJobService : public JobServiceImpl {
                            v1::CheckpointsResponse*) override;
   grpc::Status VerifyCheckpoint(grpc::ServerContext*, const v1::VerifyCheckpointRequest*,
                                 v1::VerifyCheckpointResponse*) override;
+  grpc::Status PruneCheckpoints(grpc::ServerContext*, const v1::PruneCheckpointsRequest*,
+                                v1::PruneCheckpointsResponse*) override;
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse*) override;
   grpc::ServerWriteReactor<v1::JobStatus>* Watch(grpc::CallbackServerContext*,

@@ -44,7 +44,17 @@ Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
   };
 }
 
+v1::CheckpointInfo InfoOf(const std::string& job, const checkpoint::Committed& committed) {
+  v1::CheckpointInfo info;
+  info.set_job_id(job);
+  info.set_step(committed.step);
+  info.set_path(committed.path);
+  info.set_bytes(committed.bytes);
+  return info;
+}
+
 }  // namespace
+
 grpc::Status JobServiceImpl::Submit(grpc::ServerContext*, const v1::SubmitRequest* request,
                                     v1::SubmitResponse* response) {
   return SubmitFor("", *request, response);
@@ -312,11 +322,42 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
   const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
   for (const checkpoint::Committed& committed : coordinator_.checkpoints().List(job->id())) {
-    v1::CheckpointInfo* info = response->add_checkpoints();
-    info->set_job_id(job->id());
-    info->set_step(committed.step);
-    info->set_path(committed.path);
-    info->set_bytes(committed.bytes);
+    *response->add_checkpoints() = InfoOf(job->id(), committed);
+  }
+  return grpc::Status::OK;
+}
+
+// A job that starts loads its newest good checkpoint, so that one stays also where newer ones are
+// damaged.
+grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
+                                              const v1::PruneCheckpointsRequest* request,
+                                              v1::PruneCheckpointsResponse* response) {
+  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
+  if (!job.ok()) return ToGrpc(job.status());
+  if (const absl::Status status = coordinator_.MayWrite(); !status.ok()) return ToGrpc(status);
+  if (request->keep_last() < 0) {
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "keep_last is below 0");
+  }
+  const v1::CheckpointSpec& wanted = job->spec().checkpoint();
+  const int keep_last = request->keep_last() > 0 ? request->keep_last() : wanted.keep_last();
+  checkpoint::Store& store = coordinator_.checkpoints();
+  const std::vector<checkpoint::Committed> superfluous =
+      store.Superfluous(job->id(), keep_last, wanted.keep_every());
+  const int64_t good = superfluous.empty() ? 0 : store.LatestGood(job->id(), nullptr).step;
+  std::set<int64_t> removed;
+  for (const checkpoint::Committed& committed : superfluous) {
+    if (committed.step != good) removed.insert(committed.step);
+  }
+  for (const checkpoint::Committed& committed : store.List(job->id())) {
+    if (!removed.contains(committed.step)) {
+      *response->add_kept() = InfoOf(job->id(), committed);
+      continue;
+    }
+    *response->add_removed() = InfoOf(job->id(), committed);
+    if (request->dry_run()) continue;
+    if (const absl::Status status = store.Remove(job->id(), committed.step); !status.ok()) {
+      return ToGrpc(status);
+    }
   }
   return grpc::Status::OK;
 }

@@ -50,6 +50,8 @@ class JobServiceImpl : public JobServiceBase {
                            v1::CheckpointsResponse*) override;
   grpc::Status VerifyCheckpoint(grpc::ServerContext*, const v1::VerifyCheckpointRequest*,
                                 v1::VerifyCheckpointResponse*) override;
+  grpc::Status PruneCheckpoints(grpc::ServerContext*, const v1::PruneCheckpointsRequest*,
+                                v1::PruneCheckpointsResponse*) override;
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse*) override;
 

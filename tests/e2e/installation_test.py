@@ -3,12 +3,14 @@
 import os
 import queue
 import re
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import threading
+import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
@@ -52,7 +54,9 @@ class Layout(TercioTest):
         for name in ("usr/lib/systemd/system/tercio-coordinator.service", "usr/lib/systemd/system/tercio-agent.service",
                      "usr/lib/sysusers.d/tercio.conf", "usr/lib/tmpfiles.d/tercio.conf", "etc/tercio/coordinator.yaml",
                      "etc/tercio/agent.yaml", "usr/share/doc/tercio/docs/operations.md", "usr/share/doc/tercio/deploy/kubernetes/base/coordinator.yaml",
-                     "usr/share/bash-completion/completions/tercio", "usr/lib/tercio/manifest"):
+                     "usr/share/bash-completion/completions/tercio", "usr/share/fish/vendor_completions.d/tercio.fish",
+                     "usr/share/zsh/site-functions/_tercio", "usr/share/man/man1/tercio-submit.1", "usr/share/man/man8/tercio-agent.8",
+                     "usr/lib/tercio/manifest"):
             self.assertIn(name, found)
         for name in found:
             path = os.path.join(root, name)
@@ -133,7 +137,33 @@ class Layout(TercioTest):
         for name in ("usr/local/lib/tercio/lib/libone.so.1", "usr/local/lib/systemd/system/tercio-agent.service", "etc/tercio/agent.yaml"):
             self.assertIn(name, found)
 
+    def test_the_installed_script_knows_its_place(self):
+        prefix = self.path("place")
+        install("--prefix", prefix)
+        script = os.path.join(prefix, "lib/tercio/install.sh")
+        done = subprocess.run([script, "--uninstall", "--purge"], capture_output=True, text=True, timeout=SECONDS, check=False,
+                              env={k: v for k, v in os.environ.items() if k != "DESTDIR"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn(f"removed Tercio from {prefix}", done.stdout)
+        self.assertEqual(files_below(self.directory + "/place") if os.path.exists(prefix) else [], [])
+
+    def test_help(self):
+        self.assertIn("deploy/install.sh [--prefix", install("--help"))
+        self.assertIn("--frobnicate is no option", install("--frobnicate", code=2))
+
+    @unittest.skipIf(os.getuid() != 0, "only root can become another user")
+    def test_who_may_not_write_changes_nothing(self):
+        os.chmod(self.directory, 0o755)
+        script = self.path("install.sh")
+        shutil.copy(INSTALL, script)
+        os.makedirs(self.path("theirs"), mode=0o755)
+        done = subprocess.run([script, "--prefix", self.path("theirs", "tercio")], capture_output=True, text=True, timeout=SECONDS,
+                              check=False, user="nobody", cwd=self.directory)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"{self.path('theirs')} cannot be written by nobody: run this as root, or choose --prefix", done.stderr)
+
     def test_what_cannot_be(self):
+        self.assertIn("is not there", install("--from", self.path("nothing"), code=3))
         self.assertIn("no bin/tercio", install("--from", self.directory, code=1))
         self.assertIn("an absolute path", install("--prefix", "here", code=2))
         self.assertIn("only letters", install("--prefix", "/opt/two words", code=2))

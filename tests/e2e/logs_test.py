@@ -1,14 +1,10 @@
 """Logs: what lines say, what may be asked of them, floods and full disks. And watching on a terminal."""
 
 import errno
-import fcntl
 import json
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -18,6 +14,7 @@ import urllib.request
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 from harness import BIN, ClusterTest, layout, wait_for  # noqa: E402
+from terminal import Terminal  # noqa: E402
 
 LONG = ["--set", "training.steps=1000000", "--set", "fault_tolerance.max_restarts=0"]
 
@@ -207,47 +204,6 @@ def rank_of(pid):
     with open(f"/proc/{pid}/cmdline", "rb") as file:
         words = file.read().decode().split("\0")
     return int(words[words.index("--rank") + 1])
-
-
-class Terminal:
-    """A program on a pseudo-terminal, and what it has drawn."""
-
-    def __init__(self, arguments, environment, rows=24, columns=120):
-        self.process, self.master = None, None
-        self.master, slave = pty.openpty()
-        self.resize(rows, columns)
-        self.before = termios.tcgetattr(slave)
-        self.slave = slave
-        self.process = subprocess.Popen(arguments, stdin=slave, stdout=slave, stderr=slave, env=environment,
-                                        start_new_session=True, preexec_fn=self.control)
-        self.drawn = b""
-
-    @staticmethod
-    def control():
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    def resize(self, rows, columns):
-        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def read(self, seconds=0.1):
-        while select.select([self.master], [], [], seconds)[0]:
-            try:
-                self.drawn += os.read(self.master, 65536)
-            except OSError:
-                break
-        return self.drawn.decode(errors="replace")
-
-    def screen(self):
-        """The lines of the last picture."""
-        picture = self.read().split("\x1b[H")[-1].split("\x1b[J")[0]
-        return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in picture.replace("\r", "").split("\n")]
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self.slave)
-        os.close(self.master)
 
 
 class Watching(ClusterTest):

@@ -50,7 +50,7 @@ class Shells(ClusterTest):
 
     def test_bash(self):
         self.assertEqual(sorted(self.offered("tercio", "pl")), ["plan", "plot"])
-        self.assertEqual(set(self.offered("tercio", "checkpoint", "")), {"list", "verify", "import", "export"})
+        self.assertEqual(set(self.offered("tercio", "checkpoint", "")), {"list", "verify", "prune", "import", "export"})
         self.assertEqual(self.offered("tercio", "get", "--coord"), ["--coordinator"])
         self.assertEqual(self.offered("tercio", "get", "x", "-o", ""), ["json", "jsonl"])
         self.assertIn("job.yaml", self.offered("tercio", "submit", "jo"))
@@ -75,6 +75,21 @@ class Shells(ClusterTest):
         self.submit("--set", "name=shakespeare", *layout(1, 1, 4))
         self.assertIn("tercio get shakespeare", self.shell("zsh", "-f", "-c", ZSH, "zsh", "tercio get sha"))
         self.assertIn("tercio checkpoint verify", self.shell("zsh", "-f", "-c", ZSH, "zsh", "tercio checkpoint ver"))
+
+    def test_fish(self):
+        _, ready = self.coordinator()
+        self.address = ready["coordinator"]
+        self.agent(self.address, "node-seven", 1)
+        job = self.submit("--set", "name=shakespeare", *layout(1, 1, 4))
+        offered = lambda line: [offer.split("\t")[0] for offer in self.shell(
+            "fish", "--no-config", "-c", f"tercio completion fish | source; complete -C '{line}'").splitlines()]
+        self.assertEqual(offered("tercio pl"), ["plan", "plot"])
+        self.assertEqual(sorted(offered("tercio get ")), [job, "shakespeare"])
+        self.assertEqual(offered("tercio get --coord"), ["--coordinator"])
+        self.assertEqual(offered("tercio get x -o "), ["json", "jsonl"])
+        self.assertEqual(offered("tercio nodes drain node"), ["node-seven"])
+        self.assertIn("job.yaml", offered("tercio submit jo"))
+        self.assertEqual(offered("tercio list "), [])
 
 
 class Manual(TercioTest):

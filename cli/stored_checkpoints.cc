@@ -1,0 +1,143 @@
+// checkpoint list, verify and prune: what the coordinator keeps of a job.
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands.h"
+#include "cli/format.h"
+#include "cli/progress_bar.h"
+#include "cli/text.h"
+#include "cli/with_client.h"
+#include "common/daemon.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
+
+template <typename Checkpoints>
+Json ToJson(const Checkpoints& checkpoints) {
+  Json list = Json::array();
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+    list.push_back(CheckpointToJson(checkpoint));
+  }
+  return list;
+}
+
+}  // namespace
+
+int CheckpointList(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::CheckpointsRequest request;
+    request.set_job(options.job);
+    v1::CheckpointsResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
+    if (options.format() != Output::kTable) {
+      PrintJson(ToJson(response.checkpoints()));
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "PATH"}};
+    for (const auto& checkpoint : response.checkpoints()) {
+      rows.push_back(
+          {absl::StrCat(checkpoint.step()), SizeText(checkpoint.bytes()), checkpoint.path()});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+namespace {
+
+// One checkpoint after the other, so that it is known how far that is.
+absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
+  std::vector<v1::CheckpointInfo> checkpoints;
+  int64_t total = 0;
+  {
+    grpc::ClientContext context;
+    v1::CheckpointsRequest request;
+    request.set_job(options.job);
+    v1::CheckpointsResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
+    for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
+      if (options.step > 0 && checkpoint.step() != options.step) continue;
+      checkpoints.push_back(checkpoint);
+      total += checkpoint.bytes();
+    }
+  }
+  if (checkpoints.empty()) return absl::NotFoundError("the job has no such checkpoint");
+  ProgressBar bar("checkpoint verify");
+  std::vector<v1::CheckpointFinding> findings;
+  int64_t done = 0;
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+    bar.Show(done, total, absl::StrCat("step ", checkpoint.step()));
+    grpc::ClientContext context;
+    v1::VerifyCheckpointRequest request;
+    request.set_job(options.job);
+    request.set_step(checkpoint.step());
+    v1::VerifyCheckpointResponse response;
+    const grpc::Status status = client.stub().VerifyCheckpoint(&context, request, &response);
+    done += checkpoint.bytes();
+    // A job that runs removes old ones meanwhile.
+    const bool gone = status.error_code() == grpc::StatusCode::NOT_FOUND;
+    if (gone && checkpoints.size() > 1) continue;
+    TERCIO_RETURN_IF_ERROR(CallStatus(status, client));
+    findings.insert(findings.end(), response.findings().begin(), response.findings().end());
+  }
+  return findings;
+}
+
+}  // namespace
+
+int CheckpointVerify(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::CheckpointFinding> all, Verify(client, options));
+    Json findings = Json::array();
+    bool good = true;
+    for (const v1::CheckpointFinding& finding : all) {
+      good = good && finding.ok();
+      findings.push_back({{"step", finding.step()},
+                          {"path", finding.path()},
+                          {"ok", finding.ok()},
+                          {"problem", finding.ok() ? Json(nullptr) : Json(finding.problem())}});
+      if (options.format() == Output::kTable) {
+        std::cout << (finding.ok() ? "ok      " : "DAMAGED ") << finding.path()
+                  << (finding.ok() ? "" : ": " + finding.problem()) << "\n";
+      }
+    }
+    if (options.format() != Output::kTable) PrintJson(findings);
+    return good ? kExitOk : kExitConflict;
+  });
+}
+
+int CheckpointPrune(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::PruneCheckpointsRequest request;
+    request.set_job(options.job);
+    request.set_keep_last(options.keep_last);
+    request.set_dry_run(options.dry_run);
+    v1::PruneCheckpointsResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().PruneCheckpoints(&context, request, &response), client));
+    if (options.format() != Output::kTable) {
+      PrintJson({{"dry_run", options.dry_run},
+                 {"removed", ToJson(response.removed())},
+                 {"kept", ToJson(response.kept())}});
+      return kExitOk;
+    }
+    int64_t bytes = 0;
+    for (const v1::CheckpointInfo& checkpoint : response.removed()) {
+      std::cout << (options.dry_run ? "would remove " : "removed ") << checkpoint.path() << "\n";
+      bytes += checkpoint.bytes();
+    }
+    std::cout << (options.dry_run ? "would remove " : "removed ") << response.removed_size()
+              << " checkpoints, " << SizeText(bytes) << "; " << response.kept_size()
+              << (options.dry_run ? " would stay\n" : " stay\n");
+    return kExitOk;
+  });
+}
+
+}  // namespace tercio::cli
