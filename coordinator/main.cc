@@ -147,7 +147,8 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   Server server(*access, *coordinator, streams, calls, flags, metrics_address);
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
-  TERCIO_RETURN_IF_ERROR(access->ServeEnrolment());
+  TERCIO_RETURN_IF_ERROR(access->ServeEnrolment(
+      [&coordinator](const std::string& node) { return coordinator->MayBeHere(node); }));
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
   const std::string enroll = access->enroll_address();

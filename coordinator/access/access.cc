@@ -63,7 +63,7 @@ absl::Status Access::OpenAuthority() {
   return absl::OkStatus();
 }
 
-absl::Status Access::ServeEnrolment() {
+absl::Status Access::ServeEnrolment(Registrar::MayBeHere may_be_here) {
   const std::string& given = settings_.enroll_listen;
   if (authority_ == nullptr) {
     if (given.empty()) return absl::OkStatus();
@@ -71,6 +71,7 @@ absl::Status Access::ServeEnrolment() {
         "--enroll-listen needs an authority: `tercio-coordinator init` makes one");
   }
   if (given.empty() && IsLoopback(settings_.listen)) return absl::OkStatus();
+  registrar_->KnowNodes(std::move(may_be_here));
   const std::string host = settings_.listen.substr(0, settings_.listen.rfind(':'));
   const std::string address = given.empty() ? absl::StrCat(host, ":", kDefaultEnrolPort) : given;
   TERCIO_ASSIGN_OR_RETURN(enroll_, EnrollServer::Listen(address, identity_, *registrar_, *audit_,

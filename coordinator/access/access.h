@@ -46,7 +46,7 @@ class Access {
   const std::shared_ptr<TlsIdentity>& identity() const { return identity_; }  // null: no TLS
   AccessServiceImpl& service() { return *service_; }
   // Opens the enrolment port, if there is to be one. Called once.
-  absl::Status ServeEnrolment();
+  absl::Status ServeEnrolment(Registrar::MayBeHere may_be_here);
   // HOST:PORT; empty: there is none.
   std::string enroll_address() const { return enroll_ == nullptr ? "" : enroll_->address(); }
 

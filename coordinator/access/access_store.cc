@@ -185,7 +185,22 @@ absl::Status AccessStore::Insert(const CertificateRecord& certificate) {
   return insert.Execute();
 }
 
-absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecord& certificate) {
+// PERMISSION_DENIED where the name is taken (Spend).
+absl::Status AccessStore::FreeName(const CertificateRecord& certificate, absl::Time forsaken) {
+  SqliteStatement update(database_,
+                         "UPDATE certificates SET revoked = ? WHERE name = ? AND role = ? AND "
+                         "revoked = 0 AND issued < ?");
+  update.Bind(1, absl::ToUnixSeconds(certificate.issued));
+  update.Bind(2, certificate.name);
+  update.Bind(3, kAgentRole);
+  update.Bind(4, absl::ToUnixSeconds(forsaken));
+  TERCIO_RETURN_IF_ERROR(update.Execute());
+  TERCIO_ASSIGN_OR_RETURN(const int64_t there, CountUsable(certificate.name, certificate.issued));
+  return there > 0 ? IsThere(certificate.name) : absl::OkStatus();
+}
+
+absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecord& certificate,
+                                absl::Time forsaken) {
   std::lock_guard<std::mutex> lock(mutex_);
   return Transaction([&]() -> absl::Status {
     SqliteStatement spend(database_,
@@ -194,11 +209,7 @@ absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecor
     spend.Bind(1, token.id);
     TERCIO_RETURN_IF_ERROR(spend.Execute());
     if (sqlite3_changes(database_) != 1) return NotGood();
-    if (token.name.empty()) {
-      TERCIO_ASSIGN_OR_RETURN(const int64_t there,
-                              CountUsable(certificate.name, certificate.issued));
-      if (there > 0) return IsThere(certificate.name);
-    }
+    if (token.name.empty()) TERCIO_RETURN_IF_ERROR(FreeName(certificate, forsaken));
     return Insert(certificate);
   });
 }

@@ -52,9 +52,12 @@ class AccessStore {
   // UNAUTHENTICATED, in the same words, when it is unknown, used or too old.
   absl::StatusOr<TokenRecord> FindToken(const std::string& secret, absl::Time now);
   // One use less, and the certificate that it was spent on, together. UNAUTHENTICATED when another
-  // came first; PERMISSION_DENIED when the token names nobody and somebody of the certificate's
-  // name has one that can be used: a token for any node is none for a node that is there already.
-  absl::Status Spend(const TokenRecord& token, const CertificateRecord& certificate);
+  // came first; PERMISSION_DENIED when the token names nobody and the certificate's name is taken:
+  // a token for any node is none for a node that is there already, nor for a person. A name is
+  // taken by a certificate that can be used, except by those of agents from before `forsaken`,
+  // which are revoked.
+  absl::Status Spend(const TokenRecord& token, const CertificateRecord& certificate,
+                     absl::Time forsaken = absl::InfinitePast());
   // A certificate that follows another. UNAUTHENTICATED when that was revoked.
   absl::Status AddSuccessor(const std::string& serial, const CertificateRecord& certificate);
   // Both: RESOURCE_EXHAUSTED when the name has kMostOfOneName that can be used.
@@ -80,6 +83,7 @@ class AccessStore {
   explicit AccessStore(sqlite3* database) : database_(database) {}
   absl::Status Prepare(const std::string& path);
   absl::Status Run(const char* sql);
+  absl::Status FreeName(const CertificateRecord& certificate, absl::Time forsaken);
   absl::StatusOr<int64_t> CountUsable(const std::string& name, absl::Time now);
   absl::Status Forget(absl::Time now);
   absl::Status Insert(const CertificateRecord& certificate);

@@ -288,6 +288,29 @@ TEST_F(AccessStoreTest, ATokenForAnyNodeIsNoneForOneThatIsThere) {
   EXPECT_TRUE(store_->Spend(any, later).ok());  // the one before has expired
 }
 
+TEST_F(AccessStoreTest, ANodeThatIsGoneLeavesItsNameToTheNext) {
+  Add("any", "", 9);
+  const TokenRecord any = *store_->FindToken("any", kNow);
+  const auto agent = [](const std::string& serial, const std::string& name) {
+    CertificateRecord certificate = Certificate(serial, name);
+    certificate.role = "agent";
+    return certificate;
+  };
+  const absl::Time before = kNow - absl::Minutes(1);
+  const absl::Time after = kNow + absl::Seconds(1);
+  ASSERT_TRUE(store_->Spend(any, agent("1", "one"), before).ok());
+  // It has had no time to come.
+  EXPECT_TRUE(absl::IsPermissionDenied(store_->Spend(any, agent("2", "one"), before)));
+  EXPECT_TRUE(store_->Revoked()->empty());
+  EXPECT_TRUE(store_->Spend(any, agent("3", "one"), after).ok());
+  EXPECT_EQ(*store_->Revoked(), std::set<std::string>{"1"});
+  // Never a person's.
+  Add("ann", "ann");
+  ASSERT_TRUE(store_->Spend(*store_->FindToken("ann", kNow), Certificate("4", "ann")).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(store_->Spend(any, agent("5", "ann"), after)));
+  EXPECT_EQ(*store_->Revoked(), std::set<std::string>{"1"});
+}
+
 TEST_F(AccessStoreTest, SeesWhatAnotherProcessChanges) {
   auto other = AccessStore::Open(directory_.path() + "/access.sqlite");
   ASSERT_TRUE(other.ok());

@@ -24,6 +24,8 @@ constexpr int kHandshakeMs = 5'000;
 constexpr int kIdleMs = 10'000;
 constexpr int kLongestConnectionMs = 30'000;
 constexpr int kFarewellMs = 2'000;
+// From an agent's certificate to its first stream.
+constexpr absl::Duration kTimeToAttach = absl::Minutes(1);
 
 // By which others may reach an agent.
 absl::StatusOr<std::vector<std::string>> HostsOf(const std::string& request) {
@@ -55,6 +57,13 @@ absl::StatusOr<IssuedCertificate> Registrar::Issue(const std::string& request,
   return issued;
 }
 
+// Agents of that name are gone if their certificates are from before this time.
+absl::Time Registrar::Forsaken(const std::string& node, absl::Time now) const {
+  const std::optional<bool> here = may_be_here_(node);
+  if (!here.has_value()) return now - kTimeToAttach;
+  return *here ? absl::InfinitePast() : absl::InfiniteFuture();
+}
+
 absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& request,
                                                  const std::string& address, Subject* subject) {
   TERCIO_ASSIGN_OR_RETURN(const TokenRecord token, store_.FindToken(request.token(), absl::Now()));
@@ -71,7 +80,7 @@ absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& reques
   CertificateRecord record;
   TERCIO_ASSIGN_OR_RETURN(const IssuedCertificate issued,
                           Issue(request.request(), *subject, address, &record));
-  TERCIO_RETURN_IF_ERROR(store_.Spend(token, record));
+  TERCIO_RETURN_IF_ERROR(store_.Spend(token, record, Forsaken(subject->name, record.issued)));
   v1::Certificate answer;
   answer.set_certificate(issued.pem);
   answer.set_authority(authority_.certificate());

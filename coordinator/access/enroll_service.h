@@ -4,7 +4,9 @@
 // Threads: gRPC's.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -30,6 +32,12 @@ class Registrar {
   Registrar(const Authority& authority, AccessStore& store, absl::Duration life)
       : authority_(authority), store_(store), life_(life) {}
 
+  // Whether a node of that name may be here; nullopt: none has ever come. A machine that was set up
+  // anew, or a pod that took the place of another, has the name and not the certificate: it gets
+  // one if the name's node is gone, and the certificates before it are revoked.
+  using MayBeHere = std::function<std::optional<bool>(const std::string& node)>;
+  void KnowNodes(MayBeHere may_be_here) { may_be_here_ = std::move(may_be_here); }
+
   // Who shows the token gets a certificate in its name and role; of an agent whose token names
   // none, in `name`. UNAUTHENTICATED | INVALID_ARGUMENT | PERMISSION_DENIED (somebody has that
   // name) | RESOURCE_EXHAUSTED (too many certificates). *subject is for whom, as far as known.
@@ -38,12 +46,14 @@ class Registrar {
   absl::StatusOr<v1::Certificate> Renew(const Caller& caller, const v1::RenewRequest& request);
 
  private:
+  absl::Time Forsaken(const std::string& node, absl::Time now) const;
   absl::StatusOr<IssuedCertificate> Issue(const std::string& request, const Subject& subject,
                                           const std::string& address, CertificateRecord* record);
 
   const Authority& authority_;
   AccessStore& store_;
   const absl::Duration life_;
+  MayBeHere may_be_here_ = [](const std::string&) { return true; };
 };
 
 // `registrar` is null where the certificates were made elsewhere.

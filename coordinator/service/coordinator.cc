@@ -357,6 +357,16 @@ absl::Status Coordinator::CheckName(const v1::AgentHello& hello) const {
   return Taken(hello);
 }
 
+std::optional<bool> Coordinator::MayBeHere(const std::string& node) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = state_.nodes.find(node);
+  if (found == state_.nodes.end()) return std::nullopt;
+  const NodeState& state = found->second;
+  if (state.record.leaving()) return state.connected;
+  // After a start of the coordinator nobody has had the time to come back.
+  return !state.lost || clock_.Now() - started_ < settings_.node_lease;
+}
+
 absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStream node_stream) {
   int64_t stream;
   {

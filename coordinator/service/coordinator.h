@@ -79,6 +79,9 @@ class Coordinator {
   };
   // ALREADY_EXISTS when another agent (of another state directory) lives under the same name.
   absl::Status CheckName(const v1::AgentHello& hello) const;
+  // Whether the node is here, or may be on its way back: not once it has left or was not heard of
+  // for a lease. nullopt: no node of that name is known.
+  std::optional<bool> MayBeHere(const std::string& node) const;
   absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream);
   void Detach(const std::string& node, int64_t stream);
 
@@ -190,6 +193,7 @@ class Coordinator {
   checkpoint::Store* checkpoints_;
   const bool read_only_;
   const LeaseClock clock_;
+  const double started_ = clock_.Now();
 
   mutable std::mutex mutex_;  // state_, streams_, version_
   mutable std::condition_variable changed_;
