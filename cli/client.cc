@@ -61,7 +61,7 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
 }
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n", ForDisplay(status.message(), "\n\t").c_str());
+  std::fprintf(stderr, "error: %s\n", ForDisplay(std::string(status.message()), "\n\t").c_str());
   return ExitCodeOf(status);
 }
 

@@ -29,16 +29,20 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
       "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
-  app.add_option("--metrics-linger", flags->metrics_linger,
-                 "seconds for which a job that has ended stays on /metrics")
-      ->envname("TERCIO_METRICS_LINGER")
-      ->check(CLI::Range(0.0, 86400.0))
-      ->capture_default_str()
-      ->take_last();
-  add("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL",
-      "seconds between signs of life of an agent; one is lost after three");
-  add("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF",
-      "seconds before the first restart; doubles with each");
+  const auto add_seconds = [&](const char* name, double* value, const char* variable, double least,
+                               const char* help) {
+    app.add_option(name, *value, help)
+        ->envname(variable)
+        ->check(CLI::Range(least, 86400.0))
+        ->capture_default_str()
+        ->take_last();
+  };
+  add_seconds("--metrics-linger", &flags->metrics_linger, "TERCIO_METRICS_LINGER", 0,
+              "seconds for which a job that has ended stays on /metrics");
+  add_seconds("--heartbeat-interval", &flags->heartbeat_interval, "TERCIO_HEARTBEAT_INTERVAL", 0.01,
+              "seconds between signs of life of an agent; one is lost after three");
+  add_seconds("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF", 0,
+              "seconds before the first restart; doubles with each");
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");
@@ -63,12 +67,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str()
       ->take_last();
-  app.add_option("--stream-patience", flags->stream_patience,
-                 "seconds after which a client that does not read what it follows is cut off")
-      ->envname("TERCIO_STREAM_PATIENCE")
-      ->check(CLI::Range(0.1, 86400.0))
-      ->capture_default_str()
-      ->take_last();
+  add_seconds("--stream-patience", &flags->stream_patience, "TERCIO_STREAM_PATIENCE", 0.1,
+              "seconds after which a client that does not read what it follows is cut off");
   app.add_flag("--allow-drills", flags->allow_drills, "`tercio drill` may do harm to running jobs")
       ->envname("TERCIO_ALLOW_DRILLS");
   app.add_flag("--read-only", flags->read_only, "only answer questions about the state directory");

@@ -20,7 +20,8 @@ Made from `common/metrics/metric_table.h` by `bazel run //common/metrics:write_d
 Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text format. How Prometheus finds them, dashboards and alerts:
 [operations.md](operations.md).
 
-- Times are seconds since 1970, so `time() - metric` is an age. Counters begin at 0 with the daemon, those of a rank with its process.
+- Times are seconds since 1970, so `time() - metric` is an age, also when a clock was set. Counters begin at 0 with the daemon, those of a rank
+  with its first report; its phases and processor time begin anew with each attempt.
 - `job_id` and `job_name` are on all that concerns a job, `rank` on what concerns a rank (`job` is set by Prometheus). Values longer than
   120 bytes are cut.
 - A job that has ended stays on the pages for `--metrics-linger` seconds (TERCIO_METRICS_LINGER, 60: four scrapes 15 s apart) with its

@@ -4,6 +4,7 @@
 #include <sqlite3.h>
 
 #include "absl/strings/str_cat.h"
+#include "common/access/roles.h"
 #include "common/file.h"
 #include "common/sha256.h"
 #include "common/sqlite_statement.h"
@@ -192,7 +193,7 @@ absl::Status AccessStore::FreeName(const CertificateRecord& certificate, absl::T
                          "revoked = 0 AND issued < ?");
   update.Bind(1, absl::ToUnixSeconds(certificate.issued));
   update.Bind(2, certificate.name);
-  update.Bind(3, kAgentRole);
+  update.Bind(3, std::string(NameOf(Role::kAgent)));
   update.Bind(4, absl::ToUnixSeconds(forsaken));
   TERCIO_RETURN_IF_ERROR(update.Execute());
   TERCIO_ASSIGN_OR_RETURN(const int64_t there, CountUsable(certificate.name, certificate.issued));

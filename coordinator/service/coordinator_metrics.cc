@@ -8,7 +8,6 @@
 #include <map>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/metrics/process_metrics.h"
 #include "common/steady_time.h"

@@ -138,11 +138,11 @@ grpc::Status GuardedJobService::PruneCheckpoints(grpc::ServerContext* context,
                                                  v1::PruneCheckpointsResponse* response) {
   GuardedCall call(gate_, *context, "JobService/PruneCheckpoints");
   if (call.refused()) return call.refusal();
-  std::string id = request->job();
-  if (absl::Status status = MayChange(call.caller(), request->job(), &id); !status.ok()) {
-    return call.Refuse(id, std::move(status));
+  v1::PruneCheckpointsRequest exact = *request;
+  if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
+    return NotChanged(call, exact.job(), std::move(status));
   }
-  return call.Done(id, JobServiceImpl::PruneCheckpoints(context, request, response));
+  return call.Done(exact.job(), JobServiceImpl::PruneCheckpoints(context, &exact, response));
 }
 
 grpc::Status GuardedJobService::Version(grpc::ServerContext* context,

@@ -46,6 +46,14 @@ class Health(ClusterTest):
         self.assertEqual(self.ask(ready["health"], "readiness"), "SERVING")
         self.assertEqual(self.ask(ready["coordinator"], "readiness"), "UNAVAILABLE")  # in plain text, without a certificate
 
+    def test_times_that_would_lose_every_node(self):
+        for program, flag in (("coordinator", "--heartbeat-interval=0"), ("coordinator", "--first-backoff=-1"), ("agent", "--agent-grace=-1")):
+            done = subprocess.run([os.path.join(BIN, f"tercio-{program}"), "--state-dir", self.path("none"), flag], capture_output=True, text=True,
+                                  timeout=SECONDS, check=False)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(flag.split("=")[0], done.stderr)
+            self.assertFalse(os.path.exists(self.path("none")))
+
     def test_a_port_that_is_taken(self):
         _, ready = self.coordinator("--health-listen", "127.0.0.1:0")
         done = subprocess.run([os.path.join(BIN, "tercio-agent"), "--coordinator", ready["coordinator"], "--state-dir", self.path("agent"), "--metrics-listen",

@@ -76,6 +76,7 @@ void AddTimeOptions(CLI::App& app, AgentFlags* flags) {
   app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
                  "seconds that trainers go on after the agent has died")
       ->envname("TERCIO_AGENT_GRACE")
+      ->check(CLI::Range(0.0, 86400.0))
       ->capture_default_str()
       ->take_last();
   app.add_option("--stop-grace", flags->stop_grace_seconds,

@@ -1,7 +1,6 @@
 #include "worker/collective/communicator.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <map>
 #include <tuple>
@@ -163,9 +162,6 @@ class RealCommunicator : public Communicator {
   }
 
   void Abort() override { transport_->Abort(); }
-  double WaitSeconds() const override {
-    return static_cast<double>(waited_nanoseconds_.load()) * 1e-9;
-  }
 
  private:
   friend class Message;
@@ -261,10 +257,8 @@ class RealCommunicator : public Communicator {
     if (options_.whereabouts != nullptr) options_.whereabouts->BeginWait(position);
     const absl::Time start = SteadyNow();
     const absl::Status status = transfer.Wait(options_.timeout);
-    const absl::Duration waited = SteadyNow() - start;
-    waited_nanoseconds_ += absl::ToInt64Nanoseconds(waited);
     if (options_.whereabouts != nullptr) {
-      options_.whereabouts->EndWait(absl::ToDoubleSeconds(waited));
+      options_.whereabouts->EndWait(absl::ToDoubleSeconds(SteadyNow() - start));
     }
     return status;
   }
@@ -400,7 +394,6 @@ class RealCommunicator : public Communicator {
   // Of messages, by (whether sent, peer, tag).
   std::map<std::tuple<bool, int, uint32_t>, int64_t> messages_;
   std::vector<double> double_scratch_;
-  std::atomic<int64_t> waited_nanoseconds_{0};
 };
 
 Message::~Message() {

@@ -71,9 +71,6 @@ class Communicator {
 
   // Ends running and later calls with an error. Any thread.
   virtual void Abort() = 0;
-
-  // Seconds that callers have waited for other ranks so far.
-  virtual double WaitSeconds() const = 0;
 };
 
 // How a communicator is told apart, and whom it tells where it waits.

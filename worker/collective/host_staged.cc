@@ -189,7 +189,6 @@ class HostStagedCommunicator : public Communicator {
   }
 
   void Abort() override { inner_->Abort(); }
-  double WaitSeconds() const override { return inner_->WaitSeconds(); }
 
  private:
   // body(in, out) on the host; where both are the same memory of the device they are the same

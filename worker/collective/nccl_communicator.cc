@@ -55,8 +55,8 @@ const char* NameOfType(ncclDataType_t type) {
   }
 }
 
-// Calls that are enqueued and have not ended, oldest first: where this rank waits, and for how long
-// it has. Threads: as the communicator.
+// Calls that are enqueued and have not ended, oldest first: where this rank waits. Threads: as the
+// communicator.
 class CallsUnderWay {
  public:
   CallsUnderWay() = default;
@@ -89,13 +89,8 @@ class CallsUnderWay {
   // None is left on the GPU.
   bool Done() {
     while (!calls_.empty() && calls_.front().enqueued && Reached(calls_.front().end)) {
-      const Call& call = calls_.front();
-      float milliseconds = 0;
-      if (cudaEventElapsedTime(&milliseconds, call.begin, call.end) == cudaSuccess) {
-        seconds_ += static_cast<double>(milliseconds) * 1e-3;
-      }
-      idle_.push_back(call.begin);
-      idle_.push_back(call.end);
+      idle_.push_back(calls_.front().begin);
+      idle_.push_back(calls_.front().end);
       calls_.pop_front();
     }
     return calls_.empty();
@@ -106,9 +101,6 @@ class CallsUnderWay {
     return &calls_.front().position;
   }
 
-  // That the GPU has spent in calls which have ended.
-  double seconds() const { return seconds_; }
-
  private:
   struct Call {
     CollectivePosition position = {};
@@ -117,7 +109,9 @@ class CallsUnderWay {
     bool enqueued = false;
   };
   absl::Status Take(cudaEvent_t* event) {
-    if (idle_.empty()) return CudaStatus(cudaEventCreate(event), "creating an event");
+    if (idle_.empty())
+      return CudaStatus(cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+                        "creating an event");
     *event = idle_.back();
     idle_.pop_back();
     return absl::OkStatus();
@@ -134,7 +128,6 @@ class CallsUnderWay {
 
   std::deque<Call> calls_;
   std::vector<cudaEvent_t> idle_;
-  double seconds_ = 0;
 };
 
 // One direction of one edge between pipeline stages.
@@ -269,7 +262,6 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     if (handle_ != nullptr) handle_->Abort();
     for (auto& [key, link] : links_) link.handle->Abort();
   }
-  double WaitSeconds() const override { return calls_.seconds(); }
 
   absl::Status Poll() override;
   void EndWait() override;
