@@ -57,6 +57,11 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
         "cannot reach the coordinator at ", client.address(), ": ", status.error_message(),
         "; is it running? --coordinator HOST:PORT names another"));
   }
+  // gRPC's own answer to a call that the server has not says nothing.
+  if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty()) {
+    return absl::UnimplementedError(absl::StrCat("the coordinator at ", client.address(),
+                                                 " is of a version that cannot do this"));
+  }
   return FromGrpc(status);
 }
 

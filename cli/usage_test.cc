@@ -66,7 +66,7 @@ TEST_F(UsageTest, WhatHasItsPlace) {
                                              {"get", "--", "-x"},
                                              {"plot", "a", "b", "c"},
                                              {"nodes"},
-           {"checkpoint", "--help"},
+                                             {"checkpoint", "--help"},
                                              {"nodes", "drain", "x"}}) {
     EXPECT_EQ(Fault(words), "");
   }

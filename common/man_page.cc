@@ -30,7 +30,13 @@ void Section(const char* name, std::string* page) { absl::StrAppend(page, ".SH "
 bool TakesValue(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
 std::string Value(const CLI::Option& option) {
-  return TakesValue(option) ? absl::StrCat(" ", Italic(option.get_type_name())) : "";
+  if (!TakesValue(option)) return "";
+  // CLI11 puts behind a colon what a value is checked by: "TEXT:{json,jsonl}" says something,
+  // "INT:INT in [1 - 10]" the same twice.
+  const std::string type = option.get_type_name();
+  const size_t colon = type.find(':');
+  const bool members = colon != std::string::npos && type.substr(colon + 1, 1) == "{";
+  return absl::StrCat(" ", Italic(members ? type : type.substr(0, colon)));
 }
 
 // "-f, --follow", "-o TEXT:{json,jsonl}".

@@ -36,7 +36,7 @@ constexpr char kStyle[] =
     "thead th{font-weight:600;border-bottom:2px solid var(--rule)}tbody "
     "tr:nth-child(even){background:var(--stripe)}"
     "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "table.keys tbody th{color:var(--soft)}"
+    "tbody th{min-width:8rem}table.keys tbody th{color:var(--soft)}"
     ".figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,34rem),1fr));gap:"
     "1.2rem;"
     "align-items:start;margin:.6rem 0}"
@@ -66,7 +66,7 @@ void Page::Paragraph(const std::string& text, const std::string& classes) {
 }
 
 void Page::Table(const std::vector<std::vector<Cell>>& rows, const std::string& classes) {
-  absl::StrAppend(&body_, "<div class=\"scroll\"><table",
+  absl::StrAppend(&body_, "<div class=\"scroll\" tabindex=\"0\"><table",
                   classes.empty() ? "" : absl::StrCat(" class=\"", classes, "\""), ">\n");
   for (size_t i = 0; i < rows.size(); ++i) {
     if (i == 0) body_ += "<thead>";

@@ -1,0 +1,34 @@
+#include "cli/client.h"
+
+#include "common/daemon.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::cli {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(CallStatus, ACallThatAnOlderCoordinatorHasNot) {
+  const absl::Status status =
+      CallStatus(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""), Client());
+  EXPECT_THAT(std::string(status.message()), HasSubstr("of a version that cannot do this"));
+  EXPECT_EQ(ExitCodeOf(status), kExitUsage);
+}
+
+TEST(CallStatus, WhatTheCoordinatorSaysIsKept) {
+  const absl::Status status =
+      CallStatus(grpc::Status(grpc::StatusCode::NOT_FOUND, "no job x"), Client());
+  EXPECT_EQ(status.message(), "no job x");
+  EXPECT_EQ(ExitCodeOf(status), kExitNotFound);
+}
+
+TEST(Options, TheCoordinatorOfTheEnvironmentIsADefault) {
+  setenv("TERCIO_COORDINATOR", "train.example:7077", 1);
+  EXPECT_EQ(Options().coordinator, "train.example:7077");
+  unsetenv("TERCIO_COORDINATOR");
+  EXPECT_EQ(Options().coordinator, "");
+}
+
+}  // namespace
+}  // namespace tercio::cli
