@@ -72,7 +72,8 @@ class CommandLine {
   }
 
   void JobFile(CLI::App* command) {
-    command->add_option("job_file", options_.job_file, "job file (YAML)")->required();
+    command->add_option("job_file", options_.job_file, "job file (YAML); - reads it from stdin")
+        ->required();
     Set(command);
   }
 

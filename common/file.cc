@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -46,6 +47,20 @@ absl::Status WriteAll(int descriptor, std::string_view content, const std::strin
   return absl::OkStatus();
 }
 
+// `path` is for messages. Stops soon after `limit` bytes.
+absl::StatusOr<std::string> ReadToEnd(int descriptor, const std::string& path, size_t limit) {
+  std::string content;
+  char buffer[65536];
+  while (content.size() <= limit) {
+    const ssize_t count = read(descriptor, buffer, sizeof(buffer));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return FileError(errno, "cannot read", path);
+    if (count == 0) break;
+    content.append(buffer, static_cast<size_t>(count));
+  }
+  return content;
+}
+
 }  // namespace
 
 absl::Status FileError(int error, std::string_view what, std::string_view path) {
@@ -70,15 +85,18 @@ absl::Status FileError(int error, std::string_view what, std::string_view path) 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (file.get() < 0) return FileError(errno, "cannot open", path);
-  std::string content;
-  char buffer[65536];
-  while (true) {
-    const ssize_t count = read(file.get(), buffer, sizeof(buffer));
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) return FileError(errno, "cannot read", path);
-    if (count == 0) return content;
-    content.append(buffer, static_cast<size_t>(count));
+  return ReadToEnd(file.get(), path, std::numeric_limits<size_t>::max());
+}
+
+absl::StatusOr<std::string> ReadInput(const std::string& path, size_t limit) {
+  const bool standard = path == "-";
+  const Descriptor file(standard ? -1 : open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!standard && file.get() < 0) return FileError(errno, "cannot open", path);
+  auto content = ReadToEnd(standard ? STDIN_FILENO : file.get(), path, limit);
+  if (content.ok() && content->size() > limit) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": larger than ", limit, " bytes"));
   }
+  return content;
 }
 
 absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode) {

@@ -19,6 +19,10 @@ absl::Status FileError(int error, std::string_view what, std::string_view path);
 
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
+// What a person has written by hand: a file, or "-", the standard input up to its end. More than
+// `limit` bytes are INVALID_ARGUMENT, and not read.
+absl::StatusOr<std::string> ReadInput(const std::string& path, size_t limit);
+
 // Writes, syncs, and replaces `path` in one rename; the directory is synced too.
 // With `mode`, as of chmod: a file that holds a secret is never readable by others, not for a
 // moment.

@@ -13,4 +13,11 @@ std::optional<HostPort> SplitHostPort(const std::string& address) {
   return parts;
 }
 
+std::string ReachableAt(const std::string& address, const std::string& host) {
+  const std::optional<HostPort> parts = SplitHostPort(address);
+  if (!parts.has_value() || (parts->host != "0.0.0.0" && parts->host != "::")) return address;
+  const bool six = host.find(':') != std::string::npos;
+  return (six ? "[" + host + "]" : host) + ":" + parts->port;
+}
+
 }  // namespace tercio

@@ -16,4 +16,8 @@ struct HostPort {
 // None where either is missing.
 std::optional<HostPort> SplitHostPort(const std::string& address);
 
+// Where others reach a server that listens on `address`: the address itself, or, where that is
+// every interface (0.0.0.0, ::), its port at `host`.
+std::string ReachableAt(const std::string& address, const std::string& host);
+
 }  // namespace tercio

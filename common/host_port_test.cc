@@ -25,5 +25,14 @@ TEST(SplitHostPort, WantsBoth) {
   }
 }
 
+TEST(ReachableAt, EveryInterfaceIsTheHost) {
+  EXPECT_EQ(ReachableAt("0.0.0.0:7071", "10.0.0.7"), "10.0.0.7:7071");
+  EXPECT_EQ(ReachableAt("[::]:7071", "fd00::7"), "[fd00::7]:7071");
+  EXPECT_EQ(ReachableAt("[::]:7071", "10.0.0.7"), "10.0.0.7:7071");
+  for (const char* address : {"10.0.0.8:7071", "[fd00::8]:1", "train.example:2", "unix:/a", ""}) {
+    EXPECT_EQ(ReachableAt(address, "10.0.0.7"), address);
+  }
+}
+
 }  // namespace
 }  // namespace tercio

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -21,6 +22,8 @@ namespace tercio::config {
 namespace {
 
 constexpr double kLargest = 1e30;
+// A job has a few hundred bytes; what is larger is another file.
+constexpr size_t kMaximumJobFileBytes = size_t{1} << 20;
 constexpr double kSpikeThreshold = 10;
 
 std::string NotYet(const std::string& what) {
@@ -328,10 +331,12 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
 
 absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
                                          const std::vector<std::string>& overrides) {
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-  const std::string directory =
-      std::filesystem::absolute(std::filesystem::path(path)).parent_path().string();
-  return ParseJobText(text, path, directory, overrides);
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMaximumJobFileBytes));
+  std::error_code error;
+  const std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) return FileError(error.value(), "cannot tell the working directory of", path);
+  return ParseJobText(text, path == "-" ? "stdin" : path, absolute.parent_path().string(),
+                      overrides);
 }
 
 namespace {

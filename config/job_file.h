@@ -12,8 +12,9 @@
 
 namespace tercio::config {
 
+// `path` "-" is the standard input; its data paths are relative to the working directory.
 // `overrides` are KEY=VALUE with dotted keys, as given to --set; VALUE is YAML. NOT_FOUND when
-// there is no such file, INVALID_ARGUMENT with all faults.
+// there is no such file, INVALID_ARGUMENT with all faults, or when it has more than 1 MiB.
 absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
                                          const std::vector<std::string>& overrides);
 

@@ -379,6 +379,15 @@ TEST(JobFile, NotUtf8) {
 TEST(JobFile, NotYaml) {
   EXPECT_THAT(FaultOf("a: [1"), HasSubstr("job.yaml:"));
   EXPECT_THAT(FaultOf("just text"), HasSubstr("expected a job"));
+  EXPECT_THAT(FaultOf(absl::StrCat("name: ", std::string(100000, '['))), HasSubstr("not YAML"));
+}
+
+TEST(JobFile, AFileThatIsNone) {
+  const auto endless = ParseJobFile("/dev/zero", {});
+  EXPECT_EQ(endless.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(endless.status().message()),
+              HasSubstr("/dev/zero: larger than 1048576 bytes"));
+  EXPECT_EQ(ParseJobFile("/not/there.yaml", {}).status().code(), absl::StatusCode::kNotFound);
 }
 
 TEST(JobFile, RanksMustAgreeWithTheLayout) {

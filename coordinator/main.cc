@@ -119,7 +119,6 @@ Access::Settings AccessSettings(const Flags& flags) {
   return settings;
 }
 
-// The address of the services is part of what agents are told, but known only once they listen.
 absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   std::unique_ptr<FileLock> lock;
@@ -149,7 +148,6 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   std::string address;
   TERCIO_RETURN_IF_ERROR(server.Listen(flags, &address));
   TERCIO_RETURN_IF_ERROR(access->ServeEnrolment());
-  coordinator->SetCheckpointAddress(address);
   const std::string address_file = flags.state_dir + "/coordinator.address";
   if (!flags.read_only) TERCIO_RETURN_IF_ERROR(WriteFileDurably(address_file, address + "\n"));
   const std::string enroll = access->enroll_address();

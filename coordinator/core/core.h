@@ -155,7 +155,6 @@ struct Settings {
   double quarantine_window = 600;
   double grow_delay = 10;     // room for all ranks must last this long
   bool allow_drills = false;  // faults on purpose; asked for by the service
-  std::string checkpoint_address;
   // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,
                                          const RankShare&)>

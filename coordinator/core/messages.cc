@@ -27,7 +27,6 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   start->set_token(job.record.token());
   *start->mutable_spec() = PresentSpec(job.record);
   start->set_resume_step(job.record.resume_step());
-  start->set_checkpoint_address(settings_.checkpoint_address);
   start->set_vocab_size(job.record.vocab_size());
   AddSnapshots(job, node, start);
   // What the ranks of a stage share is as large as all the rest: once for the node.

@@ -311,11 +311,6 @@ absl::Status Coordinator::MayDrill() const {
       "drills are not allowed in this cluster; its coordinator takes --allow-drills");
 }
 
-void Coordinator::SetCheckpointAddress(const std::string& address) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  settings_.checkpoint_address = address;
-}
-
 Coordinator::Totals Coordinator::Count() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Totals totals;

@@ -68,9 +68,6 @@ class Coordinator {
   // PERMISSION_DENIED where the settings do not allow drills.
   absl::Status MayDrill() const;
 
-  // Where trainers find the checkpoint service; set once, before the first agent can come.
-  void SetCheckpointAddress(const std::string& address);
-
   // A stream to a node; replaces the one before. Detach with the same token only. Both functions
   // are called from one thread, without a lock held, and may still be called after Detach.
   using Send = std::function<void(v1::CoordinatorMessage)>;
@@ -177,7 +174,7 @@ class Coordinator {
   const v1::JobRecord* PresentRecord(const v1::RunId& run) const;
   absl::Status Taken(const v1::AgentHello& hello) const;
 
-  Settings settings_;  // guarded by mutex_ where it changes: SetCheckpointAddress, Change
+  Settings settings_;  // guarded by mutex_ where it changes: Change
   std::unique_ptr<Store> store_;
   checkpoint::Store* checkpoints_;
   const bool read_only_;

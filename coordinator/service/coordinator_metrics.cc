@@ -281,16 +281,9 @@ std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Dur
   for (const Coordinator::NodeView& node : coordinator.Nodes()) {
     const v1::AgentHello& hello = node.state.hello;
     if (!HasCome(node) && up < kReturnPatience) return std::nullopt;
-    std::string address = hello.metrics_address();
-    if (address.empty()) continue;
-    // Agents that listen everywhere are reached where their ranks are.
-    for (const char* everywhere : {"0.0.0.0:", "[::]:"}) {
-      if (!absl::StartsWith(address, everywhere)) continue;
-      const bool six = hello.data_address().find(':') != std::string::npos;
-      address = absl::StrCat(six ? "[" : "", hello.data_address(), six ? "]" : "",
-                             address.substr(address.rfind(':')));
-    }
-    targets.push_back({{"targets", {address}}, {"labels", {{"node", hello.node()}}}});
+    if (hello.metrics_address().empty()) continue;
+    targets.push_back(
+        {{"targets", {hello.metrics_address()}}, {"labels", {{"node", hello.node()}}}});
   }
   return targets.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }

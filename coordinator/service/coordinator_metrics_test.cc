@@ -211,13 +211,13 @@ TEST_F(CoordinatorMetricsTest, NamesOfJobsMayBeAnything) {
 TEST_F(CoordinatorMetricsTest, TellsPrometheusWhereAgentsAre) {
   EXPECT_EQ(TargetsPage(*coordinator_, absl::ZeroDuration()), "[]\n");
   Attach("a", "10.0.0.7:9465");
-  Attach("b", "0.0.0.0:9465");  // everywhere: where its ranks are
+  Attach("b", "[fd00::7]:9465");
   coordinator_->Ask(Tick{}).IgnoreError();
   const std::string page = TargetsPage(*coordinator_, absl::ZeroDuration()).value();
   EXPECT_THAT(page, HasSubstr("\"node\": \"a\""));
   EXPECT_THAT(page, HasSubstr("\"node\": \"b\""));
   EXPECT_THAT(page, HasSubstr("\"10.0.0.7:9465\""));
-  EXPECT_THAT(page, Not(HasSubstr("0.0.0.0")));
+  EXPECT_THAT(page, HasSubstr("\"[fd00::7]:9465\""));
 }
 
 TEST_F(CoordinatorMetricsTest, ARestartTellsNoListBeforeAgentsAreBack) {

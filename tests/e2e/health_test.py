@@ -11,23 +11,13 @@ import python_cases  # noqa: E402
 from harness import BIN, SECONDS, ClusterTest, wait_for  # noqa: E402
 
 PYTHON = "/usr/bin/python3"  # which sees Debian's python3-grpcio
-# grpc.health.v1: HealthCheckRequest.service is field 1, HealthCheckResponse.status field 1: 1 SERVING, 2 NOT_SERVING.
-ASK = r"""
-import sys, grpc
-address, method, service = sys.argv[1:]
-call = grpc.insecure_channel(address).unary_unary(method)
-try:
-    print({b'\x08\x01': 'SERVING', b'\x08\x02': 'NOT_SERVING'}[call(b'\x0a' + bytes([len(service)]) + service.encode() if service else b'', timeout=20)])
-except grpc.RpcError as error:
-    print(error.code().name)
-"""
-CHECK = "/grpc.health.v1.Health/Check"
+ASK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "ask_health.py")
 
 
 class Health(ClusterTest):
 
-    def ask(self, address, service, method=CHECK):
-        done = subprocess.run([PYTHON, "-c", ASK, address, method, service], capture_output=True, text=True, timeout=SECONDS, check=False)
+    def ask(self, address, service, *method):
+        done = subprocess.run([PYTHON, ASK, address, service, *method], capture_output=True, text=True, timeout=SECONDS, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.strip()
 

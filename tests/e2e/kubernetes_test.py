@@ -124,6 +124,7 @@ class Manifests(unittest.TestCase):
             ports = {port["name"]: port["containerPort"] for port in container["ports"]}
             for probe, service in (("startupProbe", "liveness"), ("livenessProbe", "liveness"), ("readinessProbe", "readiness")):
                 self.assertEqual(container[probe]["grpc"], {"port": ports["health"], "service": service}, f"{name}: {probe}")
+            self.assertEqual(len(container["args"]), len(set(container["args"])), name)
             arguments = dict(argument.lstrip("-").split("=", 1) for argument in container["args"])
             self.assertEqual(arguments["health-listen"], f"0.0.0.0:{ports['health']}", name)
             if "stop-grace" in arguments:

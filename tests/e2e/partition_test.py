@@ -13,81 +13,31 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
 from certificates import Authority  # noqa: E402
 from harness import BIN, ClusterTest, layout, processes, wait_for  # noqa: E402
+from network import Network  # noqa: E402
 
 HEARTBEAT = 2.0
 LEASE = 3 * HEARTBEAT
-
-
-def ip(*arguments):
-    return subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
-
-
-def why_not():
-    """Empty where this machine lets the test make namespaces."""
-    name = f"tercio-try-{os.getpid()}"
-    try:
-        tried = ip("netns", "add", name)
-        if tried.returncode != 0:
-            return f"no network namespaces here: {tried.stderr.strip()}"
-        tried = ip("-n", name, "link", "add", "br0", "type", "bridge")
-        return f"no bridges here: {tried.stderr.strip()}" if tried.returncode != 0 else ""
-    except OSError as error:
-        return f"no network namespaces here: {error}"
-    finally:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
 
 
 class Partition(ClusterTest):
 
     def setUp(self):
         super().setUp()
-        reason = why_not()
-        if reason:
-            self.skipTest(reason)
-        self.spaces = {}
-        self.addresses = {}
-        self.switch = self.add_space("switch")
-        self.checked(ip("-n", self.switch, "link", "add", "br0", "type", "bridge"))
-        self.checked(ip("-n", self.switch, "link", "set", "br0", "up"))
-        for number, name in enumerate(["coordinator", "one", "two", "spare"], start=1):
-            self.plug_in(name, f"10.231.7.{number}")
+        self.network = Network(self)
+        for name in ("coordinator", "one", "two", "spare"):
+            self.network.plug_in(name)
         # Before their namespaces go: clean-ups run in reverse.
         self.addCleanup(self.stop_daemons)
         authority = Authority(self.directory, "ca")
-        self.tls = {name: authority.issue(name, f"IP:{address}") for name, address in self.addresses.items()}
+        self.tls = {name: authority.issue(name, f"IP:{address}") for name, address in self.network.addresses.items()}
         _, ready = self.daemon_in("coordinator", "tercio-coordinator", "--state-dir", self.state, "--listen",
-                                  self.addresses["coordinator"] + ":0", "--metrics-listen", "127.0.0.1:0",
+                                  self.network.addresses["coordinator"] + ":0", "--metrics-listen", "127.0.0.1:0",
                                   "--first-backoff", "0.2", "--heartbeat-interval", str(HEARTBEAT))
         self.address = ready["coordinator"]
 
-    def checked(self, done):
-        self.assertEqual(done.returncode, 0, done.stderr)
-
-    def add_space(self, name):
-        space = f"tercio-{os.getpid()}-{name}"
-        self.checked(ip("netns", "add", space))
-        self.addCleanup(ip, "netns", "del", space)
-        self.checked(ip("-n", space, "link", "set", "lo", "up"))
-        return space
-
-    def plug_in(self, name, address):
-        space = self.spaces[name] = self.add_space(name)
-        self.addresses[name] = address
-        self.checked(ip("-n", space, "link", "add", "eth0", "type", "veth", "peer", "name", name[:8], "netns",
-                        self.switch))
-        self.checked(ip("-n", space, "addr", "add", address + "/24", "dev", "eth0"))
-        self.checked(ip("-n", space, "link", "set", "eth0", "up"))
-        self.checked(ip("-n", self.switch, "link", "set", name[:8], "master", "br0"))
-        self.checked(ip("-n", self.switch, "link", "set", name[:8], "up"))
-
-    def between(self, a, b, change):
-        """Packets between the two vanish ("add") or pass again ("del")."""
-        for here, there in ((a, b), (b, a)):
-            self.checked(ip("-n", self.spaces[here], "route", change, "blackhole", self.addresses[there] + "/32"))
-
     def daemon_in(self, name, program, *arguments):
         log = open(self.path(f"{name}.{len(self.daemons)}.log"), "w", encoding="utf-8")
-        child = subprocess.Popen(["ip", "netns", "exec", self.spaces[name], os.path.join(BIN, program), *arguments,
+        child = subprocess.Popen([*self.network.inside(name), os.path.join(BIN, program), *arguments,
                                   *self.tls[name]], stdout=subprocess.PIPE, stderr=log, text=True,
                                  env=self.environment())
         log.close()
@@ -99,14 +49,14 @@ class Partition(ClusterTest):
     def node(self, name):
         return self.daemon_in(name, "tercio-agent", "--coordinator", self.address, "--state-dir",
                               self.path("agent-" + name), "--name", name, "--slots", "1", "--metrics-listen",
-                              "127.0.0.1:0", "--stop-grace", "5", "--data-address", self.addresses[name],
+                              "127.0.0.1:0", "--stop-grace", "5", "--data-address", self.network.addresses[name],
                               "--data-root", self.directory)
 
     def start(self, *arguments, **options):
         """Verbs run beside the coordinator, except those that need none."""
         if "--coordinator" not in arguments:
             return super().start(*arguments, **options)
-        return subprocess.Popen(["ip", "netns", "exec", self.spaces["coordinator"], os.path.join(BIN, "tercio"),
+        return subprocess.Popen([*self.network.inside("coordinator"), os.path.join(BIN, "tercio"),
                                  *arguments, *self.tls["coordinator"]], stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env=self.environment(), **options)
 
@@ -154,9 +104,9 @@ class Partition(ClusterTest):
         self.node("two")
         job = self.start_job()
         for _ in range(2):
-            self.between("coordinator", "two", "add")
+            self.network.between("coordinator", "two", "add")
             time.sleep(HEARTBEAT)
-            self.between("coordinator", "two", "del")
+            self.network.between("coordinator", "two", "del")
             self.after(job, 20)
         # The connection is whole again, the lease renewed.
         time.sleep(LEASE + HEARTBEAT)
@@ -170,7 +120,7 @@ class Partition(ClusterTest):
         self.node("one")
         two, _ = self.node("two")
         job = self.start_job()
-        self.between("coordinator", "two", "add")
+        self.network.between("coordinator", "two", "add")
         self.after(job, 3)  # the way between the ranks is open: training goes on
         wait_for(lambda: "node_lost" in [event["kind"] for event in self.events()], "the end of the lease")
         self.node("spare")
@@ -179,7 +129,7 @@ class Partition(ClusterTest):
         self.assertEqual({rank["node"] for rank in status["plan"]["ranks"]}, {"one", "spare"})
         # What the node that was cut off still runs is of the old attempt only.
         self.assertLessEqual(self.attempts_on(job, two), {1})
-        self.between("coordinator", "two", "del")
+        self.network.between("coordinator", "two", "del")
         wait_for(lambda: not self.attempts_on(job, two), "the end of the old attempt's rank")
         nodes = lambda: {n["name"]: n["state"] for n in self.json(*self.reach("nodes"))}  # noqa: E731
         wait_for(lambda: nodes().get("two") == "ready", "the node to be back")

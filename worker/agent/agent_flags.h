@@ -17,7 +17,6 @@ namespace tercio {
 inline constexpr double kKillSeconds = 5;
 
 struct AgentFlags {
-  std::string coordinator = "127.0.0.1:7077";
   std::string metrics_listen = "127.0.0.1:9465";
   std::string health_listen;
   std::string snapshot_listen;

@@ -300,8 +300,6 @@ class AgentTest : public ::testing::Test {
     start->set_token("token");
     *start->mutable_spec() = spec;
     start->set_vocab_size(256);
-    // It does not take checkpoints: saves fail, training goes on.
-    start->set_checkpoint_address(coordinator_.address());
     for (int rank = 0; rank < 2; ++rank) {
       *start->add_ranks() = plan::SliceWithoutStage(*plan, rank);
     }

@@ -22,6 +22,7 @@
 #include "common/daemon_loop.h"
 #include "common/file.h"
 #include "common/health_server.h"
+#include "common/host_port.h"
 #include "common/log.h"
 #include "common/machine.h"
 #include "common/service_manager.h"
@@ -52,6 +53,7 @@ constexpr absl::Duration kTroublePatience = absl::Seconds(2);
 // Ends the agent and leaves its trainers, for the agent that is started next.
 constexpr int kLeaveTrainers = SIGUSR1;
 
+// Where others reach this agent.
 // Where others reach this agent.
 struct Addresses {
   std::string metrics;
@@ -116,7 +118,7 @@ v1::AgentMessage MakeLeaving(double at) {
 // gRPC does not say which certificate is refused, nor why.
 std::string Explain(const AgentFlags& flags, const grpc::Status& status) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return status.error_message();
-  const absl::Status refused = DiagnoseTls(flags.coordinator, flags.tls);
+  const absl::Status refused = DiagnoseTls(flags.agent.coordinator, flags.tls);
   return refused.ok() ? status.error_message() : std::string(refused.message());
 }
 
@@ -311,7 +313,7 @@ int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& r
   loop.ready = [&] { return link.connected(); };
   loop.status = [&] {
     return absl::StrCat("node ", flags->agent.node, ", ", runs.Running(/*ended=*/false).size(),
-                        " runs, coordinator ", flags->coordinator,
+                        " runs, coordinator ", flags->agent.coordinator,
                         link.connected() ? "" : " is away");
   };
   loop.reload = [&] { Reload(life, flags, snapshots); };
@@ -347,7 +349,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   TERCIO_ASSIGN_OR_RETURN(const auto metrics,
                           AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
-  TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.coordinator, flags.tls));
+  TERCIO_ASSIGN_OR_RETURN(const auto channel, OpenChannel(flags.agent.coordinator, flags.tls));
   (*membership)->KeepUp(channel);
   TERCIO_ASSIGN_OR_RETURN(const auto store,
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
@@ -379,14 +381,16 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
     runs.Leave();
     return status;
   }
-  const Addresses addresses = {metrics->address(),
-                               *snapshot_server == nullptr ? "" : (*snapshot_server)->address()};
+  const std::string& host = flags.agent.data_address;
+  const Addresses addresses = {
+      ReachableAt(metrics->address(), host),
+      *snapshot_server == nullptr ? "" : ReachableAt((*snapshot_server)->address(), host)};
   const absl::Cleanup stop_monitor = [&gpus] { gpus.Stop(); };
   if (!flags.agent.gpus.list.empty()) StartMonitor(gpus, link, runs);
   StartLink(link, flags, addresses, {*store, snapshots, for_nodes, runs, gpus, leaving_at});
   std::printf(
       "ready agent=%s coordinator=%s metrics=%s%s%s\n", flags.agent.node.c_str(),
-      flags.coordinator.c_str(), metrics->address().c_str(),
+      flags.agent.coordinator.c_str(), metrics->address().c_str(),
       health == nullptr ? "" : " health=", health == nullptr ? "" : health->address().c_str());
   std::fflush(stdout);
   const int signal = Live(life, &flags, link, runs, snapshots, health.get());

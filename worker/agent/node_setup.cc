@@ -80,7 +80,7 @@ std::vector<std::string> HostsOf(const AgentFlags& flags) {
 
 Membership::Options MembershipOptions(const AgentFlags& flags) {
   Membership::Options options;
-  options.coordinator = flags.coordinator;
+  options.coordinator = flags.agent.coordinator;
   options.enroll = flags.enroll;
   options.state_dir = flags.agent.state_dir;
   options.node = flags.agent.node;
@@ -129,7 +129,7 @@ absl::Status SetBounds(AgentFlags& flags) {
 absl::Status CheckFlags(const AgentFlags& flags) {
   const bool tls = Membership::HasMeans(MembershipOptions(flags));
   for (const auto& [flag, address] : {std::pair{"--metrics-listen", flags.metrics_listen},
-                                      std::pair{"--coordinator", flags.coordinator}}) {
+                                      std::pair{"--coordinator", flags.agent.coordinator}}) {
     if (tls || IsLoopback(address)) continue;
     return absl::InvalidArgumentError(
         absl::StrCat(flag, " ", address,
@@ -161,7 +161,7 @@ absl::Status FillIn(AgentFlags& flags) {
                                             " is missing; name it with --trainer"));
   }
   if (flags.agent.data_address.empty()) {
-    TERCIO_ASSIGN_OR_RETURN(flags.agent.data_address, AddressTowards(flags.coordinator));
+    TERCIO_ASSIGN_OR_RETURN(flags.agent.data_address, AddressTowards(flags.agent.coordinator));
   }
   // With its parent goes the coordinator, too: there is nobody to move jobs elsewhere.
   if (flags.parent_death) flags.stop_grace_seconds = kKillSeconds;

@@ -618,7 +618,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   if (stage != start.stages().end()) *assignment.mutable_plan()->mutable_stage() = stage->second;
   assignment.set_world_size(layout.tensor() * layout.pipeline() * layout.data());
   assignment.set_resume_step(start.resume_step());
-  assignment.set_checkpoint_address(start.checkpoint_address());
+  assignment.set_checkpoint_address(options_.coordinator);
   assignment.set_data_address(options_.data_address);
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);

@@ -39,6 +39,8 @@ namespace tercio {
 
 struct AgentOptions {
   std::string node;
+  // HOST:PORT as it is reached from here, by the trainers, too.
+  std::string coordinator = "127.0.0.1:7077";
   std::string state_dir;
   std::string log_dir;                    // of trainers, a directory for each job
   int64_t log_bytes = int64_t{16} << 20;  // of a trainer's log, before another one begins
