@@ -25,7 +25,7 @@ namespace tercio::coordinator {
 struct AuditEntry {
   std::string who;  // name of the certificate or token; empty: not known
   std::string role;
-  std::string serial;
+  std::string serial;  // of the caller's certificate; of an enrolment, the one that it got
   std::string address;
   std::string call;     // "JobService/Cancel", or "handshake"
   std::string subject;  // job, node or name that it was about

@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/certificate.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -139,7 +140,7 @@ class EnrollServer::Service : public v1::EnrollService::Service {
     const std::string address = HostOfPeer(context->peer());
     Subject subject;
     const absl::Status status = Serve(*request, address, &subject, response);
-    Audit(address, subject, status);
+    Audit(address, subject, status, *response);
     return ToGrpc(status);
   }
 
@@ -155,7 +156,8 @@ class EnrollServer::Service : public v1::EnrollService::Service {
     return absl::OkStatus();
   }
 
-  void Audit(const std::string& address, const Subject& subject, const absl::Status& status) {
+  void Audit(const std::string& address, const Subject& subject, const absl::Status& status,
+             const v1::Certificate& issued) {
     if (!status.ok()) {
       audit_.Count(absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kEnrolment);
     }
@@ -164,6 +166,9 @@ class EnrollServer::Service : public v1::EnrollService::Service {
     entry.address = address;
     entry.who = subject.name;
     entry.role = subject.role;
+    if (const auto facts = ReadCertificate(issued.certificate()); facts.ok()) {
+      entry.serial = facts->serial;
+    }
     entry.call = "EnrollService/Enroll";
     entry.subject = subject.name;
     entry.outcome = status.ok() ? "ok" : "refused";

@@ -117,6 +117,8 @@ class Joining(SecureTest):
         self.assertEqual((who["name"], who["role"]), ("ann", "admin"))
         self.audited(call="JobService/Submit", who="ann", subject=job, outcome="ok", address="127.0.0.1")
         self.audited(call="NodeService/Attach", who="one", subject="one", outcome="ok")
+        enrolled = self.audited(call="EnrollService/Enroll", who="ann", outcome="ok")
+        self.assertIn(enrolled["serial"], [one["serial"] for one in self.json_of("access")["certificates"]])
 
     def test_secrets_are_their_owners_alone(self):
         self.serve()
