@@ -54,7 +54,6 @@ constexpr absl::Duration kTroublePatience = absl::Seconds(2);
 constexpr int kLeaveTrainers = SIGUSR1;
 
 // Where others reach this agent.
-// Where others reach this agent.
 struct Addresses {
   std::string metrics;
   std::string snapshots;  // empty: nowhere
