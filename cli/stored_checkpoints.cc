@@ -104,7 +104,7 @@ int CheckpointVerify(const Options& options) {
                           {"problem", finding.ok() ? Json(nullptr) : Json(finding.problem())}});
       if (options.format() == Output::kTable) {
         std::cout << (finding.ok() ? "ok      " : "DAMAGED ") << finding.path()
-                  << (finding.ok() ? "" : ": " + finding.problem()) << "\n";
+                  << (finding.ok() ? "" : ": " + ForTerminal(finding.problem())) << "\n";
       }
     }
     if (options.format() != Output::kTable) PrintJson(findings);
