@@ -58,14 +58,9 @@ absl::StatusOr<checkpoint::FloatFormat> DtypeNamed(const std::string& name) {
 // Where the job's checkpoint lies. It must be on this machine: exports are made where the data is.
 absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
-  grpc::ClientContext context;
-  v1::CheckpointsRequest request;
-  request.set_job(options.job);
-  v1::CheckpointsResponse response;
-  TERCIO_RETURN_IF_ERROR(
-      CallStatus(client->stub().Checkpoints(&context, request, &response), *client));
+  TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client->Checkpoints(options.job));
   std::string path;
-  for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
     if (options.step == 0 || checkpoint.step() == options.step) path = checkpoint.path();
   }
   if (path.empty()) {

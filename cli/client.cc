@@ -146,4 +146,14 @@ absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job, bool ranks) {
   return status;
 }
 
+absl::StatusOr<std::vector<v1::CheckpointInfo>> Client::Checkpoints(const std::string& job) {
+  grpc::ClientContext context;
+  v1::CheckpointsRequest request;
+  request.set_job(job);
+  v1::CheckpointsResponse response;
+  TERCIO_RETURN_IF_ERROR(CallStatus(stub_->Checkpoints(&context, request, &response), *this));
+  return std::vector<v1::CheckpointInfo>(response.checkpoints().begin(),
+                                         response.checkpoints().end());
+}
+
 }  // namespace tercio::cli

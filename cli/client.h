@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "cli/child.h"
@@ -26,6 +27,8 @@ class Client {
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
   absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
+  // The oldest first.
+  absl::StatusOr<std::vector<v1::CheckpointInfo>> Checkpoints(const std::string& job);
 
  private:
   static absl::StatusOr<std::unique_ptr<Client>> ConnectAs(const std::string& address,

@@ -63,13 +63,7 @@ absl::Status GatherSurroundings(Client& client, report::JobData* job) {
   TERCIO_RETURN_IF_ERROR(
       ReadAll<v1::JobEvent>(client, client.stub().Events(&events, events_request),
                             [&](v1::JobEvent& event) { job->events.push_back(std::move(event)); }));
-  grpc::ClientContext checkpoints;
-  v1::CheckpointsRequest checkpoints_request;
-  checkpoints_request.set_job(id);
-  v1::CheckpointsResponse found;
-  TERCIO_RETURN_IF_ERROR(
-      CallStatus(client.stub().Checkpoints(&checkpoints, checkpoints_request, &found), client));
-  job->checkpoints.assign(found.checkpoints().begin(), found.checkpoints().end());
+  TERCIO_ASSIGN_OR_RETURN(job->checkpoints, client.Checkpoints(id));
   grpc::ClientContext nodes;
   v1::NodesResponse cluster;
   TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Nodes(&nodes, {}, &cluster), client));

@@ -28,18 +28,13 @@ Json ToJson(const Checkpoints& checkpoints) {
 
 int CheckpointList(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    grpc::ClientContext context;
-    v1::CheckpointsRequest request;
-    request.set_job(options.job);
-    v1::CheckpointsResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
+    TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client.Checkpoints(options.job));
     if (options.format() != Output::kTable) {
-      PrintJson(ToJson(response.checkpoints()));
+      PrintJson(ToJson(checkpoints));
       return kExitOk;
     }
     std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "PATH"}};
-    for (const auto& checkpoint : response.checkpoints()) {
+    for (const v1::CheckpointInfo& checkpoint : checkpoints) {
       rows.push_back(
           {absl::StrCat(checkpoint.step()), SizeText(checkpoint.bytes()), checkpoint.path()});
     }
@@ -52,20 +47,13 @@ namespace {
 
 // One checkpoint after the other, so that it is known how far that is.
 absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto all, client.Checkpoints(options.job));
   std::vector<v1::CheckpointInfo> checkpoints;
   int64_t total = 0;
-  {
-    grpc::ClientContext context;
-    v1::CheckpointsRequest request;
-    request.set_job(options.job);
-    v1::CheckpointsResponse response;
-    TERCIO_RETURN_IF_ERROR(
-        CallStatus(client.stub().Checkpoints(&context, request, &response), client));
-    for (const v1::CheckpointInfo& checkpoint : response.checkpoints()) {
-      if (options.step > 0 && checkpoint.step() != options.step) continue;
-      checkpoints.push_back(checkpoint);
-      total += checkpoint.bytes();
-    }
+  for (const v1::CheckpointInfo& checkpoint : all) {
+    if (options.step > 0 && checkpoint.step() != options.step) continue;
+    checkpoints.push_back(checkpoint);
+    total += checkpoint.bytes();
   }
   if (checkpoints.empty()) return absl::NotFoundError("the job has no such checkpoint");
   ProgressBar bar("checkpoint verify");
@@ -104,7 +92,7 @@ int CheckpointVerify(const Options& options) {
                           {"problem", finding.ok() ? Json(nullptr) : Json(finding.problem())}});
       if (options.format() == Output::kTable) {
         std::cout << (finding.ok() ? "ok      " : "DAMAGED ") << finding.path()
-                  << (finding.ok() ? "" : ": " + finding.problem()) << "\n";
+                  << (finding.ok() ? "" : ": " + ForTerminal(finding.problem())) << "\n";
       }
     }
     if (options.format() != Output::kTable) PrintJson(findings);

@@ -1,6 +1,7 @@
 """What a person at a terminal does: mistypes, presses Ctrl-C, names another coordinator, removes old checkpoints."""
 
 import os
+import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -60,6 +61,17 @@ class Coordinators(ClusterTest):
         _, err = self.tercio("cancel", job, "--coordinator", "127.0.0.1:1", code=5)
         self.assertIn("127.0.0.1:1", err)
         self.assertEqual(self.json("get", job)["state"], "queued")
+
+    def test_so_it_does_for_the_commands_of_the_coordinator(self):
+        def command(*words, **variables):
+            return subprocess.run([os.path.join(BIN, "tercio-coordinator"), *words], capture_output=True, text=True, timeout=SECONDS,
+                                  check=False, env={**self.environment(), **variables}).returncode
+        here, there = self.path("here"), self.path("there")
+        self.assertEqual(command("init", "--state-dir", here, TERCIO_STATE_DIR=there), 0)
+        self.assertFalse(os.path.exists(there))
+        self.assertEqual(command("access", "--state-dir", here, TERCIO_STATE_DIR=there), 0)
+        self.assertEqual(command("access", TERCIO_STATE_DIR=here), 0)
+        self.assertEqual(command("access"), 2)
 
     def test_names_that_are_meant(self):
         first = self.submit("--set", "name=shakespeare", *layout(1, 1, 2))
