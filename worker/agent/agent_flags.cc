@@ -56,6 +56,8 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
            "of a trainer's log, before another one begins; one before it is kept (such as 16MiB)");
   add_size("--log-quota", &agent->log_quota, "TERCIO_LOG_QUOTA",
            "of all logs of a job on this node; the oldest go (such as 1GiB)");
+  add_size("--log-total", &agent->log_total, "TERCIO_LOG_TOTAL",
+           "of the logs of all jobs on this node; the oldest go (such as 16GiB)");
   app.add_option(
          "--log-rate", agent->log_rate,
          "lines of a rank that are sent to the coordinator in a second; the others are only "

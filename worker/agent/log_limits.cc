@@ -7,12 +7,31 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/file.h"
 
 namespace tercio {
 namespace {
 
 constexpr double kLineBytes = 256;
+
+struct LogFile {
+  int64_t changed = 0;  // nanoseconds since 1970
+  int64_t bytes = 0;
+  std::string name;  // FOLDER/FILE
+};
+
+void AddFiles(const std::string& root, const std::string& folder, std::vector<LogFile>* files) {
+  for (const std::string& file : ListDirectory(absl::StrCat(root, "/", folder))) {
+    const std::string name = absl::StrCat(folder, "/", file);
+    struct stat info = {};
+    if (lstat(absl::StrCat(root, "/", name).c_str(), &info) != 0 || !S_ISREG(info.st_mode)) {
+      continue;
+    }
+    files->push_back({int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec,
+                      int64_t{info.st_blocks} * 512, name});
+  }
+}
 
 }  // namespace
 
@@ -36,30 +55,20 @@ LineLimit::Passed LineLimit::Pass(double now, std::vector<std::string> lines) {
 
 int64_t LineLimit::TakeLeftOut() { return std::exchange(left_out_, 0); }
 
-int TrimLogs(const std::string& directory, int64_t quota, const std::set<std::string>& kept) {
-  struct LogFile {
-    int64_t changed = 0;  // nanoseconds since 1970
-    int64_t bytes = 0;
-    std::string name;
-  };
+int TrimLogs(const std::string& root, const std::vector<std::string>& folders, int64_t quota,
+             const std::set<std::string>& kept) {
   std::vector<LogFile> files;
-  int64_t total = 0;
-  for (const std::string& name : ListDirectory(directory)) {
-    struct stat info = {};
-    if (lstat((directory + "/" + name).c_str(), &info) != 0 || !S_ISREG(info.st_mode)) continue;
-    const int64_t bytes = int64_t{info.st_blocks} * 512;
-    files.push_back(
-        {int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec, bytes, name});
-    total += bytes;
-  }
+  for (const std::string& folder : folders) AddFiles(root, folder, &files);
   std::sort(files.begin(), files.end(), [](const LogFile& a, const LogFile& b) {
     return std::tie(a.changed, a.name) < std::tie(b.changed, b.name);
   });
+  int64_t total = 0;
+  for (const LogFile& file : files) total += file.bytes;
   int removed = 0;
   for (const LogFile& file : files) {
     if (total <= quota) break;
     if (kept.contains(file.name)) continue;
-    if (unlink((directory + "/" + file.name).c_str()) != 0) continue;
+    if (unlink(absl::StrCat(root, "/", file.name).c_str()) != 0) continue;
     total -= file.bytes;
     ++removed;
   }

@@ -36,9 +36,10 @@ class LineLimit {
   int64_t left_out_ = 0;
 };
 
-// Removes the oldest files of a directory until it holds at most `quota` bytes; those of `kept`
-// (names in the directory) stay in any case. How many it has removed; a directory that is not there
+// Removes the oldest files in these folders of `root` until they hold at most `quota` bytes; those
+// of `kept` (FOLDER/FILE) stay in any case. How many it has removed; a folder that is not there
 // holds nothing.
-int TrimLogs(const std::string& directory, int64_t quota, const std::set<std::string>& kept);
+int TrimLogs(const std::string& root, const std::vector<std::string>& folders, int64_t quota,
+             const std::set<std::string>& kept);
 
 }  // namespace tercio

@@ -58,6 +58,7 @@ class TrimLogsTest : public ::testing::Test {
   // Older ones first.
   void Write(const std::string& name, size_t bytes) {
     const std::string path = directory_.path() + "/" + name;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
     std::ofstream(path) << std::string(bytes, 'x');
     const timespec times[2] = {{++second_, 0}, {second_, 0}};
     ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
@@ -71,22 +72,36 @@ class TrimLogsTest : public ::testing::Test {
 };
 
 TEST_F(TrimLogsTest, TheOldestGoAndThoseInUseStay) {
-  Write("attempt-1-rank-0.log", 8192);
-  Write("attempt-2-rank-0.log.1", 8192);
-  Write("attempt-2-rank-1.log", 8192);
-  Write("attempt-2-rank-0.log", 8192);
-  const std::set<std::string> live = {"attempt-2-rank-0.log", "attempt-2-rank-1.log"};
-  EXPECT_EQ(TrimLogs(directory_.path(), 4 * 8192, live), 0);
-  EXPECT_EQ(TrimLogs(directory_.path(), 3 * 8192, live), 1);
-  EXPECT_FALSE(There("attempt-1-rank-0.log"));
-  EXPECT_TRUE(There("attempt-2-rank-0.log.1"));
-  EXPECT_EQ(TrimLogs(directory_.path(), 1, live), 1);
-  EXPECT_FALSE(There("attempt-2-rank-0.log.1"));
+  Write("job/attempt-1-rank-0.log", 8192);
+  Write("job/attempt-2-rank-0.log.1", 8192);
+  Write("job/attempt-2-rank-1.log", 8192);
+  Write("job/attempt-2-rank-0.log", 8192);
+  const std::set<std::string> live = {"job/attempt-2-rank-0.log", "job/attempt-2-rank-1.log"};
+  EXPECT_EQ(TrimLogs(directory_.path(), {"job"}, 4 * 8192, live), 0);
+  EXPECT_EQ(TrimLogs(directory_.path(), {"job"}, 3 * 8192, live), 1);
+  EXPECT_FALSE(There("job/attempt-1-rank-0.log"));
+  EXPECT_TRUE(There("job/attempt-2-rank-0.log.1"));
+  EXPECT_EQ(TrimLogs(directory_.path(), {"job"}, 1, live), 1);
+  EXPECT_FALSE(There("job/attempt-2-rank-0.log.1"));
   for (const std::string& name : live) EXPECT_TRUE(There(name)) << name;
 }
 
-TEST_F(TrimLogsTest, ADirectoryThatIsNotThereHoldsNothing) {
-  EXPECT_EQ(TrimLogs(directory_.path() + "/none", 0, {}), 0);
+TEST_F(TrimLogsTest, OfSeveralJobsTheOldestGo) {
+  Write("ended/attempt-1-rank-0.log", 8192);
+  Write("ended/attempt-1-rank-1.log", 8192);
+  Write("later/attempt-1-rank-0.log", 8192);
+  Write("later/attempt-2-rank-0.log", 8192);
+  EXPECT_EQ(TrimLogs(directory_.path(), {"ended", "later"}, 3 * 8192, {}), 1);
+  EXPECT_TRUE(There("ended/attempt-1-rank-1.log"));
+  const std::set<std::string> live = {"later/attempt-2-rank-0.log"};
+  EXPECT_EQ(TrimLogs(directory_.path(), {"ended", "later"}, 8192, live), 2);
+  EXPECT_FALSE(There("ended/attempt-1-rank-1.log"));
+  EXPECT_TRUE(There("later/attempt-2-rank-0.log"));
+  EXPECT_FALSE(There("later/attempt-1-rank-0.log"));
+}
+
+TEST_F(TrimLogsTest, AFolderThatIsNotThereHoldsNothing) {
+  EXPECT_EQ(TrimLogs(directory_.path(), {"none"}, 0, {}), 0);
 }
 
 }  // namespace

@@ -548,16 +548,26 @@ void RunManager::TellLost(const RunKey& key, int64_t lines) {
   store_.Commit(std::move(changes));
 }
 
-// `live`: by job, the logs that are written to.
-void RunManager::TrimAllLogs(const std::map<std::string, std::set<std::string>>& live) const {
+// `live`: JOB/FILE of the logs that are written to. Whether it has removed any.
+bool RunManager::TrimAllLogs(const std::set<std::string>& live) const {
+  bool any = false;
+  const std::vector<std::string> jobs = ListDirectory(options_.log_dir);
+  for (const std::string& job : jobs) {
+    const int removed = TrimLogs(options_.log_dir, {job}, options_.log_quota, live);
+    if (removed == 0) continue;
+    any = true;
+    LogInfo(absl::StrCat("removed ", removed, " old logs: more than --log-quota"), {{"job", job}});
+  }
+  const int removed = TrimLogs(options_.log_dir, jobs, options_.log_total, live);
+  if (removed == 0) return any;
+  LogInfo(absl::StrCat("removed the ", removed, " oldest logs of all jobs: more than --log-total"));
+  return true;
+}
+
+// Under the lock, without which a run may just have made its folder.
+void RunManager::RemoveEmptyLogFolders() const {
   for (const std::string& job : ListDirectory(options_.log_dir)) {
-    const auto kept = live.find(job);
-    const int removed = TrimLogs(absl::StrCat(options_.log_dir, "/", job), options_.log_quota,
-                                 kept == live.end() ? std::set<std::string>() : kept->second);
-    if (removed > 0) {
-      LogInfo(absl::StrCat("removed ", removed, " old logs: more than --log-quota"),
-              {{"job", job}});
-    }
+    rmdir(absl::StrCat(options_.log_dir, "/", job).c_str());  // what holds something stays
   }
 }
 
@@ -728,12 +738,12 @@ void RunManager::Housekeeping() {
     tick = std::chrono::steady_clock::now() + kTickInterval;
     Apply({0, TimePassed{}});
     int running = 0;
-    std::map<std::string, std::set<std::string>> live;  // logs, by job
+    std::set<std::string> live;  // logs
     for (const auto& [key, run] : state_.runs) {
       for (const auto& [index, rank] : run.ranks) {
         if (rank.life != RankState::Life::kLive) continue;
         ++running;
-        live[key.first].insert(LogName(key, index));
+        live.insert(absl::StrCat(key.first, "/", LogName(key, index)));
         watch_.Sample(key, index, PagePath(key, index));
       }
     }
@@ -748,10 +758,11 @@ void RunManager::Housekeeping() {
       entry = next;
     }
     lock.unlock();
-    if (trims) TrimAllLogs(live);
+    const bool removed = trims && TrimAllLogs(live);
     ended.clear();  // joins watcher threads, which may want the lock
     for (Preparation& preparation : prepared) preparation.thread.join();
     lock.lock();
+    if (removed) RemoveEmptyLogFolders();
   }
 }
 

@@ -45,6 +45,7 @@ struct AgentOptions {
   std::string log_dir;                    // of trainers, a directory for each job
   int64_t log_bytes = int64_t{16} << 20;  // of a trainer's log, before another one begins
   int64_t log_quota = int64_t{1} << 30;   // of all logs of a job
+  int64_t log_total = int64_t{16} << 30;  // of the logs of all jobs
   double log_rate = 1000;    // lines of a rank that are sent to the coordinator in a second
   std::string runtime_dir;   // of the trainer service's socket and of progress pages
   std::string socket;        // of the trainer service
@@ -187,7 +188,8 @@ class RunManager {
   v1::RankLogs MakeLogs(const RunKey& key, int rank, int64_t left_out,
                         const std::vector<std::string>& lines) const;
   void TellLost(const RunKey& key, int64_t lines);
-  void TrimAllLogs(const std::map<std::string, std::set<std::string>>& live) const;
+  bool TrimAllLogs(const std::set<std::string>& live) const;
+  void RemoveEmptyLogFolders() const;
   void ReceiveUntold(const RunKey& key, int rank);
   void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
   void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase);
