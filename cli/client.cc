@@ -14,7 +14,6 @@
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/tls_diagnosis.h"
-#include "common/utf8.h"
 #include "common/version.h"
 #include "grpc/support/log.h"
 
@@ -60,7 +59,7 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
 }
 
 int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "error: %s\n", ForDisplay(std::string(status.message()), "\n\t").c_str());
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return ExitCodeOf(status);
 }
 

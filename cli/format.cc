@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "common/daemon.h"
-#include "common/utf8.h"
 
 namespace tercio::cli {
 namespace {
@@ -325,21 +324,16 @@ std::string SizeText(int64_t bytes) {
 }
 
 std::string Table(const std::vector<std::vector<std::string>>& rows) {
-  // Of UTF-8, all bytes of a character but the first have these bits.
-  const auto width = [](const std::string& cell) {
-    return static_cast<size_t>(
-        std::count_if(cell.begin(), cell.end(), [](char byte) { return (byte & 0xc0) != 0x80; }));
-  };
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width(row[i]));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text;
   for (const auto& row : rows) {
     for (size_t i = 0; i < row.size(); ++i) {
-      text += ForDisplay(row[i]);
-      if (i + 1 < row.size()) text.append(widths[i] - width(row[i]) + 2, ' ');
+      text += row[i];
+      if (i + 1 < row.size()) text.append(widths[i] - row[i].size() + 2, ' ');
     }
     text += '\n';
   }

@@ -42,8 +42,7 @@ std::string SizeText(int64_t bytes);
 // 75 -> "1m15s"
 std::string DurationText(double seconds);
 
-// Columns padded to their widest cell, two spaces between. What would move the cursor becomes '?':
-// others have named what is shown.
+// Columns padded to their widest cell, two spaces between.
 std::string Table(const std::vector<std::vector<std::string>>& rows);
 
 // The longest prefix of `text` that can be shown: bytes that are not UTF-8 become '?'.

@@ -178,8 +178,7 @@ int Events(const Options& options) {
         client, client.stub().Events(&context, request), [&](const v1::JobEvent& event) {
           if (options.format() != Output::kTable) return PrintLine(EventToJson(event));
           std::cout << TimeText(event.time()) << "  " << event.job_id() << "  attempt "
-                    << event.attempt() << "  " << event.kind() << "  "
-                    << ForTerminal(event.message()) << "\n";
+                    << event.attempt() << "  " << event.kind() << "  " << event.message() << "\n";
         });
   });
 }

@@ -5,11 +5,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
-#include "common/utf8.h"
 
 namespace tercio::cli {
 
-std::string ForTerminal(const std::string& text) { return ForDisplay(text, "\t"); }
+std::string ForTerminal(const std::string& text) {
+  std::string shown = text;
+  for (char& c : shown) {
+    if ((static_cast<unsigned char>(c) < ' ' && c != '\t') || c == 0x7f) c = '?';
+  }
+  return shown;
+}
 
 std::string LogText(const v1::LogLine& line) {
   const std::string whose = absl::StrCat("[", line.attempt(), ".", line.rank(), "] ");
