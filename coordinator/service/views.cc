@@ -90,7 +90,6 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
   *status.mutable_spec() = record.spec();
   status.set_tokens(record.tokens());
   status.set_queue_position(view.queue_position);
-  status.set_owner(record.owner());
   *status.mutable_goodput() = GoodputOf(record, view.now);
   if (view.plan != nullptr) {
     *status.mutable_plan()->mutable_layout() = view.plan->layout();
