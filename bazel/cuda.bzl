@@ -24,6 +24,16 @@ _NVCC_FLAGS = [
     for architecture in _ARCHITECTURES
 ] + ["-gencode=arch=compute_{0},code=compute_{0}".format(_ARCHITECTURES[-1])]
 
+# The same source gives the same object, in whatever folder and process: nvcc names what is internal by a checksum of the source's full
+# path and a random number, and its temporary files, whose names stay in the object, by its process number.
+def _same_every_time(source, object):
+    return [
+        "-frandom-seed=" + source.path,
+        "-Xcudafe=--orig_src_path_name=" + source.path,
+        "--keep",
+        "--keep-dir=" + object.dirname,
+    ]
+
 def _nvcc_objects_impl(ctx):
     context = cc_common.merge_cc_infos(cc_infos = [d[CcInfo] for d in ctx.attr.deps]).compilation_context
     include_flags = ["-I."] + ["-I" + d for d in context.quote_includes.to_list() if d != "."]
@@ -39,7 +49,8 @@ def _nvcc_objects_impl(ctx):
         objects.append(object)
         ctx.actions.run(
             executable = NVCC,
-            arguments = _NVCC_FLAGS + ctx.attr.copts + include_flags + defines + ["-c", source.path, "-o", object.path],
+            arguments = _NVCC_FLAGS + _same_every_time(source, object) + ctx.attr.copts + include_flags + defines +
+                        ["-c", source.path, "-o", object.path],
             inputs = depset([source] + ctx.files.textual, transitive = [context.headers]),
             outputs = [object],
             mnemonic = "Nvcc",
