@@ -223,6 +223,18 @@ class Manifests(unittest.TestCase):
         self.assertEqual(shm["emptyDir"]["medium"], "Memory")
 
 
+class Rules(unittest.TestCase):
+
+    def test_the_document_makes_objects_of_all_rules(self):
+        with open(os.path.join(ROOT, "docs", "operations.md"), encoding="utf-8") as file:
+            loop = re.search(r"^    for f in recording alerts; do\n.*?^    done", file.read(), re.MULTILINE | re.DOTALL).group(0)
+        made = read(subprocess.run(["sh", "-euc", loop], cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=True).stdout)["objects"]
+        for name, item in zip(("recording", "alerts"), made, strict=True):
+            with open(os.path.join(ROOT, "deploy", "prometheus", "rules", f"{name}.yml"), encoding="utf-8") as file:
+                rules = read(file.read())["objects"][0]
+            self.assertEqual((item["kind"], item["metadata"], item["spec"]), ("PrometheusRule", {"name": f"tercio-{name}", "namespace": "tercio"}, rules))
+
+
 def instructions(name):
     """(instruction, arguments) of a Containerfile."""
     with open(os.path.join(ROOT, "deploy", name), encoding="utf-8") as file:
