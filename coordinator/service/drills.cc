@@ -112,6 +112,9 @@ class Drill {
 
   // True when the job has recovered.
   absl::StatusOr<bool> Look() {
+    // Before the events, which then hold what has led to it.
+    TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView now, coordinator_.View(before_.id()));
+    TERCIO_RETURN_IF_ERROR(CorruptInTime(now.record));
     TERCIO_ASSIGN_OR_RETURN(const auto events, coordinator_.store().Events(before_.id(), after_));
     for (const v1::JobEvent& event : events) {
       after_ = event.sequence();
@@ -125,12 +128,10 @@ class Drill {
         response_.set_detected_by(absl::StrCat(event.kind(), ": ", event.message()));
       }
     }
-    TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView now, coordinator_.View(before_.id()));
     if (IsTerminal(now.record.phase())) {
       return absl::FailedPreconditionError(
           absl::StrCat("the job has ended before it could recover: ", now.record.error()));
     }
-    TERCIO_RETURN_IF_ERROR(CorruptInTime(now.record));
     if (!Recovered(now)) return false;
     response_.set_recovered_seconds(now.record.progress_at() - start_);
     const bool other = now.record.attempt() > before_.attempt();
