@@ -84,6 +84,28 @@ TEST(Fence, ANodeSaysNothingOfRunsThatOthersHave) {
   EXPECT_EQ(cluster.job().step(), 1);
 }
 
+// Also what is said in kinds of messages that are added later.
+TEST(Fence, NoKindOfMessageIsLeftOut) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
+  cluster.Attach("a");
+  cluster.StartAll();
+  cluster.Attach("liar");
+  const auto* bodies = v1::AgentMessage::descriptor()->FindOneofByName("body");
+  int fenced = 0;
+  for (int i = 0; i < bodies->field_count(); ++i) {
+    const auto* kind = bodies->field(i);
+    const auto* field = kind->message_type()->FindFieldByName("run");
+    if (field == nullptr) continue;
+    v1::AgentMessage message;
+    auto* body = message.GetReflection()->MutableMessage(&message, kind);
+    body->GetReflection()->MutableMessage(body, field)->CopyFrom(RunWith(1));
+    EXPECT_EQ(cluster.Do(NodeSaid{"liar", message}).fenced, 1) << kind->name();
+    ++fenced;
+  }
+  EXPECT_GE(fenced, 10);
+}
+
 // What a node is sent grows with its own ranks only, and what they share is said once.
 TEST(Start, ANodeIsToldOfItsOwnRanks) {
   Cluster cluster;

@@ -313,6 +313,9 @@ int FreeSlots(const State& state, const std::string& node);
 // Of all nodes.
 std::map<std::string, int> FreeSlots(const State& state);
 
+// The attempt that the message is about: `run` of its body. Null: it is about none, or several.
+const v1::RunId* RunOf(const v1::AgentMessage& message);
+
 // "ready", "draining", "drained", "quarantined"; of a node that is not heard of: "left" when its
 // agent had said so, "drained" when it was that, else "lost".
 std::string NodeStateName(const State& state, const std::string& node);

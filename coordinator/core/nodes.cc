@@ -6,37 +6,17 @@
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
-namespace {
-
-// Which run the message is about; null: none, or several.
-const v1::RunId* RunIn(const v1::AgentMessage& message) {
-  switch (message.body_case()) {
-    case v1::AgentMessage::kInspected:
-      return &message.inspected().run();
-    case v1::AgentMessage::kDataPrepared:
-      return &message.data_prepared().run();
-    case v1::AgentMessage::kRankPhase:
-      return &message.rank_phase().run();
-    case v1::AgentMessage::kStepReport:
-      return &message.step_report().run();
-    case v1::AgentMessage::kRankExited:
-      return &message.rank_exited().run();
-    case v1::AgentMessage::kRunStopped:
-      return &message.run_stopped().run();
-    case v1::AgentMessage::kFaultInjected:
-      return &message.fault_injected().run();
-    case v1::AgentMessage::kProductsChosen:
-      return &message.products_chosen().run();
-    case v1::AgentMessage::kTrace:
-      return &message.trace().run();
-    case v1::AgentMessage::kLogs:
-      return &message.logs().run();
-    default:
-      return nullptr;
-  }
+// By the field's name, so that no kind of message that is added later goes unfenced.
+const v1::RunId* RunOf(const v1::AgentMessage& message) {
+  static const auto* const bodies = v1::AgentMessage::descriptor()->FindOneofByName("body");
+  const auto* reflection = message.GetReflection();
+  const auto* kind = reflection->GetOneofFieldDescriptor(message, bodies);
+  if (kind == nullptr) return nullptr;
+  const auto* field = kind->message_type()->FindFieldByName("run");
+  if (field == nullptr || field->is_repeated()) return nullptr;
+  const google::protobuf::Message& body = reflection->GetMessage(message, kind);
+  return dynamic_cast<const v1::RunId*>(&body.GetReflection()->GetMessage(body, field));
 }
-
-}  // namespace
 
 void Stepper::Handle(const NodeAttached& attached) {
   const std::string& name = attached.hello.node();
@@ -252,7 +232,7 @@ bool Stepper::IsOthers(const v1::RunId& run, const std::string& node) const {
 }
 
 void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& message) {
-  if (const v1::RunId* run = RunIn(message); run != nullptr && IsOthers(*run, node)) {
+  if (const v1::RunId* run = RunOf(message); run != nullptr && IsOthers(*run, node)) {
     ++effects_.fenced;
     return;
   }

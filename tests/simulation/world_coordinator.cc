@@ -12,27 +12,6 @@ using coordinator::Effects;
 using coordinator::Event;
 using coordinator::JobState;
 
-namespace {
-
-const v1::RunId* RunOfReport(const v1::AgentMessage& message) {
-  switch (message.body_case()) {
-    case v1::AgentMessage::kRankPhase:
-      return &message.rank_phase().run();
-    case v1::AgentMessage::kStepReport:
-      return &message.step_report().run();
-    case v1::AgentMessage::kRankExited:
-      return &message.rank_exited().run();
-    case v1::AgentMessage::kRunStopped:
-      return &message.run_stopped().run();
-    case v1::AgentMessage::kLogs:
-      return &message.logs().run();
-    default:
-      return nullptr;
-  }
-}
-
-}  // namespace
-
 // One event after the other; a full disk holds up all of them.
 void World::Serve() {
   while (coordinator_up_ && !waits_for_disk_ && !inbox_.empty() && wrong_.empty()) {
@@ -188,7 +167,7 @@ Effects World::StepBroken(Event& event) {
       break;
     case Broken::kAttemptsAreNotFenced:
       if (said == nullptr) break;
-      if (const v1::RunId* run = RunOfReport(said->message); run != nullptr) {
+      if (const v1::RunId* run = coordinator::RunOf(said->message); run != nullptr) {
         const auto job = state_.jobs.find(run->job_id());
         if (job != state_.jobs.end()) {
           const_cast<v1::RunId*>(run)->set_attempt(job->second.record.attempt());
