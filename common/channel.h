@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/tls_identity.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/security/server_credentials.h"
@@ -46,6 +47,10 @@ inline constexpr int kMostMessageBytes = 64 << 20;
 // What all connections of a server may hold in memory. gRPC looks at the size of a message when it
 // has all of it; beyond this limit it breaks off calls, whose clients try again.
 inline constexpr size_t kMostBufferedBytes = size_t{1} << 30;
+
+// A server of agents ends connections that are older, within a tenth of it: their clients make new
+// ones, with certificates that are good then.
+inline constexpr absl::Duration kLongestConnectionOfAgents = absl::Hours(24);
 
 // What every server of ours has: bounded messages and buffers, a port that is not shared with
 // another process, pings that find peers which vanished without closing, and little patience with

@@ -91,10 +91,11 @@ void BlockStopSignals() {
   std::signal(SIGPIPE, SIG_IGN);
 }
 
-std::vector<int> BlockDaemonSignals(const std::vector<int>& more) {
+std::vector<int> BlockDaemonSignals(const std::vector<int>& more, const std::vector<int>& others) {
   BlockStopSignals();
   Block({SIGHUP});
   Block(more);
+  Block(others);
   std::vector<int> stop = {SIGINT, SIGTERM};
   stop.insert(stop.end(), more.begin(), more.end());
   if (isatty(STDIN_FILENO) == 1) stop.push_back(SIGHUP);

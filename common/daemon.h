@@ -33,10 +33,11 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv);
 
 // Blocks SIGINT and SIGTERM in this and all later threads. Called first.
 void BlockStopSignals();
-// The same for a daemon, with SIGHUP and `more`. Returns those that end it (common/daemon_loop.h):
-// SIGHUP is among them only where a terminal is the input, since there it says that the terminal is
-// gone.
-std::vector<int> BlockDaemonSignals(const std::vector<int>& more = {});
+// The same for a daemon, with SIGHUP, `more` and `others`. Returns those that end it
+// (common/daemon_loop.h), which `more` do and `others` do not: SIGHUP is among them only where a
+// terminal is the input, since there it says that the terminal is gone.
+std::vector<int> BlockDaemonSignals(const std::vector<int>& more = {},
+                                    const std::vector<int>& others = {});
 
 // As many open files as the system allows this process: connections are files, too, and those of
 // strangers must not keep the daemon from opening its own.

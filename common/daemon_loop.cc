@@ -56,6 +56,7 @@ int RunDaemonLoop(const ServiceManager& manager, const DaemonLoop& loop) {
   sigemptyset(&signals);
   sigaddset(&signals, SIGHUP);
   for (const int signal : loop.stop_signals) sigaddset(&signals, signal);
+  for (const auto& [signal, unused] : loop.other_signals) sigaddset(&signals, signal);
   Pulse pulse(manager, loop);
   pulse.Beat();
   manager.Ready();
@@ -72,6 +73,10 @@ int RunDaemonLoop(const ServiceManager& manager, const DaemonLoop& loop) {
       loop.reload();
       manager.Ready();
     }
+    if (const auto other = loop.other_signals.find(signal); other != loop.other_signals.end()) {
+      other->second();
+    }
+    loop.each_beat();
     pulse.Beat();
   }
 }

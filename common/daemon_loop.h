@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,10 @@ struct DaemonLoop {
   // Told at the first beat, and when one of them has changed. `alive`: the loop has moved within
   // `stuck_after`.
   std::function<void(bool alive, bool ready)> health = [](bool, bool) {};
+  std::function<void()> each_beat = [] {};
   std::vector<int> stop_signals;  // blocked in all threads, as SIGHUP is
+  // What else is done at a signal, after which the daemon goes on; blocked, too.
+  std::map<int, std::function<void()>> other_signals;
   absl::Duration beat = absl::Seconds(1);
   absl::Duration stuck_after = absl::Seconds(30);
 };

@@ -69,7 +69,7 @@ class DaemonLoopTest : public testing::Test {
     setenv("NOTIFY_SOCKET", (directory_.path() + "/notify").c_str(), 1);
     sigset_t signals;
     sigemptyset(&signals);
-    for (const int signal : {SIGHUP, SIGTERM}) sigaddset(&signals, signal);
+    for (const int signal : {SIGHUP, SIGTERM, SIGUSR2}) sigaddset(&signals, signal);
     pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     loop_.rounds = [this] { return ++rounds_; };
     loop_.ready = [] { return true; };
@@ -120,6 +120,19 @@ TEST_F(DaemonLoopTest, HealthIsToldWhenItChanges) {
   };
   RunDaemonLoop(nobody, loop_);
   EXPECT_THAT(told, ElementsAre(false, true, false));
+}
+
+TEST_F(DaemonLoopTest, OtherSignalsDoNotEndIt) {
+  const ServiceManager nobody;
+  std::vector<std::string> done;
+  loop_.other_signals[SIGUSR2] = [&done] { done.push_back("signal"); };
+  loop_.each_beat = [&done] {
+    done.push_back("beat");
+    raise(SIGTERM);
+  };
+  raise(SIGUSR2);
+  EXPECT_EQ(RunDaemonLoop(nobody, loop_), SIGTERM);
+  EXPECT_THAT(done, ElementsAre("signal", "beat"));
 }
 
 TEST_F(DaemonLoopTest, AWatchdogOfAnotherProcessIsNotOurs) {

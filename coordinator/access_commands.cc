@@ -169,7 +169,7 @@ absl::Status Init(const Options& options) {
   for (const std::string& host : hosts) std::printf(" %s", host.c_str());
   std::printf("\nagent token %s\n", token.c_str());
   std::fprintf(stderr,
-               "The token lets %s join, once each, within %s. Tokens for people:\n"
+               "The token lets %s join within %s. Tokens for people:\n"
                "  tercio-coordinator token --state-dir %s --role admin --name NAME\n",
                options.uses == 1 ? "one agent" : absl::StrCat(options.uses, " agents").c_str(),
                absl::FormatDuration(absl::Seconds(options.ttl_seconds)).c_str(),

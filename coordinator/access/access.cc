@@ -89,11 +89,13 @@ void Access::Watch() {
 
 // What cannot be read leaves those that are known.
 absl::Status Access::LookForRevoked() {
-  TERCIO_ASSIGN_OR_RETURN(const int64_t version, store_->DataVersion());
+  TERCIO_ASSIGN_OR_RETURN(std::string version, store_->Version());
   if (version == seen_version_) return absl::OkStatus();
   TERCIO_ASSIGN_OR_RETURN(std::set<std::string> revoked, store_->Revoked());
-  seen_version_ = version;
-  gate_->SetRevoked(std::move(revoked));
+  TERCIO_ASSIGN_OR_RETURN(std::set<std::string> agents,
+                          store_->RevokedAgents(absl::Now() - 2 * kLongestConnectionOfAgents));
+  seen_version_ = std::move(version);
+  gate_->SetRevoked({0, std::move(revoked), std::move(agents)});
   return absl::OkStatus();
 }
 

@@ -69,7 +69,7 @@ class Access {
   std::unique_ptr<Gate> gate_;
   std::unique_ptr<AccessServiceImpl> service_;
   std::unique_ptr<EnrollServer> enroll_;
-  int64_t seen_version_ = -1;                      // of the store
+  std::string seen_version_;                       // of the store
   absl::Time renew_after_ = absl::InfinitePast();  // of the steady clock; of the watcher
   absl::Time warned_ = absl::InfinitePast();       // the same
 

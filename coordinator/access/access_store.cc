@@ -3,6 +3,8 @@
 #include <openssl/crypto.h>
 #include <sqlite3.h>
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "common/access/roles.h"
 #include "common/file.h"
@@ -58,23 +60,35 @@ absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Create(const std::stri
 }
 
 absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string& path) {
-  if (!PathExists(path)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path,
-                     " is missing, and with it what was revoked: restore it from a back-up, "
-                     "or make an empty file of that name to forget all that"));
-  }
-  TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
-  sqlite3* database = nullptr;
-  const int code = sqlite3_open_v2(path.c_str(), &database,
-                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
-  std::unique_ptr<AccessStore> store(new AccessStore(database));
-  if (code != SQLITE_OK) return SqliteFault(database, absl::StrCat("cannot open ", path));
-  TERCIO_RETURN_IF_ERROR(store->Prepare(path));
+  std::unique_ptr<AccessStore> store(new AccessStore(path));
+  TERCIO_RETURN_IF_ERROR(store->Connect());
   return store;
 }
 
-absl::Status AccessStore::Prepare(const std::string& path) {
+// What cannot be opened leaves the connection that there was.
+absl::Status AccessStore::Connect() {
+  if (!PathExists(path_)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path_,
+                     " is missing, and with it what was revoked: restore it from a back-up, "
+                     "or make an empty file of that name to forget all that"));
+  }
+  TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path_));
+  sqlite3* before = database_;
+  const int code = sqlite3_open_v2(path_.c_str(), &database_,
+                                   SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, nullptr);
+  absl::Status status =
+      code == SQLITE_OK ? Prepare() : SqliteFault(database_, absl::StrCat("cannot open ", path_));
+  if (status.ok()) {
+    ++connections_;
+  } else {
+    std::swap(database_, before);
+  }
+  sqlite3_close(before);
+  return status;
+}
+
+absl::Status AccessStore::Prepare() {
   sqlite3_busy_timeout(database_, kPatienceMs);
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA synchronous=FULL"));
@@ -86,7 +100,7 @@ absl::Status AccessStore::Prepare(const std::string& path) {
   }
   if (version > kVersion) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " was written by a newer version of Tercio (format ", version, ")"));
+        absl::StrCat(path_, " was written by a newer version of Tercio (format ", version, ")"));
   }
   TERCIO_RETURN_IF_ERROR(Run(kSchema));
   if (version == kVersion) return absl::OkStatus();
@@ -298,22 +312,46 @@ absl::StatusOr<std::vector<CertificateRecord>> AccessStore::Certificates(absl::T
   }
 }
 
-absl::StatusOr<std::set<std::string>> AccessStore::Revoked() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  SqliteStatement query(database_, "SELECT serial FROM certificates WHERE revoked > 0");
-  std::set<std::string> serials;
+namespace {
+
+absl::StatusOr<std::set<std::string>> FirstColumn(SqliteStatement& query) {
+  std::set<std::string> texts;
   while (true) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (!row) return serials;
-    serials.insert(query.Bytes(0));
+    if (!row) return texts;
+    texts.insert(query.Bytes(0));
   }
 }
 
-absl::StatusOr<int64_t> AccessStore::DataVersion() {
+}  // namespace
+
+absl::StatusOr<std::set<std::string>> AccessStore::Revoked() {
   std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_, "SELECT serial FROM certificates WHERE revoked > 0");
+  return FirstColumn(query);
+}
+
+absl::StatusOr<std::set<std::string>> AccessStore::RevokedAgents(absl::Time since) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement query(database_,
+                        "SELECT serial FROM certificates WHERE revoked > 0 AND role = ? AND "
+                        "expires >= ?");
+  query.Bind(1, std::string(NameOf(Role::kAgent)));
+  query.Bind(2, absl::ToUnixSeconds(since));
+  return FirstColumn(query);
+}
+
+absl::StatusOr<std::string> AccessStore::Version() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int moved = 0;
+  if (sqlite3_file_control(database_, nullptr, SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK &&
+      moved != 0) {
+    TERCIO_RETURN_IF_ERROR(Connect());
+  }
   SqliteStatement query(database_, "PRAGMA data_version");
   TERCIO_RETURN_IF_ERROR(query.Next().status());
-  return query.Integer(0);
+  // The pragma counts the changes of others only.
+  return absl::StrCat(connections_, " ", query.Integer(0), " ", sqlite3_total_changes(database_));
 }
 
 }  // namespace tercio::coordinator

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -76,12 +77,16 @@ class AccessStore {
   absl::StatusOr<std::vector<CertificateRecord>> Certificates(absl::Time now);
   // Serial numbers of all that were revoked, until they are forgotten, a year after they expired.
   absl::StatusOr<std::set<std::string>> Revoked();
-  // Another number when another process has changed the file.
-  absl::StatusOr<int64_t> DataVersion();
+  // Of agents alone, without those that expired before `since`: what agents have to know.
+  absl::StatusOr<std::set<std::string>> RevokedAgents(absl::Time since);
+  // Another text when this or another process has changed the file, or put another one in its
+  // place, which is used from then on. FAILED_PRECONDITION while there is none.
+  absl::StatusOr<std::string> Version();
 
  private:
-  explicit AccessStore(sqlite3* database) : database_(database) {}
-  absl::Status Prepare(const std::string& path);
+  explicit AccessStore(std::string path) : path_(std::move(path)) {}
+  absl::Status Connect();
+  absl::Status Prepare();
   absl::Status Run(const char* sql);
   absl::Status FreeName(const CertificateRecord& certificate, absl::Time forsaken);
   absl::StatusOr<int64_t> CountUsable(const std::string& name, absl::Time now);
@@ -90,8 +95,10 @@ class AccessStore {
   template <typename Body>
   absl::Status Transaction(Body body);
 
+  const std::string path_;
   std::mutex mutex_;
-  sqlite3* database_;
+  sqlite3* database_ = nullptr;
+  int connections_ = 0;
 };
 
 }  // namespace tercio::coordinator

@@ -226,6 +226,7 @@ TEST_F(AccessStoreTest, WhatHasExpiredCanStillBeRevokedAndIsForgottenOneDay) {
   // With it a connection may be open that was made before.
   EXPECT_EQ(*store_->Revoke("bob", kNow + 10 * kDay), 1);
   EXPECT_THAT(*store_->Revoked(), ElementsAre("1"));
+  EXPECT_THAT(*store_->RevokedAgents(kNow - 1000 * kDay), SizeIs(0)) << "people are none";
   const auto add_at = [this](absl::Time time, const std::string& secret) {
     const TokenRecord token = {0, "user", "carl", time, time + absl::Hours(1), 1};
     ASSERT_TRUE(store_->AddToken(token, secret).ok());
@@ -304,6 +305,8 @@ TEST_F(AccessStoreTest, ANodeThatIsGoneLeavesItsNameToTheNext) {
   EXPECT_TRUE(store_->Revoked()->empty());
   EXPECT_TRUE(store_->Spend(any, agent("3", "one"), after).ok());
   EXPECT_EQ(*store_->Revoked(), std::set<std::string>{"1"});
+  EXPECT_EQ(*store_->RevokedAgents(kNow), std::set<std::string>{"1"});
+  EXPECT_THAT(*store_->RevokedAgents(kNow + 1000 * kDay), SizeIs(0)) << "nobody can use it";
   // Never a person's.
   Add("ann", "ann");
   ASSERT_TRUE(store_->Spend(*store_->FindToken("ann", kNow), Certificate("4", "ann")).ok());
@@ -314,10 +317,37 @@ TEST_F(AccessStoreTest, ANodeThatIsGoneLeavesItsNameToTheNext) {
 TEST_F(AccessStoreTest, SeesWhatAnotherProcessChanges) {
   auto other = AccessStore::Open(directory_.path() + "/access.sqlite");
   ASSERT_TRUE(other.ok());
-  const int64_t before = *store_->DataVersion();
-  EXPECT_EQ(*store_->DataVersion(), before);
+  const std::string before = *store_->Version();
+  EXPECT_EQ(*store_->Version(), before);
   ASSERT_TRUE((*other)->AddToken({0, "user", "bob", kNow, kNow + kDay, 1}, "secret").ok());
-  EXPECT_NE(*store_->DataVersion(), before);
+  EXPECT_NE(*store_->Version(), before);
+}
+
+TEST_F(AccessStoreTest, SeesWhatItChangesItself) {
+  const std::string before = *store_->Version();
+  Add("secret", "bob");
+  EXPECT_NE(*store_->Version(), before);
+}
+
+// Somebody restores a back-up under a running coordinator, and revokes there.
+TEST_F(AccessStoreTest, SeesAnotherFileInItsPlace) {
+  const std::string path = directory_.path() + "/access.sqlite";
+  Add("secret", "bob");
+  ASSERT_TRUE(store_->Spend(*store_->FindToken("secret", kNow), Certificate("1", "bob")).ok());
+  const std::string before = *store_->Version();
+  ASSERT_EQ(rename(path.c_str(), (path + ".gone").c_str()), 0);
+  EXPECT_THAT(std::string(store_->Version().status().message()), HasSubstr("is missing"));
+  EXPECT_TRUE(store_->Revoked().ok()) << "what is known stays so";
+  {
+    auto other = AccessStore::Create(path);
+    ASSERT_TRUE(other.ok()) << other.status();
+    ASSERT_TRUE((*other)->AddToken({0, "user", "bob", kNow, kNow + kDay, 1}, "secret").ok());
+    ASSERT_TRUE(
+        (*other)->Spend(*(*other)->FindToken("secret", kNow), Certificate("2", "bob")).ok());
+    ASSERT_EQ(*(*other)->Revoke("bob", kNow), 1);
+  }
+  EXPECT_NE(*store_->Version(), before);
+  EXPECT_THAT(*store_->Revoked(), ElementsAre("2"));
 }
 
 TEST(RateLimiterTest, BurstThenRate) {

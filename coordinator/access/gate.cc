@@ -183,17 +183,19 @@ void Gate::Record(const Caller& caller, std::string_view call, const std::string
   audit_->Write(entry);
 }
 
-void Gate::SetRevoked(std::set<std::string> serials) {
+void Gate::SetRevoked(Revoked revoked) {
+  const auto fresh = std::make_shared<Revoked>(std::move(revoked));
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (serials == revoked_->serials) return;
-    revoked_ = std::make_shared<Revoked>(Revoked{revoked_->version + 1, serials});
+    if (fresh->serials == revoked_->serials) return;
+    fresh->version = revoked_->version + 1;
+    revoked_ = fresh;
   }
   // A watch takes the lock before it goes: whose watch is there is there itself.
   std::lock_guard<std::recursive_mutex> lock(streams_mutex_);
   std::vector<const StreamWatch*> ended;
   for (const auto& [watch, stream] : streams_) {
-    if (serials.contains(stream.first)) ended.push_back(watch);
+    if (fresh->serials.contains(stream.first)) ended.push_back(watch);
   }
   for (const StreamWatch* watch : ended) {
     if (const auto found = streams_.find(watch); found != streams_.end()) {

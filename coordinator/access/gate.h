@@ -56,12 +56,13 @@ class Gate {
   absl::Status Refuse(const Caller& caller, std::string_view call, const std::string& subject,
                       absl::Status status);
 
-  // From now on certificates of these numbers are refused; streams that they have open end.
-  void SetRevoked(std::set<std::string> serials);
   struct Revoked {
-    uint64_t version = 0;  // another one after each change; 0: none was ever revoked
+    uint64_t version = 0;  // another one after each change, set by the gate; 0: none ever was
     std::set<std::string> serials;
+    std::set<std::string> agents;  // of those what agents may still meet
   };
+  // From now on certificates of these numbers are refused; streams that they have open end.
+  void SetRevoked(Revoked revoked);
   std::shared_ptr<const Revoked> revoked() const;
 
   // Lets the streams of a server be ended when their certificates are revoked.

@@ -223,6 +223,40 @@ TEST(Devices, AJobWaitsForItsKindAndOthersPassIt) {
   EXPECT_TRUE(cluster.state_.jobs.at("gpus").placement->Has("g"));
 }
 
+TEST(Devices, AJobForALargerClusterStopsOthersForAMinuteOnly) {
+  Cluster cluster;
+  cluster.Attach("a");
+  cluster.Do(Submitted{"large", SmallSpec(4)});
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
+  cluster.Wait(59);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED) << "nodes may still come";
+  cluster.Wait(2);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+  // Where it fits into the cluster, nobody overtakes it, however long it waits.
+  cluster.Attach("b");
+  cluster.Do(Submitted{"small", SmallSpec(1)});
+  cluster.Wait(1000);
+  EXPECT_EQ(cluster.state_.jobs.at("small").record.phase(), v1::JOB_PHASE_QUEUED);
+  cluster.Do(CancelRequested{kJob});
+  cluster.StopAll();
+  EXPECT_EQ(cluster.state_.jobs.at("large").record.phase(), v1::JOB_PHASE_PREPARING);
+}
+
+TEST(Devices, NobodyOvertakesAJobThatHasRun) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, SmallSpec(4)});
+  cluster.Attach("a");
+  cluster.Attach("b");
+  cluster.StartAll();
+  cluster.Do(Submitted{"small", SmallSpec(1)});
+  cluster.state_.nodes.erase("b");  // forgotten, after a day
+  cluster.Exited(0, 0, 9);
+  cluster.StopAll();
+  cluster.Wait(1000);
+  EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
+  EXPECT_EQ(cluster.state_.jobs.at("small").record.phase(), v1::JOB_PHASE_QUEUED);
+}
+
 TEST(Devices, JobsOfANodeHaveDifferentOnes) {
   Cluster cluster;
   cluster.device_kind_ = "cuda";

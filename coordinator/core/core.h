@@ -93,6 +93,8 @@ struct JobState {
   // ---- not durable ----
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
   bool tried_to_shrink = false;  // in vain, with what is free now
+  double too_large_since = 0;    // for all nodes that are known; 0: it is not
+  bool lets_pass = false;        // those behind it in the queue
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   Avoided avoided;
   // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
@@ -153,6 +155,7 @@ struct Settings {
   int quarantine_faults = 3;    // of a node within the window
   double quarantine_window = 600;
   double grow_delay = 10;     // room for all ranks must last this long
+  double pass_delay = 60;     // a job that no known nodes could hold stops others for so long
   bool allow_drills = false;  // faults on purpose; asked for by the service
   // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,

@@ -155,6 +155,19 @@ std::vector<FreeDevice> Stepper::FreeDevicesFor(const v1::JobSpec& spec, const A
   return free;
 }
 
+// Of all nodes that are known, whoever holds them and whatever state they are in.
+std::vector<FreeDevice> Stepper::KnownDevicesFor(const v1::JobSpec& spec) const {
+  std::vector<FreeDevice> known;
+  for (const auto& [name, node] : state_.nodes) {
+    if (!HasDevicesFor(node, spec)) continue;
+    for (int slot = 0; slot < node.hello.devices(); ++slot) {
+      const v1::DeviceFacts& facts = FactsOfSlot(node, slot);
+      known.push_back({name, slot, facts.model(), facts.nccl()});
+    }
+  }
+  return known;
+}
+
 Stepper::Room Stepper::RoomBeside(const v1::JobSpec& spec, const Avoided& avoided) const {
   Room room;
   room.free = static_cast<int>(FreeDevicesFor(spec, avoided).size());
@@ -178,7 +191,7 @@ PlacementPtr Stepper::TakeDevices(const v1::JobSpec& spec, int ranks,
 }
 
 // A job that does not fit waits, and those behind it that want the same kind of device wait with
-// it.
+// it, unless it waits for a larger cluster.
 void Stepper::Schedule() {
   std::vector<JobState*> queued;
   bool due = reschedule_;
@@ -190,6 +203,8 @@ void Stepper::Schedule() {
     const v1::FaultToleranceSpec& wanted = record.spec().fault_tolerance();
     due |= wanted.elastic_min_ranks() > 0 && record.waiting_since() > 0 && !job.tried_to_shrink &&
            now_ - record.waiting_since() >= wanted.elastic_wait_seconds();
+    due |= job.too_large_since > 0 && !job.lets_pass &&
+           now_ - job.too_large_since >= settings_.pass_delay;
   }
   if (!due) return;
   std::sort(queued.begin(), queued.end(), [](const JobState* a, const JobState* b) {
@@ -198,8 +213,25 @@ void Stepper::Schedule() {
   std::set<std::string> waited_for;  // kinds
   for (JobState* job : queued) {
     const std::string& kind = KindOr(job->record.spec().resources().device());
-    if (!waited_for.contains(kind) && !Assign(*job)) waited_for.insert(kind);
+    if (!waited_for.contains(kind) && !Assign(*job) && !LetsOthersPass(*job)) {
+      waited_for.insert(kind);
+    }
   }
+}
+
+// Never a job that has run: its place is kept while it comes back. Not at once: nodes of a cluster
+// that starts come one after the other.
+bool Stepper::LetsOthersPass(JobState& job) {
+  const v1::JobSpec& spec = job.record.spec();
+  job.lets_pass = false;
+  if (job.record.attempt() > 0 ||
+      !ChooseDevices(KnownDevicesFor(spec), WishOf(spec, plan::RanksOfJob(spec))).empty()) {
+    job.too_large_since = 0;
+    return false;
+  }
+  if (job.too_large_since == 0) job.too_large_since = now_;
+  job.lets_pass = now_ - job.too_large_since >= settings_.pass_delay;
+  return job.lets_pass;
 }
 
 bool Stepper::Assign(JobState& job) {

@@ -158,6 +158,7 @@ class Stepper {
   // ---- scheduling.cc ----
   void Schedule();
   bool Assign(JobState& job);
+  bool LetsOthersPass(JobState& job);
   // Devices that no job holds, of nodes that take ranks.
   struct Room {
     int free = 0;
@@ -167,6 +168,7 @@ class Stepper {
   // As if `without` held none.
   std::vector<FreeDevice> FreeDevicesFor(const v1::JobSpec& spec, const Avoided& avoided,
                                          const JobState* without = nullptr) const;
+  std::vector<FreeDevice> KnownDevicesFor(const v1::JobSpec& spec) const;
   // Of no ranks when there is no room for so many.
   PlacementPtr TakeDevices(const v1::JobSpec& spec, int ranks, const Avoided& avoided) const;
   // Fewer ranks than asked for, where the job allows it and has waited long enough.

@@ -24,6 +24,7 @@
 namespace tercio::coordinator {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class GuardedServicesTest : public ::testing::Test {
@@ -248,6 +249,23 @@ TEST(GateTest, ACallerWithoutAReadableCertificateHasNoRole) {
   Gate gate(options, nullptr);
   grpc::ServerContext context;
   EXPECT_EQ(gate.WhoCalls(context).role, Role::kNone);
+}
+
+TEST(NewlyRevokedTest, AnAgentIsToldWhatItDoesNotKnow) {
+  Gate gate(Gate::Options(), nullptr);
+  EXPECT_EQ(gate.revoked()->version, 0u);
+  gate.SetRevoked({0, {"a1", "a2", "p1"}, {"a1", "a2"}});
+  const auto first = gate.revoked();
+  v1::RevokedCertificates news = NewlyRevoked(nullptr, *first);
+  EXPECT_THAT(news.serials(), ElementsAre("a1", "a2"));
+  EXPECT_FALSE(news.more()) << "instead of what another coordinator has said";
+  gate.SetRevoked({0, {"a1", "a2", "p1"}, {"a2"}});
+  EXPECT_EQ(gate.revoked(), first) << "nobody is told of what is only forgotten";
+  gate.SetRevoked({0, {"a1", "a2", "a3", "p1", "p2"}, {"a2", "a3"}});
+  EXPECT_GT(gate.revoked()->version, first->version);
+  news = NewlyRevoked(first.get(), *gate.revoked());
+  EXPECT_THAT(news.serials(), ElementsAre("a3"));
+  EXPECT_TRUE(news.more());
 }
 
 TEST(HostOfPeerTest, LeavesOutThePort) {

@@ -55,6 +55,15 @@ class RefusedAgent : public grpc::ServerBidiReactor<v1::AgentMessage, v1::Coordi
 
 }  // namespace
 
+v1::RevokedCertificates NewlyRevoked(const Gate::Revoked* told, const Gate::Revoked& now) {
+  v1::RevokedCertificates news;
+  news.set_more(told != nullptr);
+  for (const std::string& serial : now.agents) {
+    if (told == nullptr || !told->agents.contains(serial)) news.add_serials(serial);
+  }
+  return news;
+}
+
 // Deletes itself when the stream is over. The coordinator may still hold a Send then: it goes to
 // the outbox, which outlives the stream.
 class NodeServiceImpl::AgentStream
@@ -150,12 +159,12 @@ class NodeServiceImpl::AgentStream
 
   // With the answer to whatever the agent says, which is at least a heartbeat now and then.
   void TellRevoked() {
-    const std::shared_ptr<const Gate::Revoked> revoked = gate_.revoked();
-    if (revoked->version == told_) return;
-    told_ = revoked->version;
+    std::shared_ptr<const Gate::Revoked> revoked = gate_.revoked();
+    const uint64_t told = told_ == nullptr ? 0 : told_->version;
+    if (revoked->version == told) return;
     v1::CoordinatorMessage message;
-    message.mutable_revoked_certificates()->mutable_serials()->Assign(revoked->serials.begin(),
-                                                                      revoked->serials.end());
+    *message.mutable_revoked_certificates() = NewlyRevoked(told_.get(), *revoked);
+    told_ = std::move(revoked);
     Send(outbox_, std::move(message));
   }
 
@@ -201,7 +210,7 @@ class NodeServiceImpl::AgentStream
   v1::AgentMessage incoming_;
   std::string node_;
   int64_t token_ = 0;
-  uint64_t told_ = 0;  // version of what is revoked
+  std::shared_ptr<const Gate::Revoked> told_;  // null: nothing yet
   std::atomic<bool> finished_{false};
 };
 

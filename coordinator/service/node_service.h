@@ -14,6 +14,9 @@
 
 namespace tercio::coordinator {
 
+// What an agent is told that was told `told` (null: nothing yet), so that it knows `now`.
+v1::RevokedCertificates NewlyRevoked(const Gate::Revoked* told, const Gate::Revoked& now);
+
 class NodeServiceImpl : public v1::NodeService::CallbackService {
  public:
   // All must outlive it. An agent's stream is about its own node only.

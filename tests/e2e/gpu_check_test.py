@@ -36,6 +36,7 @@ class GpuCheck(TercioTest):
                     os.path.join(self.tree, "bin", "tercio-trainer-cuda"))
         for name in DEVICE_TESTS:
             shutil.copy(os.path.join(BUILT, name), os.path.join(self.tree, "tests"))
+        shutil.copy(os.path.join(BUILT, "tests", "bench", "kernels", "kernel_rates_emulated"), os.path.join(self.tree, "tests", "kernel_rates"))
 
     def replace(self, place, text):
         path = os.path.join(self.tree, place)
@@ -67,7 +68,7 @@ class GpuCheck(TercioTest):
         self.assertEqual([gpu["name"] for gpu in report["gpus"]], ["Fake GPU", "Fake GPU"])
         self.assertEqual(report["driver"], "580.1")
         parts = {check["part"] for check in report["checks"]}
-        self.assertEqual(parts, {"start", "operations", "curves", "repeat", "host", "nccl", "memory", "kill", "speed"})
+        self.assertEqual(parts, {"start", "operations", "curves", "repeat", "host", "nccl", "memory", "kill", "kernels", "speed"})
         # What may be missing here: PyTorch.
         skipped = {check["name"] for check in report["checks"] if check["outcome"] == "skipped"}
         for name in skipped:
@@ -80,6 +81,8 @@ class GpuCheck(TercioTest):
         self.assertEqual(memory["planned"], memory["used"])
         self.assertEqual(numbers["kill -9 of a trainer: restart, equal bits"]["restarts"], 1)
         self.assertGreater(numbers["tiny, bf16, one GPU"]["tokens_per_second"], 0)
+        self.assertGreater(numbers["bound by memory"]["bytes_per_second"]["AdamW"], 0)
+        self.assertGreater(numbers["products and attention"]["flops_per_second"]["AttentionBackward, our own kernel"], 0)
         self.assertIn("forward", numbers["tiny: where a step's time goes"]["host_milliseconds"])
 
     def test_a_trainer_with_other_losses_fails_the_curves(self):

@@ -198,11 +198,13 @@ class Pod:
         self.test.assertEqual(done.returncode, code, f"{command}: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def delete(self):
+    def delete(self, after_hook=lambda: None):
         """Ends the pod; true when it has gone by itself within its time. Its claims stay."""
         hook = self.container.get("lifecycle", {}).get("preStop")
         if hook:
             self.execute(*hook["exec"]["command"])
+            after_hook()
+            self.test.assertIsNone(self.child.poll(), "a kubelet says FailedPreStopHook when the container ends before its hook")
         first = self.first_process()
         if first is not None:
             os.kill(first, signal.SIGTERM)

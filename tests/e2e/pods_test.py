@@ -85,9 +85,12 @@ class Pods(TercioTest):
         # Agents that listen everywhere say where that is.
         nodes = json.loads(self.verb("nodes", "-o", "json"))
         self.assertEqual({node["name"]: node["metrics_address"] for node in nodes}, {name: f"{self.network.addresses[name]}:9465" for name in AGENTS})
-        # A pod goes: the job, which never saves by itself, saves, and waits for a place.
-        self.assertTrue(self.agents[1].delete(), self.agents[1].logs("agent"))
-        status = wait_for(lambda: (now := self.get(job))["state"] == "restarting" and now, "a job that waits")
+        # A pod goes: the job, which never saves by itself, saves in the preStop hook, and waits for a place.
+        waits = []
+        gone = self.agents[1].delete(
+            after_hook=lambda: waits.append(wait_for(lambda: (now := self.get(job))["state"] == "restarting" and now, "a job that waits")))
+        self.assertTrue(gone, self.agents[1].logs("agent"))
+        status = waits[0]
         saved = status["checkpoint"]["step"]
         self.assertGreater(saved, 20)
         self.assertEqual(status["restarts"], 0)

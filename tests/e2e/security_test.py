@@ -438,6 +438,19 @@ except grpc.RpcError as error:
         self.audited(call="EnrollService/Enroll", who="one", outcome="refused", reason="has a certificate already")
         self.node("two", token=open(path, encoding="utf-8").read())  # it was not spent
 
+    def test_a_machine_that_was_set_up_anew_ends_the_certificate_it_had(self):
+        child, _ = self.node("one")
+        child.terminate()
+        self.assertEqual(child.wait(60), 0)
+        folder = self.path("agent-one")
+        os.rename(folder, folder + ".stolen")
+        old = ["--tls-cert", folder + ".stolen/access/certificate.pem", "--tls-key", folder + ".stolen/access/key.pem", "--tls-ca",
+               folder + ".stolen/access/authority.pem"]
+        refusal = lambda: self.tercio("list", "--coordinator", self.address, *old, code=4)[1]  # noqa: E731
+        self.assertNotIn("was revoked", refusal())
+        self.node("one", token=self.token("agent"))
+        wait_for(lambda: "was revoked" in refusal(), "the coordinator, which has revoked it itself, to know of it", 20)
+
     def test_an_agent_cannot_pass_for_the_coordinator(self):
         self.node("one")
         folder = self.path("agent-one", "access")

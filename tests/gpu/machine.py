@@ -9,6 +9,7 @@ import sys
 
 # Folders of NVIDIA's libraries that no wheel and no loader's cache tells.
 _FOLDERS = ("/usr/local/nvidia/lib64", "/usr/local/cuda/lib64", "/usr/local/cuda/lib")
+_BANDWIDTHS = {"H100": 3.35e12, "H200": 4.8e12, "A100-SXM4-80GB": 2.039e12}  # bytes a second; the same
 _RATES = {"H100": 989e12, "H200": 989e12, "H800": 989e12, "A100": 312e12}  # bf16 products, dense; NVIDIA's data sheets
 
 
@@ -84,8 +85,15 @@ class Driver:
         return rates.gpu
 
     def peak_flops(self):
+        return self._figure(_RATES)
+
+    def peak_bandwidth(self):
+        return self._figure(_BANDWIDTHS)
+
+    def _figure(self, figures):
+        """Of the first GPU's model; None where it is not known."""
         name = self.gpus[0]["name"] if self.gpus else ""
-        return next((rate for part, rate in _RATES.items() if part in name), None)
+        return next((figure for part, figure in figures.items() if part in name), None)
 
 
 def library_versions(folders):

@@ -9,6 +9,7 @@ import tempfile
 import time
 
 import curves
+import kernels
 import layouts
 import operations
 import recovery
@@ -28,6 +29,7 @@ PARTS = {
     "nccl": (layouts.nccl, 30),
     "memory": (recovery.memory, 25),
     "kill": (recovery.kill, 45),
+    "kernels": (kernels.run, 30),
     "speed": (speed.run, 240),
 }
 _ALL_SECONDS = 460

@@ -170,6 +170,9 @@ int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done) {
       ->capture_default_str()
       ->take_last();
   app.add_flag("--parent-death", flags->parent_death, "end with the process that started this one");
+  app.add_flag("--leave", flags->leave,
+               "start no agent: ask the one that runs on --state-dir to leave the cluster as at "
+               "SIGTERM, wait until its jobs have saved and gone, and let it live (preStop hook)");
   const int code = ParseDaemonFlags(app, argc, argv, done);
   flags->settings = SettingsOf(app);
   return code;

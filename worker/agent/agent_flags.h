@@ -13,9 +13,6 @@
 
 namespace tercio {
 
-// From SIGTERM to SIGKILL for trainers that are still there when the time to leave is over.
-inline constexpr double kKillSeconds = 5;
-
 struct AgentFlags {
   std::string metrics_listen = "127.0.0.1:9465";
   std::string health_listen;
@@ -35,6 +32,7 @@ struct AgentFlags {
   double stop_grace_seconds = 25;
   int64_t spool_bytes = 64 << 20;
   bool parent_death = false;
+  bool leave = false;       // not an agent: asks the one that runs on the same state directory
   DaemonSettings settings;  // all of the above, as given
 };
 

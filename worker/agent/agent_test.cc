@@ -17,6 +17,7 @@
 #include <set>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
@@ -242,23 +243,18 @@ class AgentTest : public ::testing::Test {
 
   void SpawnAgent() {
     const std::string root = std::string(std::getenv("TEST_SRCDIR")) + "/tercio/worker/";
-    std::vector<std::string> words = {"tercio-agent",
-                                      "--coordinator",
-                                      coordinator_.address(),
-                                      "--state-dir",
-                                      directory_.path() + "/agent",
-                                      "--name",
-                                      "n1",
-                                      "--slots",
-                                      "2",
-                                      "--metrics-listen",
-                                      "127.0.0.1:0",
-                                      "--agent-grace",
-                                      agent_grace_,
-                                      "--stop-grace",
-                                      stop_grace_,
-                                      "--trainer",
-                                      root + "trainer/tercio-trainer"};
+    agent_ = Spawn({"tercio-agent", "--coordinator", coordinator_.address(), "--state-dir",
+                    directory_.path() + "/agent", "--name", "n1", "--slots", "2",
+                    "--metrics-listen", "127.0.0.1:0", "--agent-grace", agent_grace_,
+                    "--stop-grace", stop_grace_, "--trainer", root + "trainer/tercio-trainer"});
+  }
+
+  // As the preStop hook of a pod.
+  pid_t AskToLeave() {
+    return Spawn({"tercio-agent", "--leave", "--state-dir", directory_.path() + "/agent"});
+  }
+
+  pid_t Spawn(std::vector<std::string> words) {
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
     arguments.push_back(nullptr);
@@ -266,10 +262,12 @@ class AgentTest : public ::testing::Test {
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, ready_path().c_str(),
                                      O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    ASSERT_EQ(posix_spawn(&agent_, (root + "agent/tercio-agent").c_str(), &actions, nullptr,
-                          arguments.data(), environ),
-              0);
+    const std::string program =
+        std::string(std::getenv("TEST_SRCDIR")) + "/tercio/worker/agent/tercio-agent";
+    pid_t pid = -1;
+    EXPECT_EQ(posix_spawn(&pid, program.c_str(), &actions, nullptr, arguments.data(), environ), 0);
     posix_spawn_file_actions_destroy(&actions);
+    return pid;
   }
 
   void KillAgent() {
@@ -279,10 +277,10 @@ class AgentTest : public ::testing::Test {
   }
 
   // The exit code.
-  int WaitForAgent() {
+  int WaitForAgent() { return WaitFor(std::exchange(agent_, -1)); }
+  static int WaitFor(pid_t pid) {
     int status = 0;
-    EXPECT_EQ(waitpid(agent_, &status, 0), agent_);
-    agent_ = -1;
+    EXPECT_EQ(waitpid(pid, &status, 0), pid);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 
@@ -704,6 +702,46 @@ TEST_F(AgentTest, SaysThatItLeavesAndWaitsForTheCoordinatorsOrders) {
   StopRun(1, 0);
   EXPECT_EQ(WaitForAgent(), 0);
   EXPECT_TRUE(coordinator_.Hears(Stopped));
+}
+
+TEST_F(AgentTest, AHookLetsTheJobsLeaveBeforeTheAgentEnds) {
+  stop_grace_ = "40";
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(1)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  const pid_t hook = AskToLeave();
+  ASSERT_TRUE(coordinator_.Hears(
+      [](const v1::AgentMessage& m) { return m.leaving().grace_seconds() > 39; }));
+  EXPECT_EQ(waitpid(hook, nullptr, WNOHANG), 0) << "the hook waits for the jobs";
+  for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid));
+  StopRun(1, 0);
+  EXPECT_EQ(WaitFor(hook), 0);
+  ASSERT_TRUE(coordinator_.Hears(Stopped));
+  EXPECT_TRUE(Lives(agent_)) << "it is the container, which ends the hook with it";
+  // A coordinator that comes back is told again.
+  const int port = coordinator_.port();
+  coordinator_.GoAway();
+  coordinator_.ForgetSaid();
+  coordinator_.Listen(port);
+  ASSERT_TRUE(coordinator_.Hears(
+      [](const v1::AgentMessage& m) { return m.leaving().grace_seconds() > 20; }));
+  kill(agent_, SIGTERM);
+  EXPECT_EQ(WaitForAgent(), 0);
+  EXPECT_EQ(WaitFor(AskToLeave()), 0) << "nobody is left to leave";
+}
+
+TEST_F(AgentTest, AHookDoesNotWaitLongerThanTheAgentWould) {
+  stop_grace_ = "6";  // a second before trainers are stopped
+  StartAgent();
+  StartRun(1, kForever);
+  ASSERT_TRUE(coordinator_.Hears(Step(1)));
+  const std::vector<pid_t> trainers = Trainers(2);
+  EXPECT_EQ(WaitFor(AskToLeave()), 0);
+  for (const pid_t pid : trainers) EXPECT_TRUE(Lives(pid)) << "SIGTERM stops them, not the hook";
+  kill(agent_, SIGTERM);
+  EXPECT_EQ(WaitForAgent(), 0);
+  for (const pid_t pid : trainers) EXPECT_FALSE(Lives(pid));
 }
 
 }  // namespace

@@ -2,12 +2,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +31,7 @@
 #include "worker/agent/agent_flags.h"
 #include "worker/agent/agent_metrics.h"
 #include "worker/agent/agent_store.h"
+#include "worker/agent/departure.h"
 #include "worker/agent/gpu_monitor.h"
 #include "worker/agent/node_link.h"
 #include "worker/agent/node_setup.h"
@@ -101,19 +101,6 @@ v1::AgentHeartbeat MakeHeartbeat(RunManager& runs, const GpuMonitor& gpus) {
   return heartbeat;
 }
 
-// When the node will have left, in seconds of the steady clock; 0 while it stays.
-using LeavingAt = std::atomic<double>;
-
-double SteadySeconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-v1::AgentMessage MakeLeaving(double at) {
-  v1::AgentMessage message;
-  message.mutable_leaving()->set_grace_seconds(std::max(0.0, at - SteadySeconds()));
-  return message;
-}
-
 // gRPC does not say which certificate is refused, nor why.
 std::string Explain(const AgentFlags& flags, const grpc::Status& status) {
   if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return status.error_message();
@@ -128,7 +115,7 @@ struct LinkEnds {
   SnapshotServiceImpl& for_nodes;
   RunManager& runs;
   const GpuMonitor& gpus;
-  const LeavingAt& leaving_at;
+  const Departure& departure;
 };
 
 void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& addresses,
@@ -145,8 +132,7 @@ void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& address
       return ends.snapshots.Drop(message.drop_snapshots().job_id());
     }
     if (message.has_revoked_certificates()) {
-      const auto& serials = message.revoked_certificates().serials();
-      return ends.for_nodes.SetRevoked({serials.begin(), serials.end()});
+      return ends.for_nodes.Revoke(message.revoked_certificates());
     }
     const std::string& fault = message.inject_fault().fault();
     if (fault == "kill-agent") {
@@ -160,7 +146,8 @@ void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& address
   callbacks.said_first = [ends] {
     std::vector<v1::AgentMessage> messages(1);
     *messages.front().mutable_snapshots_held() = ends.snapshots.Held();
-    if (ends.leaving_at > 0) messages.push_back(MakeLeaving(ends.leaving_at));
+    std::optional<v1::AgentMessage> leaving = ends.departure.Message();
+    if (leaving.has_value()) messages.push_back(*std::move(leaving));
     return messages;
   };
   link.Start(std::move(callbacks));
@@ -173,16 +160,6 @@ int TakeSignal() {
   for (const int signal : {SIGINT, SIGTERM, kLeaveTrainers}) sigaddset(&set, signal);
   const timespec now = {};
   return std::max(0, sigtimedwait(&set, nullptr, &now));
-}
-
-// Says that the node goes, so that its jobs save and leave, and stops what is there in the end. A
-// second signal ends the waiting.
-void StopRuns(double grace_seconds, RunManager& runs, NodeLink& link, LeavingAt& leaving_at) {
-  leaving_at = SteadySeconds() + grace_seconds;
-  link.Say(MakeLeaving(leaving_at));
-  runs.WaitForEnds(absl::Seconds(grace_seconds - kKillSeconds), [] { return TakeSignal() != 0; });
-  runs.StopAll(absl::Seconds(std::min(grace_seconds, kKillSeconds)));
-  link.Drain(1);
 }
 
 SnapshotStore::Options SnapshotOptions(const AgentFlags& flags, NodeLink& link,
@@ -306,14 +283,19 @@ void Reload(const Lifecycle& life, AgentFlags* flags, SnapshotStore& snapshots) 
 
 // Until a signal ends the agent, which it returns.
 int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& runs,
-         SnapshotStore& snapshots, HealthServer* health) {
+         SnapshotStore& snapshots, Departure& departure, HealthServer* health) {
   DaemonLoop loop;
   loop.rounds = [&] { return runs.rounds(); };
-  loop.ready = [&] { return link.connected(); };
+  loop.ready = [&] { return link.connected() && !departure.begun(); };
   loop.status = [&] {
     return absl::StrCat("node ", flags->agent.node, ", ", runs.Running(/*ended=*/false).size(),
                         " runs, coordinator ", flags->agent.coordinator,
-                        link.connected() ? "" : " is away");
+                        link.connected() ? "" : " is away", departure.begun() ? ", leaving" : "");
+  };
+  loop.each_beat = [&] { departure.Look(); };
+  loop.other_signals[Departure::kSignal] = [&] {
+    LogInfo("asked to leave: this node's jobs save and go elsewhere");
+    departure.Begin(flags->stop_grace_seconds);
   };
   loop.reload = [&] { Reload(life, flags, snapshots); };
   if (health != nullptr) {
@@ -337,6 +319,14 @@ void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
   };
 }
 
+absl::Status Leave(const AgentFlags& flags) {
+  if (flags.agent.state_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--leave needs the --state-dir of the agent that is to leave");
+  }
+  return AskToLeave(flags.agent.state_dir, [] { return TakeSignal() != 0; });
+}
+
 absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(CheckFlags(flags));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, LockState(flags.agent.state_dir));
@@ -354,7 +344,6 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
                           AgentStore::Open(flags.agent.state_dir + "/agent.db", flags.spool_bytes));
   TERCIO_RETURN_IF_ERROR(PrepareRuntime(*store, &flags.agent));
 
-  LeavingAt leaving_at = 0;
   if (!flags.agent.gpus.list.empty()) AskGpus(gpus, &flags.agent);
   // The link's callbacks, which use the runs, end before those.
   NodeLink link(channel, *store);
@@ -363,6 +352,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
   RunManager runs(flags.agent, *metrics, *store,
                   [&link](v1::AgentMessage message) { link.Say(std::move(message)); });
+  Departure departure(link, runs, flags.agent.state_dir);
   const auto takes_part = [&runs](const v1::RunId& run, const std::string& token) {
     return runs.TakesPart(run, token);
   };
@@ -386,20 +376,23 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
       *snapshot_server == nullptr ? "" : ReachableAt((*snapshot_server)->address(), host)};
   const absl::Cleanup stop_monitor = [&gpus] { gpus.Stop(); };
   if (!flags.agent.gpus.list.empty()) StartMonitor(gpus, link, runs);
-  StartLink(link, flags, addresses, {*store, snapshots, for_nodes, runs, gpus, leaving_at});
+  const absl::Status announced = departure.Announce();
+  if (!announced.ok()) LogWarning(std::string(announced.message()));
+  StartLink(link, flags, addresses, {*store, snapshots, for_nodes, runs, gpus, departure});
   std::printf(
       "ready agent=%s coordinator=%s metrics=%s%s%s\n", flags.agent.node.c_str(),
       flags.agent.coordinator.c_str(), metrics->address().c_str(),
       health == nullptr ? "" : " health=", health == nullptr ? "" : health->address().c_str());
   std::fflush(stdout);
-  const int signal = Live(life, &flags, link, runs, snapshots, health.get());
+  const int signal = Live(life, &flags, link, runs, snapshots, departure, health.get());
   if (signal == kLeaveTrainers) {
     LogInfo("leaving the trainers to the agent that is started next");
     runs.Leave();
     return absl::OkStatus();
   }
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
-  StopRuns(flags.stop_grace_seconds, runs, link, leaving_at);
+  // A second signal ends the waiting.
+  departure.Finish(flags.stop_grace_seconds, [] { return TakeSignal() != 0; });
   RemoveRuntimeDirectory(*store, flags.agent.runtime_dir);
   return absl::OkStatus();
 }
@@ -409,7 +402,8 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
 
 int main(int argc, char** argv) {
   tercio::Lifecycle life;
-  life.stop_signals = tercio::BlockDaemonSignals({tercio::kLeaveTrainers});
+  life.stop_signals =
+      tercio::BlockDaemonSignals({tercio::kLeaveTrainers}, {tercio::Departure::kSignal});
   tercio::KeepFreedMemory();
   tercio::RaiseFileLimit();
   tercio::AgentFlags flags;
@@ -423,7 +417,9 @@ int main(int argc, char** argv) {
   life.read_flags = [argc, argv](tercio::AgentFlags* fresh, bool* ended) {
     return tercio::ParseAgentFlags(argc, argv, fresh, ended);
   };
-  const absl::Status status = tercio::RunAgent(std::move(flags), life);
+  const absl::Status status =
+      flags.leave ? tercio::Leave(flags) : tercio::RunAgent(std::move(flags), life);
   if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  if (absl::IsCancelled(status)) return tercio::kExitInterrupted;
   return tercio::ExitCodeOf(status);
 }

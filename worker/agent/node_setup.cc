@@ -19,6 +19,7 @@
 #include "common/host_port.h"
 #include "common/log.h"
 #include "common/status_macros.h"
+#include "worker/agent/departure.h"
 #include "worker/agent/device_choice.h"
 #include "worker/agent/runtime_directory.h"
 

@@ -766,10 +766,14 @@ void RunManager::Housekeeping() {
   }
 }
 
+void RunManager::TakeNoMore() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Apply({0, Leaving{}});
+}
+
 void RunManager::WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up) {
   const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(patience);
   std::unique_lock<std::mutex> lock(mutex_);
-  Apply({0, Leaving{}});
   while (!state_.runs.empty() && std::chrono::steady_clock::now() < deadline && !give_up()) {
     changed_.wait_for(lock, kTickInterval);
   }

@@ -110,8 +110,9 @@ class RunManager {
   // What it returns for is kept; said twice it counts once.
   void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message);
 
-  // No run starts after it. Returns when none is left, at most after `patience`, or when
-  // `give_up` says so.
+  // No run starts after it.
+  void TakeNoMore();
+  // Returns when no run is left, at most after `patience`, or when `give_up` says so.
   void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up);
   // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after it. Returns when none is
   // left.

@@ -51,9 +51,10 @@ absl::Status SnapshotServiceImpl::CheckCaller(const grpc::ServerContext& context
   return absl::PermissionDeniedError(absl::StrCat(std::string(call), " is for agents"));
 }
 
-void SnapshotServiceImpl::SetRevoked(std::set<std::string> serials) {
+void SnapshotServiceImpl::Revoke(const v1::RevokedCertificates& certificates) {
   std::lock_guard<std::mutex> lock(mutex_);
-  revoked_ = std::move(serials);
+  if (!certificates.more()) revoked_.clear();
+  revoked_.insert(certificates.serials().begin(), certificates.serials().end());
 }
 
 grpc::Status SnapshotServiceImpl::Put(grpc::ServerContext* context,
@@ -120,6 +121,11 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> SnapshotServer::Listen(
   std::unique_ptr<SnapshotServer> server(new SnapshotServer);
   grpc::ServerBuilder builder;
   ConfigureServer(builder);
+  // Whoever is here has shown a certificate within that time: those that expired before it need
+  // not be known as revoked.
+  builder.AddChannelArgument(
+      GRPC_ARG_MAX_CONNECTION_AGE_MS,
+      static_cast<int>(absl::ToInt64Milliseconds(kLongestConnectionOfAgents)));
   int port = 0;
   builder.AddListeningPort(address, credentials, &port);
   builder.RegisterService(&service);

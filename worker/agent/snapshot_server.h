@@ -30,7 +30,7 @@ class SnapshotServiceImpl : public v1::SnapshotService::Service {
       : store_(store), takes_part_(std::move(takes_part)) {}
 
   // Certificates of these numbers are refused from now on.
-  void SetRevoked(std::set<std::string> serials);
+  void Revoke(const v1::RevokedCertificates& certificates);
 
   grpc::Status Put(grpc::ServerContext*, grpc::ServerReader<v1::PutSnapshotMessage>* reader,
                    v1::PutSnapshotResponse*) override;
