@@ -34,7 +34,8 @@ struct Agent {
 std::optional<Agent> FindAgent(const std::string& state_dir) {
   const absl::StatusOr<std::string> text = ReadFile(FileIn(state_dir));
   if (!text.ok()) return std::nullopt;
-  const std::vector<std::string> words = absl::StrSplit(*text, ' ', absl::SkipWhitespace());
+  const std::vector<std::string> words =
+      absl::StrSplit(*text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
   Agent agent;
   if (words.size() != 3 || !absl::SimpleAtoi(words[0], &agent.process.pid) ||
       !absl::SimpleAtoi(words[1], &agent.process.start_time) || agent.process.pid <= 0 ||
