@@ -177,12 +177,12 @@ void Coordinator::Run() {
       stopped_.wait_until(lock, last_batch + kBatchInterval, [this] { return stopping_; });
       if (stopping_ && queue_.empty()) return;
       last_batch = std::chrono::steady_clock::now();
+      for (auto& [node, heartbeat] : std::exchange(heartbeats_, {})) {
+        batch.push_back({NodeSaid{node, std::move(heartbeat)}, {}, nullptr});
+      }
       while (!queue_.empty()) {
         batch.push_back(std::move(queue_.front()));
         queue_.pop_front();
-      }
-      for (auto& [node, heartbeat] : std::exchange(heartbeats_, {})) {
-        batch.push_back({NodeSaid{node, std::move(heartbeat)}, {}, nullptr});
       }
     }
     // Time passes for a busy coordinator, too.

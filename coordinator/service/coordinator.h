@@ -222,7 +222,7 @@ class Coordinator {
   std::condition_variable stopped_;
   std::deque<Pending> queue_;
   // What nodes have said of the moment while the disk takes nothing, which may last: the last word
-  // of each. It comes after what is queued, and before any node can count as lost.
+  // of each. It comes before what is queued, and so before any node can count as lost.
   std::map<std::string, v1::AgentMessage> heartbeats_;
   bool stopping_ = false;
   absl::Status commit_failure_;  // of the last commit; OK: it was made
