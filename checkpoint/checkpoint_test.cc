@@ -1,4 +1,8 @@
+#include <atomic>
 #include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "checkpoint/rank_file.h"
 #include "checkpoint/reader.h"
@@ -106,6 +110,21 @@ TEST_F(CheckpointTest, AnyLayoutReadsWhatAnyLayoutWrote) {
       }
     }
   }
+}
+
+// A crash at any moment leaves one of them: here somebody looks at all moments.
+TEST_F(CheckpointTest, AStepThatIsSavedAgainIsThereAllTheTime) {
+  const std::string path = Save(5, {Slice(0, 12, 0, 10)})->path + "/manifest.json";
+  std::atomic<bool> done = false;
+  int missing = 0;
+  std::thread watcher([&] {
+    while (!done) missing += PathExists(path) ? 0 : 1;
+  });
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(Save(5, {Slice(0, 12, 0, 10)}).ok());
+  done = true;
+  watcher.join();
+  EXPECT_EQ(missing, 0);
+  EXPECT_EQ(ListDirectory(dir_.path() + "/job"), std::vector<std::string>{"step-00000005"});
 }
 
 TEST_F(CheckpointTest, DividedSlicesAreTheSlice) {

@@ -1,7 +1,6 @@
 #include "checkpoint/reader.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -27,8 +26,6 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& directory) {
   return manifest;
 }
 
-std::atomic<uint64_t> verified_bytes = 0;
-
 // The disk reads ahead.
 std::string ChecksumOf(const MappedFile& file) {
   Checksum checksum;
@@ -36,9 +33,7 @@ std::string ChecksumOf(const MappedFile& file) {
   file.Prefetch(0, kReadAhead);
   for (size_t at = 0; at < content.size(); at += kReadAhead) {
     file.Prefetch(at + kReadAhead, kReadAhead);
-    const std::string_view part = content.substr(at, kReadAhead);
-    checksum.Update(part);
-    verified_bytes += part.size();
+    checksum.Update(content.substr(at, kReadAhead));
   }
   return checksum.Hex();
 }
@@ -78,8 +73,6 @@ void CopyOverlap(const Piece& piece, const char* bytes, const v1::TensorSlice& s
 }
 
 }  // namespace
-
-uint64_t VerifiedBytes() { return verified_bytes; }
 
 std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
   const absl::StatusOr<Manifest> manifest = ReadManifest(directory);

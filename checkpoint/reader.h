@@ -28,10 +28,6 @@ struct Finding {
 // Reads everything and compares every digest; one finding per file.
 std::vector<Finding> VerifyCheckpoint(const std::string& directory);
 
-// Bytes that this process has compared with digests so far, in any thread: grows while a long
-// verification moves.
-uint64_t VerifiedBytes();
-
 class Reader : public WeightSource {
  public:
   // Checks the manifest, and that every file is there with its full size; with `digests` also their

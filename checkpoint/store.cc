@@ -1,6 +1,9 @@
 #include "checkpoint/store.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 
@@ -33,6 +36,17 @@ int64_t DirectoryBytes(const std::string& path) {
     bytes += static_cast<int64_t>(entry.file_size(error));
   }
   return bytes;
+}
+
+// In one moment: a crash leaves the one or the other. What was at `path` is at `partial` then.
+absl::Status TakeThePlaceOf(const std::string& path, const std::string& partial) {
+  if (!PathExists(path)) return RenamePath(partial, path);
+  if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
+    return absl::OkStatus();
+  }
+  // File systems that cannot exchange (NFS).
+  TERCIO_RETURN_IF_ERROR(RemoveTree(path));
+  return RenamePath(partial, path);
 }
 
 absl::Status Join(const Manifest& part, Manifest* whole) {
@@ -76,6 +90,9 @@ absl::Status RankUpload::Finish(const v1::UploadEnd& end) {
   part_.files[name_] = {header_bytes_ + received_bytes_, checksum};
   return absl::OkStatus();
 }
+
+Store::Store(const std::string& root)
+    : root_(std::filesystem::absolute(root).lexically_normal().string()) {}
 
 std::string Store::PathOf(const std::string& job, int64_t step) const {
   return absl::StrFormat("%s/%s/step-%08d", root_, job, step);
@@ -137,9 +154,9 @@ absl::StatusOr<Committed> Store::Commit(const std::string& job, int64_t step, in
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/manifest.json", ManifestToJson(manifest)));
   // The same step of an attempt before: the newer one takes its place.
   const std::string path = PathOf(job, step);
-  TERCIO_RETURN_IF_ERROR(RemoveTree(path));
-  TERCIO_RETURN_IF_ERROR(RenamePath(partial, path));
+  TERCIO_RETURN_IF_ERROR(TakeThePlaceOf(path, partial));
   TERCIO_RETURN_IF_ERROR(SyncPath(absl::StrCat(root_, "/", job)));
+  TERCIO_RETURN_IF_ERROR(RemoveTree(partial));
   return Committed{step, path, DirectoryBytes(path)};
 }
 

@@ -58,7 +58,8 @@ struct Committed {
 
 class Store {
  public:
-  explicit Store(std::string root) : root_(std::move(root)) {}
+  // Paths that it gives out are absolute, whatever `root` is.
+  explicit Store(const std::string& root);
 
   std::string PathOf(const std::string& job, int64_t step) const;
 
@@ -97,7 +98,7 @@ class Store {
  private:
   std::string PartialPath(const std::string& job, int64_t step, int32_t attempt) const;
 
-  std::string root_;
+  const std::string root_;
   std::atomic<int64_t> full_until_nanos_{0};
 };
 

@@ -117,6 +117,7 @@ Json JobToJson(const v1::JobStatus& job) {
   json["tokens_per_second"] =
       job.has_tokens_per_second() ? NumberOrNull(job.tokens_per_second()) : Json(nullptr);
   json["mfu"] = job.has_mfu() ? NumberOrNull(job.mfu()) : Json(nullptr);
+  json["eta_seconds"] = job.has_eta_seconds() ? NumberOrNull(job.eta_seconds()) : Json(nullptr);
   json["restarts"] = job.restarts();
   json["attempt"] = job.attempt();
   json["plan"] = nullptr;
@@ -142,6 +143,13 @@ Json JobToJson(const v1::JobStatus& job) {
   json["checkpoint"] = nullptr;
   if (job.has_checkpoint()) {
     json["checkpoint"] = {{"step", job.checkpoint().step()}, {"path", job.checkpoint().path()}};
+  }
+  json["checkpoint_trouble"] = nullptr;
+  if (job.has_checkpoint_trouble()) {
+    const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
+    json["checkpoint_trouble"] = {{"since", TextOrNull(TimeText(trouble.since()))},
+                                  {"failures", trouble.failures()},
+                                  {"error", trouble.error()}};
   }
   json["error"] = TextOrNull(job.error());
   json["last_lines"] = Json::array();
@@ -263,17 +271,16 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
   if (job.has_tokens_per_second()) {
     absl::StrAppendFormat(&line, "  %.0f tok/s", job.tokens_per_second());
     if (job.has_mfu()) absl::StrAppendFormat(&line, "  MFU %.1f%%", 100 * job.mfu());
-    const double tokens_left =
-        static_cast<double>((job.steps() - job.step()) * job.spec().training().global_batch()) *
-        job.spec().model().context();
-    if (!IsTerminal(job.state()) && job.tokens_per_second() > 0) {
-      absl::StrAppend(&line, "  ETA ", DurationText(tokens_left / job.tokens_per_second()));
-    }
   }
+  if (job.has_eta_seconds()) absl::StrAppend(&line, "  ETA ", DurationText(job.eta_seconds()));
   if (job.restarts() > 0) absl::StrAppend(&line, "  restarts ", job.restarts());
   if (job.has_checkpoint() && job.checkpoint().committed_at().seconds() > 0) {
     absl::StrAppend(&line, "  checkpoint ",
                     DurationText(now - Seconds(job.checkpoint().committed_at())), " ago");
+  }
+  if (job.has_checkpoint_trouble()) {
+    absl::StrAppend(&line, "  checkpoints fail since ",
+                    DurationText(now - Seconds(job.checkpoint_trouble().since())));
   }
   return line;
 }

@@ -34,6 +34,14 @@ std::string Loss(const v1::JobStatus& job) {
   return job.has_loss() ? absl::StrFormat("%.4f", job.loss()) : "-";
 }
 
+// Since when saves fail, how many, and why the last one did.
+std::string TroubleText(const v1::JobStatus& job) {
+  if (!job.has_checkpoint_trouble()) return "-";
+  const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
+  return absl::StrCat("since ", TimeText(trouble.since()), ", ", trouble.failures(),
+                      trouble.failures() == 1 ? " save, " : " saves, the last: ", trouble.error());
+}
+
 // To the end of the job, which is printed for programs.
 absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, const Options& options,
                                      FollowOptions follow) {
@@ -107,11 +115,13 @@ int Get(const Options& options) {
          {"loss", Loss(job)},
          {"tokens/s",
           job.has_tokens_per_second() ? absl::StrFormat("%.0f", job.tokens_per_second()) : "-"},
+         {"time left", job.has_eta_seconds() ? DurationText(job.eta_seconds()) : "-"},
          {"restarts", absl::StrCat(job.restarts())},
          {"layout", job.has_plan() ? absl::StrCat("tensor ", layout.tensor(), ", pipeline ",
                                                   layout.pipeline(), ", data ", layout.data())
                                    : "-"},
          {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
+         {"checkpoints fail", TroubleText(job)},
          {"error", job.error().empty() ? "-" : job.error()}});
     if (job.last_lines_size() > 0) {
       std::cout << "\nlast words of rank " << job.last_lines(0).rank() << " (attempt "

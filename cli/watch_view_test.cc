@@ -41,9 +41,8 @@ WatchState Running(int tensor = 2, int pipeline = 2, int data = 2) {
   job.set_steps(400);
   job.set_loss(2.25);
   job.set_tokens_per_second(1000);
+  job.set_eta_seconds(280);
   job.set_restarts(1);
-  job.mutable_spec()->mutable_training()->set_global_batch(10);
-  job.mutable_spec()->mutable_model()->set_context(100);
   job.mutable_checkpoint()->mutable_committed_at()->set_seconds(static_cast<int64_t>(kNow) - 12);
   job.mutable_goodput()->set_total(100);
   job.mutable_goodput()->set_productive(90);

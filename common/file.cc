@@ -172,17 +172,30 @@ std::vector<std::string> ListDirectory(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Acquire(const std::string& path, bool wait) {
+  return Lock(path, wait ? LOCK_EX : LOCK_EX | LOCK_NB);
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> FileLock::AcquireShared(const std::string& path) {
+  return Lock(path, LOCK_SH);
+}
+
+absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path, int how) {
   int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   // Who may only read can still wait for those who write.
   if (descriptor < 0 && errno == EACCES) descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   Descriptor file(descriptor);
   if (file.get() < 0) return FileError(errno, "cannot open lock", path);
-  if (flock(file.get(), wait ? LOCK_EX : LOCK_EX | LOCK_NB) != 0) {
+  if (flock(file.get(), how) != 0) {
     if (errno == EWOULDBLOCK) {
       return absl::FailedPreconditionError(absl::StrCat(path, " is locked by another process"));
     }
     return FileError(errno, "cannot lock", path);
   }
+  // Who held it has removed the file: the lock is that of a file which nobody else will find.
+  struct stat held = {};
+  struct stat there = {};
+  if (fstat(file.get(), &held) != 0) return FileError(errno, "cannot lock", path);
+  if (stat(path.c_str(), &there) != 0 || there.st_ino != held.st_ino) return Lock(path, how);
   return std::unique_ptr<FileLock>(new FileLock(file.Release()));
 }
 

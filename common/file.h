@@ -41,17 +41,21 @@ absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 // Names, ascending, without "." and "..". A missing directory has none.
 std::vector<std::string> ListDirectory(const std::string& path);
 
-// An exclusive lock on a file (made if missing), held until destruction.
+// A lock on a file (made if missing), held until destruction. Who holds it exclusively may remove
+// the file.
 class FileLock {
  public:
   // FAILED_PRECONDITION when somebody else holds it and `wait` is false.
   static absl::StatusOr<std::unique_ptr<FileLock>> Acquire(const std::string& path, bool wait);
+  // The same, waiting, for one of several holders who keep those above away.
+  static absl::StatusOr<std::unique_ptr<FileLock>> AcquireShared(const std::string& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;
   FileLock& operator=(const FileLock&) = delete;
 
  private:
   explicit FileLock(int descriptor) : descriptor_(descriptor) {}
+  static absl::StatusOr<std::unique_ptr<FileLock>> Lock(const std::string& path, int how);
   int descriptor_;
 };
 

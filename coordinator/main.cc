@@ -11,7 +11,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "checkpoint/reader.h"
 #include "checkpoint/store.h"
 #include "common/daemon.h"
 #include "common/daemon_flags.h"
@@ -158,10 +157,9 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
               enroll.empty() ? "" : " enroll=", enroll.c_str());
   std::fflush(stdout);
   DaemonLoop loop;
-  // A checkpoint is verified on the thread that decides, and large ones take minutes. For reading
-  // only there is no such thread.
+  // For reading only there is no thread that decides.
   loop.rounds = [&, asked = uint64_t{0}]() mutable {
-    return flags.read_only ? ++asked : coordinator->rounds() + checkpoint::VerifiedBytes();
+    return flags.read_only ? ++asked : coordinator->rounds();
   };
   loop.ready = [&] { return coordinator->durable(); };
   loop.status = [&] { return StatusLine(*coordinator); };
@@ -173,6 +171,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   loop.stop_signals = life.stop_signals;
   const int signal = RunDaemonLoop(life.manager, loop);
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
+  coordinator->Stop();
   server.Shutdown();
   if (!flags.read_only) unlink(address_file.c_str());
   return absl::OkStatus();

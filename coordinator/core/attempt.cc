@@ -69,6 +69,14 @@ std::string DescribeOtherData(const v1::JobRecord& record, int64_t start, const 
       record.id(), " --accept-data-change");
 }
 
+void RememberDuration(v1::JobRecord& record, double seconds) {
+  auto* recent = record.mutable_recent_step_seconds();
+  if (recent->size() >= kRecentSteps) {
+    recent->erase(recent->begin(), recent->begin() + (recent->size() - kRecentSteps + 1));
+  }
+  recent->Add(static_cast<float>(seconds));
+}
+
 bool IsTraining(const v1::TimeLedger& ledger) {
   return ledger.present() == v1::TIME_KIND_PRODUCTIVE || ledger.present() == v1::TIME_KIND_DEGRADED;
 }
@@ -106,6 +114,8 @@ const char* NameOf(SaveFailure failure) {
       return "disk_full";
     case SaveFailure::kDamaged:
       return "damaged";
+    case SaveFailure::kUnreachable:
+      return "unreachable";
     default:
       return "other";
   }
@@ -126,11 +136,19 @@ void Stepper::BeginAttempt(JobState& job) {
   record.clear_error();
   record.set_stop_reason(v1::STOP_REASON_UNSPECIFIED);
   record.clear_progress();
+  record.set_failed_save_step(0);
   job.health = nullptr;
+  job.searching = false;
   SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
   SetPhase(job, v1::JOB_PHASE_PREPARING);
   for (const auto& [name, node] : job.placement->nodes()) SendPrepare(job, name);
-  effects_.searches.push_back({RunOf(record)});
+  Search(job);
+}
+
+// Every byte of a checkpoint is read: once, however many nodes come back meanwhile.
+void Stepper::Search(JobState& job) {
+  if (std::exchange(job.searching, true)) return;
+  effects_.searches.push_back({RunOf(job.record)});
 }
 
 void Stepper::RefuseData(JobState& job, const std::string& node, const std::string& error) {
@@ -164,10 +182,14 @@ void Stepper::Prepared(JobState& job, const std::string& node, const v1::DataPre
 void Stepper::Handle(const CheckpointFound& answer) {
   WithRun(answer.run, [&](JobState& job) {
     v1::JobRecord& record = job.record;
-    if (record.phase() != v1::JOB_PHASE_PREPARING) return;
+    if (record.phase() != v1::JOB_PHASE_PREPARING || record.progress().checkpoint_known()) return;
     for (const std::string& damaged : answer.damaged) Note(job, "checkpoint_damaged", damaged);
     record.mutable_progress()->set_checkpoint_known(true);
     job.kept_step = std::max(record.checkpoint_step(), record.resume_step());
+    if (answer.step != record.checkpoint_step()) {  // when it was made is not known any more
+      record.set_checkpoint_at(0);
+      record.set_checkpoint_attempt(0);
+    }
     record.set_checkpoint_step(answer.step);
     record.set_checkpoint_path(answer.path);
     record.set_checkpoint_bytes(answer.bytes);
@@ -288,6 +310,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
     }
   }
   HealthOf(job).watchdog.StepEnded(step.step_seconds());
+  RememberDuration(record, step.step_seconds());
   record.set_step(step.step());
   record.set_tokens(step.tokens());
   record.set_loss(step.loss());
@@ -410,6 +433,29 @@ void Stepper::NodeStopped(JobState& job, const std::string& node) {
   AllStopped(job);
 }
 
+// A last checkpoint that does not come must not keep a job for ever. Nor must processes that even
+// SIGKILL does not end, since they hang in a driver or a file system: their node is heard of, so it
+// is not lost, but of no use. They can do nothing any more that is not fenced.
+void Stepper::HastenStop(JobState& job) {
+  job.record.set_progress_at(now_);
+  if (!std::exchange(job.killed, true)) {
+    job.record.mutable_progress()->set_saving(false);
+    return StopNodes(job, 0);
+  }
+  const PlacementPtr placement = job.placement;
+  for (const auto& [name, node] : placement->nodes()) {
+    if (HasRank(job.record.progress().stopped(), node.index)) continue;
+    const auto found = state_.nodes.find(name);
+    if (found != state_.nodes.end() && !found->second.record.quarantined()) {
+      Quarantine(found->second.record, absl::StrCat("processes of job ", job.record.id(),
+                                                    " (attempt ", job.record.attempt(),
+                                                    ") do not end there, although killed: a device "
+                                                    "or a file system hangs"));
+    }
+    NodeStopped(job, name);
+  }
+}
+
 // Once no node runs anything of the attempt: what comes next.
 void Stepper::AllStopped(JobState& job) {
   v1::JobRecord& record = job.record;
@@ -514,6 +560,9 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     record.set_checkpoint_bytes(committed.bytes);
     record.set_checkpoint_attempt(record.attempt());
     record.set_checkpoint_at(now_);
+    record.set_failed_saves(0);
+    record.set_saves_fail_since(0);
+    record.clear_save_error();
     if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
     Note(job, "checkpoint_committed",
          absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
@@ -543,9 +592,35 @@ void Stepper::GiveUpWork(v1::JobRecord& record) {
 
 void Stepper::Handle(const CheckpointFailed& failed) {
   WithRun(failed.run, [&](JobState& job) {
-    effects_.saves.push_back({job.record.id(), failed.reason, 0});
-    Note(job, "checkpoint_failed", absl::StrCat("step ", failed.step, ": ", failed.error));
+    SaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
   });
+}
+
+// The coordinator may know of it, too, by what other ranks have sent, or nothing, since a rank
+// whose messages reach its agent need not reach the coordinator.
+void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
+  const v1::JobRecord& record = job.record;
+  if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
+  SaveFailed(job, said.step(), SaveFailure::kUnreachable,
+             absl::StrCat("rank ", said.rank(), " on node ", node,
+                          " cannot reach the coordinator to send its part: ", said.error()),
+             node, said.rank());
+}
+
+// A save counts once, whoever says that it has failed; one that its own attempt has left does not.
+void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
+                         const std::string& node, int rank) {
+  v1::JobRecord& record = job.record;
+  if (reason == SaveFailure::kUnreachable && step == record.failed_save_step()) return;
+  effects_.saves.push_back({record.id(), reason, 0});
+  Note(job, "checkpoint_failed", absl::StrCat("step ", step, ": ", error), node, rank);
+  const bool counts = reason != SaveFailure::kInterrupted &&
+                      record.phase() != v1::JOB_PHASE_STOPPING && step > record.checkpoint_step();
+  if (!counts || step == record.failed_save_step()) return;
+  record.set_failed_save_step(step);
+  record.set_failed_saves(record.failed_saves() + 1);
+  if (record.saves_fail_since() == 0) record.set_saves_fail_since(now_);
+  record.set_save_error(absl::StrCat("step ", step, ": ", error));
 }
 
 }  // namespace tercio::coordinator

@@ -182,6 +182,27 @@ TEST(Restart, AStartGoesOnWhereItWas) {
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_RUNNING);
 }
 
+// A search reads every byte of a checkpoint.
+TEST(Restart, OneSearchForACheckpointHoweverManyNodesComeBack) {
+  Cluster cluster;
+  cluster.Attach("a");
+  cluster.Attach("b");
+  EXPECT_EQ(cluster.Do(Submitted{kJob, SmallSpec(4)}).searches.size(), 1u);
+  cluster.Attach("b");
+  EXPECT_EQ(cluster.last_.searches.size(), 0u) << "it is under way";
+  cluster.RestartCoordinator();
+  cluster.Attach("a");
+  EXPECT_EQ(cluster.last_.searches.size(), 1u) << "nobody searches any more";
+  cluster.Attach("b");
+  EXPECT_EQ(cluster.last_.searches.size(), 0u);
+  cluster.StartAll();
+  cluster.Break();
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+  cluster.RestartCoordinator();
+  cluster.Attach("a");
+  EXPECT_EQ(cluster.last_.searches.size(), 1u) << "each attempt has its own";
+}
+
 TEST(Restart, AnOrderThatNeverArrivedIsGivenAgain) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, SmallSpec(2)});

@@ -93,6 +93,16 @@ bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step) {
                      });
 }
 
+std::optional<double> SecondsLeft(const v1::JobRecord& record) {
+  if (IsTerminal(record.phase()) || record.recent_step_seconds().empty()) return std::nullopt;
+  std::vector<float> seconds(record.recent_step_seconds().begin(),
+                             record.recent_step_seconds().end());
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  const int64_t left = std::max<int64_t>(0, record.spec().training().steps() - record.step());
+  return static_cast<double>(left) * static_cast<double>(*middle);
+}
+
 v1::JobSpec PresentSpec(const v1::JobRecord& record) {
   v1::JobSpec spec = record.spec();
   if (record.elastic_ranks() > 0) {

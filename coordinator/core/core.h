@@ -70,7 +70,8 @@ enum class SaveFailure {
   kInterrupted,  // the attempt is over, a rank has gone, or the next save has begun
   kSilence,      // not all ranks have sent their part
   kDiskFull,
-  kDamaged,  // what came is not what was sent
+  kDamaged,      // what came is not what was sent
+  kUnreachable,  // a rank could not reach the coordinator
   kOther,
 };
 inline constexpr int kSaveFailures = static_cast<int>(SaveFailure::kOther) + 1;
@@ -95,6 +96,8 @@ struct JobState {
   bool tried_to_shrink = false;  // in vain, with what is free now
   double too_large_since = 0;    // for all nodes that are known; 0: it is not
   bool lets_pass = false;        // those behind it in the queue
+  bool searching = false;        // for the checkpoint of the present attempt
+  bool killed = false;           // a phase of stopping took too long: SIGKILL was asked for
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   Avoided avoided;
   // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
@@ -295,6 +298,14 @@ absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement,
 
 // Whether a step is part of the job's history: no later attempt has started before it.
 bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
+
+// Of so many of the last steps the durations are kept.
+inline constexpr int kRecentSteps = 32;
+
+// Seconds until the job's last step: those that are left, at the median of the last steps'
+// durations. One slow step, or a few, change little; evaluations and checkpoints are not counted.
+// nullopt: no step was made, or the job has ended.
+std::optional<double> SecondsLeft(const v1::JobRecord& record);
 
 // The specification that the present attempt runs by: that of the job, or fewer ranks, or without
 // going back once more.

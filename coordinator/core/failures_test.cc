@@ -45,6 +45,39 @@ TEST(Quarantine, TheOnlyNodeIsKept) {
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
 }
 
+// A process in a hanging driver survives SIGKILL, and its agent goes on to be heard of.
+TEST(Quarantine, ANodeWhoseProcessesDoNotEvenDie) {
+  for (const bool cancelled : {false, true}) {
+    Cluster cluster;
+    cluster.Do(Submitted{kJob, SmallSpec(4)});
+    cluster.Attach("a");
+    cluster.Attach("b");
+    cluster.StartAll();
+    cluster.Attach("c");
+    cluster.Exited(0, 0, 9);
+    if (cancelled) cluster.Do(CancelRequested{kJob, false, ""});
+    cluster.Say("a",
+                [&](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
+    cluster.Wait(cluster.settings_.save_timeout + 2);
+    ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING) << "it is killed first";
+    cluster.Wait(cluster.settings_.save_timeout + 2);
+    EXPECT_EQ(NodeStateName(cluster.state_, "a"), "ready");
+    EXPECT_EQ(NodeStateName(cluster.state_, "b"), "quarantined");
+    EXPECT_THAT(cluster.state_.nodes.at("b").record.reason(), HasSubstr("do not end there"));
+    if (cancelled) {
+      EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_CANCELLED);
+      continue;
+    }
+    cluster.Wait(5);
+    EXPECT_EQ(cluster.job().attempt(), 2);
+    EXPECT_THAT(cluster.NodesOfJob(), ::testing::ElementsAre("a", "c"));
+    // In the end it does: the news is of the past.
+    cluster.Say("b",
+                [&](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
+    EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+  }
+}
+
 TEST(Faults, ACrashAtTheSameStepThreeTimesIsNotTriedAgain) {
   Cluster cluster;
   cluster.Do(Submitted{kJob, SmallSpec(2)});

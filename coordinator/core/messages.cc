@@ -71,6 +71,7 @@ void Stepper::SendSave(const JobState& job, const std::string& node) {
 
 void Stepper::SetPhase(JobState& job, v1::JobPhase phase) {
   job.record.set_phase(phase);
+  job.killed = false;
   job.record.set_progress_at(now_);
   if (phase == v1::JOB_PHASE_QUEUED || IsTerminal(phase)) reschedule_ = true;
   effects_.changed_jobs.insert(job.record.id());

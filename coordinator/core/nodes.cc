@@ -70,7 +70,7 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
   switch (record.phase()) {
     case v1::JOB_PHASE_PREPARING:
       if (!HasRank(record.progress().prepared(), index)) SendPrepare(job, name);
-      if (!record.progress().checkpoint_known()) effects_.searches.push_back({wanted});
+      if (!record.progress().checkpoint_known()) Search(job);
       return;
     case v1::JOB_PHASE_STARTING:
     case v1::JOB_PHASE_RUNNING:
@@ -172,12 +172,17 @@ void Stepper::Blame(const std::string& name, const std::string& what) {
       !OthersSuffice(name)) {
     return;
   }
-  record.set_quarantined(true);
-  record.set_reason(absl::StrCat(record.faults_size(), " faults within ",
-                                 static_cast<int>(settings_.quarantine_window),
-                                 " s, the last: ", what));
-  NoteNode(name, "node_quarantined",
-           absl::StrCat(record.reason(), "; `tercio nodes release ", name, "` lets it work again"));
+  Quarantine(record,
+             absl::StrCat(record.faults_size(), " faults within ",
+                          static_cast<int>(settings_.quarantine_window), " s, the last: ", what));
+}
+
+void Stepper::Quarantine(v1::NodeRecord& node, const std::string& why) {
+  node.set_quarantined(true);
+  node.set_reason(why);
+  effects_.changed_nodes.insert(node.name());
+  NoteNode(node.name(), "node_quarantined",
+           absl::StrCat(why, "; `tercio nodes release ", node.name(), "` lets it work again"));
 }
 
 // Whether the report is not yet in the store. Reports without a sequence are of the moment only.
@@ -265,6 +270,9 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
     case v1::AgentMessage::kProductsChosen:
       return WithRun(message.products_chosen().run(),
                      [&](JobState& job) { ProductsChosen(job, message.products_chosen()); });
+    case v1::AgentMessage::kSaveUnanswered:
+      return WithRun(message.save_unanswered().run(),
+                     [&](JobState& job) { Unanswered(job, node, message.save_unanswered()); });
     case v1::AgentMessage::kTrace:
       if (Happened(message.trace().run())) {
         effects_.traces.emplace_back(message.trace().run().job_id(), message.trace().trace());
@@ -297,12 +305,9 @@ void Stepper::Handle(const Tick&) {
       SwitchTime(job, v1::TIME_KIND_QUEUED);
       SetPhase(job, v1::JOB_PHASE_QUEUED);
     }
-    // A last checkpoint that does not come must not keep a cancelled job for ever.
     if (record.phase() == v1::JOB_PHASE_STOPPING &&
         now_ - record.progress_at() > settings_.save_timeout) {
-      job.record.set_progress_at(now_);
-      job.record.mutable_progress()->set_saving(false);
-      StopNodes(job, 0);
+      HastenStop(job);
     }
   }
   GrowWhereRoom();

@@ -74,6 +74,10 @@ void Stepper::Handle(const ResumeRequested& resume) {
   record.set_crashes(0);
   record.set_elastic_ranks(0);
   record.set_waiting_since(0);
+  record.clear_recent_step_seconds();
+  record.set_failed_saves(0);
+  record.set_saves_fail_since(0);
+  record.clear_save_error();
   record.clear_error();
   record.clear_finished_at();
   if (resume.accept_data_change) record.clear_data_digest();

@@ -8,38 +8,39 @@
 namespace tercio::coordinator {
 namespace {
 
-// Of the placements that hold any.
-std::vector<const Placement*> HeldPlacements(const State& state) {
-  std::vector<const Placement*> held;
+using DeviceSet = std::set<int>;
+
+void AddHeld(const Placement& placement, const Placement::Node& node, DeviceSet* taken) {
+  for (const int rank : node.ranks) taken->insert(placement.DeviceOf(rank));
+}
+
+// The devices that jobs hold, by node: one pass over the ranks of all jobs, however many nodes
+// there are. Views into the state.
+std::map<std::string_view, DeviceSet> HeldDevices(const State& state, const JobState* without) {
+  std::map<std::string_view, DeviceSet> held;
   for (const auto& [id, job] : state.jobs) {
-    if (job.placement->ranks() > 0) held.push_back(job.placement.get());
+    if (&job == without) continue;
+    for (const auto& [name, node] : job.placement->nodes()) {
+      AddHeld(*job.placement, node, &held[name]);
+    }
   }
   return held;
 }
 
 // The numbers of the node's devices that nobody holds and that are not faulty, ascending.
-std::vector<int> FreeDevices(const std::string& name, const NodeState& node,
-                             const std::vector<const Placement*>& held) {
-  std::vector<bool> taken(static_cast<size_t>(std::max(0, node.hello.devices())));
-  for (const Placement* placement : held) {
-    const auto found = placement->nodes().find(name);
-    if (found == placement->nodes().end()) continue;
-    for (const int rank : found->second.ranks) {
-      const auto device = static_cast<size_t>(placement->DeviceOf(rank));
-      if (device < taken.size()) taken[device] = true;
-    }
-  }
+std::vector<int> FreeDevices(const NodeState& node, const DeviceSet& taken) {
   std::vector<int> free;
-  for (size_t i = 0; i < taken.size(); ++i) {
-    const int slot = static_cast<int>(i);
-    if (!taken[i] && FaultOfSlot(node, slot).empty()) free.push_back(slot);
+  for (int slot = 0; slot < node.hello.devices(); ++slot) {
+    if (!taken.contains(slot) && FaultOfSlot(node, slot).empty()) free.push_back(slot);
   }
   return free;
 }
 
-int FreeOf(const std::string& name, const NodeState& node,
-           const std::vector<const Placement*>& held) {
-  return static_cast<int>(FreeDevices(name, node, held).size());
+const DeviceSet& HeldOf(const std::map<std::string_view, DeviceSet>& held,
+                        const std::string& node) {
+  static const auto* const none = new DeviceSet();
+  const auto found = held.find(node);
+  return found == held.end() ? *none : found->second;
 }
 
 int FaultySlots(const NodeState& node) {
@@ -127,26 +128,31 @@ bool TakesRanks(const NodeState& node) {
 int FreeSlots(const State& state, const std::string& node) {
   const auto found = state.nodes.find(node);
   if (found == state.nodes.end() || !TakesRanks(found->second)) return 0;
-  return FreeOf(node, found->second, HeldPlacements(state));
+  DeviceSet taken;
+  for (const auto& [id, job] : state.jobs) {
+    const auto held = job.placement->nodes().find(node);
+    if (held != job.placement->nodes().end()) AddHeld(*job.placement, held->second, &taken);
+  }
+  return static_cast<int>(FreeDevices(found->second, taken).size());
 }
 
 std::map<std::string, int> FreeSlots(const State& state) {
-  const std::vector<const Placement*> held = HeldPlacements(state);
+  const auto held = HeldDevices(state, nullptr);
   std::map<std::string, int> free;
   for (const auto& [name, node] : state.nodes) {
-    free[name] = TakesRanks(node) ? FreeOf(name, node, held) : 0;
+    free[name] =
+        TakesRanks(node) ? static_cast<int>(FreeDevices(node, HeldOf(held, name)).size()) : 0;
   }
   return free;
 }
 
 std::vector<FreeDevice> Stepper::FreeDevicesFor(const v1::JobSpec& spec, const Avoided& avoided,
                                                 const JobState* without) const {
-  std::vector<const Placement*> held = HeldPlacements(state_);
-  if (without != nullptr) std::erase(held, without->placement.get());
+  const auto held = HeldDevices(state_, without);
   std::vector<FreeDevice> free;
   for (const auto& [name, node] : state_.nodes) {
     if (!TakesRanks(node) || !HasDevicesFor(node, spec) || avoided.nodes.contains(name)) continue;
-    for (const int slot : FreeDevices(name, node, held)) {
+    for (const int slot : FreeDevices(node, HeldOf(held, name))) {
       if (avoided.devices.contains({name, slot})) continue;
       const v1::DeviceFacts& facts = FactsOfSlot(node, slot);
       free.push_back({name, slot, facts.model(), facts.nccl()});
@@ -193,6 +199,8 @@ PlacementPtr Stepper::TakeDevices(const v1::JobSpec& spec, int ranks,
 // A job that does not fit waits, and those behind it that want the same kind of device wait with
 // it, unless it waits for a larger cluster.
 void Stepper::Schedule() {
+  // What only time changes is looked at when time passes, not with each of a thousand messages.
+  if (!reschedule_ && !std::holds_alternative<Tick>(event_.body)) return;
   std::vector<JobState*> queued;
   bool due = reschedule_;
   for (auto& [id, job] : state_.jobs) {
@@ -246,7 +254,10 @@ bool Stepper::Assign(JobState& job) {
     Wait(job, ranks);
     return false;
   }
-  if (record.elastic_ranks() > 0) Note(job, "grown", absl::StrCat("all ", ranks, " ranks again"));
+  if (record.elastic_ranks() > 0) {
+    Note(job, "grown", absl::StrCat("all ", ranks, " ranks again"));
+    record.clear_recent_step_seconds();
+  }
   record.set_elastic_ranks(0);
   record.clear_elastic_parallelism();
   Place(job, std::move(placement));
@@ -301,6 +312,7 @@ bool Stepper::Shrink(JobState& job, int free) {
     job.tried_to_shrink = true;
     return false;
   }
+  if (record.elastic_ranks() != ranks) record.clear_recent_step_seconds();
   record.set_elastic_ranks(ranks);
   *record.mutable_elastic_parallelism() = *layout;
   Note(job, "shrunk",

@@ -69,6 +69,7 @@ class Stepper {
   // Jobs on the node save and go elsewhere.
   void MoveAway(const std::string& node, const std::string& why);
   void Blame(const std::string& node, const std::string& what);
+  void Quarantine(v1::NodeRecord& node, const std::string& why);
   bool OthersSuffice(const std::string& name) const;
 
   // Calls `handle` when `run` is the present attempt of a job; anything else comes from the past.
@@ -105,6 +106,7 @@ class Stepper {
 
   // ---- attempt.cc ----
   void BeginAttempt(JobState& job);
+  void Search(JobState& job);
   void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
   void RefuseData(JobState& job, const std::string& node, const std::string& error);
   void Handle(const CheckpointFound& answer);
@@ -122,6 +124,7 @@ class Stepper {
   // Saves, stops, and queues again at no cost.
   void Move(JobState& job, const std::string& why);
   void NodeStopped(JobState& job, const std::string& node);
+  void HastenStop(JobState& job);
   void AllStopped(JobState& job);
   void BeginWaiting(v1::JobRecord& record) const;
   void Requeue(JobState& job);
@@ -131,6 +134,9 @@ class Stepper {
   void Handle(const CheckpointCommitted& committed);
   void Handle(const StepsDone& done);
   void Handle(const CheckpointFailed& failed);
+  void Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said);
+  void SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
+                  const std::string& node, int rank);
   void AddSteps(const v1::RunId& run,
                 const google::protobuf::RepeatedPtrField<v1::StepRecord>& steps);
   void GiveUpWork(v1::JobRecord& record);

@@ -32,9 +32,12 @@ class CoordinatorHost : public CheckpointHost {
 
   absl::Status Record(StepsDone steps) override { return coordinator_.Ask(std::move(steps)); }
 
-  void Record(CheckpointCommitted committed) override {
-    // Only fails when the coordinator is stopping.
-    coordinator_.Ask(std::move(committed)).IgnoreError();
+  absl::Status Record(CheckpointCommitted committed) override {
+    absl::Status recorded = coordinator_.Ask(committed);
+    if (recorded.ok() || absl::IsUnavailable(recorded)) return recorded;
+    // The checkpoint is on its disk, which holds the job up no longer than needed.
+    coordinator_.Post(std::move(committed));
+    return absl::OkStatus();
   }
 
   void Tell(CheckpointCommitted committed) override { coordinator_.Post(std::move(committed)); }

@@ -25,8 +25,9 @@ class CheckpointHost {
   virtual absl::StatusOr<std::string> ModelOf(const std::string& job) const = 0;
   // Waits until they are durable.
   virtual absl::Status Record(StepsDone steps) = 0;
-  // Waits likewise; what fails then is told nobody, as the checkpoint is on disk.
-  virtual void Record(CheckpointCommitted committed) = 0;
+  // Waits likewise, but not for a disk that takes nothing: it is recorded then when there is room.
+  // UNAVAILABLE when the coordinator is stopping: the next one must be told.
+  virtual absl::Status Record(CheckpointCommitted committed) = 0;
   virtual void Tell(CheckpointCommitted committed) = 0;
   virtual void Tell(CheckpointFailed failed) = 0;
 };

@@ -22,8 +22,8 @@ constexpr int64_t kChunkElements = 1 << 18;  // 1 MiB
 // read. Deletes itself when the call is over.
 class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  UploadCall(CheckpointHost& host, Saves& saves, ThreadPool& pool)
-      : host_(host), saves_(saves), pool_(pool) {
+  UploadCall(CheckpointHost& host, Saves& saves, ReaderCache& readers, ThreadPool& pool)
+      : host_(host), saves_(saves), readers_(readers), pool_(pool) {
     std::lock_guard<std::mutex> lock(mutex_);
     ReadAhead();
   }
@@ -137,7 +137,8 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       return absl::AbortedError("this attempt is over");
     }
     TERCIO_ASSIGN_OR_RETURN(save_, saves_.Join(begin_));
-    committed_ = save_ == nullptr;  // its answer was lost on the way
+    readers_.Forget(begin_.run().job_id());  // a job that saves has loaded
+    committed_ = save_ == nullptr;           // its answer was lost on the way
     if (committed_) return absl::OkStatus();
     TERCIO_ASSIGN_OR_RETURN(file_, host_.store().Begin(begin_));
     return absl::OkStatus();
@@ -162,6 +163,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
 
   CheckpointHost& host_;
   Saves& saves_;
+  ReaderCache& readers_;
   ThreadPool& pool_;
 
   // Of the thread that handles messages.
@@ -186,18 +188,7 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* CheckpointServiceImpl::Upload(
     grpc::CallbackServerContext*, grpc::ByteBuffer* response) {
   const grpc::Slice empty(v1::UploadResponse().SerializeAsString());
   *response = grpc::ByteBuffer(&empty, 1);
-  return new UploadCall(host_, saves_, pool_);
-}
-
-absl::StatusOr<std::shared_ptr<checkpoint::Reader>> CheckpointServiceImpl::OpenReader(
-    const std::string& job, int64_t step) {
-  const std::string path = host_.store().PathOf(job, step);
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (reader_ != nullptr && reader_path_ == path) return reader_;
-  // Its digests were checked when it was chosen.
-  TERCIO_ASSIGN_OR_RETURN(reader_, checkpoint::Reader::Open(path, /*digests=*/false));
-  reader_path_ = path;
-  return reader_;
+  return new UploadCall(host_, saves_, readers_, pool_);
 }
 
 grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
@@ -211,7 +202,8 @@ grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
     return ToGrpc(absl::PermissionDeniedError(
         absl::StrCat("an attempt of ", request->run().job_id(), " reads no other job's weights")));
   }
-  const auto reader = OpenReader(request->job_id(), request->step());
+  const auto reader =
+      readers_.Open(request->job_id(), host_.store().PathOf(request->job_id(), request->step()));
   if (!reader.ok()) return ToGrpc(reader.status());
   const v1::TensorSlice& slice = request->slice();
   if (const absl::Status known = (*reader)->CheckSlice(slice); !known.ok()) return ToGrpc(known);

@@ -4,13 +4,9 @@
 // long it waits for the others.
 #pragma once
 
-#include <memory>
-#include <mutex>
-#include <string>
-
-#include "checkpoint/reader.h"
 #include "common/thread_pool.h"
 #include "coordinator/service/checkpoint_host.h"
+#include "coordinator/service/reader_cache.h"
 #include "coordinator/service/saves.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 
@@ -33,15 +29,9 @@ class CheckpointServiceImpl
   // So many uploads have a message handled at a time: one disk has no use for more.
   static constexpr int kPoolThreads = 8;
 
-  absl::StatusOr<std::shared_ptr<checkpoint::Reader>> OpenReader(const std::string& job,
-                                                                 int64_t step);
-
   CheckpointHost& host_;
   Saves saves_;
-  std::mutex mutex_;
-  // The checkpoint that ranks load from now: opened once for all of them.
-  std::string reader_path_;
-  std::shared_ptr<checkpoint::Reader> reader_;
+  ReaderCache readers_;
   ThreadPool pool_{kPoolThreads};  // last: its tasks use the others
 };
 

@@ -15,6 +15,7 @@
 #include "common/checksum.h"
 #include "common/file.h"
 #include "common/temp_dir.h"
+#include "coordinator/service/saves.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -44,8 +45,9 @@ class FakeHost : public CheckpointHost {
     said_.push_back(absl::StrCat(steps.steps.size(), " steps"));
     return absl::OkStatus();
   }
-  void Record(CheckpointCommitted committed) override {
+  absl::Status Record(CheckpointCommitted committed) override {
     Say(absl::StrCat("committed ", committed.step));
+    return recorded_;
   }
   void Tell(CheckpointCommitted committed) override { Say(absl::StrCat("knows ", committed.step)); }
   void Tell(CheckpointFailed failed) override {
@@ -57,6 +59,8 @@ class FakeHost : public CheckpointHost {
     said_.push_back(std::move(what));
     changed_.notify_all();
   }
+  // What becomes of commits.
+  void SetRecorded(absl::Status status) { recorded_ = std::move(status); }
   void BeginAttempt(int attempt) {
     std::lock_guard<std::mutex> lock(mutex_);
     attempt_ = attempt;
@@ -75,6 +79,7 @@ class FakeHost : public CheckpointHost {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   int attempt_ = 1;
+  absl::Status recorded_;
   std::vector<std::string> said_;
 };
 
@@ -148,11 +153,45 @@ class CheckpointServiceTest : public ::testing::Test {
     slice->set_column_end(kColumns);
     sender->bytes.resize(kRows / 2 * kColumns * sizeof(float));
     for (size_t i = 0; i < sender->bytes.size(); ++i) {
-      sender->bytes[i] = static_cast<char>(i * 31 + static_cast<size_t>(rank));
+      sender->bytes[i] = static_cast<char>(i * 31 + static_cast<size_t>(rank + 7 * attempt));
     }
     sender->writer = stub_->Upload(&sender->context, &sender->response);
     sender->writer->Write(sender->begin);
     return sender;
+  }
+
+  void SaveAll(int64_t step, int attempt) {
+    host_.BeginAttempt(attempt);
+    const auto zero = Start(0, step, attempt);
+    const auto one = Start(1, step, attempt);
+    auto answer = std::async(std::launch::async, [&] { return zero->SendAll(); });
+    EXPECT_TRUE(one->SendAll().ok());
+    EXPECT_TRUE(answer.get().ok());
+  }
+  // The first row of the tensor.
+  std::string ReadRow(int64_t step, int attempt) {
+    grpc::ClientContext context;
+    v1::ReadTensorRequest request;
+    request.mutable_run()->set_job_id("job");
+    request.mutable_run()->set_attempt(attempt);
+    request.set_token("token");
+    request.set_job_id("job");
+    request.set_step(step);
+    v1::TensorSlice* slice = request.mutable_slice();
+    slice->set_tensor("w");
+    slice->add_shape(kRows);
+    slice->add_shape(kColumns);
+    slice->set_row_end(1);
+    slice->set_column_end(kColumns);
+    const auto reader = stub_->ReadTensor(&context, request);
+    std::string bytes;
+    for (v1::TensorChunk chunk; reader->Read(&chunk);) bytes += chunk.data();
+    EXPECT_TRUE(reader->Finish().ok());
+    return bytes;
+  }
+  // Whether this process holds files of the checkpoint.
+  static bool IsMapped(const std::string& checkpoint) {
+    return ReadFile("/proc/self/maps").value().find(checkpoint) != std::string::npos;
   }
 
   std::vector<std::string> Directories() const { return ListDirectory(dir_.path() + "/job"); }
@@ -200,6 +239,44 @@ TEST_F(CheckpointServiceTest, AllRanksAreAnsweredWhenAllIsVisible) {
 
   // Who has not heard of it sends again, and learns it at once.
   EXPECT_TRUE(Start(0, 10)->Finish().ok());
+}
+
+TEST_F(CheckpointServiceTest, AStepThatIsSavedAgainIsReadAgain) {
+  SaveAll(10, 1);
+  const std::string first = ReadRow(10, 1);
+  ASSERT_EQ(first.size(), kColumns * sizeof(float));
+  SaveAll(10, 2);
+  const std::string second = ReadRow(10, 2);
+  ASSERT_EQ(second.size(), first.size());
+  EXPECT_EQ(second[0], static_cast<char>(first[0] + 7));
+}
+
+// Files that are mapped keep their place on the disk after they are removed.
+TEST_F(CheckpointServiceTest, WhatAJobHasLoadedIsLetGoWhenItSaves) {
+  SaveAll(10, 1);
+  host_.BeginAttempt(2);
+  ReadRow(10, 2);
+  EXPECT_TRUE(IsMapped("step-00000010")) << "other ranks load it, too";
+  SaveAll(20, 2);
+  EXPECT_FALSE(IsMapped("step-00000010"));
+}
+
+// Else the record of the job would not know of it, and no rank would say it again.
+TEST_F(CheckpointServiceTest, ACommitThatIsNotRecordedIsSentAgain) {
+  host_.SetRecorded(absl::UnavailableError("the coordinator is stopping"));
+  const auto zero = Start(0, 10);
+  const auto one = Start(1, 10);
+  auto answer = std::async(std::launch::async, [&] { return zero->SendAll(); });
+  EXPECT_EQ(one->SendAll().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(answer.get().error_code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(host_.store().LatestGood("job", nullptr).step, 10);
+  // As they do at the next coordinator.
+  host_.SetRecorded(absl::OkStatus());
+  Saves saves(host_);
+  const auto known = saves.Join(zero->begin.begin());
+  ASSERT_TRUE(known.ok()) << known.status();
+  EXPECT_TRUE(*known == nullptr);
+  EXPECT_EQ(host_.WaitFor("knows").back(), "knows 10");
 }
 
 TEST_F(CheckpointServiceTest, APartSentTwiceIsAnsweredTwice) {

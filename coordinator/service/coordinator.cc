@@ -7,6 +7,7 @@
 #include <future>
 #include <set>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
@@ -31,6 +32,8 @@ std::string RandomBytes(int count) {
   TERCIO_CHECK_EQ(getrandom(raw.data(), raw.size(), 0), static_cast<ssize_t>(raw.size()));
   return raw;
 }
+
+absl::Status IsStopping() { return absl::UnavailableError("the coordinator is stopping"); }
 
 }  // namespace
 
@@ -71,13 +74,20 @@ Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
       read_only_(read_only),
       clock_(std::move(clock)) {}
 
+void Coordinator::Stop() {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  stopping_ = true;
+  queue_changed_.notify_all();
+  stopped_.notify_all();
+}
+
+bool Coordinator::IsStopped() const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return stopping_;
+}
+
 Coordinator::~Coordinator() {
-  {
-    std::lock_guard<std::mutex> lock(queue_mutex_);
-    stopping_ = true;
-    queue_changed_.notify_all();
-    stopped_.notify_all();
-  }
+  Stop();
   if (thread_.joinable()) thread_.join();
   if (backups_.joinable()) backups_.join();
 }
@@ -96,13 +106,28 @@ void Coordinator::BackUp() {
 void Coordinator::Enqueue(Pending pending) {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   absl::Status refusal = MayWrite();
-  if (refusal.ok() && stopping_) refusal = absl::UnavailableError("the coordinator is stopping");
+  if (refusal.ok() && stopping_) refusal = IsStopping();
+  if (refusal.ok() && pending.done) refusal = NotDurable();
   if (!refusal.ok()) {
     if (pending.done) pending.done(refusal);
     return;
   }
+  auto* const said = std::get_if<NodeSaid>(&pending.body);
+  if (!commit_failure_.ok() && said != nullptr && said->message.has_heartbeat()) {
+    heartbeats_[said->node] = std::move(said->message);
+    return;
+  }
   queue_.push_back(std::move(pending));
   queue_changed_.notify_all();
+}
+
+// With queue_mutex_ held.
+absl::Status Coordinator::NotDurable() const {
+  if (commit_failure_.ok()) return commit_failure_;
+  return absl::Status(
+      commit_failure_.code(),
+      absl::StrCat("the coordinator's state directory takes nothing: ",
+                   std::string(commit_failure_.message()), "; make room there, and ask again"));
 }
 
 absl::Status Coordinator::AskEvent(decltype(Event::body) body,
@@ -116,7 +141,19 @@ absl::Status Coordinator::AskEvent(decltype(Event::body) body,
 absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
                                                 const std::string& request_id,
                                                 const std::string& owner) {
+  // A call that is repeated while the first one still waits must not make a second job.
+  const absl::Cleanup done = [&] {
+    if (request_id.empty()) return;
+    std::lock_guard<std::mutex> lock(submit_mutex_);
+    submitting_.erase(request_id);
+    submitted_.notify_all();
+  };
   if (!request_id.empty()) {
+    {
+      std::unique_lock<std::mutex> lock(submit_mutex_);
+      submitted_.wait(lock, [&] { return !submitting_.contains(request_id); });
+      submitting_.insert(request_id);
+    }
     TERCIO_ASSIGN_OR_RETURN(const std::string known, store_->JobOfRequest(request_id));
     if (!known.empty()) return known;
   }
@@ -140,6 +177,9 @@ void Coordinator::Run() {
       stopped_.wait_until(lock, last_batch + kBatchInterval, [this] { return stopping_; });
       if (stopping_ && queue_.empty()) return;
       last_batch = std::chrono::steady_clock::now();
+      for (auto& [node, heartbeat] : std::exchange(heartbeats_, {})) {
+        batch.push_back({NodeSaid{node, std::move(heartbeat)}, {}, nullptr});
+      }
       while (!queue_.empty()) {
         batch.push_back(std::move(queue_.front()));
         queue_.pop_front();
@@ -153,6 +193,33 @@ void Coordinator::Run() {
     }
     Apply(std::move(batch));
   }
+}
+
+// Whether it is.
+bool Coordinator::SetDurable(const absl::Status& commit) {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  commit_failure_ = commit;
+  durable_ = commit.ok();
+  return commit.ok();
+}
+
+// Nobody waits for a disk that takes nothing, neither those whose events are decided upon already
+// nor those whose events have come since.
+void Coordinator::Disappoint(std::vector<Pending>& batch) {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  for (Pending& pending : batch) {
+    const auto done = std::exchange(pending.done, nullptr);
+    if (done) {
+      done(absl::Status(commit_failure_.code(),
+                        absl::StrCat("the coordinator's state directory takes nothing: ",
+                                     std::string(commit_failure_.message()),
+                                     "; this takes effect as soon as there is room again")));
+    }
+  }
+  std::erase_if(queue_, [this](const Pending& pending) {
+    if (pending.done) pending.done(NotDurable());
+    return pending.done != nullptr;
+  });
 }
 
 void Coordinator::Apply(std::vector<Pending> batch) {
@@ -179,14 +246,13 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   const auto commit_began = std::chrono::steady_clock::now();
   while (true) {
     const absl::Status status = store_->Commit(changes);
-    durable_ = status.ok();
     ++rounds_;
-    if (status.ok()) break;
+    if (SetDurable(status)) break;
     tally_.CommitFailed();
     LogError(std::string(status.message()));
+    Disappoint(batch);
     std::unique_lock<std::mutex> lock(queue_mutex_);
-    if (queue_changed_.wait_for(lock, std::chrono::seconds(1), [this] { return stopping_; }))
-      return;
+    if (stopped_.wait_for(lock, std::chrono::seconds(1), [this] { return stopping_; })) return;
   }
   if (!changes.empty()) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - commit_began;
@@ -285,27 +351,33 @@ void Coordinator::SendAll(std::vector<Effects>& effects) {
   }
 }
 
-// The newest checkpoint of a job whose every byte is right.
+// The newest checkpoint of a job whose every byte is right. Other jobs need not wait for it.
 void Coordinator::Search(const v1::RunId& run) {
-  CheckpointFound answer;
-  answer.run = run;
-  const checkpoint::Committed found = checkpoints_->LatestGood(run.job_id(), &answer.damaged);
-  answer.step = found.step;
-  answer.path = found.path;
-  answer.bytes = found.bytes;
-  Post(answer);
+  disk_work_.Run(run.job_id(), [this, run] {
+    if (IsStopped()) return;
+    CheckpointFound answer;
+    answer.run = run;
+    const checkpoint::Committed found = checkpoints_->LatestGood(run.job_id(), &answer.damaged);
+    answer.step = found.step;
+    answer.path = found.path;
+    answer.bytes = found.bytes;
+    Post(answer);
+  });
 }
 
 void Coordinator::Prune(const Effects& effects) {
   for (const v1::JobEvent& event : effects.events) {
     if (event.kind() != "checkpoint_committed") continue;
-    const absl::StatusOr<v1::JobRecord> job = Find(event.job_id());
-    if (!job.ok()) continue;
-    const v1::CheckpointSpec& wanted = job->spec().checkpoint();
-    const auto removed =
-        checkpoints_->Prune(event.job_id(), wanted.keep_last(), wanted.keep_every());
-    if (!removed.ok()) LogWarning(std::string(removed.status().message()));
+    disk_work_.Run(event.job_id(), [this, id = event.job_id()] { Prune(id); });
   }
+}
+
+void Coordinator::Prune(const std::string& id) {
+  const absl::StatusOr<v1::JobRecord> job = Find(id);
+  if (!job.ok()) return;
+  const v1::CheckpointSpec& wanted = job->spec().checkpoint();
+  const auto removed = checkpoints_->Prune(id, wanted.keep_last(), wanted.keep_every());
+  if (!removed.ok()) LogWarning(std::string(removed.status().message()));
 }
 
 absl::Status Coordinator::MayWrite() const {
@@ -419,12 +491,21 @@ absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
 
 Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
   JobView view{job.record, job.plan, job.placement, 0, clock_.Now(), {}, 0};
-  if (job.record.phase() != v1::JOB_PHASE_QUEUED) return view;
-  for (const auto& [id, other] : state_.jobs) {
-    view.queue_position += other.record.phase() == v1::JOB_PHASE_QUEUED &&
-                           other.record.number() <= job.record.number();
+  // Where it is now: the record may be of a time when the state directory was elsewhere, or named
+  // from another working directory.
+  if (view.record.checkpoint_step() > 0) {
+    view.record.set_checkpoint_path(
+        checkpoints_->PathOf(view.record.id(), view.record.checkpoint_step()));
   }
   return view;
+}
+
+int Coordinator::QueuePositionOf(const JobState& job) const {
+  if (job.record.phase() != v1::JOB_PHASE_QUEUED) return 0;
+  return static_cast<int>(std::count_if(state_.jobs.begin(), state_.jobs.end(), [&](auto& entry) {
+    const v1::JobRecord& other = entry.second.record;
+    return other.phase() == v1::JOB_PHASE_QUEUED && other.number() <= job.record.number();
+  }));
 }
 
 absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job,
@@ -432,6 +513,7 @@ absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job,
   std::lock_guard<std::mutex> lock(mutex_);
   TERCIO_ASSIGN_OR_RETURN(const JobState* found, FindState(job));
   JobView view = ViewOf(*found);
+  view.queue_position = QueuePositionOf(*found);
   if (with_figures && found->health != nullptr) {
     view.figures = found->health->figures;
     view.figures_heard = found->health->figures_heard;
@@ -446,6 +528,10 @@ std::vector<Coordinator::JobView> Coordinator::Views() const {
   std::sort(views.begin(), views.end(), [](const JobView& a, const JobView& b) {
     return a.record.number() > b.record.number();
   });
+  int queued = 0;
+  for (auto view = views.rbegin(); view != views.rend(); ++view) {
+    if (view->record.phase() == v1::JOB_PHASE_QUEUED) view->queue_position = ++queued;
+  }
   return views;
 }
 

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/store.h"
 #include "coordinator/core/core.h"
+#include "coordinator/service/disk_work.h"
 #include "coordinator/service/lease_clock.h"
 #include "coordinator/service/tally.h"
 #include "coordinator/store/store.h"
@@ -49,13 +51,18 @@ class Coordinator {
                                                              bool read_only, LeaseClock clock = {});
   ~Coordinator();
 
+  // Nothing is taken from now on, and who waits for an answer gets UNAVAILABLE where what was asked
+  // for cannot be made durable. A server can be shut down after it: none of its calls waits here.
+  void Stop();
+
   // Takes an event; returns at once.
   template <typename Body>
   void Post(Body body) {
     Enqueue({std::move(body), {}, nullptr});
   }
   // Takes an event and waits until it is durable. Returns the core's answer, or why nothing was
-  // decided.
+  // decided. While the state directory takes nothing: RESOURCE_EXHAUSTED, or what else the disk
+  // says, at once instead of when somebody has made room.
   template <typename Body>
   absl::Status Ask(Body body) {
     return AskEvent(std::move(body), {});
@@ -176,15 +183,21 @@ class Coordinator {
   void Run();
   void BackUp();
   void Apply(std::vector<Pending> batch);
+  bool SetDurable(const absl::Status& commit);
+  void Disappoint(std::vector<Pending>& batch);
   void Deliver(std::vector<Effects>& effects);
   void SendAll(std::vector<Effects>& effects);
   void Search(const v1::RunId& run);
   void Prune(const Effects& effects);
+  void Prune(const std::string& job);
+  absl::Status NotDurable() const;
+  bool IsStopped() const;
   Changes ChangesOf(const std::vector<Effects>& effects, double now) const;
   std::shared_ptr<const NodeStream> StreamTo(const std::string& node) const;
   // These are called under the lock.
   absl::StatusOr<const JobState*> FindState(const std::string& job) const;
   JobView ViewOf(const JobState& job) const;
+  int QueuePositionOf(const JobState& job) const;
   const v1::JobRecord* PresentRecord(const v1::RunId& run) const;
   absl::Status Taken(const v1::AgentHello& hello) const;
 
@@ -208,12 +221,22 @@ class Coordinator {
   std::condition_variable queue_changed_;
   std::condition_variable stopped_;
   std::deque<Pending> queue_;
+  // What nodes have said of the moment while the disk takes nothing, which may last: the last word
+  // of each. It comes before what is queued, and so before any node can count as lost.
+  std::map<std::string, v1::AgentMessage> heartbeats_;
   bool stopping_ = false;
-  TokenSource tokens_;  // of thread_
+  absl::Status commit_failure_;  // of the last commit; OK: it was made
+  TokenSource tokens_;           // of thread_
   std::atomic<uint64_t> rounds_ = 0;
   std::atomic<bool> durable_ = true;
   std::thread thread_;
   std::thread backups_;
+
+  std::mutex submit_mutex_;
+  std::condition_variable submitted_;
+  std::set<std::string> submitting_;  // request ids that are being submitted
+
+  DiskWork disk_work_{4};  // last: its threads use the others
 };
 
 }  // namespace tercio::coordinator

@@ -1,10 +1,24 @@
 #include "coordinator/service/coordinator.h"
 
+#include <sqlite3.h>
+#include <sys/stat.h>
+
 #include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <memory>
+#include <optional>
 #include <set>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "common/temp_dir.h"
 #include "coordinator/core/test_job.h"
+#include "coordinator/service/checkpoint_host.h"
+#include "coordinator/service/views.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -90,6 +104,149 @@ TEST_F(MayBeHereTest, UntilItIsNotHeardOfForALease) {
   EXPECT_EQ(coordinator_->MayBeHere("one"), true);
   Pass(lease + 1);
   EXPECT_EQ(coordinator_->MayBeHere("one"), false);
+}
+
+class ServingTest : public MayBeHereTest {
+ protected:
+  void SetUp() override {
+    Start();
+    ASSERT_EQ(sqlite3_open((directory_.path() + "/state.sqlite").c_str(), &other_), SQLITE_OK);
+    sqlite3_busy_timeout(other_, 10'000);
+  }
+  void TearDown() override { sqlite3_close(other_); }
+
+  void Execute(const char* sql) {
+    ASSERT_EQ(sqlite3_exec(other_, sql, nullptr, nullptr, nullptr), SQLITE_OK)
+        << sqlite3_errmsg(other_);
+  }
+  // From now on no job can be written.
+  void BreakStore() { Execute("ALTER TABLE jobs RENAME TO away"); }
+  void MendStore() {
+    Execute("ALTER TABLE away RENAME TO jobs");
+    while (!coordinator_->durable()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  // The answer; absent when there is none for so long that nobody would wait.
+  template <typename Ask>
+  std::optional<absl::Status> AnswerOf(const Ask& ask) {
+    auto asked = std::make_shared<std::promise<absl::Status>>();
+    auto answer = asked->get_future();
+    threads_.emplace_back([asked, ask] { asked->set_value(ask()); });
+    if (answer.wait_for(std::chrono::seconds(20)) != std::future_status::ready) return std::nullopt;
+    return answer.get();
+  }
+  std::optional<absl::Status> AnswerToSubmit(const std::string& request) {
+    return AnswerOf(
+        [this, request] { return coordinator_->Submit(SmallSpec(1), request).status(); });
+  }
+  void JoinAll() {
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  sqlite3* other_ = nullptr;
+  std::vector<std::thread> threads_;
+};
+
+TEST_F(ServingTest, NobodyWaitsForADiskThatTakesNothing) {
+  BreakStore();
+  const auto first = AnswerToSubmit("one");
+  ASSERT_TRUE(first.has_value());
+  EXPECT_THAT(std::string(first->message()), testing::HasSubstr("takes nothing"));
+  EXPECT_THAT(std::string(first->message()), testing::HasSubstr("as soon as there is room"));
+  const auto again = AnswerToSubmit("one");
+  ASSERT_TRUE(again.has_value());
+  EXPECT_THAT(std::string(again->message()), testing::HasSubstr("make room there"));
+  EXPECT_FALSE(AnswerToSubmit("two")->ok());
+  MendStore();
+  EXPECT_TRUE(AnswerToSubmit("one")->ok());
+  EXPECT_EQ(coordinator_->Views().size(), 1u) << "what was asked for twice is there once";
+  EXPECT_TRUE(AnswerToSubmit("two")->ok());
+  EXPECT_EQ(coordinator_->Views().size(), 2u);
+  JoinAll();
+}
+
+// Heartbeats go on for as long as the disk is full.
+TEST_F(ServingTest, HeartbeatsDoNotPileUpAndKeepTheirNodes) {
+  Attach();
+  BreakStore();
+  ASSERT_TRUE(AnswerToSubmit("one").has_value());
+  v1::AgentMessage message;
+  message.mutable_heartbeat();
+  for (int i = 0; i < 1000; ++i) coordinator_->Post(NodeSaid{"one", message});
+  EXPECT_LT(coordinator_->queued(), 100u);
+  now_ = now_ + 10 * Settings().node_lease;
+  coordinator_->Post(NodeSaid{"one", message});
+  MendStore();
+  Settle();
+  EXPECT_EQ(coordinator_->Nodes().at(0).name, "ready");
+  JoinAll();
+}
+
+TEST_F(ServingTest, ACoordinatorStopsThoughItsDiskTakesNothing) {
+  BreakStore();
+  const auto host = HostOf(*coordinator_);
+  ASSERT_TRUE(AnswerToSubmit("one").has_value());
+  coordinator_->Stop();
+  const auto late = AnswerToSubmit("two");
+  ASSERT_TRUE(late.has_value());
+  EXPECT_TRUE(absl::IsUnavailable(*late)) << *late;
+  EXPECT_TRUE(absl::IsUnavailable(host->Record(CheckpointCommitted{RunWith(1), 5, "", 1})));
+  JoinAll();
+  coordinator_.reset();
+}
+
+TEST_F(ServingTest, ARequestThatIsMadeManyTimesAtOnceMakesOneJob) {
+  std::vector<std::future<absl::StatusOr<std::string>>> answers;
+  for (int i = 0; i < 8; ++i) {
+    answers.push_back(std::async(std::launch::async,
+                                 [this] { return coordinator_->Submit(SmallSpec(1), "one"); }));
+  }
+  std::set<std::string> ids;
+  for (auto& answer : answers) ids.insert(answer.get().value());
+  EXPECT_EQ(ids.size(), 1u);
+  EXPECT_EQ(coordinator_->Views().size(), 1u);
+}
+
+// A checkpoint that takes long to read is one whose manifest is a pipe.
+TEST_F(ServingTest, OneJobsCheckpointIsSearchedWhileOthersAreServed) {
+  const std::string id = coordinator_->Submit(SmallSpec(1), "one").value();
+  const std::string slow = checkpoints_.PathOf(id, 5);
+  std::filesystem::create_directories(slow);
+  const std::string manifest = slow + "/manifest.json";
+  ASSERT_EQ(mkfifo(manifest.c_str(), 0600), 0);
+  v1::AgentHello hello;
+  hello.set_node("one");
+  hello.set_devices(1);
+  hello.set_device_kind("cpu");
+  ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());
+  const auto other = AnswerToSubmit("two");
+  EXPECT_TRUE(other.has_value()) << "it waits for the other job's disk";
+  const uint64_t rounds = coordinator_->rounds();
+  if (other.has_value()) Settle();
+  EXPECT_TRUE(!other.has_value() || coordinator_->rounds() > rounds);
+  // The search ends: there is nothing good.
+  std::thread writer([&] { std::ofstream(manifest) << "no manifest"; });
+  writer.join();
+  JoinAll();
+}
+
+TEST_F(ServingTest, TheCheckpointsPathIsAbsoluteAndWhereItIsNow) {
+  const std::string id = coordinator_->Submit(SmallSpec(1), "one").value();
+  v1::JobRecord record = coordinator_->Find(id).value();
+  coordinator_.reset();
+  {
+    auto store = Store::Open(directory_.path() + "/state.sqlite", /*read_only=*/false);
+    record.set_checkpoint_step(5);
+    record.set_checkpoint_path("relative/checkpoints/step-00000005");
+    Changes changes;
+    changes.jobs.push_back(record);
+    ASSERT_TRUE((*store)->Commit(changes).ok());
+  }
+  Start();
+  const v1::JobStatus status = StatusOf(coordinator_->View(id).value());
+  EXPECT_EQ(status.checkpoint().path(),
+            directory_.path() + "/checkpoints/" + id + "/step-00000005");
+  EXPECT_TRUE(std::filesystem::path(checkpoint::Store("here").PathOf("job", 1)).is_absolute());
 }
 
 }  // namespace

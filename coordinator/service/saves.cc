@@ -155,6 +155,11 @@ void Saves::LookForLostRanks() {
                                                             " ranks have sent their part")));
       }
     }
+    // Nobody asks any more how those of an attempt that is over have ended.
+    std::erase_if(saves_, [this](const auto& entry) {
+      const SavePtr& save = entry.second;
+      return save == nullptr || (save->ended && !host_.IsPresent(save->run, save->token));
+    });
   }
 }
 
@@ -162,6 +167,11 @@ void Saves::End(Save& save, const absl::Status& outcome) {
   if (save.ended) return;
   save.ended = true;
   save.outcome = outcome;
+  // What is left of a job's last save is how it ended.
+  save.parts.clear();
+  save.steps.clear();
+  save.training_state.clear();
+  save.tokenizer.clear();
   for (const auto& ended : std::exchange(save.waiting, {})) ended(outcome);
   if (outcome.ok()) return;
   LogWarning(absl::StrCat("checkpoint of step ", save.step, ": ", std::string(outcome.message())),
@@ -193,9 +203,9 @@ absl::Status Saves::Commit(const v1::UploadBegin& begin, const Save& save) {
       const checkpoint::Committed committed,
       host_.store().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(), model,
                            save.training_state, save.tokenizer, parts));
-  host_.Record(CheckpointCommitted{begin.run(), committed.step, committed.path, committed.bytes,
-                                   absl::ToDoubleSeconds(SteadyNow() - save.begun)});
-  return absl::OkStatus();
+  return host_.Record(CheckpointCommitted{begin.run(), committed.step, committed.path,
+                                          committed.bytes,
+                                          absl::ToDoubleSeconds(SteadyNow() - save.begun)});
 }
 
 }  // namespace tercio::coordinator

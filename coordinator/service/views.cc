@@ -83,6 +83,13 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
     checkpoint->set_attempt(record.checkpoint_attempt());
     SetTime(record.checkpoint_at(), checkpoint->mutable_committed_at());
   }
+  if (const auto left = SecondsLeft(record); left.has_value()) status.set_eta_seconds(*left);
+  if (record.failed_saves() > 0) {
+    v1::CheckpointTrouble* trouble = status.mutable_checkpoint_trouble();
+    SetTime(record.saves_fail_since(), trouble->mutable_since());
+    trouble->set_failures(record.failed_saves());
+    trouble->set_error(record.save_error());
+  }
   status.set_error(record.error());
   SetTime(record.submitted_at(), status.mutable_submitted_at());
   if (record.started_at() > 0) SetTime(record.started_at(), status.mutable_started_at());

@@ -13,8 +13,10 @@ namespace {
 
 // Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
 constexpr int64_t kVersion = 4;
-// Log lines kept per job.
+// Log lines kept per job, and how many more there may be for a while: lines are counted, since
+// finding the oldest that stays costs as much as all that stay.
 constexpr int64_t kLogLines = 20'000;
+constexpr int64_t kUntrimmedLines = 1000;
 // Attempts of a job of which it is kept how their ranks ended.
 constexpr int64_t kExitAttempts = 4;
 
@@ -273,14 +275,12 @@ absl::Status Store::WriteHistory(const Changes& changes) {
     TERCIO_RETURN_IF_ERROR(event.Execute());
   }
   SqliteStatement log(database_, "INSERT INTO logs(job, record) VALUES(?,?)");
-  SqliteStatement trim(
-      database_,
-      "DELETE FROM logs WHERE job=?1 AND sequence <= (SELECT sequence FROM logs WHERE "
-      "job=?1 ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
   for (const auto& [id, line] : changes.logs) {
     log.Bind(1, id);
     log.BindBlob(2, line.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(log.Execute());
+    // Those that were there before this process did not count them.
+    ++untrimmed_lines_.try_emplace(id, kUntrimmedLines).first->second;
   }
   SqliteStatement trace(database_, "INSERT OR REPLACE INTO traces VALUES(?,?,?,?)");
   for (const auto& [id, record] : changes.traces) {
@@ -290,10 +290,22 @@ absl::Status Store::WriteHistory(const Changes& changes) {
     trace.BindBlob(4, record.SerializeAsString());
     TERCIO_RETURN_IF_ERROR(trace.Execute());
   }
-  if (!changes.logs.empty()) {
-    trim.Bind(1, changes.logs.front().first);
+  return TrimLogs();
+}
+
+// Of jobs that have many new lines. A transaction that fails makes the counts wrong: a trim comes
+// too early, or some lines too late.
+absl::Status Store::TrimLogs() {
+  SqliteStatement trim(
+      database_,
+      "DELETE FROM logs WHERE job=?1 AND sequence <= (SELECT sequence FROM logs WHERE "
+      "job=?1 ORDER BY sequence DESC LIMIT 1 OFFSET ?2)");
+  for (auto& [job, lines] : untrimmed_lines_) {
+    if (lines < kUntrimmedLines) continue;
+    trim.Bind(1, job);
     trim.Bind(2, kLogLines);
     TERCIO_RETURN_IF_ERROR(trim.Execute());
+    lines = 0;
   }
   return absl::OkStatus();
 }
@@ -369,12 +381,14 @@ absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(
 absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, int64_t after,
                                                         size_t most) {
   std::lock_guard<std::mutex> lock(mutex_);
+  // Each with an index of its own: one query for both would look at the events of all jobs.
   SqliteStatement query(
-      database_,
-      "SELECT sequence, record FROM events WHERE (?1='' OR job=?1) AND sequence>?2 "
-      "ORDER BY sequence");
-  query.Bind(1, job);
-  query.Bind(2, after);
+      database_, job.empty()
+                     ? "SELECT sequence, record FROM events WHERE sequence>?1 ORDER BY sequence"
+                     : "SELECT sequence, record FROM events WHERE sequence>?1 AND job=?2 ORDER BY "
+                       "sequence");
+  query.Bind(1, after);
+  if (!job.empty()) query.Bind(2, job);
   std::vector<v1::JobEvent> events;
   while (events.size() < most) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());

@@ -115,11 +115,14 @@ class Store {
   absl::Status WriteState(const Changes& changes);
   absl::Status WriteHistory(const Changes& changes);
   absl::Status WriteExits(const Changes& changes);
+  absl::Status TrimLogs();
 
   const std::string path_;
   std::mutex mutex_;
   sqlite3* database_;
   int64_t version_ = 0;  // of the tables, as found
+  // By job: lines of its log that have come since the oldest were removed. Guarded by mutex_.
+  std::map<std::string, int64_t> untrimmed_lines_;
 };
 
 }  // namespace tercio::coordinator

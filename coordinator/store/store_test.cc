@@ -254,6 +254,48 @@ TEST_F(StoreTest, AStoreOfVersionThreeLearnsOfExits) {
   EXPECT_EQ(store->Exits("job-1", 1)->size(), 1u);
 }
 
+TEST_F(StoreTest, LogsOfEveryJobAreBounded) {
+  const auto store = Open();
+  const auto lines = [&](const std::string& job) {
+    int64_t after = 0;
+    return store->Logs(job, &after, [](const v1::LogLine&) { return true; })->size();
+  };
+  for (int batch = 0; batch < 25; ++batch) {
+    Changes changes;
+    for (int i = 0; i < 1000; ++i) {
+      for (const char* job : {"job-1", "job-2"}) {
+        changes.logs.emplace_back(job, v1::LogLine()).second.set_line("text");
+      }
+    }
+    ASSERT_TRUE(store->Commit(changes).ok());
+  }
+  for (const char* job : {"job-1", "job-2"}) {
+    EXPECT_GE(lines(job), 20'000u) << job;
+    EXPECT_LE(lines(job), 21'000u) << job;
+  }
+}
+
+TEST_F(StoreTest, EventsOfOneJobAreFoundAmongThoseOfAll) {
+  const auto store = Open();
+  Changes changes;
+  for (const char* job : {"job-1", "job-2", "", "job-1"}) {
+    v1::JobEvent& event = changes.events.emplace_back();
+    event.set_job_id(job);
+    event.set_message(absl::StrCat("event ", changes.events.size()));
+  }
+  ASSERT_TRUE(store->Commit(changes).ok());
+  const auto messages = [&](const std::string& job, int64_t after) {
+    std::vector<std::string> all;
+    const auto events = store->Events(job, after);
+    for (const v1::JobEvent& event : *events) all.push_back(event.message());
+    return all;
+  };
+  using Strings = std::vector<std::string>;
+  EXPECT_EQ(messages("job-1", 0), (Strings{"event 1", "event 4"}));
+  EXPECT_EQ(messages("job-1", 1), (Strings{"event 4"}));
+  EXPECT_EQ(messages("", 1), (Strings{"event 2", "event 3", "event 4"}));
+}
+
 TEST_F(StoreTest, AStoreOfANewerVersionIsRefusedAndLeftAlone) {
   Open().reset();
   sqlite3* database = nullptr;

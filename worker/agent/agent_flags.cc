@@ -58,6 +58,8 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
            "of all logs of a job on this node; the oldest go (such as 1GiB)");
   add_size("--log-total", &agent->log_total, "TERCIO_LOG_TOTAL",
            "of the logs of all jobs on this node; the oldest go (such as 16GiB)");
+  add_size("--data-cache-total", &agent->data_cache_total, "TERCIO_DATA_CACHE_TOTAL",
+           "of tokenised texts on this node; what was not used for longest goes (such as 64GiB)");
   app.add_option(
          "--log-rate", agent->log_rate,
          "lines of a rank that are sent to the coordinator in a second; the others are only "

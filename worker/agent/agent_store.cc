@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <iterator>
 #include <random>
 
 #include "absl/strings/str_cat.h"
@@ -37,6 +38,20 @@ CREATE TABLE IF NOT EXISTS ranks(job TEXT, attempt INTEGER, rank INTEGER, life I
   PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
 )";
 
+// Puts pairs of a key and a value in place of those with the same key.
+template <typename Key, typename Value>
+void Replace(std::vector<std::pair<Key, Value>>& all, std::vector<std::pair<Key, Value>>& later) {
+  for (std::pair<Key, Value>& pair : later) {
+    const auto found = std::find_if(all.begin(), all.end(),
+                                    [&](const auto& other) { return other.first == pair.first; });
+    if (found == all.end()) {
+      all.push_back(std::move(pair));
+    } else {
+      found->second = std::move(pair.second);
+    }
+  }
+}
+
 std::string RandomId() {
   std::random_device random;
   std::string id;
@@ -45,6 +60,16 @@ std::string RandomId() {
 }
 
 }  // namespace
+
+// Of a rank's start there is no second word, and runs end once.
+void AgentChanges::Add(AgentChanges later) {
+  std::move(later.messages.begin(), later.messages.end(), std::back_inserter(messages));
+  Replace(runs, later.runs);
+  std::move(later.ended.begin(), later.ended.end(), std::back_inserter(ended));
+  std::move(later.started.begin(), later.started.end(), std::back_inserter(started));
+  Replace(received, later.received);
+  Replace(logs, later.logs);
+}
 
 absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& path,
                                                              int64_t most_spool_bytes) {
@@ -235,7 +260,7 @@ void AgentStore::Commit(AgentChanges changes) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (v1::AgentMessage& message : changes.messages) spool_.Append(std::move(message));
     changes.messages.clear();
-    if (!changes.empty()) unsaved_.push_back(std::move(changes));
+    unsaved_.Add(std::move(changes));
     Save();
   }
   if (news) CallListener();
@@ -286,7 +311,7 @@ void AgentStore::Save() {
     if (!status.ok()) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
   }
   if (status.ok()) {
-    unsaved_.clear();
+    unsaved_ = {};
     spool_.ForgetDelta();
     reserved_ = std::max(reserved_, reserving_);
   } else if (!failing_) {
@@ -297,10 +322,8 @@ void AgentStore::Save() {
 }
 
 absl::Status AgentStore::WriteAll() {
-  for (const AgentChanges& changes : unsaved_) {
-    TERCIO_RETURN_IF_ERROR(WriteRuns(changes));
-    TERCIO_RETURN_IF_ERROR(WriteProcesses(changes));
-  }
+  TERCIO_RETURN_IF_ERROR(WriteRuns(unsaved_));
+  TERCIO_RETURN_IF_ERROR(WriteProcesses(unsaved_));
   return WriteSpool();
 }
 

@@ -51,6 +51,9 @@ struct AgentChanges {
     return messages.empty() && runs.empty() && ended.empty() && started.empty() &&
            received.empty() && logs.empty();
   }
+  // What has come later: of each run and rank the last word stays, so that no more is kept than
+  // there are of them, however long a disk takes nothing.
+  void Add(AgentChanges later);
 };
 
 class AgentStore {
@@ -113,7 +116,7 @@ class AgentStore {
   Spool spool_;
   uint64_t reserved_ = 0;   // sequences below it are never given out by another process
   uint64_t reserving_ = 0;  // the same, once it is written
-  std::vector<AgentChanges> unsaved_;
+  AgentChanges unsaved_;
   bool failing_ = false;
   std::mutex listener_mutex_;
   std::function<void()> listener_;

@@ -323,6 +323,34 @@ TEST_F(AgentStoreTest, BeginsAnewBesideAFileOfSomethingElse) {
   EXPECT_THAT(Words(), ElementsAre("1"));
 }
 
+TEST_F(AgentStoreTest, WhileTheDiskTakesNothingOnlyTheLastWordIsKept) {
+  const RunKey run{"j", 1};
+  AgentChanges start;
+  start.runs.emplace_back(run, RunState());
+  start.runs[0].second.start.add_ranks()->mutable_placement()->set_rank(3);
+  start.runs[0].second.ranks[3].life = RankState::Life::kLive;
+  store_->Commit(std::move(start));
+  RunSql("ALTER TABLE ranks RENAME TO away");
+  AgentChanges all;
+  for (int64_t i = 1; i <= 100; ++i) {
+    AgentChanges changes;
+    changes.received.push_back({{run, 3}, static_cast<uint64_t>(i)});
+    changes.logs.push_back({{run, 3}, LogPosition{7, i}});
+    all.Add(changes);
+    store_->Commit(std::move(changes));
+  }
+  EXPECT_EQ(all.received.size(), 1u);
+  EXPECT_EQ(all.logs.size(), 1u);
+  RunSql("ALTER TABLE away RENAME TO ranks");
+  AgentChanges next;
+  next.messages.push_back(Step(1));
+  store_->Commit(std::move(next));
+  Open(kPlenty);
+  ASSERT_EQ(store_->processes().size(), 1u);
+  EXPECT_EQ(store_->processes()[0].received, 100u);
+  EXPECT_EQ(store_->processes()[0].log.offset, 100);
+}
+
 // The end of the write-ahead log is torn: SQLite takes what is whole.
 TEST_F(AgentStoreTest, ATornWriteAheadLogCostsItsEndOnly) {
   for (int step = 1; step <= 20; ++step) Tell(Step(step));

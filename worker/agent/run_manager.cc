@@ -10,13 +10,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "checkpoint/weight_source.h"
 #include "common/file.h"
 #include "common/gpu_faults.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/utf8.h"
-#include "worker/data/prepared_data.h"
 #include "worker/progress/progress_page.h"
 #include "worker/progress/record_file.h"
 
@@ -93,6 +91,8 @@ RunManager::RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& 
       metrics_(metrics),
       store_(store),
       say_(std::move(say)),
+      preparer_({options_.node, options_.state_dir + "/data-cache", options_.data_cache_total,
+                 options_.allowed}),
       housekeeper_([this] { Housekeeping(); }) {}
 
 RunManager::~RunManager() {
@@ -206,10 +206,11 @@ void RunManager::Do(TellTrainer& effect, std::vector<AgentEvent>&) {
 
 // In a thread of its own: tokenising a large text takes long, and heartbeats must go on.
 void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
+  if (!preparer_.Begin(effect.request.run())) return;
   Preparation& preparation = preparations_.emplace_back();
   preparation.thread = std::thread([this, &preparation, request = effect.request] {
     AgentChanges changes;
-    changes.messages.push_back(Prepare(request));
+    changes.messages.push_back(preparer_.Prepare(request));
     store_.Commit(std::move(changes));
     std::lock_guard<std::mutex> lock(mutex_);
     preparation.done = true;
@@ -362,33 +363,6 @@ std::set<int> RunManager::GpusInUse() const {
     }
   }
   return gpus;
-}
-
-v1::AgentMessage RunManager::Prepare(const v1::PrepareData& request) const {
-  v1::AgentMessage message;
-  v1::DataPrepared* answer = message.mutable_data_prepared();
-  *answer->mutable_run() = request.run();
-  const v1::ModelSpec& model = request.spec().model();
-  absl::Status status = options_.allowed.Check(request.spec());
-  absl::StatusOr<data::PreparedData> prepared = data::PreparedData();
-  if (status.ok()) {
-    prepared = data::PrepareData(request.spec().data(), model, options_.state_dir + "/data-cache");
-    status = prepared.status();
-  }
-  if (status.ok() && !model.from().empty() && request.from_start()) {
-    status = checkpoint::CheckInitialWeights(model, prepared->vocab_size);
-  }
-  if (status.ok()) {
-    // A model that begins with weights has the vocabulary of those, however few ids the data uses.
-    answer->set_vocab_size(model.from().empty() ? prepared->vocab_size : model.vocab_size());
-    answer->set_train_tokens(prepared->train_tokens);
-    answer->set_validation_tokens(prepared->validation_tokens);
-    answer->set_digest(prepared->digest);
-    for (const std::string& notice : prepared->notices) LogWarning(notice);
-  } else {
-    answer->set_error(absl::StrCat("node ", options_.node, ": ", std::string(status.message())));
-  }
-  return message;
 }
 
 absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& key, int rank) {
@@ -759,6 +733,7 @@ void RunManager::Housekeeping() {
     }
     lock.unlock();
     const bool removed = trims && TrimAllLogs(live);
+    if (trims) preparer_.Trim(SteadySeconds());
     ended.clear();  // joins watcher threads, which may want the lock
     for (Preparation& preparation : prepared) preparation.thread.join();
     lock.lock();

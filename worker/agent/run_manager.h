@@ -29,6 +29,7 @@
 #include "worker/agent/agent_store.h"
 #include "worker/agent/allowed_paths.h"
 #include "worker/agent/core/agent_core.h"
+#include "worker/agent/data_preparer.h"
 #include "worker/agent/gpu_monitor.h"
 #include "worker/agent/log_limits.h"
 #include "worker/agent/rank_inspector.h"
@@ -42,10 +43,11 @@ struct AgentOptions {
   // HOST:PORT as it is reached from here, by the trainers, too.
   std::string coordinator = "127.0.0.1:7077";
   std::string state_dir;
-  std::string log_dir;                    // of trainers, a directory for each job
-  int64_t log_bytes = int64_t{16} << 20;  // of a trainer's log, before another one begins
-  int64_t log_quota = int64_t{1} << 30;   // of all logs of a job
-  int64_t log_total = int64_t{16} << 30;  // of the logs of all jobs
+  std::string log_dir;                           // of trainers, a directory for each job
+  int64_t log_bytes = int64_t{16} << 20;         // of a trainer's log, before another one begins
+  int64_t log_quota = int64_t{1} << 30;          // of all logs of a job
+  int64_t log_total = int64_t{16} << 30;         // of the logs of all jobs
+  int64_t data_cache_total = int64_t{64} << 30;  // of tokenised texts; what a job uses stays
   double log_rate = 1000;    // lines of a rank that are sent to the coordinator in a second
   std::string runtime_dir;   // of the trainer service's socket and of progress pages
   std::string socket;        // of the trainer service
@@ -172,7 +174,6 @@ class RunManager {
   void SlowDown();
 
   absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
-  v1::AgentMessage Prepare(const v1::PrepareData& request) const;
   // The place of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
   int GpuOf(const RunKey& key, int rank) const;
   void ExplainByGpu(TrainerEnded* event) const;
@@ -203,6 +204,7 @@ class RunManager {
   AgentMetrics& metrics_;
   AgentStore& store_;
   const Say say_;
+  DataPreparer preparer_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   AgentState state_;

@@ -12,6 +12,7 @@
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "worker/data/bert_rules.h"
+#include "worker/data/data_cache.h"
 #include "worker/data/data_files.h"
 #include "worker/data/jsonl.h"
 #include "worker/data/text_source.h"
@@ -168,6 +169,7 @@ absl::Status Preparation::CachedTokens(Source* source) {
   TERCIO_ASSIGN_OR_RETURN(const std::string prefix, CacheEntry(*source));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", /*wait=*/true));
+  if (auto use = UseCacheEntry(prefix)) prepared_.uses.push_back(std::move(use));
   const DataFiles entry = {DataKind::kIndexed, {prefix}};
   const std::string notice = prefix + ".notice";
   absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry);

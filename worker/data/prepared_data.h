@@ -26,10 +26,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/file.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/data/blended_dataset.h"
 #include "worker/data/sample_dataset.h"
@@ -47,6 +49,8 @@ struct PreparedData {
   BlendedSamples train_samples;  // bert only
   BlendedSamples validation_samples;
   std::vector<std::string> notices;  // lines that were skipped, for people
+  // As long as these live, the entries of the cache that were read stay there.
+  std::vector<std::shared_ptr<const FileLock>> uses;
 };
 
 // Of the model the kind, context, vocabulary and labels count. Every data set must hold at least

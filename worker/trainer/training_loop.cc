@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/channel.h"
+#include "common/file.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -102,6 +103,7 @@ class TrainingLoop {
   Whereabouts whereabouts_;
   FiguresKeeper figures_;
   std::string tokenizer_json_;
+  std::vector<std::shared_ptr<const FileLock>> data_uses_;
   std::unique_ptr<SampleSource> source_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Device> device_;
@@ -128,6 +130,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
                           data::PrepareData(assignment_.spec().data(), assignment_.spec().model(),
                                             assignment_.data_cache_dir()));
   tokenizer_json_ = prepared.tokenizer_json;
+  data_uses_ = prepared.uses;
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());
   failure_.set_permanent(false);
   EnterPhase(v1::TRAINER_PHASE_CONNECTING);
@@ -353,6 +356,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
         progress->set_done(true);
         if (!status.ok()) {
           progress->set_error(std::string(status.message()));
+          progress->set_unanswered(absl::IsUnavailable(status));
           LogWarning(absl::StrCat("checkpoint of step ", step,
                                   " failed: ", std::string(status.message())));
         }

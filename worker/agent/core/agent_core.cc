@@ -91,6 +91,8 @@ class Stepper {
       *report.mutable_products_chosen() = event.message.products_chosen();
       *report.mutable_products_chosen()->mutable_run() = ToRunId(event.run);
       Tell(std::move(report));
+    } else if (event.message.has_checkpoint()) {
+      TellUnanswered(event.run, event.rank, event.message.checkpoint());
     } else if (event.message.has_failure()) {
       rank->failure = event.message.failure();
     }
@@ -191,6 +193,20 @@ class Stepper {
     effects_.push_back(KeepRun{key});
     for (const RunKey& other : older) End(other, 0);
     LaunchWaiting(key.first);
+  }
+
+  // Other failures of saves the coordinator knows first. The ranks of a node say the same.
+  void TellUnanswered(const RunKey& key, int rank, const v1::CheckpointProgress& save) {
+    RunState& run = *FindRun(key);
+    if (!save.unanswered() || save.step() <= run.unanswered_save) return;
+    run.unanswered_save = save.step();
+    v1::AgentMessage message;
+    v1::SaveUnanswered* told = message.mutable_save_unanswered();
+    *told->mutable_run() = ToRunId(key);
+    told->set_rank(rank);
+    told->set_step(save.step());
+    told->set_error(save.error());
+    Tell(std::move(message));
   }
 
   void TellEnded(const EndedRun& ended) {

@@ -45,6 +45,7 @@ struct RunState {
   // Seconds; what lives then is killed.
   double kill_at = std::numeric_limits<double>::infinity();
   bool stopping = false;
+  int64_t unanswered_save = 0;  // step of the last one that the coordinator was told of
 
   bool Ended() const;
 };

@@ -93,6 +93,29 @@ TEST(AgentCore, RunsFromStartToEnd) {
   EXPECT_TRUE(state.runs.empty());
 }
 
+TEST(AgentCore, ASaveThatNobodyAnsweredIsToldOnce) {
+  AgentState state;
+  Step(state, StartRun(1, {0, 1}));
+  TrainerSaid said{{"job", 1}, 1, {}};
+  v1::CheckpointProgress& save = *said.message.mutable_checkpoint();
+  save.set_step(10);
+  save.set_error("no space left");
+  EXPECT_TRUE(Step(state, {0, said}).empty()) << "the coordinator has said so itself";
+  save.set_error("connection refused");
+  save.set_unanswered(true);
+  const std::vector<AgentEffect> effects = Step(state, {0, said});
+  ASSERT_EQ(effects.size(), 1u);
+  const v1::SaveUnanswered& told = std::get<TellCoordinator>(effects[0]).message.save_unanswered();
+  EXPECT_EQ(told.run().attempt(), 1);
+  EXPECT_EQ(told.rank(), 1);
+  EXPECT_EQ(told.step(), 10);
+  EXPECT_EQ(told.error(), "connection refused");
+  said.rank = 0;
+  EXPECT_TRUE(Step(state, {0, said}).empty()) << "another rank of this node";
+  save.set_step(20);
+  EXPECT_EQ(Step(state, {0, said}).size(), 1u);
+}
+
 TEST(AgentCore, ExitCarriesTheLastFigures) {
   AgentState state;
   Step(state, StartRun(1, {0, 1, 2}));

@@ -1,0 +1,124 @@
+// What is said of how a job gets on: the time that is left, and saves that fail.
+#include <optional>
+
+#include "coordinator/core/test_cluster.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::DoubleNear;
+using ::testing::HasSubstr;
+using ::testing::Optional;
+
+class ProgressTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    cluster_.Do(Submitted{kJob, SmallSpec(2)});  // of 100 steps
+    cluster_.Attach("a");
+    cluster_.StartAll();
+  }
+  std::optional<double> Left() { return SecondsLeft(cluster_.job()); }
+  Effects Unanswered(int rank, int64_t step, int attempt = 1) {
+    return cluster_.Say("a", [&](v1::AgentMessage& m) {
+      *m.mutable_save_unanswered()->mutable_run() = RunWith(attempt);
+      m.mutable_save_unanswered()->set_rank(rank);
+      m.mutable_save_unanswered()->set_step(step);
+      m.mutable_save_unanswered()->set_error("connection refused");
+    });
+  }
+  void Fail(int64_t step, SaveFailure reason = SaveFailure::kDiskFull) {
+    cluster_.Do(CheckpointFailed{RunWith(cluster_.job().attempt()), step, "no room", reason});
+  }
+
+  Cluster cluster_;
+};
+
+TEST_F(ProgressTest, TheTimeLeftFollowsFromTheMedianOfTheLastSteps) {
+  EXPECT_EQ(Left(), std::nullopt);
+  for (int64_t step = 1; step <= 9; ++step) cluster_.Stepped(step, 2);
+  EXPECT_THAT(Left(), Optional(DoubleNear(91 * 2, 1e-3)));
+  cluster_.Stepped(10, 60);
+  EXPECT_THAT(Left(), Optional(DoubleNear(90 * 2, 1e-3))) << "one slow step";
+  // It follows a run that has become slower for good.
+  for (int64_t step = 11; step <= 10 + kRecentSteps; ++step) cluster_.Stepped(step, 5);
+  EXPECT_THAT(Left(), Optional(DoubleNear((90 - kRecentSteps) * 5, 1e-3)));
+  EXPECT_EQ(cluster_.job().recent_step_seconds_size(), kRecentSteps);
+}
+
+TEST_F(ProgressTest, TheTimeLeftOutlivesTheCoordinatorAndTheAttempt) {
+  for (int64_t step = 1; step <= 10; ++step) cluster_.Stepped(step, 2);
+  cluster_.RestartCoordinator();
+  EXPECT_THAT(Left(), Optional(DoubleNear(90 * 2, 1e-3)));
+  cluster_.Attach("a", {1});
+  cluster_.Break();
+  cluster_.StartAll();
+  EXPECT_THAT(Left(), Optional(DoubleNear(100 * 2, 1e-3))) << "it goes on from the beginning";
+  cluster_.Do(CancelRequested{kJob, false, ""});
+  cluster_.StopAll();
+  EXPECT_EQ(Left(), std::nullopt) << "it has ended";
+}
+
+TEST_F(ProgressTest, SavesThatFailAreSaidUntilOneIsCommitted) {
+  cluster_.Stepped(10);
+  Fail(10);
+  const double first = cluster_.job().saves_fail_since();
+  EXPECT_GT(first, 0);
+  Fail(20);
+  EXPECT_EQ(cluster_.job().failed_saves(), 2);
+  EXPECT_EQ(cluster_.job().saves_fail_since(), first);
+  EXPECT_EQ(cluster_.job().save_error(), "step 20: no room");
+  cluster_.RestartCoordinator();
+  EXPECT_EQ(cluster_.job().failed_saves(), 2);
+  cluster_.Committed(30);
+  EXPECT_EQ(cluster_.job().failed_saves(), 0);
+  EXPECT_EQ(cluster_.job().saves_fail_since(), 0);
+  EXPECT_EQ(cluster_.job().save_error(), "");
+}
+
+TEST_F(ProgressTest, ASaveThatItsAttemptHasLeftIsNoTrouble) {
+  Fail(10, SaveFailure::kInterrupted);
+  EXPECT_EQ(cluster_.job().failed_saves(), 0);
+  cluster_.Exited(0, 1);
+  Fail(20);
+  EXPECT_EQ(cluster_.job().failed_saves(), 0);
+}
+
+TEST_F(ProgressTest, AnOlderCheckpointIsNotAsYoungAsTheDamagedOne) {
+  cluster_.Stepped(20);
+  cluster_.Committed(10);
+  cluster_.Committed(20);
+  const double at = cluster_.job().checkpoint_at();
+  EXPECT_GT(at, 0);
+  cluster_.Break();
+  cluster_.StartAll(20);
+  EXPECT_EQ(cluster_.job().checkpoint_at(), at);
+  cluster_.Stepped(21);
+  cluster_.Break();
+  cluster_.StartAll(10);
+  EXPECT_EQ(cluster_.job().checkpoint_step(), 10);
+  EXPECT_EQ(cluster_.job().checkpoint_at(), 0);
+}
+
+TEST_F(ProgressTest, UploadsThatReachNobodyAreToldOnce) {
+  const Effects told = Unanswered(1, 10);
+  ASSERT_EQ(told.events.size(), 1u);
+  EXPECT_EQ(told.events[0].kind(), "checkpoint_failed");
+  EXPECT_EQ(told.events[0].rank(), 1);
+  EXPECT_THAT(told.events[0].message(), HasSubstr("rank 1 on node a cannot reach"));
+  ASSERT_EQ(told.saves.size(), 1u);
+  EXPECT_EQ(told.saves[0].failure, SaveFailure::kUnreachable);
+  EXPECT_TRUE(Unanswered(0, 10).events.empty()) << "the same save";
+  EXPECT_EQ(cluster_.job().failed_saves(), 1);
+  // Rank 0's part has come: the coordinator waits for the others in vain.
+  Fail(10, SaveFailure::kSilence);
+  EXPECT_EQ(cluster_.job().failed_saves(), 1);
+  cluster_.Committed(20);
+  EXPECT_TRUE(Unanswered(1, 20).events.empty()) << "all was there, the answer was lost";
+  EXPECT_EQ(cluster_.job().failed_saves(), 0);
+  EXPECT_TRUE(Unanswered(1, 30, /*attempt=*/0).events.empty()) << "another attempt";
+}
+
+}  // namespace
+}  // namespace tercio::coordinator

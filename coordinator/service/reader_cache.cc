@@ -1,0 +1,44 @@
+#include "coordinator/service/reader_cache.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace tercio::coordinator {
+
+absl::StatusOr<std::shared_ptr<checkpoint::Reader>> ReaderCache::Open(const std::string& job,
+                                                                      const std::string& path) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Entry now;
+  now.path = path;
+  now.used = ++uses_;
+  struct stat info = {};
+  if (stat((path + "/manifest.json").c_str(), &info) == 0) {
+    now.inode = info.st_ino;
+    now.changed = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
+  }
+  const auto known = entries_.find(job);
+  if (known != entries_.end() && known->second.path == path && known->second.inode == now.inode &&
+      known->second.changed == now.changed) {
+    known->second.used = now.used;
+    return known->second.reader;
+  }
+  TERCIO_ASSIGN_OR_RETURN(now.reader, checkpoint::Reader::Open(path, /*digests=*/false));
+  entries_[job] = now;
+  if (entries_.size() > kMostJobs) {
+    entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](auto& a, auto& b) {
+      return a.second.used < b.second.used;
+    }));
+  }
+  return now.reader;
+}
+
+void ReaderCache::Forget(const std::string& job) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  entries_.erase(job);
+}
+
+}  // namespace tercio::coordinator
