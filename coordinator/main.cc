@@ -58,7 +58,11 @@ Settings MakeSettings(const Flags& flags) {
     Cluster cluster;
     cluster.threads_per_rank = share.threads;
     cluster.memory_bytes = share.memory_bytes;
-    if (!share.gpu.empty()) UseGpus(share.gpu, spec.training(), &cluster);
+    if (share.gpu.empty()) {
+      UseCpus(share.cores, &cluster);
+    } else {
+      UseGpus(share.gpu, spec.training(), &cluster);
+    }
     return MakePlan(spec, slots, cluster);
   };
   settings.smaller_layout = [](const v1::JobSpec& spec, int least, int most, const RankShare& share,

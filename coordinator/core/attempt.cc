@@ -254,17 +254,20 @@ std::vector<plan::DeviceSlot> Stepper::SlotsOf(const Placement& placement) const
 RankShare Stepper::ShareOfRanks(const JobState& job) const {
   RankShare share;
   share.threads = 1 << 10;
+  share.cores = 1 << 10;
   for (const auto& [name, held] : job.placement->nodes()) {
     const int count = static_cast<int>(held.ranks.size());
     const auto node = state_.nodes.find(name);
     const v1::AgentHello& hello =
         node == state_.nodes.end() ? v1::AgentHello::default_instance() : node->second.hello;
     share.threads = std::min(share.threads, std::max(1, hello.cores() / count));
+    share.cores = std::min(share.cores, static_cast<double>(std::max(1, hello.cores())) / count);
     share.memory_bytes = std::min(share.memory_bytes, MemoryOfRank(hello, count));
     if (hello.device_facts_size() > 0) share.gpu = hello.device_facts(0).model();
   }
   const int wanted = job.record.spec().resources().threads_per_rank();
   if (wanted > 0) share.threads = wanted;
+  share.cores = std::min<double>(share.cores, share.threads);
   return share;
 }
 

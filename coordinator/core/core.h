@@ -137,6 +137,7 @@ State Restore(Stored stored, double now);
 // What one rank gets of its node, the least over all ranks of a job.
 struct RankShare {
   int threads = 1;
+  double cores = 1;  // less than one where ranks share them
   int64_t memory_bytes = int64_t{1} << 62;
   std::string gpu;  // model of one of them; empty: none
 };

@@ -16,6 +16,10 @@ namespace {
 
 constexpr int kUnknownVocabulary = 256;
 constexpr double kFloatBytes = 4;
+// Of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
+// CPUs").
+constexpr double kCoreFlops = 60e9;
+constexpr double kMessageSeconds = 0.3e-3;
 
 v1::JobSpec WithVocabulary(v1::JobSpec job) {
   if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
@@ -282,11 +286,16 @@ Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per
   cluster.ranks = ranks;
   cluster.threads_per_rank = threads_per_rank > 0 ? threads_per_rank : std::max(1, cores / ranks);
   // More ranks than cores share them.
-  const double cores_per_rank =
-      std::min<double>(cluster.threads_per_rank, static_cast<double>(cores) / ranks);
-  cluster.flops_per_second = 60e9 * cores_per_rank;
+  UseCpus(std::min<double>(cluster.threads_per_rank, static_cast<double>(cores) / ranks), &cluster);
   cluster.memory_bytes = memory_bytes / ranks;
   return cluster;
+}
+
+void UseCpus(double cores_per_rank, Cluster* cluster) {
+  // A message wakes two ranks, and those that share a core take turns.
+  const double turns = std::max(1.0, 1 / cores_per_rank);
+  cluster->flops_per_second = kCoreFlops * cores_per_rank;
+  cluster->seconds_per_message = kMessageSeconds * turns;
 }
 
 void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster) {

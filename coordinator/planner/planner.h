@@ -55,6 +55,9 @@ int64_t CheckpointBytes(const v1::JobSpec& job);
 // This machine, shared by `ranks` ranks.
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);
 
+// Its ranks compute on so many cores each, less than one where ranks share them.
+void UseCpus(double cores_per_rank, Cluster* cluster);
+
 // Its ranks are on GPUs of this model (as the driver names it; plan/gpu_figures.h).
 void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster);
 

@@ -70,6 +70,62 @@ TEST(Planner, UtilisationCountsByThePeak) {
   EXPECT_NEAR(cpu.mfu(), 1, 0.01);
 }
 
+// Ranks that share a core compute more slowly, and wait for each other at every message. GPUs have
+// their own figures, whatever there was before.
+TEST(Planner, RanksThatShareCoresTakeTurns) {
+  constexpr int64_t kMemory = int64_t{1} << 40;
+  const Cluster alone = LocalCluster(1, 1, kMemory, 0);
+  const Cluster shared = LocalCluster(8, 2, kMemory, 0);
+  EXPECT_EQ(shared.flops_per_second, alone.flops_per_second / 4);
+  EXPECT_EQ(shared.seconds_per_message, 4 * alone.seconds_per_message);
+  const Cluster roomy = LocalCluster(2, 8, kMemory, 0);
+  EXPECT_EQ(roomy.flops_per_second, 4 * alone.flops_per_second);
+  EXPECT_EQ(roomy.seconds_per_message, alone.seconds_per_message);
+
+  const v1::JobSpec job = Gpt("cuda");
+  Cluster gpu;
+  UseGpus("NVIDIA H200", job.training(), &gpu);
+  Cluster after_cpus = shared;
+  UseGpus("NVIDIA H200", job.training(), &after_cpus);
+  EXPECT_EQ(gpu.seconds_per_message, after_cpus.seconds_per_message);
+  EXPECT_EQ(gpu.flops_per_second, after_cpus.flops_per_second);
+}
+
+struct Measured {
+  int tensor, pipeline, data;
+  double seconds;
+};
+
+// What docs/benchmarks.md has of nanogpt on two cores.
+TEST(Planner, PredictsWhatWasMeasuredOnCpus) {
+  v1::JobSpec job = Gpt("cpu");
+  v1::ModelSpec* model = job.mutable_model();
+  model->set_layers(4);
+  model->set_hidden(128);
+  model->set_heads(4);
+  model->set_kv_heads(4);
+  model->set_ffn_hidden(512);
+  model->set_context(64);
+  model->set_vocab_size(65);
+  model->set_bias(false);
+  job.mutable_training()->set_global_batch(12);
+  job.mutable_training()->set_precision("fp32");
+  for (const Measured& run :
+       {Measured{1, 1, 1, 0.0321}, Measured{1, 1, 2, 0.0384}, Measured{2, 1, 1, 0.0483},
+        Measured{1, 2, 1, 0.0451}, Measured{2, 2, 2, 0.2357}}) {
+    const int ranks = run.tensor * run.pipeline * run.data;
+    const Cluster cluster = LocalCluster(ranks, 2, int64_t{1} << 40, 0);
+    const v1::PlanReport report = PlanLayouts(job, cluster);
+    for (const v1::LayoutCandidate& candidate : report.layouts()) {
+      const v1::Layout& layout = candidate.layout();
+      if (layout.tensor() != run.tensor || layout.pipeline() != run.pipeline) continue;
+      const double ratio = candidate.predicted().step_seconds() / run.seconds;
+      EXPECT_GT(ratio, 0.75) << layout.ShortDebugString();
+      EXPECT_LT(ratio, 1.33) << layout.ShortDebugString();
+    }
+  }
+}
+
 TEST(Planner, WhatAJobNamesIsNotChanged) {
   v1::JobSpec job = Gpt("cuda");
   job.mutable_training()->set_micro_batch(64);

@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_ops.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 
@@ -7,6 +8,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/gemm_cublaslt.h"
 #include "kernels/cuda/parts.h"
+#include "kernels/cuda/primitives/launch.h"
 #include "kernels/cuda/scratch.h"
 
 namespace tercio::kernels::cuda {
@@ -235,7 +237,7 @@ class CudaOps : public Ops {
     if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
   }
 
-  // What the current device grants to a block.
+  // What the current device grants to a block, less what kernels declare themselves.
   int64_t SharedBytes() {
     int device = 0;
     int bytes = 0;
@@ -244,7 +246,7 @@ class CudaOps : public Ops {
       error = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     }
     if (error != cudaSuccess) errors_.Report("CreateCudaOps", cudaGetErrorName(error));
-    return bytes;
+    return std::max<int64_t>(0, bytes - static_cast<int64_t>(kDeclaredSharedBytes));
   }
 
   OperationErrors& errors_;

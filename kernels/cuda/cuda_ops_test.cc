@@ -111,6 +111,36 @@ TEST_F(CudaOpsTest, NormsOfLongRows) {
   }
 }
 
+// Rows that fill the shared memory of a block: what launches may ask for without an attribute, and
+// with one. Kernels that declare some themselves may ask for less.
+TEST_F(CudaOpsTest, NormsOfRowsThatFillSharedMemory) {
+  for (const int64_t bytes : {48 << 10, 163 << 10}) {
+    for (const bool backward : {false, true}) {
+      const int64_t columns = bytes / (backward ? 16 : 4);
+      scratch_ = {1, columns, 0, 0, 0, 0};
+      Begin(Format::kBfloat16, NameOf("norm of a row that fills it", 1, columns));
+      const int dy = AddValues("dy", columns);
+      const int x = AddValues("x", columns);
+      const int weight = AddValues("weight", columns);
+      const int mean = AddFloats("mean", 1, 0, 0.1);
+      const int rstd = AddFloats("rstd", 1, 0, 0.1, 1);
+      const int y = AddValues("y", columns);
+      const int dweight = AddFloats("dweight", columns);
+      Near(kNear, {y, mean, rstd, dweight});
+      Check([&](Ops& ops, const Bound& t) {
+        if (backward) {
+          ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
+                                 t.floats(rstd), t.values(y), t.floats(dweight), nullptr, 1,
+                                 columns, 1});
+        } else {
+          ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
+                         t.floats(rstd), 1, columns});
+        }
+      });
+    }
+  }
+}
+
 TEST_F(CudaOpsTest, ResidualAndTheNormOfIt) {
   for (const Format format : kFormats) {
     for (const auto& [rows, columns] : {Shape{1, 5}, {3, 7}, {33, 40}, {20, 257}}) {

@@ -19,7 +19,7 @@ struct CudaContext {
   // Operations of the stream share it; aligned to 256 bytes. Sizes: scratch.h.
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // That a block may ask for.
+  // That a launch may ask for, for a block.
   int64_t shared_bytes = 0;
 
   template <typename T>

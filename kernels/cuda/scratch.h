@@ -18,16 +18,21 @@ inline RowBlocks CutRows(int64_t rows, int64_t least_rows) {
   const int64_t per_block = std::max(least_rows, (rows + kMaxRowBlocks - 1) / kMaxRowBlocks);
   return {per_block, (rows + per_block - 1) / per_block};
 }
+// The most that so many rows, or fewer, are cut into: a longer block makes them fewer, so that a
+// part of the rows may have more blocks than all of them.
+inline int64_t MostBlocks(int64_t rows, int64_t least_rows) {
+  return std::min(kMaxRowBlocks, (rows + least_rows - 1) / least_rows);
+}
 inline constexpr int64_t kLeastRowsOfSum = 32;
 inline constexpr int64_t kLeastRowsOfNorm = 8;
 
-// Of one bias gradient.
+// What follows is enough for fewer rows, too. Of one bias gradient.
 inline int64_t ColumnSumBytes(int64_t rows, int64_t columns) {
-  return CutRows(rows, kLeastRowsOfSum).blocks * columns * 4;
+  return MostBlocks(rows, kLeastRowsOfSum) * columns * 4;
 }
 // Of LayerNormBackward: weight and bias.
 inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
-  return CutRows(rows, kLeastRowsOfNorm).blocks * columns * 8;
+  return MostBlocks(rows, kLeastRowsOfNorm) * columns * 8;
 }
 // Of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }

@@ -56,7 +56,7 @@ ncclResult_t Ready(const std::shared_ptr<ncclComm>& comm) {
   std::string message;
   const ncclResult_t state = comm->State(&message);
   if (state == ncclInProgress) {
-    return Refuse(ncclInvalidArgument, "the communicator is still being made or split");
+    return Refuse(ncclInvalidArgument, "the communicator is still being made, split or connected");
   }
   return state == ncclSuccess ? ncclSuccess : Refuse(state, message);
 }
@@ -113,11 +113,15 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
   if (capture != cudaStreamCaptureStatusNone) {
     return Refuse(ncclInvalidUsage, "calls in a captured stream are not emulated");
   }
-  work.sequence = comm->Issue();
-  const cudaError_t error =
-      EnqueueWork(stream, what, [comm, work]() mutable { return comm->Step(work); });
-  if (error == cudaSuccess) return ncclSuccess;
-  return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+  auto begin = [comm, work, what, stream]() mutable {
+    work.sequence = comm->Issue();
+    const cudaError_t error =
+        EnqueueWork(stream, what, [comm, work]() mutable { return comm->Step(work); });
+    if (error == cudaSuccess) return ncclSuccess;
+    return Refuse(ncclUnhandledCudaError, cudaGetErrorString(error));
+  };
+  if (message && comm->Connect(begin)) return ncclInProgress;
+  return begin();
 }
 
 ncclResult_t Message(const char* what, bool sends, NcclWork work, int peer, ncclComm_t handle,

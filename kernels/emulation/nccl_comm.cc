@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 using tercio::emulation::NcclBytes;
 using tercio::emulation::NcclCall;
@@ -128,9 +129,17 @@ std::shared_ptr<ncclComm> ncclComm::Open(const std::string& name, int rank, int 
 }
 
 ncclResult_t ncclComm::State(std::string* message) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!ended_ && !joined_) Join();
   if (!ended_ && splitting_) FinishSplit();
+  if (first_message_ != nullptr && segment_->slot(1 - rank_).sends_messages != 0) {
+    const auto begin = std::exchange(first_message_, nullptr);
+    connected_ = true;
+    lock.unlock();  // a stream that is full runs what it has
+    const ncclResult_t begun = begin();
+    lock.lock();
+    state_ = begun;
+  }
   SeeFault();
   *message = message_;
   return state_;
@@ -204,6 +213,15 @@ bool ncclComm::SeeFault() {
   return true;
 }
 
+bool ncclComm::Connect(std::function<ncclResult_t()> first_message) {
+  std::lock_guard lock(mutex_);
+  if (connected_) return false;
+  first_message_ = std::move(first_message);
+  state_ = ncclInProgress;
+  segment_->slot(rank_).sends_messages = 1;
+  return true;
+}
+
 uint64_t ncclComm::Issue() {
   std::lock_guard lock(mutex_);
   return issued_++;
@@ -212,11 +230,12 @@ uint64_t ncclComm::Issue() {
 void ncclComm::End() {
   std::lock_guard lock(mutex_);
   ended_ = true;
+  first_message_ = nullptr;
 }
 
 bool ncclComm::Busy() {
   std::lock_guard lock(mutex_);
-  return finished_ < issued_;
+  return finished_ < issued_ || first_message_ != nullptr;
 }
 
 bool ncclComm::Step(NcclWork& work) {

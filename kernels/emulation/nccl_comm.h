@@ -10,6 +10,7 @@
 #include <nccl.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -51,10 +52,15 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   int ranks() const { return ranks_; }
   int device() const { return device_; }
 
-  // ncclInProgress while ranks are missing or a split is under way, and the error, if there is one.
+  // ncclInProgress while ranks are missing or a split or the first message is under way, and the
+  // error, if there is one.
   ncclResult_t State(std::string* message);
   // REQUIRES: State is ncclSuccess. What it makes is known with the handles of nccl.cc.
   void Split(int color, int key, ncclComm_t* made);
+
+  // Two ranks are connected when both have come to their first message. Until then it is a call
+  // under way, which State begins then; false: they are connected, and it was not taken.
+  bool Connect(std::function<ncclResult_t()> first_message);
 
   uint64_t Issue();           // the number of a call
   bool Step(NcclWork& work);  // whether it is done, or will never be
@@ -86,6 +92,8 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   uint64_t splits_ = 0;
   ncclComm_t* split_into_ = nullptr;  // while one is under way
   bool splitting_ = false;
+  bool connected_ = false;
+  std::function<ncclResult_t()> first_message_;  // until it is begun
   uint64_t issued_ = 0;
   uint64_t finished_ = 0;
   uint64_t pieces_ = 0;  // that are done, of all calls

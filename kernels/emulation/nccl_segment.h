@@ -41,6 +41,9 @@ struct NcclSlot {
   NcclCall call;
   alignas(64) std::byte data[kBytes];
 
+  // Whether it has come to its first message.
+  std::atomic<uint32_t> sends_messages;
+
   // Splits of the communicator: how many it has asked for; the wishes of the last two, since others
   // may not have seen the last but one.
   std::atomic<uint64_t> splits;

@@ -44,6 +44,11 @@ ncclConfig_t NonBlocking() {
   return config;
 }
 
+// What has become of a message, which may be the first.
+ncclResult_t Begun(ncclResult_t result, ncclComm_t comm) {
+  return result == ncclInProgress ? Settled(comm) : result;
+}
+
 // One rank, on the device of its number: a buffer, a stream, a communicator.
 struct Rank {
   Rank(const ncclUniqueId& id, int rank, int ranks, int device, size_t bytes) {
@@ -109,9 +114,11 @@ TEST_F(NcclTest, ProcessesSumAndSendEachOther) {
     const float mark = 7;
     if (rank == 0) {
       mine.Put(&mark, sizeof(mark));
-      EXPECT_EQ(ncclSend(mine.data, 1, ncclFloat32, 1, mine.comm, mine.stream), ncclSuccess);
+      EXPECT_EQ(Begun(ncclSend(mine.data, 1, ncclFloat32, 1, mine.comm, mine.stream), mine.comm),
+                ncclSuccess);
     } else {
-      EXPECT_EQ(ncclRecv(mine.data, 1, ncclFloat32, 0, mine.comm, mine.stream), ncclSuccess);
+      EXPECT_EQ(Begun(ncclRecv(mine.data, 1, ncclFloat32, 0, mine.comm, mine.stream), mine.comm),
+                ncclSuccess);
     }
     float received = 0;
     mine.Get(&received, sizeof(received));
@@ -162,6 +169,31 @@ TEST_F(NcclTest, CallsOnTwoStreamsKeepTheirOrder) {
     rank.Get(&sum, sizeof(sum));
     EXPECT_EQ(sum, 1024);
     EXPECT_EQ(cudaStreamDestroy(other), cudaSuccess);
+  });
+}
+
+// Nobody's first message is enqueued before the other has come to it; later ones wait for nobody.
+TEST_F(NcclTest, TheFirstMessageWaitsForTheOtherRank) {
+  std::atomic<bool> seen = false;
+  OnRanks(2, 8, [&](int r, Rank& rank) {
+    const auto message = [&] {
+      return r == 0 ? ncclSend(rank.data, 8, ncclUint8, 1, rank.comm, rank.stream)
+                    : ncclRecv(rank.data, 8, ncclUint8, 0, rank.comm, rank.stream);
+    };
+    while (r == 1 && !seen) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const ncclResult_t first = message();
+    EXPECT_EQ(first, ncclInProgress);
+    if (r == 0) {
+      ncclResult_t state = ncclSuccess;
+      EXPECT_EQ(ncclCommGetAsyncError(rank.comm, &state), ncclSuccess);
+      EXPECT_EQ(state, ncclInProgress);
+      EXPECT_EQ(message(), ncclInvalidArgument);
+      EXPECT_THAT(ncclGetLastError(rank.comm), HasSubstr("connected"));
+      seen = true;
+    }
+    EXPECT_EQ(Begun(first, rank.comm), ncclSuccess);
+    EXPECT_EQ(message(), ncclSuccess);
+    EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
   });
 }
 

@@ -23,6 +23,8 @@ namespace {
 constexpr int kVersion = 13000;
 constexpr int kMultiprocessors = 4;
 constexpr int kSharedBytes = 48 << 10;
+// Of what a kernel declares itself nothing is known here: each counts as if it declared this much.
+constexpr int kDeclaredSharedBytes = 1 << 10;
 constexpr int kSharedBytesOptin = 163 << 10;  // the smaller of compute capabilities 8.0 and 9.0
 
 bool Exists(int device) {
@@ -349,8 +351,9 @@ cudaError_t EnqueueKernel(const cudaLaunchConfig_t& config, const void* kernel,
   {
     std::lock_guard lock(device.mutex);
     const auto allowed = device.kernel_shared_bytes.find(kernel);
-    const int most = allowed == device.kernel_shared_bytes.end() ? kSharedBytes : allowed->second;
-    if (config.dynamicSmemBytes > static_cast<size_t>(std::max(most, kSharedBytes))) {
+    const int usual = kSharedBytes - kDeclaredSharedBytes;
+    const int most = allowed == device.kernel_shared_bytes.end() ? usual : allowed->second;
+    if (config.dynamicSmemBytes > static_cast<size_t>(std::max(most, usual))) {
       return Return(cudaErrorInvalidValue);
     }
   }
@@ -379,7 +382,7 @@ cudaError_t SetKernelAttribute(const void* kernel, cudaFuncAttribute attribute, 
     return Return(error);
   }
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-      value > kSharedBytesOptin) {
+      value > kSharedBytesOptin - kDeclaredSharedBytes) {
     return Return(cudaErrorInvalidValue);
   }
   Device& device = *Process::Get().CurrentDevice();

@@ -6,6 +6,9 @@
 //     limited. Copies that leave an allocation, and asynchronous ones from or to host memory that
 //     is not pinned, end the program.
 //   - All streams are non-blocking; the default stream (null) is refused.
+//   - Each kernel counts as if it declared 1 KiB of shared memory itself, which a launch may not
+//   ask
+//     for then, neither of the 48 KiB that need no attribute nor of what a device has.
 //
 // Threads: as CUDA's: the current device and the last error are the thread's own; streams, events
 // and memory may be used by any thread. Work of a device runs on the thread that waits for it.

@@ -48,6 +48,9 @@ class Figures(ClusterTest):
             self.assertEqual(predicted["bubble_ratio"], 1 / status["plan"]["micro_batches"])
             self.assertEqual(predicted["memory_bytes_peak"],
                              max(rank["memory"]["planned"] for rank in status["ranks"]))
+            # One model of the machine, whoever plans; `plan` does not know the vocabulary yet.
+            planned = self.json("plan", self.path("job.yaml"), *layout(2, 2, 2))["layouts"][0]["predicted"]
+            self.assertAlmostEqual(predicted["step_seconds"] / planned["step_seconds"], 1, delta=0.1)
             self.assertEqual(status["last_lines"], [])
             self.assertIsNone(status["owner"])
         self.assertTrue(all(step["resident_bytes"] > 1 << 20 for step in steps[1:]))

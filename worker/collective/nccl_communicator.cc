@@ -95,6 +95,7 @@ class CallsUnderWay {
     }
     return calls_.empty();
   }
+  const CollectivePosition& Last() const { return calls_.back().position; }
   // The one that the GPU is at; null: none. What its stream has not reached waits for nobody.
   const CollectivePosition* Running() {
     if (Done() || !Reached(calls_.front().begin)) return nullptr;
@@ -158,6 +159,29 @@ struct NcclMessage : Transfer {
   CollectivePosition position;
   std::unique_ptr<Event> done;
 };
+
+// NCCL connects two ranks when both have come to their first message, and until then it has not
+// begun for either: a rank would wait while it enqueues a step, perhaps for one that waits for it
+// at another edge. So that message is sent when an edge is made, in the same order on all ranks.
+// `peer` is its rank in the job; `number` is 8 bytes of the device, the same ones on both.
+absl::Status ConnectEdge(Link& link, bool sends, int peer, std::byte* number,
+                         absl::Duration timeout) {
+  constexpr size_t kBytes = sizeof(double);
+  const cudaStream_t stream = HandleOf(*link.stream);
+  NcclMessage message;
+  message.link = &link;
+  message.position.operation = "the first message";
+  message.position.count = kBytes;
+  message.position.peer = peer;
+  absl::Status status =
+      link.handle->Enqueue("connecting pipeline stages", timeout, [&](ncclComm_t comm) {
+        return sends ? ncclSend(number, kBytes, ncclUint8, 1, comm, stream)
+                     : ncclRecv(number, kBytes, ncclUint8, 0, comm, stream);
+      });
+  if (status.ok()) status = message.Wait(timeout);
+  if (!status.ok()) link.handle->Abort();  // or the stream's end would wait for the other rank
+  return status;
+}
 
 class NcclCommunicator : public Communicator, public StreamWatch {
  public:
@@ -273,8 +297,8 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   // The stream's error. The other ranks cannot go on with this one, nor it with them.
   void Fail(Stream& stream, const absl::Status& status) {
     if (status.ok()) return;
+    FailStream(stream, status);  // before the abort, which is not what went wrong
     Abort();
-    stream.RunOnHost([status] { return status; });
   }
 
   void Call(Stream& stream, const char* operation, ncclDataType_t type, int64_t count,
@@ -294,11 +318,10 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     const cudaStream_t raw = HandleOf(stream);
     TERCIO_RETURN_IF_ERROR(calls_.Begin(raw, std::move(position)));
     const absl::Status status = enqueue();
-    if (!status.ok()) {
-      calls_.Cancel();
-      return status;
-    }
-    return calls_.End(raw);
+    if (status.ok()) return calls_.End(raw);
+    const absl::Status named = Named(&calls_.Last(), status);
+    calls_.Cancel();
+    return named;
   }
 
   std::shared_ptr<Transfer> Exchange(Stream& stream, bool sends, int64_t bytes, int peer,
@@ -322,12 +345,25 @@ class NcclCommunicator : public Communicator, public StreamWatch {
         link.handle->Enqueue(message->position.operation, options_.timeout,
                              [&](ncclComm_t comm) { return call(comm, HandleOf(*link.stream)); });
     if (!begun.ok()) {
-      Fail(stream, begun);
+      Fail(stream, Named(&message->position, begun));
       return message;
     }
     message->done = *std::move(done);
     link.stream->Record(*message->done);
     return message;
+  }
+
+  // What went wrong, with the call at which it did; null: at none.
+  absl::Status Named(const CollectivePosition* call, const absl::Status& status) const {
+    std::string where = absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_);
+    if (call != nullptr) {
+      absl::StrAppend(&where, ", ", call->operation, " #", call->sequence, " of ", call->dtype,
+                      " x ", call->count);
+    }
+    if (call != nullptr && call->peer >= 0) {
+      absl::StrAppend(&where, " with rank ", call->peer, " of the job");
+    }
+    return absl::Status(status.code(), absl::StrCat(where, ": ", std::string(status.message())));
   }
 
   int GlobalRank(int r) const {
@@ -373,16 +409,7 @@ absl::Status NcclCommunicator::Poll() {
   }
   if (status.ok()) return status;
   Abort();
-  const std::string call = running == nullptr
-                               ? ""
-                               : absl::StrCat(", ", running->operation, " #", running->sequence,
-                                              " of ", running->dtype, " x ", running->count);
-  const std::string peer = running == nullptr || running->peer < 0
-                               ? ""
-                               : absl::StrCat(" with rank ", running->peer, " of the job");
-  return absl::Status(status.code(),
-                      absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_, call, peer,
-                                   ": ", std::string(status.message())));
+  return Named(running, status);
 }
 
 void NcclCommunicator::EndWait() {
@@ -446,6 +473,8 @@ absl::StatusOr<std::unique_ptr<Communicator>> NcclGroups::Group(bool edges,
       TERCIO_ASSIGN_OR_RETURN(link.stream,
                               device_.CreateStream(Device::StreamKind::kCommunication));
       TERCIO_ASSIGN_OR_RETURN(link.ready, device_.CreateEvent());
+      const int peer = options.ranks[static_cast<size_t>(sends ? edge->to : edge->from)];
+      TERCIO_RETURN_IF_ERROR(ConnectEdge(link, sends, peer, number_->data(), timeout_));
       links[{sends, sends ? edge->to : edge->from, edge->tag}] = std::move(link);
     }
   }

@@ -6,7 +6,8 @@
 // (worker/progress), or the timeout ends them.
 //
 // Messages between pipeline stages go over communicators of two ranks, one for each direction of
-// each edge, on streams of their own: a message never waits behind one of another kind.
+// each edge, on streams of their own: a message never waits behind one of another kind. They are
+// connected when the group is made, so that to begin a message waits for no other rank.
 //
 // Whoever waits for a stream polls the communicators that have work on it: an error of one, a peer
 // that has gone, a call that takes longer than the timeout or Abort ends the wait, and aborts all

@@ -265,6 +265,23 @@ TEST_F(NcclCommunicatorTest, DifferentCallsAreNamedOnAllRanks) {
   });
 }
 
+// What is said is why, and not that the communicator was aborted for it.
+TEST_F(NcclCommunicatorTest, ACallThatIsRefusedIsNamed) {
+  OnRanks(2, [](const Rank& rank) {
+    const auto group = rank.World();
+    const auto stream = rank.MakeStream();
+    const auto memory = rank.Memory(8);
+    group->Barrier(*stream);
+    double on_the_host = 0;
+    group->AllReduceSum(*stream, &on_the_host, 1);
+    group->Broadcast(*stream, memory->data(), 8, 0);
+    const std::string said(stream->Synchronize().message());
+    EXPECT_THAT(said, AllOf(HasSubstr("group g, rank " + std::to_string(rank.rank) + " of 2"),
+                            HasSubstr("all-reduce #1 of f64 x 1: "),
+                            HasSubstr("a buffer does not lie on the communicator's device")));
+  });
+}
+
 TEST_F(NcclCommunicatorTest, TheTimeoutNamesTheCallAndEndsTheStream) {
   std::atomic<bool> ended = false;
   OnRanks(2, [&](const Rank& rank) {

@@ -80,13 +80,14 @@ absl::StatusOr<std::string> DigestOf(const std::string& path, const std::string&
   return sha.HexDigest();
 }
 
-absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path) {
+absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path, ContentCheck check) {
   TokenFiles one;
   if (kind == DataKind::kLlmc) {
     TERCIO_ASSIGN_OR_RETURN(const LlmcTokens file, OpenLlmcTokens(path));
     one.tokens = file.tokens;
     one.borders = DocumentBorders::OneDocument(file.tokens.tokens());
     one.dtype = NameOf(file.type);
+    if (check == ContentCheck::kDone) return one;
     TERCIO_ASSIGN_OR_RETURN(one.digest, DigestOf(path, ""));
     return one;
   }
@@ -96,6 +97,7 @@ absl::StatusOr<TokenFiles> OpenOne(DataKind kind, const std::string& path) {
   one.dtype = NameOf(dataset.type);
   one.documents = dataset.documents;
   one.tokenizer = dataset.tokenizer;
+  if (check == ContentCheck::kDone) return one;
   TERCIO_ASSIGN_OR_RETURN(one.digest,
                           DigestOf(path + ".bin", one.tokenizer ? one.tokenizer->ToJson() : ""));
   TERCIO_ASSIGN_OR_RETURN(one.index_digest, DigestOf(path + ".idx", ""));
@@ -151,14 +153,14 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
   return files;
 }
 
-absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files) {
+absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck check) {
   TokenFiles all;
   std::vector<TokenDataset> parts;
   std::vector<DocumentBorders> borders;
   std::string digests;
   std::string index_digests;
   for (const std::string& path : files.paths) {
-    TERCIO_ASSIGN_OR_RETURN(TokenFiles one, OpenOne(files.kind, path));
+    TERCIO_ASSIGN_OR_RETURN(TokenFiles one, OpenOne(files.kind, path, check));
     if (parts.empty()) {
       all = one;
     } else if (one.tokenizer != all.tokenizer) {
@@ -175,6 +177,7 @@ absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files) {
   }
   all.tokens = TokenDataset::Concatenate(parts);
   all.borders = DocumentBorders::Concatenate(borders);
+  if (check == ContentCheck::kDone) return all;
   all.index_digest = Sha256Hex(index_digests);
   if (parts.size() > 1) all.digest = Sha256Hex(digests);
   return all;
@@ -184,7 +187,7 @@ absl::StatusOr<DatasetSummary> InspectDataset(const std::string& path,
                                               const std::string& text_key) {
   TERCIO_ASSIGN_OR_RETURN(const DataFiles files, FindDataFiles({path}));
   if (files.kind == DataKind::kText) return InspectTexts(files, text_key);
-  TERCIO_ASSIGN_OR_RETURN(const TokenFiles tokens, OpenTokenFiles(files));
+  TERCIO_ASSIGN_OR_RETURN(const TokenFiles tokens, OpenTokenFiles(files, ContentCheck::kDone));
   DatasetSummary summary;
   summary.format = files.kind == DataKind::kLlmc ? "llm.c" : "megatron";
   summary.documents = tokens.documents;

@@ -40,8 +40,13 @@ struct TokenFiles {
   std::string index_digest;            // hex SHA-256 of where documents and sequences end
 };
 
+// Whether token files are read from end to end, for their digests and for ids that cannot be. Once
+// on each node for each attempt is enough: they may be larger than its memory.
+enum class ContentCheck { kHere, kDone };
+
 // REQUIRES: files.kind is not kText. INVALID_ARGUMENT when the tokenizers beside the files differ.
-absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files);
+// Digests are empty where the content was checked before.
+absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck check);
 
 // What `tercio data inspect` prints. What the files do not tell stays empty.
 struct DatasetSummary {

@@ -283,6 +283,28 @@ TEST_F(DataKindsTest, BrokenJsonLines) {
   EXPECT_THAT(FaultOf(spec), HasSubstr("no text to train on"));
 }
 
+// What an agent has checked its trainers need not read again, from end to end.
+TEST_F(DataKindsTest, ContentThatWasCheckedIsNotReadAgain) {
+  WriteLlmc("a.bin", 20240520, 1, std::vector<uint16_t>{1, 2, 3, 60000, 5});
+  const v1::DataSpec spec = Train(Path("a.bin"));
+  EXPECT_THAT(FaultOf(spec, 50257), HasSubstr("token id 60000 is outside the vocabulary"));
+  const auto data = PrepareData(spec, ModelOf(2, 50257), Path("cache"), ContentCheck::kDone);
+  ASSERT_TRUE(data.ok()) << data.status();
+  EXPECT_EQ(data->digest, "");
+  EXPECT_EQ(data->vocab_size, 50257);
+  EXPECT_THAT(Ids(data->train.datasets()[0]), ElementsAre(1, 2, 3, 60000, 5));
+  // Nobody else says how large the vocabulary is.
+  const auto unknown = PrepareData(spec, ModelOf(2, 0), Path("cache"), ContentCheck::kDone);
+  ASSERT_TRUE(unknown.ok()) << unknown.status();
+  EXPECT_EQ(unknown->vocab_size, 60001);
+  const v1::DataSpec text = Train(Write("a.txt", "abcabc"), "chars");
+  const auto made = Of(text);
+  const auto again = PrepareData(text, ModelOf(2, 0), Path("cache"), ContentCheck::kDone);
+  ASSERT_TRUE(made.ok() && again.ok()) << made.status() << again.status();
+  EXPECT_NE(made->digest, "");
+  EXPECT_EQ(Ids(again->train.datasets()[0]), Ids(made->train.datasets()[0]));
+}
+
 TEST_F(DataKindsTest, LlmcFilesAndShards) {
   const std::vector<uint16_t> first = {1, 2, 3};
   const std::vector<uint16_t> second = {4, 65535};

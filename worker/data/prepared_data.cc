@@ -86,8 +86,13 @@ struct Sides {
 
 class Preparation {
  public:
-  Preparation(const v1::DataSpec& spec, const v1::ModelSpec& model, const std::string& cache_dir)
-      : spec_(spec), model_(model), cache_dir_(cache_dir), objective_(ObjectiveOf(model)) {
+  Preparation(const v1::DataSpec& spec, const v1::ModelSpec& model, const std::string& cache_dir,
+              ContentCheck check)
+      : spec_(spec),
+        model_(model),
+        cache_dir_(cache_dir),
+        check_(check),
+        objective_(ObjectiveOf(model)) {
     text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
     text_.skip_bad_lines = spec.skip_bad_lines();
     text_.threads = MachineCores();
@@ -118,6 +123,7 @@ class Preparation {
   const v1::DataSpec& spec_;
   const v1::ModelSpec& model_;
   const std::string& cache_dir_;
+  const ContentCheck check_;
   const Objective objective_;
   TextOptions text_;
   Sides sides_;
@@ -172,7 +178,7 @@ absl::Status Preparation::CachedTokens(Source* source) {
   if (auto use = UseCacheEntry(prefix)) prepared_.uses.push_back(std::move(use));
   const DataFiles entry = {DataKind::kIndexed, {prefix}};
   const std::string notice = prefix + ".notice";
-  absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry);
+  absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry, check_);
   if (!cached.ok() || cached->tokenizer != tokenizer_) {
     TokenizeOptions options;
     options.text = text_;
@@ -183,7 +189,7 @@ absl::Status Preparation::CachedTokens(Source* source) {
       TERCIO_RETURN_IF_ERROR(
           WriteFileDurably(notice, SkippedLinesNotice(report.skipped_lines, report.first_skipped)));
     }
-    cached = OpenTokenFiles(entry);
+    cached = OpenTokenFiles(entry, check_);
     if (!cached.ok()) return cached.status();
   }
   if (PathExists(notice)) {
@@ -198,13 +204,14 @@ void Preparation::Take(TokenFiles files, Source* source) const {
   source->tokens = std::move(files.tokens);
   source->borders = std::move(files.borders);
   source->tokenizer = std::move(files.tokenizer);
+  if (check_ == ContentCheck::kDone) return;
   source->digest = objective_ == Objective::kMasked ? Sha256Hex(files.digest + files.index_digest)
                                                     : std::move(files.digest);
 }
 
 absl::Status Preparation::OpenTokens(Source* source) {
   if (source->files.kind == DataKind::kText) return CachedTokens(source);
-  TERCIO_ASSIGN_OR_RETURN(TokenFiles files, OpenTokenFiles(source->files));
+  TERCIO_ASSIGN_OR_RETURN(TokenFiles files, OpenTokenFiles(source->files, check_));
   Take(std::move(files), source);
   if (!source->tokenizer.has_value()) return absl::OkStatus();
   if (!tokenizer_.has_value()) tokenizer_ = source->tokenizer;
@@ -220,8 +227,10 @@ absl::Status Preparation::OpenTokens(Source* source) {
 absl::Status Preparation::CheckVocabulary() {
   int32_t highest = -1;
   const Source* with_highest = nullptr;
+  const bool known = tokenizer_.has_value() || model_.vocab_size() > 0;
+  const bool looks = check_ == ContentCheck::kHere || !known;
   for (const Source* source : sides_.All()) {
-    if (source->files.kind == DataKind::kText) continue;
+    if (source->files.kind == DataKind::kText || !looks) continue;
     TERCIO_ASSIGN_OR_RETURN(const int32_t here, source->tokens.HighestToken(source->name));
     if (here > highest) with_highest = source;
     highest = std::max(highest, here);
@@ -328,6 +337,7 @@ absl::Status Preparation::ReadExamples(const LabelRules& rules, Source* source) 
     prepared_.notices.push_back(SkippedLinesNotice(read.skipped_lines, read.first_skipped));
   }
   source->examples = std::make_shared<const LabelledExamples>(std::move(read));
+  if (check_ == ContentCheck::kDone) return absl::OkStatus();
   Sha256 sha;
   sha.Update(tokenizer_->ToJson());
   for (const std::string& path : source->files.paths) {
@@ -431,7 +441,9 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
       TERCIO_RETURN_IF_ERROR(CheckVocabulary());
       break;
   }
-  TERCIO_ASSIGN_OR_RETURN(prepared_.digest, DigestOfSides());
+  if (check_ == ContentCheck::kHere) {
+    TERCIO_ASSIGN_OR_RETURN(prepared_.digest, DigestOfSides());
+  }
   if (tokenizer_.has_value()) prepared_.tokenizer_json = tokenizer_->ToJson();
   return std::move(prepared_);
 }
@@ -439,8 +451,8 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 }  // namespace
 
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
-                                         const std::string& cache_dir) {
-  return Preparation(spec, model, cache_dir).Prepare();
+                                         const std::string& cache_dir, ContentCheck check) {
+  return Preparation(spec, model, cache_dir, check).Prepare();
 }
 
 }  // namespace tercio::data

@@ -1,6 +1,6 @@
 // From the job's data section to data sets that can be trained on: tokens that predict the next
 // one, or BERT's samples (bert_rules.h says which). Called by `tercio run` before it creates the
-// job, by every agent, and by every trainer; all get the same answer for the same content.
+// job, by every agent, and by every trainer; all get the same samples for the same content.
 //
 //   .txt and other text   tokenised once per node into `cache_dir`, in an entry named by content
 //   .jsonl                and tokenizer
@@ -34,6 +34,7 @@
 #include "common/file.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "worker/data/blended_dataset.h"
+#include "worker/data/data_files.h"
 #include "worker/data/sample_dataset.h"
 
 namespace tercio::data {
@@ -57,7 +58,11 @@ struct PreparedData {
 // one sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each
 // data set, or labelled examples. model.vocab_size (0: none given) is used where no tokenizer gives
 // one, and may not be smaller than a tokenizer's; without either it is the largest id + 1.
+//
+// Where the content was checked before (by the agent, for the same attempt) token files are not
+// read from end to end: the digest is empty then, and ids outside the vocabulary are not found.
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
-                                         const std::string& cache_dir);
+                                         const std::string& cache_dir,
+                                         ContentCheck check = ContentCheck::kHere);
 
 }  // namespace tercio::data

@@ -130,6 +130,7 @@ class CudaStream : public Stream {
   }
 
   cudaStream_t handle() const { return stream_; }
+  void Fail(const absl::Status& status) { Note(status); }
   void Watch(const std::shared_ptr<StreamWatch*>& watch) {
     std::erase_if(watches_, [](const auto& weak) { return weak.expired(); });
     const bool known = std::any_of(watches_.begin(), watches_.end(),
@@ -453,6 +454,10 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDevice
 }
 
 cudaStream_t HandleOf(Stream& stream) { return static_cast<CudaStream&>(stream).handle(); }
+
+void FailStream(Stream& stream, const absl::Status& status) {
+  static_cast<CudaStream&>(stream).Fail(status);
+}
 
 void Watch(Stream& stream, const std::shared_ptr<StreamWatch*>& watch) {
   static_cast<CudaStream&>(stream).Watch(watch);

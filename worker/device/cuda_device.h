@@ -31,8 +31,11 @@ struct CudaDeviceOptions {
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal,
                                                          CudaDeviceOptions options = {});
 
-// REQUIRES: the stream is one of a device of CreateCudaDevice. So for Watch.
+// REQUIRES: the stream is one of a device of CreateCudaDevice. So for FailStream and Watch.
 cudaStream_t HandleOf(Stream& stream);
+
+// The stream's error from now on, unless it has one: for work that could not be given to it.
+void FailStream(Stream& stream, const absl::Status& status);
 
 // Whoever waits for a stream asks these meanwhile, again and again.
 class StreamWatch {

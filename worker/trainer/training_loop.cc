@@ -126,9 +126,10 @@ class TrainingLoop {
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   failure_.set_permanent(true);
-  TERCIO_ASSIGN_OR_RETURN(data::PreparedData prepared,
-                          data::PrepareData(assignment_.spec().data(), assignment_.spec().model(),
-                                            assignment_.data_cache_dir()));
+  TERCIO_ASSIGN_OR_RETURN(
+      data::PreparedData prepared,
+      data::PrepareData(assignment_.spec().data(), assignment_.spec().model(),
+                        assignment_.data_cache_dir(), data::ContentCheck::kDone));
   tokenizer_json_ = prepared.tokenizer_json;
   data_uses_ = prepared.uses;
   source_ = data::MakeSampleSource(std::move(prepared), assignment_.spec());

@@ -13,8 +13,6 @@
 
 namespace tercio::kernels::cuda {
 
-inline constexpr size_t kDefaultSharedBytes = 48 << 10;  // more must be asked for
-
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), const LaunchShape& shape, cudaStream_t stream,
             Arguments&&... arguments) {

@@ -7,6 +7,12 @@
 
 namespace tercio::kernels::cuda {
 
+// The most shared memory that a kernel declares itself, beside what its launch asks for. A block's
+// limits are limits of both together.
+inline constexpr size_t kDeclaredSharedBytes = 1 << 10;
+// More must be asked for (cudaFuncAttributeMaxDynamicSharedMemorySize).
+inline constexpr size_t kDefaultSharedBytes = (48 << 10) - kDeclaredSharedBytes;
+
 struct LaunchShape {
   dim3 blocks;
   dim3 threads;

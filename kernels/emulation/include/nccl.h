@@ -3,6 +3,9 @@
 // share (nccl_segment.h). Calls run in the order of the communicator, on the emulated streams, and
 // like NCCL's they wait for ranks that do not come, without end: only ncclCommAbort helps.
 //
+// As NCCL's, the first message between two ranks connects them, and is ncclInProgress until both
+// have come to it: a rank that waits for that has not enqueued it, nor anything after it.
+//
 // Sums are those of a ring: the block i of n begins with rank i + 1 and ends with rank i, and is
 // rounded to its type after each addition.
 //
@@ -102,6 +105,8 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
                            ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream);
+// ncclInProgress for the first message of a communicator; ncclCommGetAsyncError says when it is
+// enqueued.
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
