@@ -56,4 +56,8 @@ struct PreparedData {
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
                                          const std::string& cache_dir);
 
+// How many ids a job's data will have, as far as that can be told without tokenising it: those of
+// its tokenizer, or of the one beside its token files. An error where that cannot be told here.
+absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec);
+
 }  // namespace tercio::data
