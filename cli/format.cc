@@ -211,10 +211,10 @@ Json FaultyDevicesToJson(const v1::Node& node) {
 
 Json NodeToJson(const v1::Node& node) {
   return {{"name", node.name()},
-          {"address", node.address()},
+          {"address", TextOrNull(node.address())},
           {"state", node.state()},
-          {"version", node.version()},
-          {"metrics_address", node.metrics_address()},
+          {"version", TextOrNull(node.version())},
+          {"metrics_address", TextOrNull(node.metrics_address())},
           {"devices", node.devices()},
           {"free", node.free()},
           {"faulty_devices", FaultyDevicesToJson(node)},
@@ -263,9 +263,9 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
   if (job.has_tokens_per_second()) {
     absl::StrAppendFormat(&line, "  %.0f tok/s", job.tokens_per_second());
     if (job.has_mfu()) absl::StrAppendFormat(&line, "  MFU %.1f%%", 100 * job.mfu());
-    const double tokens_left =
-        static_cast<double>((job.steps() - job.step()) * job.spec().training().global_batch()) *
-        job.spec().model().context();
+    const double tokens_left = static_cast<double>(job.steps() - job.step()) *
+                               static_cast<double>(job.spec().training().global_batch()) *
+                               job.spec().model().context();
     if (!IsTerminal(job.state()) && job.tokens_per_second() > 0) {
       absl::StrAppend(&line, "  ETA ", DurationText(tokens_left / job.tokens_per_second()));
     }
