@@ -167,7 +167,7 @@ TEST(JobFile, WhatIsMissingHasTheLineWhereItBelongs) {
 
 TEST(JobFile, NothingOfAFileIsLeftOut) {
   EXPECT_THAT(FaultOf(absl::StrCat(kGood, "---\nname: another\n")),
-              HasSubstr("job.yaml:13: a second document"));
+              HasSubstr("job.yaml:14: a second document"));
   EXPECT_THAT(FaultOf(absl::StrCat(kGood, "---\nname: [\n")), HasSubstr("not YAML"));
   EXPECT_TRUE(Parse(absl::StrCat("---\n", kGood, "...\n")).ok());
   std::string windows = kGood;
