@@ -420,7 +420,7 @@ void AddLocalVerbs(CommandLine& line) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--top-p", o.top_p, "only among the likeliest of this probability together")
       ->check(Between(0, 1));
-  command->add_option("--seed", o.seed, "same seed, same text");
+  command->add_option("--seed", o.seed, "same seed, same text")->check(CLI::NonNegativeNumber);
   command = line.Add("evaluate", "how well a model predicts a text, or classes",
                      "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);
   line.Model(command);
