@@ -13,12 +13,6 @@
 namespace tercio::checkpoint {
 namespace {
 
-// Whatever keeps a result from being written is a conflict, but for a full disk.
-absl::Status AsConflict(const absl::Status& status) {
-  if (status.ok() || absl::IsResourceExhausted(status)) return status;
-  return absl::FailedPreconditionError(std::string(status.message()));
-}
-
 std::string ParentOf(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   return parent.empty() ? "." : parent;

@@ -1,5 +1,4 @@
 // `tercio login`: a certificate for a token, and who one is with it.
-#include <cstdio>
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
@@ -9,13 +8,13 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/login_files.h"
+#include "cli/output.h"
 #include "common/access/enrolment.h"
 #include "common/access/join_token.h"
 #include "common/certificate.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/status_macros.h"
-#include "nlohmann/json.hpp"
 #include "proto/tercio/v1/access_service.grpc.pb.h"
 
 namespace tercio::cli {
@@ -51,20 +50,19 @@ absl::Status PrintWho(const Options& options, Client& client) {
     expires = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", facts.not_after, absl::UTCTimeZone());
   }
   if (options.format() != Output::kTable) {
-    nlohmann::ordered_json json = {{"coordinator", client.address()},
-                                   {"name", who.name()},
-                                   {"role", who.role()},
-                                   {"expires", expires}};
+    Json json = {{"coordinator", client.address()},
+                 {"name", who.name()},
+                 {"role", who.role()},
+                 {"expires", expires}};
     for (const char* key : {"name", "expires"}) {
       if (json[key] == "") json[key] = nullptr;
     }
-    std::printf("%s\n", json.dump(2).c_str());
+    PrintJson(json, options.format());
   } else if (who.name().empty()) {
-    std::printf("%s asks nobody who they are: role %s\n", client.address().c_str(),
-                who.role().c_str());
+    std::cout << client.address() << " asks nobody who they are: role " << who.role() << "\n";
   } else {
-    std::printf("%s, role %s at %s, until %s\n", who.name().c_str(), who.role().c_str(),
-                client.address().c_str(), expires.c_str());
+    std::cout << who.name() << ", role " << who.role() << " at " << client.address() << ", until "
+              << expires << "\n";
   }
   return absl::OkStatus();
 }

@@ -9,6 +9,7 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/output.h"
 #include "cli/progress_bar.h"
 #include "common/daemon.h"
 #include "common/file.h"
@@ -39,7 +40,7 @@ absl::StatusOr<int> Import(const Options& options) {
                        {"parameters", result.parameters},
                        {"bytes", result.bytes},
                        {"kept", result.kept}};
-    std::cout << json.dump(2) << std::endl;
+    PrintJson(json, options.format());
   } else {
     std::cout << options.directory << ": " << result.model.architecture() << ", "
               << result.parameters << " parameters\n";
@@ -109,7 +110,7 @@ absl::StatusOr<int> Export(const Options& options) {
     const Json json = {{"path", options.directory}, {"checkpoint", path},
                        {"step", result.step},       {"architecture", result.model.architecture()},
                        {"bytes", result.bytes},     {"files", result.files}};
-    std::cout << json.dump(2) << std::endl;
+    PrintJson(json, options.format());
   } else {
     std::cout << options.directory << ": " << result.model.architecture() << " of step "
               << result.step << ", " << result.files.size() << " files\n";

@@ -28,10 +28,12 @@ absl::StatusOr<std::string> FindCheckpoint(const std::string& given, int64_t ste
   }
   if (PathExists(given + "/config.json")) return given;
   std::string newest;
+  int64_t highest = -1;  // names have eight digits, or more
   for (const std::string& name : ListDirectory(given)) {
-    if (!absl::StartsWith(name, "step-") || absl::StrContains(name, ".partial")) continue;
     int64_t number = 0;
-    if (step > 0 && (!absl::SimpleAtoi(name.substr(5), &number) || number != step)) continue;
+    if (!absl::StartsWith(name, "step-") || !absl::SimpleAtoi(name.substr(5), &number)) continue;
+    if (number <= highest || (step > 0 && number != step)) continue;
+    highest = number;
     newest = name;
   }
   if (!newest.empty()) return absl::StrCat(given, "/", newest);

@@ -106,6 +106,16 @@ void Child::Kill() {
   if (pid_ > 0) kill(pid_, SIGKILL);
 }
 
+std::string Child::EndedWith() {
+  int status = 0;
+  if (pid_ > 0 && waitpid(pid_, &status, WNOHANG) == pid_) {
+    pid_ = -1;
+    end_ = WIFSIGNALED(status) ? absl::StrCat("signal ", WTERMSIG(status))
+                               : absl::StrCat("exit code ", WEXITSTATUS(status));
+  }
+  return end_;
+}
+
 Child::~Child() {
   if (pid_ <= 0) return;
   kill(pid_, SIGTERM);

@@ -28,11 +28,14 @@ class Child {
   // What follows NAME= in the ready line.
   std::string Ready(const std::string& name) const;
   void Kill();
+  // "signal 9", "exit code 7" once it has ended; empty: it lives.
+  std::string EndedWith();
 
  private:
   Child() = default;
   pid_t pid_ = -1;
   std::string ready_;
+  std::string end_;
 };
 
 }  // namespace tercio::cli

@@ -74,8 +74,9 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
   TERCIO_ASSIGN_OR_RETURN(std::string address, ReadFile(state_dir + "/coordinator.address"));
   while (!address.empty() && address.back() == '\n') address.pop_back();
   // The file outlives a coordinator that was killed; its lock does not.
-  const auto lock = FileLock::Acquire(state_dir + "/lock", /*wait=*/false);
-  if (lock.ok()) return absl::NotFoundError("the coordinator has ended");
+  if (!FileLock::IsHeld(state_dir + "/lock")) {
+    return absl::NotFoundError("the coordinator has ended");
+  }
   return address;
 }
 

@@ -13,6 +13,7 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/output.h"
 #include "cli/progress_bar.h"
 #include "common/daemon.h"
 #include "common/file.h"
@@ -111,7 +112,7 @@ int DataInspect(const Options& options) {
                        {"tokens", OrNull(summary->tokens)},
                        {"dtype", summary->dtype.empty() ? Json(nullptr) : Json(summary->dtype)},
                        {"vocab_size", OrNull(summary->vocab_size)}};
-    std::cout << json.dump(2) << std::endl;
+    PrintJson(json, options.format());
   } else if (summary->tokens.has_value()) {
     std::cout << summary->format << ": " << OrUnknown(summary->documents) << " documents, "
               << *summary->tokens << " tokens of " << summary->dtype << ", vocabulary "

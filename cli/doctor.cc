@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/findings.h"
 #include "cli/format.h"
+#include "cli/output.h"
 #include "cli/text.h"
 #include "common/daemon.h"
 #include "common/gpus.h"
@@ -110,7 +111,7 @@ void Print(const std::vector<Finding>& findings, bool healthy, Output output) {
                       {"detail", finding.detail},
                       {"mend", finding.mend.empty() ? Json(nullptr) : Json(finding.mend)}});
     }
-    std::cout << Json({{"healthy", healthy}, {"findings", list}}).dump(2) << std::endl;
+    PrintJson({{"healthy", healthy}, {"findings", list}}, output);
     return;
   }
   std::vector<std::vector<std::string>> rows = {{"STATUS", "CHECK", "FOUND"}};

@@ -57,11 +57,16 @@ std::string GoesOn(const std::string& job) {
   return absl::StrCat("the job goes on; look again: tercio watch ", ForTerminal(job), "\n");
 }
 
+absl::Status NotInTime(const std::string& job) {
+  return absl::DeadlineExceededError(absl::StrCat("job ", job, " has not ended in time"));
+}
+
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
                                         const FollowOptions& options) {
   ProgressPrinter printer(options.show_progress);
   const absl::Time deadline = absl::Now() + options.timeout;
   int failures = 0;
+  grpc::Status unreachable;  // of the last try, if it was
   while (true) {
     grpc::ClientContext context;
     if (options.timeout != absl::InfiniteDuration()) {
@@ -75,6 +80,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
     bool ended = false;
     while (reader->Read(&status)) {
       failures = 0;
+      unreachable = grpc::Status::OK;
       printer.Show(status);
       if (options.on_status) options.on_status(status);
       ended = IsTerminal(status.state());
@@ -82,10 +88,11 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
     const grpc::Status finish = reader->Finish();
     if (ended) return status;
     if (finish.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
-      return absl::DeadlineExceededError(absl::StrCat("job ", job, " has not ended in time"));
+      return unreachable.ok() ? NotInTime(job) : CallStatus(unreachable, client);
     }
     const bool broken = finish.ok() || finish.error_code() == grpc::StatusCode::UNAVAILABLE;
     if (!broken || ++failures > 20) return CallStatus(finish, client);
+    unreachable = finish;
     absl::SleepFor(absl::Milliseconds(250));
   }
 }

@@ -26,4 +26,7 @@ std::string GoesOn(const std::string& job);
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
                                         const FollowOptions& options);
 
+// DEADLINE_EXCEEDED: the job goes on.
+absl::Status NotInTime(const std::string& job);
+
 }  // namespace tercio::cli

@@ -219,10 +219,10 @@ Json FaultyDevicesToJson(const v1::Node& node) {
 
 Json NodeToJson(const v1::Node& node) {
   return {{"name", node.name()},
-          {"address", node.address()},
+          {"address", TextOrNull(node.address())},
           {"state", node.state()},
-          {"version", node.version()},
-          {"metrics_address", node.metrics_address()},
+          {"version", TextOrNull(node.version())},
+          {"metrics_address", TextOrNull(node.metrics_address())},
           {"devices", node.devices()},
           {"free", node.free()},
           {"faulty_devices", FaultyDevicesToJson(node)},

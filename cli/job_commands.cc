@@ -9,19 +9,18 @@
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
+#include "cli/output.h"
 #include "cli/request_id.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/with_client.h"
 #include "common/daemon.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "config/job_file.h"
 
 namespace tercio::cli {
 namespace {
-
-void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
-void PrintLine(const Json& json) { std::cout << json.dump() << "\n"; }
 
 // A table of more is no help to people.
 constexpr size_t kMostRanksShown = 64;
@@ -47,19 +46,30 @@ absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, con
                                      FollowOptions follow) {
   follow.ranks = options.format() != Output::kTable;
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
-  if (options.format() != Output::kTable) PrintJson(JobToJson(status));
+  if (options.format() != Output::kTable) PrintJson(JobToJson(status), options.format());
   return status;
 }
 
-// Reads a stream to its end; `each(message)` prints.
-template <typename Message, typename Reader, typename Each>
-absl::StatusOr<int> ReadStream(Client& client, Reader reader, const Each& each) {
+// Reads a stream to its end: `to_json(message)` for programs, `print(message)` for people. It ends
+// where what is printed goes nowhere; the program says so at its end.
+template <typename Message, typename Reader, typename ToJson, typename Print>
+absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Reader reader,
+                               Output format, const ToJson& to_json, const Print& print) {
   Message message;
+  JsonStream json(format);
   while (reader->Read(&message)) {
-    each(message);
-    std::cout.flush();
+    if (format != Output::kTable) {
+      json.Add(to_json(message));
+    } else {
+      print(message);
+    }
+    if (std::cout.flush()) continue;
+    context.TryCancel();
+    reader->Finish();  // cancelled here
+    return kExitOk;
   }
   TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client));
+  json.Finish();
   return kExitOk;
 }
 
@@ -79,7 +89,7 @@ int Submit(const Options& options) {
       if (options.format() == Output::kTable) {
         std::cout << response.job_id() << std::endl;
       } else {
-        PrintJson({{"id", response.job_id()}});
+        PrintJson({{"id", response.job_id()}}, options.format());
       }
     }
     if (!options.watch) {
@@ -100,7 +110,7 @@ int Get(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job, /*ranks=*/true));
     if (options.format() != Output::kTable) {
-      PrintJson(JobToJson(job));
+      PrintJson(JobToJson(job), options.format());
       return kExitOk;
     }
     const v1::Layout& layout = job.plan().layout();
@@ -141,7 +151,7 @@ int List(const Options& options) {
     if (options.format() != Output::kTable) {
       Json jobs = Json::array();
       for (const v1::JobStatus& job : response.jobs()) jobs.push_back(JobToJson(job));
-      PrintJson(jobs);
+      PrintJson(jobs, options.format());
       return kExitOk;
     }
     std::vector<std::vector<std::string>> rows = {
@@ -157,11 +167,18 @@ int List(const Options& options) {
 }
 
 int Wait(const Options& options) {
+  const absl::Time begun = SteadyNow();  // what comes before the waiting takes its time, too
   const LastWords words(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
     follow.show_progress = false;
-    if (options.timeout_seconds > 0) follow.timeout = absl::Seconds(options.timeout_seconds);
+    if (options.timeout_seconds > 0) {
+      const absl::Duration left = absl::Seconds(options.timeout_seconds) - (SteadyNow() - begun);
+      follow.timeout = std::max(left, absl::ZeroDuration());
+    } else if (options.timeout_seconds == 0) {  // only looks
+      TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus now, client.Get(options.job));
+      if (!IsTerminal(now.state())) return NotInTime(options.job);
+    }
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, options.job, options, follow));
     if (job.state() != v1::JOB_STATE_SUCCEEDED && options.format() == Output::kTable) {
       std::cerr << "job " << job.id() << " " << StateName(job.state()) << ": "
@@ -182,8 +199,8 @@ int History(const Options& options) {
     request.set_follow(options.follow);
     bool first = true;
     return ReadStream<v1::StepRecord>(
-        client, client.stub().History(&context, request), [&](const v1::StepRecord& step) {
-          if (options.format() != Output::kTable) return PrintLine(StepToJson(step));
+        client, context, client.stub().History(&context, request), options.format(), StepToJson,
+        [&](const v1::StepRecord& step) {
           if (first)
             std::cout << "  STEP  ATTEMPT       LOSS  GRAD NORM  LEARNING RATE  VALIDATION\n";
           first = false;
@@ -207,13 +224,13 @@ int Events(const Options& options) {
     v1::EventsRequest request;
     request.set_job(options.job);
     request.set_follow(options.follow);
-    return ReadStream<v1::JobEvent>(
-        client, client.stub().Events(&context, request), [&](const v1::JobEvent& event) {
-          if (options.format() != Output::kTable) return PrintLine(EventToJson(event));
-          std::cout << TimeText(event.time()) << "  " << event.job_id() << "  attempt "
-                    << event.attempt() << "  " << event.kind() << "  "
-                    << ForTerminal(event.message()) << "\n";
-        });
+    return ReadStream<v1::JobEvent>(client, context, client.stub().Events(&context, request),
+                                    options.format(), EventToJson, [&](const v1::JobEvent& event) {
+                                      std::cout << TimeText(event.time()) << "  " << event.job_id()
+                                                << "  attempt " << event.attempt() << "  "
+                                                << event.kind() << "  "
+                                                << ForTerminal(event.message()) << "\n";
+                                    });
   });
 }
 
@@ -237,7 +254,7 @@ int Drill(const Options& options) {
     request.set_fault(options.fault);
     request.set_rank(std::max(0, options.rank));
     request.set_seconds(options.fault_seconds);
-    request.set_timeout_seconds(options.timeout_seconds);
+    request.set_timeout_seconds(std::max(0.0, options.timeout_seconds));
     v1::DrillResponse response;
     TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Drill(&context, request, &response), client));
     const bool seen = !response.detected_by().empty();
@@ -248,7 +265,8 @@ int Drill(const Options& options) {
                  {"detected_seconds", seen ? Json(response.detected_seconds()) : Json(nullptr)},
                  {"detected_by", seen ? Json(response.detected_by()) : Json(nullptr)},
                  {"recovered_seconds", response.recovered_seconds()},
-                 {"steps_lost", response.steps_lost()}});
+                 {"steps_lost", response.steps_lost()}},
+                options.format());
       return kExitOk;
     }
     std::cout << Table(
@@ -283,7 +301,7 @@ int Nodes(const Options& options) {
     if (options.format() != Output::kTable) {
       Json nodes = Json::array();
       for (const v1::Node& node : response.nodes()) nodes.push_back(NodeToJson(node));
-      PrintJson(nodes);
+      PrintJson(nodes, options.format());
       return kExitOk;
     }
     std::vector<std::vector<std::string>> rows = {

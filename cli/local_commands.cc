@@ -10,6 +10,7 @@
 #include "cli/completion.h"
 #include "cli/format.h"
 #include "cli/local_cluster.h"
+#include "cli/output.h"
 #include "cli/text.h"
 #include "common/daemon.h"
 #include "common/gpus.h"
@@ -17,7 +18,8 @@
 #include "common/version.h"
 #include "config/job_file.h"
 #include "coordinator/planner/planner.h"
-#include "plan/memory_map.h"
+#include "plan/plan_builder.h"
+#include "worker/data/prepared_data.h"
 
 namespace tercio::cli {
 namespace {
@@ -43,7 +45,22 @@ void PrintPlan(const v1::PlanReport& report) {
   std::cout << Table(rows);
 }
 
+// Memory and time depend on it. What only the nodes can read is not known here.
+void FillVocabulary(v1::JobSpec* spec) {
+  if (spec->model().vocab_size() > 0) return;
+  const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data());
+  if (vocabulary.ok()) return spec->mutable_model()->set_vocab_size(*vocabulary);
+  std::fprintf(
+      stderr,
+      "notice: the vocabulary is not known here, and taken to be %d (model.vocab_size says "
+      "it): %s\n",
+      coordinator::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
+}
+
 absl::StatusOr<int> PlanJob(const Options& options) {
+  if (!options.cluster.empty()) {
+    return absl::InvalidArgumentError("--cluster is not supported by this version");
+  }
   std::vector<std::string> changes = options.set;
   if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
   TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
@@ -55,22 +72,16 @@ absl::StatusOr<int> PlanJob(const Options& options) {
     std::cout << config::EffectiveYaml(spec);
     return kExitOk;
   }
-  if (!options.cluster.empty()) {
-    return absl::InvalidArgumentError("--cluster is not supported by this version");
-  }
+  FillVocabulary(&spec);
   int ranks = std::max(1, spec.resources().ranks());
   if (!spec.parallelism().automatic()) {
-    TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, [&] {
-      v1::JobSpec known = spec;
-      if (known.model().vocab_size() == 0) known.mutable_model()->set_vocab_size(256);
-      return plan::LayoutOfJob(known);
-    }());
+    TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
     ranks = layout.tensor() * layout.pipeline() * layout.data();
   }
   TERCIO_ASSIGN_OR_RETURN(const coordinator::Cluster cluster, ClusterHere(spec, ranks));
   const v1::PlanReport report = coordinator::PlanLayouts(spec, cluster);
   if (options.format() != Output::kTable) {
-    std::cout << PlanReportToJson(report).dump(2) << std::endl;
+    PrintJson(PlanReportToJson(report), options.format());
   } else {
     PrintPlan(report);
   }
@@ -94,7 +105,7 @@ std::string VersionLine() { return absl::StrCat("tercio ", kVersion, " commit ",
 
 int Version(const Options& options) {
   if (options.format() != Output::kTable) {
-    std::cout << Json({{"version", kVersion}, {"commit", kCommit}}).dump(2) << std::endl;
+    PrintJson({{"version", kVersion}, {"commit", kCommit}}, options.format());
   } else {
     std::cout << VersionLine() << "\n";
   }

@@ -6,6 +6,7 @@
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
+#include "cli/output.h"
 #include "cli/terminal.h"
 #include "cli/with_client.h"
 #include "common/daemon.h"
@@ -43,6 +44,7 @@ int Logs(const Options& options) {
   std::optional<LastWords> words;
   if (options.follow) words.emplace(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    JsonStream json(options.format());
     for (int failures = 0;; ++failures) {
       grpc::ClientContext context;
       const auto reader = client.stub().Logs(&context, *request);
@@ -54,13 +56,18 @@ int Logs(const Options& options) {
         if (options.format() == Output::kTable) {
           std::cout << LogText(line) << std::endl;
         } else {
-          std::cout << LogToJson(line).dump() << std::endl;
+          json.Add(LogToJson(line));
         }
+        if (std::cout) continue;
+        context.TryCancel();  // what is printed goes nowhere; the program says so at its end
+        reader->Finish();
+        return kExitOk;
       }
       const grpc::Status finish = reader->Finish();
       const bool gone = finish.error_code() == grpc::StatusCode::UNAVAILABLE;
       if (!options.follow || !gone || failures >= kMostRetries) {
         TERCIO_RETURN_IF_ERROR(CallStatus(finish, client));
+        json.Finish();
         return kExitOk;
       }
       absl::SleepFor(kRetryInterval);

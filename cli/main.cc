@@ -1,19 +1,23 @@
 // tercio: the command line.
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
+#include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/man.h"
 #include "cli/options.h"
+#include "cli/output.h"
 #include "cli/terminal.h"
 #include "cli/usage.h"
 #include "common/daemon.h"
+#include "common/flag_values.h"
 #include "common/log.h"
 
 namespace tercio::cli {
@@ -65,9 +69,8 @@ class CommandLine {
 
   void Timeout(CLI::App* command, const char* help) {
     command->add_option("--timeout", options_.timeout_seconds, help)
-        ->transform(CLI::AsNumberWithUnit(
-            std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"ms", 0.001}},
-            CLI::AsNumberWithUnit::CASE_SENSITIVE));
+        ->transform(InSeconds())
+        ->check(Between(0, std::numeric_limits<double>::max()));
   }
 
   void Job(CLI::App* command, bool required) {
@@ -192,9 +195,10 @@ void AddDrill(CommandLine& line) {
                    "kill-trainer, freeze-trainer, kill-agent, flip-bit, slow-rank, partition-node, "
                    "corrupt-checkpoint, full-disk")
       ->required();
-  command->add_option("--rank", o.rank, "of this rank, or of its node (default 0)");
+  command->add_option("--rank", o.rank, "of this rank, or of its node (default 0)")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--seconds", o.fault_seconds, "how long a fault lasts that ends by itself")
-      ->check(CLI::PositiveNumber);
+      ->check(Between(0.001, 1e9));
   line.Timeout(command, "give up after this long (exit 6; default 10m)");
 }
 
@@ -219,7 +223,7 @@ void AddJobVerbs(CommandLine& line) {
                      "wait job-1a2b3c4d --timeout 10m", Wait);
   line.Reach(command, false);
   line.Job(command, true);
-  line.Timeout(command, "give up after this long (exit 6)");
+  line.Timeout(command, "give up after this long (exit 6); 0 only looks");
   command = line.Add("history", "one line per step", "history job-1a2b3c4d -o jsonl", History);
   line.Reach(command, true);
   line.Job(command, true);
@@ -239,8 +243,8 @@ void AddJobVerbs(CommandLine& line) {
   command->add_option("--since", o.since, "from then on: 5m ago, or 2026-05-01T12:00:00Z");
   command->add_option("--level", o.log_level, "of this level and above")
       ->check(CLI::IsMember({"info", "warning", "error"}));
-  command->add_option("--attempt", o.attempt, "of one attempt");
-  command->add_option("--tail", o.tail, "only the last lines");
+  command->add_option("--attempt", o.attempt, "of one attempt")->check(CLI::PositiveNumber);
+  command->add_option("--tail", o.tail, "only the last lines")->check(CLI::PositiveNumber);
   command->add_flag("-f,--follow", o.follow, "go on until the job ends");
   command = line.Add("cancel", "save a checkpoint and stop a job", "cancel job-1a2b3c4d", Cancel);
   line.Reach(command, true);
@@ -317,7 +321,7 @@ void AddCheckpointVerbs(CommandLine& line) {
                      "checkpoint verify job-1a2b3c4d --step 500", CheckpointVerify, parent);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_option("--step", o.step, "only that one");
+  command->add_option("--step", o.step, "only that one")->check(CLI::PositiveNumber);
   command =
       line.Add("prune", "remove all but the newest ones, and those that keep_every keeps",
                "checkpoint prune job-1a2b3c4d --keep-last 1 --dry-run", CheckpointPrune, parent);
@@ -336,7 +340,8 @@ void AddCheckpointVerbs(CommandLine& line) {
                      CheckpointExport, parent);
   line.Reach(command, true);
   command->add_option("job", o.job, "id or name of a job, or a checkpoint directory")->required();
-  command->add_option("--step", o.step, "only that one; else the newest");
+  command->add_option("--step", o.step, "only that one; else the newest")
+      ->check(CLI::PositiveNumber);
   line.Destination(command);
   command->add_option("--max-shard-size", o.max_shard_size,
                       "largest weight file, as 5GB (the default) or 500MiB");
@@ -410,15 +415,16 @@ void AddLocalVerbs(CommandLine& line) {
       ->excludes(prompt);
   command->add_option("--tokens", o.tokens, "how many to generate")->check(CLI::Range(1, 1 << 20));
   command->add_option("--temperature", o.temperature, "0: always the likeliest")
+      ->check(Between(0, 1e30));
+  command->add_option("--top-k", o.top_k, "only among the k likeliest; 0: all")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-k", o.top_k, "only among the k likeliest; 0: all");
   command->add_option("--top-p", o.top_p, "only among the likeliest of this probability together")
-      ->check(CLI::Range(0.0, 1.0));
-  command->add_option("--seed", o.seed, "same seed, same text");
+      ->check(Between(0, 1));
+  command->add_option("--seed", o.seed, "same seed, same text")->check(CLI::NonNegativeNumber);
   command = line.Add("evaluate", "how well a model predicts a text, or classes",
                      "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);
   line.Model(command);
-  command->add_option("--data", o.data, "text file, Megatron PREFIX, or labelled .jsonl")
+  command->add_option("--data", o.data, "text or token files as for training, or labelled .jsonl")
       ->required();
   command->add_option("--metric", o.metric,
                       "perplexity, loss, last_word_accuracy; of a classifier accuracy, precision, "
@@ -442,6 +448,8 @@ void AddLocalVerbs(CommandLine& line) {
 int Main(int argc, char** argv) {
   // `run` and `resume` block these and take them themselves; elsewhere the job goes on.
   EndAtInterrupts();
+  HoldStandardStreams();
+  StandardOutput output;
   InitLogging("tercio");
   SetLogFormat(LogFormat::kText);
   CommandLine line;
@@ -459,7 +467,11 @@ int Main(int argc, char** argv) {
     words.erase(words.begin());
     return PrintCompletion(line.app(), words);
   }
-  return line.Parse(std::move(words));
+  const int code = line.Parse(std::move(words));
+  const absl::Status printed = output.Flush();
+  if (printed.ok()) return code;
+  const int lost = Fail(printed);
+  return code == kExitOk ? lost : code;
 }
 
 }  // namespace

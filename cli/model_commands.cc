@@ -12,6 +12,7 @@
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/output.h"
 #include "cli/progress_bar.h"
 #include "cli/text.h"
 #include "common/daemon.h"
@@ -19,6 +20,7 @@
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "common/temp_dir.h"
+#include "worker/data/data_files.h"
 #include "worker/data/indexed_dataset.h"
 #include "worker/data/text_source.h"
 #include "worker/data/tokenize.h"
@@ -100,7 +102,7 @@ absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& 
       {"prompt_ids", prompt},
       {"text", text ? Json(Printable(*text)) : Json(nullptr)},
       {"tokens", ids}};
-  std::cout << json.dump(2) << std::endl;
+  PrintJson(json, options.format());
   return absl::OkStatus();
 }
 
@@ -127,7 +129,7 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&](int32_t id) {
     ids.push_back(id);
     if (stream.has_value()) shown = stream->Add(id);
-    return shown.ok();
+    return shown.ok() && std::cout.good();  // nobody may read any more
   }));
   TERCIO_RETURN_IF_ERROR(shown);
   if (stream.has_value()) {
@@ -141,34 +143,37 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   return kExitOk;
 }
 
-// The documents of a .jsonl file as training has them: tokenised into a directory that may go at
-// once, since the data stays mapped.
-absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::string& path,
+// The documents of .jsonl files, or several texts, as training has them: tokenised into a directory
+// that may go at once, since the data stays mapped.
+absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::string>& paths,
                                                       const data::Tokenizer& tokenizer) {
   const TempDir directory;
   const std::string prefix = directory.path() + "/tokens";
   data::TokenizeOptions options;
   options.text.threads = MachineCores();
-  TERCIO_RETURN_IF_ERROR(data::TokenizeTexts({path}, tokenizer, prefix, options).status());
+  TERCIO_RETURN_IF_ERROR(data::TokenizeTexts(paths, tokenizer, prefix, options).status());
   TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(prefix));
   return dataset.tokens;
 }
 
-// A Megatron data set, or a text or the documents of a .jsonl file in the checkpoint's own tokens.
+// What training takes: token files, or texts in the checkpoint's own tokens.
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                                                       const data::Tokenizer* tokenizer) {
-  if (PathExists(path + ".idx")) {
-    TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(path));
-    return dataset.tokens;
+  TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
+  if (files.kind != data::DataKind::kText) {
+    TERCIO_ASSIGN_OR_RETURN(data::TokenFiles tokens, data::OpenTokenFiles(files));
+    return std::move(tokens.tokens);
   }
   if (tokenizer == nullptr) {
-    TERCIO_RETURN_IF_ERROR(ReadFile(path).status());
     return absl::InvalidArgumentError(
         absl::StrCat("the model has no tokenizer that is supported by this version, so ", path,
-                     " must be token ids: a Megatron PREFIX"));
+                     " must be token ids: a Megatron PREFIX, or an llm.c .bin"));
   }
-  if (data::IsJsonl(path)) return TokenizedDocuments(path, *tokenizer);
-  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  const std::string& first = files.paths.front();
+  if (files.paths.size() > 1 || data::IsJsonl(first)) {
+    return TokenizedDocuments(files.paths, *tokenizer);
+  }
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(first));
   TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
   auto owner = std::make_shared<std::vector<int32_t>>(std::move(ids));
   return data::TokenDataset(owner, owner->data(), data::TokenType::kInt32,
@@ -183,7 +188,7 @@ void PrintMetric(const Options& options, double value, double loss, int64_t toke
   }
   Json json = {{"metric", options.metric}, {"value", value}, {"loss", loss}, {"tokens", tokens}};
   json.update(more);
-  std::cout << json.dump(2) << std::endl;
+  PrintJson(json, options.format());
 }
 
 // What `evaluate(progress)` returns, with a bar meanwhile.

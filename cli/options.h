@@ -47,7 +47,7 @@ struct Options {
   bool all_attempts = false;
   bool effective = false;
   std::string cluster;
-  double timeout_seconds = 0;  // wait; 0: none
+  double timeout_seconds = -1;  // wait, drill; below 0: none given
   int rank = -1;
   std::vector<int> log_ranks;
   std::string log_level;  // empty: all lines

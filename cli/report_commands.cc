@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/format.h"
 #include "cli/job_source.h"
+#include "cli/output.h"
 #include "cli/report/curves.h"
 #include "cli/report/diff.h"
 #include "cli/report/report.h"
@@ -26,8 +27,7 @@ absl::Status Write(const Options& options, const std::vector<report::JobData>& j
                    const std::string& text) {
   if (options.file == "-") {
     std::cout << text;
-    return std::cout.flush() ? absl::OkStatus()
-                             : absl::InternalError("cannot write to standard output");
+    return absl::OkStatus();
   }
   // A file is replaced by a rename: that must not befall /dev/null, or what a link points to.
   std::error_code unknown;
@@ -36,13 +36,12 @@ absl::Status Write(const Options& options, const std::vector<report::JobData>& j
     return absl::FailedPreconditionError(
         absl::StrCat("--output ", options.file, ": not a regular file; - is standard output"));
   }
-  TERCIO_RETURN_IF_ERROR(WriteFileDurably(options.file, text));
+  TERCIO_RETURN_IF_ERROR(AsConflict(WriteFileDurably(options.file, text)));
   if (options.format() == Output::kTable) return absl::OkStatus();
   Json ids = Json::array();
   for (const report::JobData& job : jobs)
     ids.push_back(job.from_file ? job.label : job.status.id());
-  std::cout << Json({{"path", options.file}, {"jobs", ids}, {"bytes", text.size()}}).dump(2)
-            << std::endl;
+  PrintJson({{"path", options.file}, {"jobs", ids}, {"bytes", text.size()}}, options.format());
   return absl::OkStatus();
 }
 
@@ -71,9 +70,7 @@ absl::Status ShowDiff(const Options& options) {
   }
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
   if (options.format() != Output::kTable) {
-    std::cout
-        << report::DiffToJson(jobs[0], jobs[1]).dump(2, ' ', false, Json::error_handler_t::replace)
-        << std::endl;
+    PrintJson(report::DiffToJson(jobs[0], jobs[1]), options.format());
   } else {
     std::cout << Table(report::DiffRows(jobs[0], jobs[1]));
   }

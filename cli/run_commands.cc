@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
@@ -11,12 +12,13 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "checkpoint/weight_source.h"
-#include "cli/child.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/local_cluster.h"
+#include "cli/output.h"
+#include "cli/private_pair.h"
 #include "cli/request_id.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
@@ -33,61 +35,15 @@
 namespace tercio::cli {
 namespace {
 
-// Coordinator and agent; both end with this object, and with this process.
-struct PrivatePair {
-  std::unique_ptr<Child> coordinator;
-  std::unique_ptr<Child> agent;
-  ~PrivatePair() {
-    agent.reset();  // first: its trainers must not lose their coordinator
-    coordinator.reset();
-  }
-};
-
-absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& status) {
-  const absl::StatusOr<std::string> address = LiveAddress(state_dir);
-  if (!address.ok()) return status;
-  const auto client = Client::ConnectTo(*address, {});
-  if (!client.ok()) return status;
-  grpc::ClientContext context;
-  v1::ListResponse jobs;
-  if (!(*client)->stub().List(&context, {}, &jobs).ok()) return status;
-  for (const v1::JobStatus& job : jobs.jobs()) {
-    if (IsTerminal(job.state())) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("the state directory ", state_dir, " is in use: job ", job.id(), " (",
-                     job.name(), ") runs there; wait for it or give another --state-dir"));
-  }
-  return status;
-}
-
-absl::Status StartPair(const std::string& state_dir, int slots, const std::string& device,
-                       PrivatePair* pair) {
-  auto coordinator = Child::Start("tercio-coordinator",
-                                  {"--parent-death", "--state-dir", state_dir, "--listen",
-                                   "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"},
-                                  state_dir + "/coordinator.log");
-  if (!coordinator.ok()) return NameRunningJob(state_dir, coordinator.status());
-  pair->coordinator = *std::move(coordinator);
-  TERCIO_ASSIGN_OR_RETURN(
-      pair->agent,
-      Child::Start("tercio-agent",
-                   {"--parent-death", "--coordinator", pair->coordinator->Ready("coordinator"),
-                    "--state-dir", state_dir + "/agent", "--slots", absl::StrCat(slots), "--device",
-                    device, "--metrics-listen", "127.0.0.1:0", "--name", "local"},
-                   state_dir + "/agent.log"));
-  std::fprintf(stderr, "coordinator %s, metrics http://%s/metrics and http://%s/metrics\n",
-               pair->coordinator->Ready("coordinator").c_str(),
-               pair->coordinator->Ready("metrics").c_str(), pair->agent->Ready("metrics").c_str());
-  return absl::OkStatus();
-}
-
-// While it lives: the first SIGINT or SIGTERM saves and stops the job, the second stops it at once.
-class InterruptHandler {
+// While it lives: the first SIGINT or SIGTERM saves and stops the job, the second stops it at once;
+// and what has died of the pair comes back.
+class JobKeeper {
  public:
-  InterruptHandler(Client& client, std::string job) : client_(client), job_(std::move(job)) {
+  JobKeeper(PrivatePair& pair, Client& client, std::string job)
+      : pair_(pair), client_(client), job_(std::move(job)) {
     thread_ = std::thread([this] { Watch(); });
   }
-  ~InterruptHandler() {
+  ~JobKeeper() {
     done_ = true;
     thread_.join();
   }
@@ -102,43 +58,59 @@ class InterruptHandler {
     const timespec pause{0, 100'000'000};
     while (!done_) {
       const int signal = sigtimedwait(&set, nullptr, &pause);
-      if (signal <= 0) continue;
+      if (signal <= 0) {
+        Tend();
+        continue;
+      }
       const bool again = signal_ != 0;
       signal_ = signal;
       std::fprintf(
           stderr, "\n%s\n",
           again ? "stopping at once" : "saving a checkpoint and stopping (again: at once)");
-      grpc::ClientContext context;
-      v1::CancelRequest request;
-      request.set_job(job_);
-      request.set_save_checkpoint(!again);
-      request.set_reason("interrupted");
-      v1::CancelResponse response;
-      client_.stub().Cancel(&context, request, &response);
+      Cancel(/*save=*/!again, "interrupted");
     }
   }
 
+  void Tend() {
+    if (given_up_) return;
+    const absl::Status status = pair_.Tend();
+    given_up_ = !status.ok();
+    if (given_up_) Cancel(/*save=*/false, std::string(status.message()));
+  }
+
+  void Cancel(bool save, const std::string& reason) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kCancelPatience);
+    v1::CancelRequest request;
+    request.set_job(job_);
+    request.set_save_checkpoint(save);
+    request.set_reason(reason);
+    v1::CancelResponse response;
+    client_.stub().Cancel(&context, request, &response);
+  }
+
+  // A coordinator that does not answer must not keep the next signal waiting.
+  static constexpr std::chrono::seconds kCancelPatience{10};
+
+  PrivatePair& pair_;
   Client& client_;
   std::string job_;
   std::atomic<int> signal_{0};
   std::atomic<bool> done_{false};
+  bool given_up_ = false;
   std::thread thread_;
 };
 
 // Follows the job to its end and says what came of it.
-absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
+absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std::string& job,
                                     const Options& options) {
-  int signal = 0;
-  v1::JobStatus status;
   FollowOptions follow;
   follow.ranks = options.format() != Output::kTable;
-  {
-    const InterruptHandler handler(client, job);
-    TERCIO_ASSIGN_OR_RETURN(status, FollowJob(client, job, follow));
-    signal = handler.signal();
-  }
+  const JobKeeper keeper(pair, client, job);
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
+  const int signal = keeper.signal();
   if (options.format() != Output::kTable) {
-    std::cout << JobToJson(status).dump(2) << std::endl;
+    PrintJson(JobToJson(status), options.format());
   } else {
     std::cout << "job " << status.id() << " " << StateName(status.state()) << " after step "
               << status.step();
@@ -168,7 +140,7 @@ absl::StatusOr<int> FollowPrivately(Client& client, const std::string& job,
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
   TERCIO_ASSIGN_OR_RETURN(const coordinator::Cluster cluster, ClusterHere(spec, ranks));
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, cluster.memory_bytes));
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(state_dir + "/agent/data-cache"));
+  TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(state_dir + "/agent/data-cache")));
   const absl::StatusOr<data::PreparedData> prepared =
       data::PrepareData(spec.data(), spec.model(), state_dir + "/agent/data-cache");
   absl::Status status = prepared.status();
@@ -183,7 +155,11 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
   if (absl::IsNotFound(status) || absl::IsPermissionDenied(status)) {
     return absl::InvalidArgumentError(std::string(status.message()));
   }
-  return status;
+  TERCIO_RETURN_IF_ERROR(status);
+  // Once more, now that the vocabulary is known.
+  v1::JobSpec known = spec;
+  if (spec.model().from().empty()) known.mutable_model()->set_vocab_size(prepared->vocab_size);
+  return coordinator::AdmitJob(known, cluster.memory_bytes);
 }
 
 // `auto` means this machine's.
@@ -200,14 +176,16 @@ absl::Status ChooseDevice(v1::JobSpec* spec) {
 absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   const int ranks = plan::RanksOfJob(spec);
   // Unwritable is a conflict (7), not a fault of the job.
-  if (absl::Status status = MakeDirectories(options.state_dir); !status.ok()) {
-    return absl::FailedPreconditionError(std::string(status.message()));
+  TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(options.state_dir)));
+  {
+    // Large texts take their time; there is no job yet that would have to be stopped in order.
+    const LastWords words("interrupted before a job was started\n");
+    TERCIO_RETURN_IF_ERROR(CheckBeforeStart(spec, options.state_dir, ranks));
   }
-  TERCIO_RETURN_IF_ERROR(CheckBeforeStart(spec, options.state_dir, ranks));
-  PrivatePair pair;
-  TERCIO_RETURN_IF_ERROR(StartPair(options.state_dir, ranks, spec.resources().device(), &pair));
-  TERCIO_ASSIGN_OR_RETURN(const auto client,
-                          Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
+  BlockStopSignals();  // JobKeeper takes them; before there are threads that stay
+  TERCIO_ASSIGN_OR_RETURN(const auto pair,
+                          PrivatePair::Start(options.state_dir, ranks, spec.resources().device()));
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   grpc::ClientContext context;
   v1::SubmitRequest request;
   *request.mutable_spec() = spec;
@@ -215,7 +193,7 @@ absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   v1::SubmitResponse response;
   TERCIO_RETURN_IF_ERROR(CallStatus(client->stub().Submit(&context, request, &response), *client));
   std::fprintf(stderr, "job %s in %s\n", response.job_id().c_str(), options.state_dir.c_str());
-  return FollowPrivately(*client, response.job_id(), options);
+  return FollowPrivately(*pair, *client, response.job_id(), options);
 }
 
 // The job to resume, by id or name, or the newest unfinished one.
@@ -258,26 +236,25 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
     FollowOptions follow;
     follow.ranks = options.format() != Output::kTable;
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(*client, id, follow));
-    if (options.format() != Output::kTable) std::cout << JobToJson(status).dump(2) << std::endl;
+    if (options.format() != Output::kTable) PrintJson(JobToJson(status), options.format());
     return ExitCodeOfState(status.state());
   }
-  BlockStopSignals();  // InterruptHandler takes them; before there are threads
+  BlockStopSignals();  // JobKeeper takes them; before there are threads
   v1::JobSpec spec;
   {
     TERCIO_ASSIGN_OR_RETURN(const auto reader, Client::Connect(options));
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*reader, options.job));
     TERCIO_ASSIGN_OR_RETURN(spec, config::ChangeJob(job.spec(), options.set));
   }
-  PrivatePair pair;
-  TERCIO_RETURN_IF_ERROR(
-      StartPair(options.state_dir, plan::RanksOfJob(spec), spec.resources().device(), &pair));
-  TERCIO_ASSIGN_OR_RETURN(const auto client,
-                          Client::ConnectTo(pair.coordinator->Ready("coordinator"), {}));
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto pair,
+      PrivatePair::Start(options.state_dir, plan::RanksOfJob(spec), spec.resources().device()));
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
   // A job whose coordinator was killed is still on its way: it goes on by itself.
-  if (!IsTerminal(job.state())) return FollowPrivately(*client, job.id(), options);
+  if (!IsTerminal(job.state())) return FollowPrivately(*pair, *client, job.id(), options);
   TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
-  return FollowPrivately(*client, id, options);
+  return FollowPrivately(*pair, *client, id, options);
 }
 
 }  // namespace
@@ -293,7 +270,6 @@ int Run(const Options& given) {
   auto spec = config::ParseJobFile(options.job_file, changes);
   if (!spec.ok()) return Fail(spec.status());
   if (const absl::Status status = ChooseDevice(&*spec); !status.ok()) return Fail(status);
-  BlockStopSignals();
   const absl::StatusOr<int> code = RunJob(*spec, options);
   return code.ok() ? *code : Fail(code.status());
 }

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "cli/commands.h"
 #include "cli/format.h"
+#include "cli/output.h"
 #include "cli/progress_bar.h"
 #include "cli/text.h"
 #include "cli/with_client.h"
@@ -12,8 +13,6 @@
 
 namespace tercio::cli {
 namespace {
-
-void PrintJson(const Json& json) { std::cout << json.dump(2) << std::endl; }
 
 template <typename Checkpoints>
 Json ToJson(const Checkpoints& checkpoints) {
@@ -30,7 +29,7 @@ int CheckpointList(const Options& options) {
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client.Checkpoints(options.job));
     if (options.format() != Output::kTable) {
-      PrintJson(ToJson(checkpoints));
+      PrintJson(ToJson(checkpoints), options.format());
       return kExitOk;
     }
     std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "PATH"}};
@@ -95,7 +94,7 @@ int CheckpointVerify(const Options& options) {
                   << (finding.ok() ? "" : ": " + ForTerminal(finding.problem())) << "\n";
       }
     }
-    if (options.format() != Output::kTable) PrintJson(findings);
+    if (options.format() != Output::kTable) PrintJson(findings, options.format());
     return good ? kExitOk : kExitConflict;
   });
 }
@@ -113,7 +112,8 @@ int CheckpointPrune(const Options& options) {
     if (options.format() != Output::kTable) {
       PrintJson({{"dry_run", options.dry_run},
                  {"removed", ToJson(response.removed())},
-                 {"kept", ToJson(response.kept())}});
+                 {"kept", ToJson(response.kept())}},
+                options.format());
       return kExitOk;
     }
     int64_t bytes = 0;

@@ -12,6 +12,7 @@
 #include "cli/follow.h"
 #include "cli/format.h"
 #include "cli/log_text.h"
+#include "cli/output.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/watch_view.h"
@@ -159,7 +160,7 @@ int Watch(const Options& options) {
                       isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
     if (!full) {
       TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FollowJob(client, options.job, follow));
-      if (options.format() != Output::kTable) std::cout << JobToJson(job).dump(2) << std::endl;
+      if (options.format() != Output::kTable) PrintJson(JobToJson(job), options.format());
       return ExitCodeOfState(job.state());
     }
     follow.show_progress = false;

@@ -1,5 +1,6 @@
 #include "common/daemon.h"
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <sys/prctl.h>
@@ -8,6 +9,8 @@
 
 #include <climits>
 #include <csignal>
+#include <set>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "yaml-cpp/yaml.h"
@@ -47,6 +50,8 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
   for (size_t i = 0; i < given.size(); ++i) {
     if (given[i] == "--config" && i + 1 < given.size()) {
       path = given[++i];
+    } else if (given[i].starts_with("--config=")) {
+      path = given[i].substr(std::string_view("--config=").size());
     } else {
       rest.push_back(given[i]);
     }
@@ -56,9 +61,19 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
     try {
       const YAML::Node root = YAML::LoadFile(path);
       if (!root.IsMap()) return absl::InvalidArgumentError(path + ": expected a map of settings");
+      std::set<std::string> names;
       for (const auto& entry : root) {
         std::string name = entry.first.as<std::string>();
         for (char& c : name) c = c == '_' ? '-' : c;
+        const std::string place =
+            absl::StrCat(path, ":", entry.first.Mark().line + 1, ": ", name, ": ");
+        if (!names.insert(name).second) {
+          return absl::InvalidArgumentError(place + "the key is given twice; keep one");
+        }
+        if (entry.second.IsNull()) continue;  // as if it were not there
+        if (entry.second.IsMap()) {
+          return absl::InvalidArgumentError(place + "expected a value, or a list of values");
+        }
         // A list is a flag given several times.
         const YAML::Node& value = entry.second;
         for (size_t i = 0; i < (value.IsSequence() ? value.size() : 1); ++i) {
@@ -84,6 +99,15 @@ void Block(const std::vector<int>& signals) {
 }
 
 }  // namespace
+
+void HoldStandardStreams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) >= 0) continue;
+    // The lowest free number; the wrong way round, so that who uses it gets the error that a closed
+    // one gives.
+    open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+  }
+}
 
 void BlockStopSignals() {
   Block({SIGINT, SIGTERM});

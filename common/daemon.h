@@ -28,8 +28,13 @@ int ExitCodeOf(const absl::Status& status);
 
 // The command line with the settings of the file that --config names put before it, so that flags
 // win: `listen: x` in the file is `--listen=x`, a list several of them, `true` and `false` are for
-// flags without a value. INVALID_ARGUMENT when the file is not a map of texts and lists of texts.
+// flags without a value; a key without a value is as if it were not there. INVALID_ARGUMENT when
+// the file is not a map of texts and lists of texts, or has a key twice.
 absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv);
+
+// Takes the places of standard streams that are closed, so that no file gets their numbers, and
+// with them what is printed. Called before files are opened.
+void HoldStandardStreams();
 
 // Blocks SIGINT and SIGTERM in this and all later threads. Called first.
 void BlockStopSignals();

@@ -1,9 +1,11 @@
 #include "common/daemon_flags.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
 #include "common/file.h"
+#include "common/flag_values.h"
 #include "common/log.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
@@ -54,6 +56,52 @@ TEST(DaemonSettings, FlagsWithoutValueAndLists) {
   ASSERT_TRUE(WriteFileDurably(path, "loud: false\n").ok());
   EXPECT_EQ(Read({"--config", path}, &done).at("loud"), "false");
   EXPECT_FALSE(done);
+}
+
+TEST(FlagValues, Seconds) {
+  const auto read = [](const std::string& text) {
+    CLI::App app("test");
+    double seconds = -1;
+    app.add_option("--wait", seconds)->transform(InSeconds())->check(Between(0.01, 86400.0));
+    try {
+      app.parse(std::vector<std::string>{"--wait=" + text});
+    } catch (const CLI::ParseError&) {
+      return -1.0;
+    }
+    return seconds;
+  };
+  EXPECT_EQ(read("0.5"), 0.5);
+  EXPECT_EQ(read("5s"), 5);
+  EXPECT_EQ(read("500ms"), 0.5);
+  EXPECT_EQ(read("2m"), 120);
+  for (const char* text : {"nan", "inf", "-1s", "0", "2d", "5x", ""})
+    EXPECT_EQ(read(text), -1) << text;
+}
+
+TEST(DaemonSettings, TheFileIsNamedLikeAnythingElse) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/daemon.yaml";
+  bool done = false;
+  ASSERT_TRUE(WriteFileDurably(path, "limit: 8\nlisten:\n").ok());
+  const DaemonSettings settings = Read({"--config=" + path}, &done);
+  EXPECT_FALSE(done);
+  EXPECT_EQ(settings.at("limit"), "8");
+  EXPECT_EQ(settings.at("listen"), "127.0.0.1:1");
+}
+
+TEST(DaemonSettings, FaultsOfTheFileHaveTheirPlace) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/daemon.yaml";
+  for (const auto& [text, fault] : std::map<std::string, std::string>{
+           {"limit: 8\nlimit: 9\n", ":2: limit: the key is given twice"},
+           {"\nlimit: {a: 8}\n", ":2: limit: expected a value"}}) {
+    ASSERT_TRUE(WriteFileDurably(path, text).ok());
+    bool done = false;
+    testing::internal::CaptureStderr();
+    Read({"--config", path}, &done);
+    EXPECT_THAT(testing::internal::GetCapturedStderr(), testing::HasSubstr(path + fault));
+    EXPECT_TRUE(done);
+  }
 }
 
 TEST(DaemonSettings, WhatChangedIsLogged) {

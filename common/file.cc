@@ -77,9 +77,18 @@ absl::Status FileError(int error, std::string_view what, std::string_view path) 
     case ENOSPC:
     case EDQUOT:
       return absl::ResourceExhaustedError(message);
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+      return absl::InvalidArgumentError(message);
     default:
       return absl::InternalError(message);
   }
+}
+
+absl::Status AsConflict(const absl::Status& status) {
+  if (status.ok() || absl::IsResourceExhausted(status)) return status;
+  return absl::FailedPreconditionError(std::string(status.message()));
 }
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
@@ -197,6 +206,12 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
   if (fstat(file.get(), &held) != 0) return FileError(errno, "cannot lock", path);
   if (stat(path.c_str(), &there) != 0 || there.st_ino != held.st_ino) return Lock(path, how);
   return std::unique_ptr<FileLock>(new FileLock(file.Release()));
+}
+
+bool FileLock::IsHeld(const std::string& path) {
+  const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Shared: others who only look do not take this for the holder.
+  return file.get() >= 0 && flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 
 FileLock::~FileLock() { close(descriptor_); }

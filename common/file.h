@@ -1,5 +1,6 @@
 // Files, with errors that name the path: NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED (disk
-// full), FAILED_PRECONDITION (locked), else INTERNAL.
+// full), FAILED_PRECONDITION (locked), INVALID_ARGUMENT (a directory, a name that cannot be), else
+// INTERNAL.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +17,10 @@ namespace tercio {
 
 // The status for errno `error` of doing `what` to `path`.
 absl::Status FileError(int error, std::string_view what, std::string_view path);
+
+// Of what was to be written: whatever keeps a result from its place is a conflict
+// (FAILED_PRECONDITION), but for a full disk.
+absl::Status AsConflict(const absl::Status& status);
 
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
@@ -45,6 +50,8 @@ std::vector<std::string> ListDirectory(const std::string& path);
 // the file.
 class FileLock {
  public:
+  // Whether somebody has it. Makes no file, and is in nobody's way for longer than it takes.
+  static bool IsHeld(const std::string& path);
   // FAILED_PRECONDITION when somebody else holds it and `wait` is false.
   static absl::StatusOr<std::unique_ptr<FileLock>> Acquire(const std::string& path, bool wait);
   // The same, waiting, for one of several holders who keep those above away.

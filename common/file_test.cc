@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <thread>
 #include <vector>
 
@@ -57,6 +58,32 @@ TEST(WriteFileDurablyTest, LeavesNothingWhereItCannotTakeItsPlace) {
   ASSERT_TRUE(MakeDirectories(directory.path() + "/taken/by-a-folder").ok());
   EXPECT_FALSE(WriteFileDurably(directory.path() + "/taken", "text").ok());
   EXPECT_THAT(ListDirectory(directory.path()), ElementsAre("taken"));
+}
+
+TEST(FileErrorTest, SaysWhatKindItIs) {
+  const TempDir directory;
+  // A directory, or a name that cannot be, is a mistake of whoever named it.
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(directory.path()).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadInput(directory.path(), 10).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(std::string(300, 'x')).status()));
+  EXPECT_TRUE(absl::IsNotFound(ReadFile(directory.path() + "/none").status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(AsConflict(FileError(EACCES, "cannot write", "x"))));
+  EXPECT_TRUE(absl::IsResourceExhausted(AsConflict(FileError(ENOSPC, "cannot write", "x"))));
+  EXPECT_TRUE(AsConflict(absl::OkStatus()).ok());
+}
+
+TEST(FileLockTest, LookingTakesNothing) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/lock";
+  EXPECT_FALSE(FileLock::IsHeld(path));
+  EXPECT_FALSE(PathExists(path));
+  {
+    const auto lock = FileLock::Acquire(path, /*wait=*/false);
+    ASSERT_TRUE(lock.ok()) << lock.status();
+    EXPECT_TRUE(FileLock::IsHeld(path));
+  }
+  EXPECT_FALSE(FileLock::IsHeld(path));
+  EXPECT_TRUE(FileLock::Acquire(path, /*wait=*/false).ok());
 }
 
 }  // namespace

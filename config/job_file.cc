@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,8 @@
 #include "config/reader.h"
 #include "nlohmann/json.hpp"
 #include "plan/lanes.h"
+#include "plan/limits.h"
+#include "plan/plan_builder.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
 #include "yaml-cpp/yaml.h"
@@ -25,24 +28,35 @@ constexpr double kLargest = 1e30;
 // A job has a few hundred bytes; what is larger is another file.
 constexpr size_t kMaximumJobFileBytes = size_t{1} << 20;
 constexpr double kSpikeThreshold = 10;
+constexpr size_t kMostNameBytes = 256;
 
 std::string NotYet(const std::string& what) {
   return absl::StrCat(what, " is not supported by this version");
 }
 
+// A preset says how large its published vocabulary is, which counts where nothing else says it.
+bool HasVocabularyOfPreset(const YAML::Node& model) {
+  return model.IsDefined() && model.IsMap() && model["preset"].IsDefined() &&
+         !model["vocab_size"].IsDefined();
+}
+
 class JobParser {
  public:
-  JobParser(const YAML::Node& root, const std::string& name, std::string directory)
-      : faults_(name), root_(root, "", &faults_), directory_(std::move(directory)) {}
+  JobParser(const YAML::Node& root, Faults* faults, std::string directory)
+      : faults_(*faults), root_(root, "", faults), directory_(std::move(directory)) {}
 
   absl::StatusOr<v1::JobSpec> Parse() {
     spec_.set_name(root_.Text("name", "job"));
-    // It is shown on many terminals.
-    if (ForDisplay(spec_.name()) != spec_.name()) {
-      root_.Fault("name", "has control characters; leave them out");
+    if (const std::string fault = FaultOfName(spec_.name()); !fault.empty()) {
+      root_.Fault("name", fault);
+    } else if (spec_.name().empty()) {
+      root_.Fault("name", "empty; give the job a name, or leave the key out");
     }
     ParseModel(root_.Child("model"), directory_, spec_.mutable_model());
     ParseData(root_.Child("data"), directory_, spec_.model(), &faults_, spec_.mutable_data());
+    if (HasVocabularyOfPreset(root_.Get("model")) && !spec_.data().tokenizer().empty()) {
+      spec_.mutable_model()->clear_vocab_size();
+    }
     ParseTraining(root_.Child("training"));
     ParseParallelism();
     ParseResources(root_.Child("resources"));
@@ -50,6 +64,11 @@ class JobParser {
     ParseFaultTolerance(root_.Child("fault_tolerance"));
     ParseTensorBoard();
     root_.Finish();
+    // Sums over sizes mean something only where each is possible.
+    if (faults_.empty()) {
+      const absl::Status sizes = plan::CheckSizes(spec_);
+      if (!sizes.ok()) root_.Fault("model", std::string(sizes.message()));
+    }
     TERCIO_RETURN_IF_ERROR(faults_.ToStatus());
     return std::move(spec_);
   }
@@ -61,9 +80,9 @@ class JobParser {
       if (!training.Has(key)) training.Fault(key, "missing; a job needs it");
     }
     out->set_steps(training.Integer("steps", 1, 1));
-    out->set_global_batch(training.Integer("global_batch", 1, 1, 1 << 24));
+    out->set_global_batch(training.Integer("global_batch", 1, 1, plan::kMostSequences));
     if (training.Text("micro_batch", "auto") != "auto") {
-      out->set_micro_batch(training.Integer("micro_batch", 1, 1, 1 << 24));
+      out->set_micro_batch(training.Integer("micro_batch", 1, 1, plan::kMostSequences));
     }
     ParseOptimizer(training.Child("optimizer"));
     ParseSchedule(training.Child("schedule"));
@@ -74,7 +93,8 @@ class JobParser {
     out->set_reproducibility(training.OneOf("reproducibility", "layout", {"layout", "exact"}));
     out->set_tf32(training.Flag("tf32", false));
     out->set_fp8(training.Flag("fp8", false));
-    out->set_seed(static_cast<uint64_t>(training.Integer("seed", 1337, 0)));
+    out->set_seed(static_cast<uint64_t>(
+        training.Integer("seed", 1337, 0, std::numeric_limits<int64_t>::max())));
     Section evaluate = training.Child("evaluate");
     out->mutable_evaluate()->set_every_steps(evaluate.Integer("every_steps", 0, 0));
     out->mutable_evaluate()->set_batches(evaluate.Integer("batches", 0, 0));
@@ -199,12 +219,16 @@ class JobParser {
           "nccl adds in an order of its own: training.reproducibility: exact needs host");
     }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
-    const int named = parallelism.automatic() ? 1
-                                              : parallelism.tensor() * parallelism.pipeline() *
-                                                    std::max(1, parallelism.data());
+    const int named = plan::RanksOfJob(spec_);  // of its degrees
     const bool given = resources.Has("ranks");
-    out->set_ranks(static_cast<int32_t>(resources.Integer("ranks", named, 1, 1 << 20)));
-    if (given && !parallelism.automatic() && parallelism.data() > 0 && out->ranks() != named) {
+    out->set_ranks(static_cast<int32_t>(resources.Integer("ranks", named, 1, plan::kMostRanks)));
+    if (named > plan::kMostRanks) {
+      root_.Fault("parallelism",
+                  absl::StrCat("tensor ", parallelism.tensor(), " x pipeline ",
+                               parallelism.pipeline(), " x data ", std::max(1, parallelism.data()),
+                               ": a job has at most ", plan::kMostRanks, " ranks"));
+    } else if (given && !parallelism.automatic() && parallelism.data() > 0 &&
+               out->ranks() != named) {
       resources.Fault("ranks",
                       absl::StrCat(out->ranks(), ", but parallelism names tensor ",
                                    parallelism.tensor(), " x pipeline ", parallelism.pipeline(),
@@ -240,7 +264,10 @@ class JobParser {
         static_cast<int32_t>(fault_tolerance.Integer("elastic_min_ranks", 0, 0, 1 << 20)));
     out->set_elastic_wait_seconds(fault_tolerance.Seconds("elastic_wait", 300));
     if (fault_tolerance.Text("hang_timeout", "auto") != "auto") {
-      out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 0));
+      out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 1));
+      if (out->hang_timeout_seconds() == 0) {
+        fault_tolerance.Fault("hang_timeout", "no time at all; auto is learned from the steps");
+      }
     }
     out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop", "skip"}));
     out->set_stragglers(fault_tolerance.OneOf("stragglers", "report", {"report", "exclude"}));
@@ -264,19 +291,19 @@ class JobParser {
                               .string());
   }
 
-  Faults faults_;
+  Faults& faults_;
   Section root_;
   std::string directory_;
   v1::JobSpec spec_;
 };
 
 // Sets a dotted key in the tree, making the maps on the way.
-absl::Status Override(YAML::Node root, const std::string& text) {
+void Override(YAML::Node root, const std::string& text, Faults* faults) {
   const size_t equals = text.find('=');
-  if (equals == std::string::npos || equals == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("--set ", text, ": expected KEY=VALUE"));
-  }
-  const std::vector<std::string> keys = absl::StrSplit(text.substr(0, equals), '.');
+  const std::string key = text.substr(0, equals);
+  faults->Overridden(key, text);
+  if (equals == std::string::npos || equals == 0) return faults->Add(0, key, "expected KEY=VALUE");
+  const std::vector<std::string> keys = absl::StrSplit(key, '.');
   try {
     const YAML::Node value = YAML::Load(text.substr(equals + 1));
     YAML::Node node = root;
@@ -288,9 +315,8 @@ absl::Status Override(YAML::Node root, const std::string& text) {
     }
     node[keys.back()] = value;
   } catch (const YAML::Exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat("--set ", text, ": ", error.what()));
+    faults->Add(0, key, absl::StrCat("not YAML: ", error.msg));
   }
-  return absl::OkStatus();
 }
 
 // The shortest text that reads back as the same number.
@@ -321,12 +347,17 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
     TERCIO_RETURN_IF_ERROR(CheckUtf8(change, "--set"));
   }
   try {
-    YAML::Node root = YAML::Load(text);
-    if (!root.IsMap()) {
+    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
+    if (documents.empty() || !documents.front().IsMap()) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": expected a job (a map of keys)"));
     }
-    for (const std::string& change : overrides) TERCIO_RETURN_IF_ERROR(Override(root, change));
-    return JobParser(root, name, directory).Parse();
+    Faults faults(name);
+    if (documents.size() > 1) {
+      faults.Add(documents[1].Mark().line + 1, "",
+                 "a second document (behind ---); a file holds one job");
+    }
+    for (const std::string& change : overrides) Override(documents.front(), change, &faults);
+    return JobParser(documents.front(), &faults, directory).Parse();
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ":", error.mark.line + 1, ": not YAML: ", error.msg));
@@ -377,6 +408,13 @@ std::string TensorBoardYaml(const v1::JobSpec& spec) {
 }
 
 }  // namespace
+
+std::string FaultOfName(const std::string& name) {
+  if (name.size() > kMostNameBytes) {
+    return absl::StrCat("has ", name.size(), " bytes; expected at most ", kMostNameBytes);
+  }
+  return ForDisplay(name) == name ? "" : "has control characters; leave them out";
+}
 
 void ResolveDevice(v1::JobSpec* spec, bool gpus) {
   v1::ResourcesSpec& resources = *spec->mutable_resources();

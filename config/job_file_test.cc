@@ -128,6 +128,111 @@ TEST(JobFile, ANameHasNoControlCharacters) {
               Not(HasSubstr("control characters")));
 }
 
+TEST(JobFile, ANameIsAName) {
+  EXPECT_THAT(FaultOf("name: ''\n"), HasSubstr("job.yaml:1: name: empty"));
+  EXPECT_THAT(FaultOf(absl::StrCat("name: ", std::string(257, 'n'), "\n")),
+              HasSubstr("job.yaml:1: name: has 257 bytes; expected at most 256"));
+}
+
+// What is wrong with --set has its place there, not in a line of the file, which is right, or in
+// its own first.
+TEST(JobFile, FaultsOfChangesNameTheChange) {
+  const std::string fault = FaultOf(
+      kGood, {"training.steps=ten", "data.train=[]", "steps", "training.optimizer={eps: -1}",
+              "training.stps=3", "model.layers=[1", "checkpoint.keep_last=0"});
+  for (const char* line :
+       {"--set training.steps=ten: training.steps: expected a whole number",
+        "--set data.train=[]: data.train: a list of 0 data sets",
+        "--set steps: steps: expected KEY=VALUE",
+        "--set training.optimizer={eps: -1}: training.optimizer.eps: expected a number",
+        "--set training.optimizer={eps: -1}: training.optimizer.learning_rate: missing",
+        "--set training.stps=3: training.stps: unknown key; did you mean 'steps'?",
+        "--set model.layers=[1: model.layers: not YAML: ",
+        "--set checkpoint.keep_last=0: checkpoint.keep_last: expected a whole number"}) {
+    EXPECT_THAT(fault, HasSubstr(line));
+  }
+  EXPECT_THAT(fault, Not(HasSubstr("job.yaml")));
+  // What is beside it is still the file's.
+  EXPECT_THAT(FaultOf("training: {stepss: 1}\n", {"training.steps=1"}),
+              HasSubstr("job.yaml:1: training.stepss: unknown key"));
+}
+
+TEST(JobFile, WhatIsMissingHasTheLineWhereItBelongs) {
+  EXPECT_THAT(FaultOf("name: a\nmodel: {layers: 1}\ntraining:\n"),
+              AllOf(HasSubstr("job.yaml:2: model.hidden: missing"),
+                    HasSubstr("job.yaml:3: training.steps: missing"),
+                    HasSubstr("job.yaml:3: training.optimizer.learning_rate: missing"),
+                    HasSubstr("job.yaml:1: data.train: missing")));
+}
+
+TEST(JobFile, NothingOfAFileIsLeftOut) {
+  EXPECT_THAT(FaultOf(absl::StrCat(kGood, "---\nname: another\n")),
+              HasSubstr("job.yaml:14: a second document"));
+  EXPECT_THAT(FaultOf(absl::StrCat(kGood, "---\nname: [\n")), HasSubstr("not YAML"));
+  EXPECT_TRUE(Parse(absl::StrCat("---\n", kGood, "...\n")).ok());
+  std::string windows = kGood;
+  for (size_t at = 0; (at = windows.find('\n', at)) != std::string::npos; at += 2) {
+    windows.insert(at, "\r");
+  }
+  const auto spec = Parse(absl::StrCat("\xef\xbb\xbf", windows));
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->SerializeAsString(), Parse(kGood)->SerializeAsString());
+}
+
+TEST(JobFile, NumbersThatAreNone) {
+  for (const char* seconds : {"nan", "inf", ".nan", "-1s", "1e400s", "s", "5 parsecs"}) {
+    EXPECT_THAT(FaultOf(kGood, {absl::StrCat("fault_tolerance.elastic_wait=", seconds)}),
+                HasSubstr("is not a duration"))
+        << seconds;
+  }
+  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.hang_timeout=0s"}), HasSubstr("no time at all"));
+  for (const char* steps :
+       {".nan", ".inf", "1e300", "-.inf", "0.5", "99999999999999999999", "0x"}) {
+    EXPECT_THAT(FaultOf(kGood, {absl::StrCat("training.steps=", steps)}),
+                HasSubstr("training.steps: expected a whole number"))
+        << steps;
+  }
+  EXPECT_THAT(FaultOf(kGood, {"training.steps=1e13"}), HasSubstr("and at most 1099511627776"));
+  EXPECT_EQ(Parse(kGood, {"training.steps=1e3"})->training().steps(), 1000);
+}
+
+// As PyTorch has them; a double holds 53 bits.
+TEST(JobFile, SeedsOfSixtyThreeBits) {
+  const auto spec = Parse(kGood, {"training.seed=9223372036854775807"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->training().seed(), 9223372036854775807u);
+  EXPECT_EQ(Parse(EffectiveYaml(*spec))->training().seed(), 9223372036854775807u);
+  EXPECT_THAT(FaultOf(kGood, {"training.seed=9223372036854775808"}),
+              HasSubstr("at most 9223372036854775807"));
+}
+
+TEST(JobFile, SizesHaveBounds) {
+  EXPECT_THAT(FaultOf(kGood, {"parallelism={tensor: 65536, pipeline: 65536}"}),
+              HasSubstr("parallelism: tensor 65536 x pipeline 65536 x data 1: a job has at most "
+                        "1048576 ranks"));
+  EXPECT_THAT(FaultOf(kGood, {"model.layers=1000000"}),
+              HasSubstr("model.layers: expected a whole number of at least 1 and at most 4096"));
+  EXPECT_THAT(FaultOf(kGood, {"model.context=16777216", "training.global_batch=16777216",
+                              "model.hidden=1048576", "model.heads=4096"}),
+              HasSubstr("job.yaml:2: model: too large: the activations"));
+}
+
+// Where nothing else says it: data may bring a tokenizer along.
+TEST(JobFile, APresetKnowsItsVocabulary) {
+  std::string text = kGood;
+  const std::string sizes = "  layers: 2\n  hidden: 32\n  heads: 4\n  context: 16\n";
+  text.replace(text.find(sizes), sizes.size(), "  preset: gpt2-124m\n");
+  const auto vocabulary = [&](const std::vector<std::string>& changes) {
+    const auto spec = Parse(text, changes);
+    EXPECT_TRUE(spec.ok()) << spec.status();
+    return spec.ok() ? spec->model().vocab_size() : -1;
+  };
+  EXPECT_EQ(vocabulary({"data.train=tokens"}), 50257);
+  EXPECT_EQ(vocabulary({"data.train=tokens", "model.vocab_size=50304"}), 50304);
+  EXPECT_EQ(vocabulary({}), 0);
+  EXPECT_EQ(vocabulary({"data.train=tokens", "data.tokenizer=gpt2/tokenizer.json"}), 0);
+}
+
 TEST(JobFile, PatternsMustNameATensor) {
   EXPECT_THAT(FaultOf(kGood, {"training.frozen=[layer.*]"}),
               HasSubstr("training.frozen: no tensor of the model is named 'layer.*'"));

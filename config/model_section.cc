@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/model_description.h"
 #include "nlohmann/json.hpp"
+#include "plan/limits.h"
 
 namespace tercio::config {
 namespace {
@@ -44,6 +45,7 @@ std::optional<v1::ModelSpec> FindPreset(const std::string& name) {
     model.set_kv_heads(preset.kv_heads);
     model.set_ffn_hidden(preset.ffn_hidden);
     model.set_context(preset.context);
+    model.set_vocab_size(preset.vocab_size);
     model.set_rope_theta(preset.rope_theta);
     model.set_untied_head(!preset.tied_head);
     model.set_bias(model.architecture() != "llama");
@@ -182,16 +184,17 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
   const std::string architecture =
       model.OneOf("architecture", base.architecture(), {"gpt2", "llama", "bert"});
   out->set_architecture(architecture);
-  const auto size = [&](const char* key, int64_t of_base, int64_t otherwise) {
+  const auto size = [&](const char* key, int64_t of_base, int64_t otherwise, int64_t most) {
     if (!named && !model.Has(key)) model.Fault(key, "missing; a model needs it");
-    return static_cast<int32_t>(model.Integer(key, named ? of_base : otherwise, 1, 1 << 24));
+    return static_cast<int32_t>(model.Integer(key, named ? of_base : otherwise, 1, most));
   };
-  out->set_layers(size("layers", base.layers(), 12));
-  out->set_hidden(size("hidden", base.hidden(), 768));
-  out->set_heads(size("heads", base.heads(), 12));
-  out->set_context(size("context", base.context(), 1024));
+  out->set_layers(size("layers", base.layers(), 12, plan::kMostLayers));
+  out->set_hidden(size("hidden", base.hidden(), 768, plan::kMostHidden));
+  out->set_heads(size("heads", base.heads(), 12, plan::kMostHidden));
+  out->set_context(size("context", base.context(), 1024, plan::kMostContext));
   const auto optional = [&](const char* key, int64_t of_base, int64_t otherwise) {
-    return static_cast<int32_t>(model.Integer(key, of_base > 0 ? of_base : otherwise, 1, 1 << 24));
+    return static_cast<int32_t>(
+        model.Integer(key, of_base > 0 ? of_base : otherwise, 1, plan::kMostFfn));
   };
   out->set_kv_heads(optional("kv_heads", base.kv_heads(), out->heads()));
   out->set_ffn_hidden(optional("ffn_hidden", base.ffn_hidden(), DefaultFfn(*out)));
@@ -203,8 +206,8 @@ void ParseSizes(Section& model, const v1::ModelSpec& base, bool named, v1::Model
   const double eps = architecture == "bert" ? 1e-12 : 1e-5;
   out->set_norm_eps(
       model.Number("norm_eps", base.norm_eps() > 0 ? base.norm_eps() : eps, 1e-12, 1));
-  out->set_vocab_size(
-      static_cast<int32_t>(model.Integer("vocab_size", base.vocab_size(), 0, 1 << 30)));
+  out->set_vocab_size(static_cast<int32_t>(
+      model.Integer("vocab_size", base.vocab_size(), 0, plan::kMostVocabulary)));
   ParsePositions(model, base, out);
   ParseEncoder(model, base, out);
   CheckHeads(model, *out);

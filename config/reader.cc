@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -11,8 +12,28 @@
 
 namespace tercio::config {
 
+namespace {
+
+// `key` itself, a key of its map or an element of its list.
+bool IsAtOrBelow(std::string_view key, std::string_view of) {
+  return key.starts_with(of) &&
+         (key.size() == of.size() || key[of.size()] == '.' || key[of.size()] == '[');
+}
+
+}  // namespace
+
+void Faults::Overridden(const std::string& key, const std::string& text) {
+  overridden_.emplace_back(key, text);
+}
+
 void Faults::Add(int line, const std::string& key, const std::string& what) {
-  const std::string place = line > 0 ? absl::StrCat(file_, ":", line) : file_;
+  std::string place = line > 0 ? absl::StrCat(file_, ":", line) : file_;
+  // The last one counts. Lines of the file, or of the text of --set, would mislead.
+  for (const auto& [changed, text] : overridden_) {
+    if (!IsAtOrBelow(key, changed)) continue;
+    place = absl::StrCat("--set ", text);
+    line = 0;
+  }
   lines_.emplace_back(line, absl::StrCat(place, ": ", key.empty() ? "" : key + ": ", what));
 }
 
@@ -26,8 +47,8 @@ absl::Status Faults::ToStatus() const {
   return absl::InvalidArgumentError(absl::StrJoin(texts, "\n"));
 }
 
-Section::Section(YAML::Node node, std::string path, Faults* faults)
-    : node_(node), path_(std::move(path)), faults_(faults) {
+Section::Section(YAML::Node node, std::string path, Faults* faults, int line)
+    : node_(node), path_(std::move(path)), faults_(faults), line_(line) {
   if (node_.IsDefined() && !node_.IsNull() && !node_.IsMap()) {
     faults_->Add(node_.Mark().line + 1, path_, "expected a map of keys");
     node_.reset(YAML::Node());
@@ -44,7 +65,7 @@ Section::Section(YAML::Node node, std::string path, Faults* faults)
 }
 
 int Section::LineOf(const std::string& key) const {
-  if (!node_.IsDefined() || !node_.IsMap()) return 0;
+  if (!node_.IsDefined() || !node_.IsMap()) return line_;
   for (const auto& entry : node_) {
     if (entry.first.Scalar() == key) return entry.first.Mark().line + 1;
   }
@@ -62,7 +83,9 @@ YAML::Node Section::Get(const std::string& key) {
 
 bool Section::Has(const std::string& key) { return Get(key).IsDefined(); }
 
-Section Section::Child(const std::string& key) { return Section(Get(key), Full(key), faults_); }
+Section Section::Child(const std::string& key) {
+  return Section(Get(key), Full(key), faults_, LineOf(key));
+}
 
 void Section::Fault(const std::string& key, const std::string& what) {
   faults_->Add(LineOf(key), Full(key), what);
@@ -97,13 +120,17 @@ bool Section::Flag(const std::string& key, bool fallback) {
 int64_t Section::Integer(const std::string& key, int64_t fallback, int64_t least, int64_t most) {
   const std::optional<double> value = Scalar<double>(key, "a whole number");
   if (!value.has_value()) return fallback;
-  if (*value != std::floor(*value) || *value < static_cast<double>(least) ||
-      *value > static_cast<double>(most)) {
-    Fault(key, absl::StrCat("expected a whole number of at least ", least,
-                            most < (int64_t{1} << 40) ? absl::StrCat(" and at most ", most) : ""));
-    return fallback;
-  }
-  return static_cast<int64_t>(*value);
+  int64_t exact = 0;
+  // 1e3 is a whole number, too; a double has not all digits of the larger ones.
+  const bool digits = absl::SimpleAtoi(Get(key).Scalar(), &exact);
+  const bool whole = digits || (*value == std::floor(*value) && std::abs(*value) < 0x1p63);
+  if (whole && !digits) exact = static_cast<int64_t>(*value);
+  if (whole && exact >= least && exact <= most) return exact;
+  const bool above = *value > static_cast<double>(least);
+  Fault(key, absl::StrCat(
+                 "expected a whole number of at least ", least,
+                 above || most < (int64_t{1} << 40) ? absl::StrCat(" and at most ", most) : ""));
+  return fallback;
 }
 
 double Section::Number(const std::string& key, double fallback, double least, double most) {
@@ -130,7 +157,7 @@ double Section::Seconds(const std::string& key, double fallback) {
     break;
   }
   double value = 0;
-  if (!absl::SimpleAtod(digits, &value) || value < 0) {
+  if (!absl::SimpleAtod(digits, &value) || !std::isfinite(value) || value < 0) {
     Fault(key, absl::StrCat("'", text, "' is not a duration; write 30s, 5m or 2h"));
     return fallback;
   }

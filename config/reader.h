@@ -14,26 +14,31 @@
 
 namespace tercio::config {
 
-// All faults of one file.
+// All faults of one file, and of what was changed in it from the command line.
 class Faults {
  public:
   explicit Faults(std::string file) : file_(std::move(file)) {}
 
-  // line 0: not known.
+  // From now on what is wrong at a dotted key, or below it, has its place in `--set text`.
+  void Overridden(const std::string& key, const std::string& text);
+
+  // line 0: not known. `key` may be empty.
   void Add(int line, const std::string& key, const std::string& what);
   bool empty() const { return lines_.empty(); }
+  // In the order of their lines; what has none comes first.
   absl::Status ToStatus() const;
 
  private:
   std::string file_;
+  std::vector<std::pair<std::string, std::string>> overridden_;
   std::vector<std::pair<int, std::string>> lines_;
 };
 
 // A map of the file; `path` is its dotted name, empty for the root. A missing map reads as an empty
-// one.
+// one, whose faults are at `line`: where it should be.
 class Section {
  public:
-  Section(YAML::Node node, std::string path, Faults* faults);
+  Section(YAML::Node node, std::string path, Faults* faults, int line = 0);
 
   bool Has(const std::string& key);
   // The node under a key, marked as known; undefined when missing or null.
@@ -66,6 +71,7 @@ class Section {
   YAML::Node node_;
   std::string path_;
   Faults* faults_;
+  int line_;
   std::set<std::string> known_;
 };
 

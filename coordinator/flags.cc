@@ -1,12 +1,11 @@
 #include "coordinator/flags.h"
 
-#include <map>
-
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
 #include "common/daemon.h"
 #include "common/file.h"
+#include "common/flag_values.h"
 #include "coordinator/access/access.h"
 
 namespace tercio::coordinator {
@@ -33,7 +32,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
                                const char* help) {
     app.add_option(name, *value, help)
         ->envname(variable)
-        ->check(CLI::Range(least, 86400.0))
+        ->transform(InSeconds())
+        ->check(Between(least, 86400.0))
         ->capture_default_str()
         ->take_last();
   };
@@ -57,10 +57,8 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   app.add_option("--certificate-life", flags->certificate_life,
                  "life of the certificates of people and agents (such as 30d)")
       ->envname("TERCIO_CERTIFICATE_LIFE")
-      ->transform(CLI::AsNumberWithUnit(
-          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
-          CLI::AsNumberWithUnit::CASE_SENSITIVE))
-      ->check(CLI::Range(1.0, 3650 * 86400.0))
+      ->transform(InSeconds())
+      ->check(Between(1.0, 3650 * 86400.0))
       ->take_last();
   app.add_option("--max-streams", flags->max_streams, "clients that may follow jobs at a time")
       ->envname("TERCIO_MAX_STREAMS")

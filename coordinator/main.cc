@@ -11,6 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "checkpoint/store.h"
 #include "common/daemon.h"
 #include "common/daemon_flags.h"
@@ -34,10 +36,18 @@
 namespace tercio::coordinator {
 namespace {
 
+constexpr int kLookers = 5;
+constexpr absl::Duration kLookersPatience = absl::Milliseconds(10);
+
 // A full, unwritable or taken directory is found before anything starts.
 absl::StatusOr<std::unique_ptr<FileLock>> TakeStateDirectory(const Flags& flags) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(flags.state_dir));
   auto lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);
+  // Who only looks whether somebody has it holds it for a moment.
+  for (int i = 0; i < kLookers && absl::IsFailedPrecondition(lock.status()); ++i) {
+    absl::SleepFor(kLookersPatience);
+    lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);
+  }
   if (!lock.ok()) {
     return absl::FailedPreconditionError(absl::StrCat("cannot use the state directory ",
                                                       flags.state_dir, ": ",
@@ -187,6 +197,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
 int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
   if (coordinator::IsAccessCommand(argc, argv)) return coordinator::RunAccessCommand(argc, argv);
+  HoldStandardStreams();
   coordinator::Lifecycle life;
   life.stop_signals = BlockDaemonSignals();
   KeepFreedMemory();

@@ -11,6 +11,7 @@
 #include "common/status_macros.h"
 #include "plan/buckets.h"
 #include "plan/lanes.h"
+#include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/precision.h"
@@ -43,10 +44,22 @@ v1::StagePlan BuildStage(const v1::JobSpec& job, const v1::Layout& layout, int s
 // Micro-batch sizes that divide a rank's share, ascending.
 std::vector<int64_t> Divisors(int64_t value) {
   std::vector<int64_t> result;
-  for (int64_t i = 1; i <= value; ++i) {
+  for (int64_t i = 1; i * i <= value; ++i) {
     if (value % i == 0) result.push_back(i);
   }
+  for (size_t i = result.size(); i-- > 0;) {
+    if (const int64_t other = value / result[i]; other > result[i]) result.push_back(other);
+  }
   return result;
+}
+
+// Beyond kMostRanks it stays just above: degrees come from whoever submits a job.
+int RanksOfDegrees(int tensor, int pipeline, int data) {
+  int64_t ranks = 1;
+  for (const int degree : {tensor, pipeline, data}) {
+    ranks = std::min<int64_t>(ranks * std::max(1, degree), kMostRanks + 1);
+  }
+  return static_cast<int>(ranks);
 }
 
 // Layouts of the same number of ranks that this model allows, as "tensor x pipeline x data".
@@ -171,8 +184,7 @@ v1::RankPlan SliceForRank(const v1::Plan& plan, int rank) {
 
 int RanksOfJob(const v1::JobSpec& job) {
   const v1::ParallelismSpec& wanted = job.parallelism();
-  const int named =
-      std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline()) * std::max(1, wanted.data());
+  const int named = RanksOfDegrees(wanted.tensor(), wanted.pipeline(), wanted.data());
   if (wanted.automatic() || wanted.data() == 0) {
     return std::max(job.resources().ranks(), wanted.automatic() ? 1 : named);
   }
@@ -181,6 +193,12 @@ int RanksOfJob(const v1::JobSpec& job) {
 
 absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job) {
   const v1::ParallelismSpec& wanted = job.parallelism();
+  if (RanksOfJob(job) > kMostRanks) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("impossible layout: tensor ", wanted.tensor(), " x pipeline ",
+                     wanted.pipeline(), " x data ", wanted.data(), ", resources.ranks ",
+                     job.resources().ranks(), ": a job has at most ", kMostRanks, " ranks"));
+  }
   v1::Layout layout;
   layout.set_tensor(std::max(1, wanted.tensor()));
   layout.set_pipeline(std::max(1, wanted.pipeline()));

@@ -33,12 +33,13 @@ v1::RankPlan SliceWithoutStage(const v1::Plan& plan, int rank);
 // stage. At least 1. Below `less_than`, if that is not 0: for one that does not fit in memory.
 int64_t ChooseMicroBatch(const v1::JobSpec& job, int pipeline, int data, int64_t less_than = 0);
 
-// Ranks that a job needs.
+// Ranks that a job needs; kMostRanks (plan/limits.h) + 1 or more where its degrees give more than
+// that.
 int RanksOfJob(const v1::JobSpec& job);
 
 // The layout that the job file names, when it names one (parallelism not automatic): data degree
 // filled in, micro-batch chosen when automatic. INVALID_ARGUMENT with the rule, the numbers and the
-// nearest layouts that work.
+// nearest layouts that work. REQUIRES: CheckSizes(job) (plan/limits.h).
 absl::StatusOr<v1::Layout> LayoutOfJob(const v1::JobSpec& job);
 
 }  // namespace tercio::plan

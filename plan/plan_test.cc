@@ -1,5 +1,6 @@
 // The pure part of a layout: ranks, lanes, tensors, schedules, memory, plans.
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <set>
 
@@ -7,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "plan/fp8.h"
 #include "plan/lanes.h"
+#include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/plan_builder.h"
@@ -435,6 +437,56 @@ TEST(PlanBuilder, RanksOfAJob) {
   EXPECT_EQ(ranks(false, 0, 0, 0, 0), 1);
   EXPECT_EQ(ranks(true, 2, 3, 4, 8), 8);  // the planner chooses
   EXPECT_EQ(ranks(true, 2, 3, 4, 0), 1);
+}
+
+// Degrees come from whoever submits a job: their product must not leave its integer, where it may
+// be 0.
+TEST(PlanBuilder, DegreesWithoutBounds) {
+  v1::JobSpec job = Job();
+  v1::ParallelismSpec& wanted = *job.mutable_parallelism();
+  for (const int degree : {1 << 11, 1 << 16, std::numeric_limits<int>::max()}) {
+    for (const int data : {0, degree}) {
+      wanted.set_tensor(degree);
+      wanted.set_pipeline(degree);
+      wanted.set_data(data);
+      EXPECT_GT(RanksOfJob(job), kMostRanks);
+      EXPECT_THAT(std::string(LayoutOfJob(job).status().message()),
+                  HasSubstr("a job has at most 1048576 ranks"));
+    }
+  }
+  wanted.set_tensor(1);
+  wanted.set_pipeline(1 << 16);
+  wanted.set_data(1);
+  wanted.set_virtual_pipeline(1 << 16);
+  EXPECT_THAT(std::string(LayoutOfJob(job).status().message()),
+              HasSubstr("x virtual_pipeline 65536 does not divide model.layers 12"));
+}
+
+TEST(Limits, SizesThatLeaveTheirIntegers) {
+  EXPECT_TRUE(CheckSizes(Job()).ok());
+  const auto fault = [](const auto& change) {
+    v1::JobSpec job = Job();
+    change(job);
+    return std::string(CheckSizes(job).message());
+  };
+  EXPECT_THAT(fault([](auto& job) { job.mutable_model()->set_layers(1 << 30); }),
+              HasSubstr("model.layers: 1073741824, at most 4096"));
+  EXPECT_THAT(fault([](auto& job) { job.mutable_training()->set_micro_batch(int64_t{1} << 32); }),
+              HasSubstr("training.micro_batch: 4294967296, at most 16777216"));
+  EXPECT_THAT(fault([](auto& job) {
+                job.mutable_training()->set_global_batch(kMostSequences);
+                job.mutable_model()->set_context(kMostContext);
+                job.mutable_model()->set_hidden(kMostHidden);
+              }),
+              HasSubstr("too large: the activations of 16777216 sequences"));
+  // As large as anything published, and more.
+  v1::JobSpec job = Job();
+  job.mutable_model()->set_layers(128);
+  job.mutable_model()->set_hidden(25600);
+  job.mutable_model()->set_ffn_hidden(102400);
+  job.mutable_model()->set_context(1 << 17);
+  job.mutable_training()->set_global_batch(3072);
+  EXPECT_TRUE(CheckSizes(job).ok()) << CheckSizes(job);
 }
 
 TEST(PlanBuilder, MicroBatchForAuto) {

@@ -134,7 +134,7 @@ absl::Status CheckLayout(const v1::JobSpec& job, const v1::Layout& layout, int r
         absl::StrCat("tensor ", tensor, " does not divide model.ffn_hidden ", model.ffn_hidden()));
   }
   const int chunks = std::max(1, layout.virtual_pipeline());
-  if (model.layers() % (pipeline * chunks) != 0) {
+  if (model.layers() % (int64_t{pipeline} * chunks) != 0) {
     return Impossible(absl::StrCat("pipeline ", pipeline,
                                    chunks > 1 ? absl::StrCat(" x virtual_pipeline ", chunks) : "",
                                    " does not divide model.layers ", model.layers()));

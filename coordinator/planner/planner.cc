@@ -7,6 +7,7 @@
 #include "common/status_macros.h"
 #include "plan/fp8.h"
 #include "plan/gpu_figures.h"
+#include "plan/limits.h"
 #include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/rank_layout.h"
@@ -14,7 +15,6 @@
 namespace tercio::coordinator {
 namespace {
 
-constexpr int kUnknownVocabulary = 256;
 constexpr double kFloatBytes = 4;
 // Of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
 // CPUs").
@@ -189,14 +189,16 @@ absl::Status CheckNumbers(const v1::JobSpec& job) {
       model.hidden() / model.heads() > 256) {
     return absl::InvalidArgumentError(
         "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, hidden "
-        "a "
-        "multiple of heads, and hidden / heads at most 256");
+        "a multiple of heads, and hidden / heads at most 256");
   }
   if (job.training().steps() < 1 || job.training().global_batch() < 1 ||
-      job.resources().ranks() < 0 || job.checkpoint().keep_last() < 1) {
+      job.training().micro_batch() < 0 || job.resources().ranks() < 0 ||
+      job.checkpoint().keep_last() < 1) {
     return absl::InvalidArgumentError(
-        "training.steps, training.global_batch and checkpoint.keep_last must be at least 1");
+        "training.steps, training.global_batch and checkpoint.keep_last must be at least 1, "
+        "training.micro_batch and resources.ranks not negative");
   }
+  TERCIO_RETURN_IF_ERROR(plan::CheckSizes(job));
   return CheckGuards(job);
 }
 

@@ -2,11 +2,12 @@
 // trainer's own table) and time (a roofline), and chooses. Pure.
 //
 // Time of a step (reference machine figures in Cluster):
-//   compute  = 6 * weights * tokens / (flop rate * ranks)        Narayanan et al. 2021, equation 3,
-//   without recompute bubble   = compute * (p - 1) / m                              same paper,
-//   section 2.2 tensor   = 4 all-reduces a layer and micro-batch of 2 (t-1)/t * b s h * 4 bytes
-//   section 3.2 data     = 2 (d-1)/d * 4 bytes of gradients of a rank, overlapped with half of the
-//   backward pass pipeline = 2 messages a micro-batch of b s h * 4 bytes
+//   compute  = 6 * weights * tokens / (flop rate * ranks), without recompute (Narayanan et al.
+//              2021, equation 3)
+//   bubble   = compute * (p - 1) / m (section 2.2)
+//   tensor   = 4 all-reduces a layer and micro-batch of 2 (t-1)/t * b s h * 4 bytes (section 3.2)
+//   data     = 2 (d-1)/d * 4 bytes of gradients of a rank, overlapped with half of the backward
+//   pass pipeline = 2 messages a micro-batch of b s h * 4 bytes
 #pragma once
 
 #include <string>
@@ -19,6 +20,9 @@
 #include "proto/tercio/v1/plan.pb.h"
 
 namespace tercio::coordinator {
+
+// What a vocabulary that is not known counts as.
+inline constexpr int kUnknownVocabulary = 256;
 
 // Devices that are alike.
 struct Cluster {
@@ -33,7 +37,7 @@ struct Cluster {
 
 // Every layout of the cluster's ranks, rejected ones with the reason; `chosen` is the fastest that
 // fits. Where the job names its layout that is the only candidate. A micro-batch that the job
-// leaves to the planner is halved until it fits. vocab_size 0 counts as 256.
+// leaves to the planner is halved until it fits. vocab_size 0 counts as kUnknownVocabulary.
 v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 
 // The layout that the job gets. INVALID_ARGUMENT: impossible; RESOURCE_EXHAUSTED: fits in no layout

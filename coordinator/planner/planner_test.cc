@@ -134,5 +134,29 @@ TEST(Planner, WhatAJobNamesIsNotChanged) {
   EXPECT_THAT(PlanLayouts(job, cluster).layouts(0).rejected(), HasSubstr("does not fit"));
 }
 
+// Each of these once divided by zero, or gave a sum below zero, in whoever looked at the job.
+TEST(Planner, NumbersOfAStrangerAreRefused) {
+  const auto refused = [](const auto& change) {
+    v1::JobSpec job = Gpt("cpu");
+    job.mutable_checkpoint()->set_keep_last(1);
+    EXPECT_TRUE(AdmitJob(job, int64_t{1} << 62).ok());
+    change(job);
+    return AdmitJob(job, int64_t{1} << 62).code();
+  };
+  EXPECT_EQ(refused([](auto& job) {
+              job.mutable_parallelism()->set_automatic(false);
+              job.mutable_parallelism()->set_tensor(1 << 16);
+              job.mutable_parallelism()->set_pipeline(1 << 16);
+            }),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused([](auto& job) {
+              job.mutable_parallelism()->set_automatic(false);
+              job.mutable_training()->set_micro_batch(int64_t{1} << 32);
+            }),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused([](auto& job) { job.mutable_model()->set_layers(1 << 30); }),
+            absl::StatusCode::kInvalidArgument);
+}
+
 }  // namespace
 }  // namespace tercio::coordinator

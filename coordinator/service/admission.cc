@@ -5,7 +5,6 @@
 #include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/status_macros.h"
-#include "common/utf8.h"
 #include "config/job_file.h"
 #include "coordinator/core/core.h"
 #include "coordinator/planner/planner.h"
@@ -49,8 +48,8 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
                         }));
   const v1::JobSpec& spec = *wanted;
   // Whoever lists jobs has it on the terminal.
-  if (ForDisplay(spec.name()) != spec.name()) {
-    return absl::InvalidArgumentError("name: has control characters; leave them out");
+  if (const std::string fault = config::FaultOfName(spec.name()); !fault.empty()) {
+    return absl::InvalidArgumentError("name: " + fault);
   }
   const int copies = spec.checkpoint().peer_copies();
   if (copies < 0 || copies > plan::kMostPeerCopies) {

@@ -240,8 +240,15 @@ class Evaluation(DataTest):
         self.tercio("data", "tokenize", "--input", corpus, "--tokenizer", "bytes", "--output", self.path("tokens"))
         checkpoint = ("--checkpoint", job["checkpoint"]["path"])
         found = self.json("evaluate", *checkpoint, "--data", corpus)
-        self.assertEqual(found, self.json("evaluate", *checkpoint, "--data", self.path("tokens")))
+        for name in ("tokens", "tokens.bin", "tokens.idx"):  # none of them is a text
+            self.assertEqual(found, self.json("evaluate", *checkpoint, "--data", self.path(name)))
         self.assertEqual(found["tokens"] + 1, self.json("data", "inspect", self.path("tokens"))["tokens"])
+        with open(self.path("text.txt"), "wb") as file:
+            file.write(bytes(i * i % 251 for i in range(500)).replace(b"\xff", b""))
+        with open(self.path("text.txt"), "rb") as file:
+            llmc = self.write_llmc("llmc.bin", file.read())
+        self.assertEqual(self.json("evaluate", *checkpoint, "--data", llmc),
+                         self.json("evaluate", *checkpoint, "--data", self.path("text.txt")))
         overlapping = self.json("evaluate", *checkpoint, "--data", corpus, "--stride", "8")
         self.assertEqual(overlapping["tokens"], found["tokens"])
         self.assertNotEqual(overlapping["loss"], found["loss"])

@@ -93,6 +93,27 @@ class Recovery(TercioTest):
         self.killed(lambda: self.checkpoints("*.partial-*/manifest.json*") or
                     self.checkpoints("step-00000010"), *layout(1, 1, 2))
 
+    def test_the_private_daemons_are_killed(self):
+        steps = ["--set", "training.steps=2000", "--set", "checkpoint.every_steps=50"]
+        reference = self.run_job(self.path("reference"), *steps)
+        child = self.start("run", self.path("job.yaml"), "--state-dir", self.state, *steps, "-o", "json")
+        newest = lambda: max((int(path[-8:]) for path in self.checkpoints("step-????????")), default=0)
+        for program in ("tercio-agent", "tercio-coordinator", "tercio-agent"):
+            seen = newest()
+            wait_for(lambda: newest() > seen, "a checkpoint")  # noqa: B023
+            before = processes(f"{program} {self.state}")
+            self.assertEqual(len(before), 1)
+            os.kill(before[0], signal.SIGKILL)
+            wait_for(lambda: (now := processes(f"{program} {self.state}")) and now != before, "its return")  # noqa: B023
+        out, err = child.communicate(timeout=120)
+        self.assertEqual(child.returncode, 0, err)
+        self.assertIn("the private agent has ended (signal 9); starting it again", err)
+        self.assertIn("the private coordinator has ended (signal 9); starting it again", err)
+        job = json.loads(out)
+        self.assertEqual((job["state"], job["step"], job["restarts"]), ("succeeded", 2000, 0))
+        self.assertEqual(self.curve(job["id"], self.state), self.curve(reference["id"], self.path("reference")))
+        self.assertEqual(processes(f"tercio-agent {self.state}") + processes(f"tercio-coordinator {self.state}"), [])
+
     def test_a_damaged_checkpoint_is_left_out(self):
         job = self.run_job(self.state, "--set", "training.steps=40")
         reference = self.run_job(self.path("reference"), "--set", "training.steps=60",

@@ -1,6 +1,10 @@
 """What a person at a terminal does: mistypes, presses Ctrl-C, names another coordinator, removes old checkpoints."""
 
+import contextlib
+import fcntl
+import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -36,6 +40,101 @@ class Words(TercioTest):
         self.assertEqual(self.tercio("help", "checkpoint", "list")[0], self.tercio("checkpoint", "list", "--help")[0])
         self.assertEqual(self.tercio("help")[0], self.tercio("--help")[0])
         self.assertEqual(self.tercio("--version")[0], self.tercio("version")[0])
+
+
+    def test_numbers_that_make_no_sense(self):
+        for words in (("wait", "x", "--timeout", "nan"), ("wait", "x", "--timeout=-1s"), ("logs", "x", "--tail", "0"),
+                      ("logs", "x", "--attempt=-1"), ("drill", "x", "--fault", "kill-trainer", "--rank=-1"),
+                      ("checkpoint", "verify", "x", "--step=-5"), ("checkpoint", "export", "x", "--step", "0", "--format", "hf",
+                                                                   "--output", "y"),
+                      ("generate", "--checkpoint", "x", "--prompt", "y", "--temperature", "nan"),
+                      ("generate", "--checkpoint", "x", "--prompt", "y", "--top-p", "nan"),
+                      ("generate", "--checkpoint", "x", "--prompt", "y", "--top-k=-1"),
+                      ("generate", "--checkpoint", "x", "--prompt", "y", "--seed=-1")):
+            out, err = self.tercio(*words, code=2)
+            self.assertEqual(out, "")
+            self.assertTrue(err.startswith("error: tercio "), err)
+
+
+class Outputs(TercioTest):
+    """Where standard output goes nowhere, no verb says that all is well."""
+
+    def end(self, words, stdout, **options):
+        done = subprocess.run([os.path.join(BIN, "tercio"), *words], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=SECONDS,
+                              check=False, env=self.environment(), **options)
+        return done.returncode, done.stderr
+
+    def test_a_full_disk(self):
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for words in (["version", "-o", "json"], ["--help"], ["plan", self.path("job.yaml"), "--effective"]):
+                code, err = self.end(words, full)
+                self.assertEqual((code, err), (7, "error: cannot write to standard output: No space left on device\n"), words)
+            code, err = self.end(["run", self.path("job.yaml"), "--state-dir", self.state, "-o", "json", "--set", "training.steps=2"], full)
+            self.assertEqual(code, 7, err)
+            job = self.json("list", "--state-dir", self.state)[0]
+            self.assertEqual(job["state"], "succeeded")
+            code, _ = self.end(["history", job["id"], "--state-dir", self.state, "-o", "jsonl"], full)
+            self.assertEqual(code, 7)
+            # What went wrong before counts.
+            self.assertEqual(self.end(["get", "nobody", "--state-dir", self.state, "-o", "json"], full)[0], 3)
+
+    def test_closed(self):
+        code, err = self.end(["version"], None, preexec_fn=lambda: os.close(1))
+        self.assertEqual(code, 7)
+        self.assertIn("standard output", err)
+        job = self.run_job(self.state, "--set", "training.steps=2")
+        code, err = self.end(["get", job["id"], "--state-dir", self.state], None, preexec_fn=lambda: os.closerange(0, 2))
+        self.assertEqual(code, 7, err)
+
+    def test_one_value_or_a_line_each(self):
+        job = self.run_job(self.state, "--set", "training.steps=3")["id"]
+        where = ["--state-dir", self.state]
+        self.assertEqual([step["step"] for step in self.json("history", job, *where)], [1, 2, 3])
+        self.assertEqual(self.json("logs", job, "--rank", "99", *where), [])
+        self.assertIn("succeeded", [event["kind"] for event in self.json("events", job, *where)])
+        out, _ = self.tercio("list", "-o", "jsonl", *where)
+        self.assertEqual([json.loads(line)["id"] for line in out.splitlines()], [job])
+        out, _ = self.tercio("history", "nobody", "-o", "json", *where, code=3)
+        self.assertEqual(out, "")
+
+
+class Inputs(TercioTest):
+
+    def test_a_directory_is_no_file(self):
+        for verb in ("run", "plan", "submit"):
+            out, err = self.tercio(verb, self.directory, code=2)
+            self.assertEqual((out, err), ("", f"error: cannot read {self.directory}: Is a directory\n"))
+
+    def test_the_plan_knows_the_vocabulary(self):
+        def memory(*changes, notice=""):
+            out, err = self.tercio("plan", self.path("job.yaml"), "-o", "json", *changes)
+            self.assertIn(notice, err)
+            self.assertEqual(err == "", notice == "", err)
+            return json.loads(out)["layouts"][0]["predicted"]["memory_bytes_peak"]
+        with open(self.path("corpus.txt"), encoding="utf-8") as file:
+            characters = len(set(file.read()))
+        self.assertEqual(memory(), memory("--set", f"model.vocab_size={characters}"))
+        self.assertLess(memory(), memory("--set", "model.vocab_size=5000"))
+        # It is that of the run.
+        job = self.run_job(self.state, "--set", "training.steps=1")
+        self.assertEqual(job["ranks"][0]["memory"]["planned"], memory())
+        elsewhere = ["--set", "data.train=/not/here.txt"]
+        self.assertEqual(memory(*elsewhere, notice="the vocabulary is not known here, and taken to be 256"),
+                         memory("--set", "model.vocab_size=256"))
+        out, err = self.tercio("plan", self.path("job.yaml"), "--effective", "--cluster", "x", code=2)
+        self.assertEqual(out, "")
+        self.assertIn("--cluster is not supported by this version", err)
+
+    def test_a_vocabulary_that_does_not_fit_is_refused_before_there_is_a_job(self):
+        with open(self.path("corpus.txt"), "a", encoding="utf-8") as file:
+            file.write("".join(map(chr, range(0x10000, 0x10000 + 1_000_000))))
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        heads = memory // (16_000_000 * 256) + 1  # 16 bytes of each weight of a million rows are more than there is
+        out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, "--set", f"model.hidden={256 * heads}",
+                               "--set", f"model.heads={heads}", "--set", "model.layers=1", "--set", "model.ffn_hidden=1", code=2)
+        self.assertEqual(out, "")
+        self.assertIn("does not fit in memory", err)
+        self.assertFalse(os.path.exists(os.path.join(self.state, "state.sqlite")))
 
 
 class Coordinators(ClusterTest):
@@ -87,6 +186,12 @@ class Coordinators(ClusterTest):
         self.assertLess(max(map(len, out.splitlines())), 120)
         self.assertIn("nnn…", out)
         self.assertEqual(self.json(*self.reach("get", second))["name"], "n" * 200)
+        _, err = self.tercio(*self.reach("wait", second, "--timeout", "0"), code=6)
+        self.assertIn("has not ended in time", err)
+        self.assertNotIn("in time", self.tercio("wait", second, "--timeout", "2s", "--coordinator", "127.0.0.1:1", code=5)[1])
+        self.tercio(*self.reach("cancel", second))
+        self.tercio(*self.reach("wait", second, "--timeout", "0"), code=8)
+        second = self.submit("--set", f"name={'n' * 200}", *layout(1, 1, 2))
         # Why the second waits.
         self.assertIn("queued, place 2 of the queue", self.tercio(*self.reach("get", second))[0])
 
@@ -133,6 +238,27 @@ class Interrupted(ClusterTest):
         wait_for(lambda: "queued" in terminal.read(), "the line of the resumed")
         self.end(terminal, second)
         self.assertEqual(self.get(second)["state"], "queued")
+
+    def test_while_the_data_is_prepared(self):
+        where = ["--state-dir", self.path("own")]
+        self.run_job(self.path("own"), "--set", "training.steps=1")
+        cache = os.path.join(self.path("own"), "agent", "data-cache")
+        with contextlib.ExitStack() as held:
+            for name in os.listdir(cache):
+                if name.endswith(".lock"):
+                    file = held.enter_context(open(os.path.join(cache, name), "rb"))
+                    fcntl.flock(file, fcntl.LOCK_EX)
+            for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+                child = self.start("run", self.path("job.yaml"), *where)
+                wait_for(lambda: self.waits_for_lock(child.pid), "the lock of the cache")  # noqa: B023
+                child.send_signal(number)
+                out, err = child.communicate(timeout=SECONDS)
+                self.assertEqual((child.returncode, out, err), (code, "", "interrupted before a job was started\n"))
+        self.assertEqual(len(self.json("list", *where)), 1)
+
+    def waits_for_lock(self, process):
+        with open("/proc/locks", encoding="utf-8") as locks:
+            return any(f" {process} " in line and "->" in line for line in locks)
 
     def test_a_line_fits_the_terminal(self):
         job = self.submit("--set", "training.steps=1000000", *layout(1, 1, 2))

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include "CLI/CLI.hpp"
+#include "common/flag_values.h"
 #include "common/machine.h"
 
 namespace tercio {
@@ -33,7 +34,8 @@ void AddGpuOptions(CLI::App& app, AgentFlags* flags) {
   app.add_option("--gpu-interval", flags->gpu_interval_seconds,
                  "seconds between two looks at the GPUs")
       ->envname("TERCIO_GPU_INTERVAL")
-      ->check(CLI::Range(0.05, 3600.0))
+      ->transform(InSeconds())
+      ->check(Between(0.05, 3600.0))
       ->capture_default_str()
       ->take_last();
 }
@@ -65,7 +67,7 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
          "lines of a rank that are sent to the coordinator in a second; the others are only "
          "in its log")
       ->envname("TERCIO_LOG_RATE")
-      ->check(CLI::Range(1.0, 1e6))
+      ->check(Between(1, 1e6))
       ->capture_default_str()
       ->take_last();
 }
@@ -74,19 +76,22 @@ void AddTimeOptions(CLI::App& app, AgentFlags* flags) {
   app.add_option("--metrics-linger", flags->metrics_linger_seconds,
                  "seconds for which counters of a rank that has ended stay on /metrics")
       ->envname("TERCIO_METRICS_LINGER")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->transform(InSeconds())
+      ->check(Between(0, 86400.0))
       ->capture_default_str()
       ->take_last();
   app.add_option("--agent-grace", flags->agent.agent_grace_seconds,
                  "seconds that trainers go on after the agent has died")
       ->envname("TERCIO_AGENT_GRACE")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->transform(InSeconds())
+      ->check(Between(0, 86400.0))
       ->capture_default_str()
       ->take_last();
   app.add_option("--stop-grace", flags->stop_grace_seconds,
                  "seconds from SIGTERM until this node's trainers are gone, whatever they do")
       ->envname("TERCIO_STOP_GRACE")
-      ->check(CLI::Range(0.0, 86400.0))
+      ->transform(InSeconds())
+      ->check(Between(0, 86400.0))
       ->capture_default_str()
       ->take_last();
 }

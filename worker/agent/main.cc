@@ -401,6 +401,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
 }  // namespace tercio
 
 int main(int argc, char** argv) {
+  tercio::HoldStandardStreams();
   tercio::Lifecycle life;
   life.stop_signals =
       tercio::BlockDaemonSignals({tercio::kLeaveTrainers}, {tercio::Departure::kSignal});

@@ -52,8 +52,10 @@ TokenType TokenTypeFor(int32_t vocab_size) {
 absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> IndexedDatasetWriter::Open(
     const std::string& prefix, TokenType type, const std::string& key) {
   std::unique_ptr<IndexedDatasetWriter> writer(new IndexedDatasetWriter(prefix, type));
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(writer->directory_));
-  TERCIO_ASSIGN_OR_RETURN(writer->lock_, FileLock::Acquire(writer->Part("lock"), /*wait=*/false));
+  TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(writer->directory_)));
+  auto lock = FileLock::Acquire(writer->Part("lock"), /*wait=*/false);
+  if (!lock.ok()) return AsConflict(lock.status());
+  writer->lock_ = *std::move(lock);
   const std::string header =
       nlohmann::json(
           {{"format", "tercio-tokenize"}, {"version", 2}, {"dtype", NameOf(type)}, {"key", key}})

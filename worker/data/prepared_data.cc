@@ -14,6 +14,7 @@
 #include "worker/data/bert_rules.h"
 #include "worker/data/data_cache.h"
 #include "worker/data/data_files.h"
+#include "worker/data/indexed_dataset.h"
 #include "worker/data/jsonl.h"
 #include "worker/data/text_source.h"
 #include "worker/data/tokenize.h"
@@ -244,6 +245,11 @@ absl::Status Preparation::CheckVocabulary() {
         "model.vocab_size is ", given, ", but the tokenizer '", tokenizer_->kind(), "' has ",
         prepared_.vocab_size, " ids; leave model.vocab_size out or make it at least that"));
   }
+  if (given > prepared_.vocab_size && model_.from().empty()) {
+    prepared_.notices.push_back(absl::StrCat("model.vocab_size ", given,
+                                             " is not used: the tokenizer has ",
+                                             prepared_.vocab_size, " ids"));
+  }
   if (highest < prepared_.vocab_size) return absl::OkStatus();
   return Fault(with_highest->name,
                absl::StrCat("token id ", highest, " is outside the vocabulary of ",
@@ -449,6 +455,34 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
 }
 
 }  // namespace
+
+absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
+  if (!spec.tokenizer().empty() && spec.tokenizer() != "chars") {
+    TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer, ChooseTokenizer(spec.tokenizer(), {}, {}));
+    return tokenizer.vocab_size();
+  }
+  Sides sides;
+  TERCIO_ASSIGN_OR_RETURN(sides.train, FindSources(spec.train(), spec.train_blend()));
+  TERCIO_ASSIGN_OR_RETURN(sides.validation,
+                          FindSources(spec.validation_path(), spec.validation_blend()));
+  std::vector<std::string> texts;
+  for (const Source* source : sides.All()) {
+    if (source->files.kind == DataKind::kText) {
+      texts.insert(texts.end(), source->files.paths.begin(), source->files.paths.end());
+    } else if (source->files.kind == DataKind::kIndexed) {
+      TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset,
+                              OpenIndexedDataset(source->files.paths.front()));
+      if (dataset.tokenizer.has_value()) return dataset.tokenizer->vocab_size();
+    }
+  }
+  if (texts.empty()) return absl::NotFoundError("the data has no tokenizer");
+  TextOptions options;
+  options.text_key = spec.text_key().empty() ? "text" : spec.text_key();
+  options.threads = MachineCores();
+  TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer,
+                          ChooseTokenizer(spec.tokenizer(), texts, options));
+  return tokenizer.vocab_size();
+}
 
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
                                          const std::string& cache_dir, ContentCheck check) {

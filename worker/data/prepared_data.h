@@ -65,4 +65,8 @@ absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::Mod
                                          const std::string& cache_dir,
                                          ContentCheck check = ContentCheck::kHere);
 
+// How many ids a job's data will have, as far as that can be told without tokenising it: those of
+// its tokenizer, or of the one beside its token files. An error where that cannot be told here.
+absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec);
+
 }  // namespace tercio::data

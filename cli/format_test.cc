@@ -1,0 +1,76 @@
+#include "cli/format.h"
+
+#include <cmath>
+#include <limits>
+
+#include "gtest/gtest.h"
+
+namespace tercio::cli {
+namespace {
+
+// Keys are always there, and what is not known is null: also of a job that has never started, and
+// of one that has failed before its first step.
+TEST(JobToJson, NothingIsKnownYet) {
+  v1::JobStatus job;
+  job.set_id("job-1");
+  job.set_name("small");
+  job.set_state(v1::JOB_STATE_QUEUED);
+  job.set_steps(10);
+  job.set_queue_position(2);
+  const Json json = JobToJson(job);
+  for (const char* key :
+       {"owner", "loss", "validation_loss", "tokens_per_second", "mfu", "plan", "predicted",
+        "ranks", "checkpoint", "error", "submitted_at", "started_at", "finished_at"}) {
+    ASSERT_TRUE(json.contains(key)) << key;
+    EXPECT_TRUE(json[key].is_null()) << key;
+  }
+  EXPECT_EQ(json["state"], "queued");
+  EXPECT_EQ(json["step"], 0);
+  EXPECT_EQ(json["attempt"], 0);
+  EXPECT_EQ(json["restarts"], 0);
+  EXPECT_EQ(json["queue_position"], 2);
+  job.set_state(v1::JOB_STATE_FAILED);
+  job.set_error("no such file");
+  job.set_loss(std::numeric_limits<double>::quiet_NaN());
+  job.set_queue_position(0);
+  EXPECT_EQ(JobToJson(job)["error"], "no such file");
+  EXPECT_TRUE(JobToJson(job)["loss"].is_null());
+  EXPECT_TRUE(JobToJson(job)["queue_position"].is_null());
+}
+
+TEST(JobToJson, NumbersComeBackToTheBit) {
+  v1::JobStatus job;
+  for (const double loss : {0.1 + 0.2, 1e-320, 3.0, std::nextafter(2.5, 3)}) {
+    job.set_loss(loss);
+    EXPECT_EQ(Json::parse(JobToJson(job).dump())["loss"].get<double>(), loss);
+  }
+}
+
+// A node of which only the name is remembered, since it has not come back.
+TEST(NodeToJson, WhatIsNotKnownIsNull) {
+  v1::Node node;
+  node.set_name("a");
+  node.set_state("drained");
+  const Json json = NodeToJson(node);
+  for (const char* key : {"address", "version", "metrics_address", "reason"}) {
+    ASSERT_TRUE(json.contains(key)) << key;
+    EXPECT_TRUE(json[key].is_null()) << key;
+  }
+  EXPECT_EQ(json["devices"], 0);
+  EXPECT_EQ(json["free"], 0);
+}
+
+TEST(PlanReportToJson, WhereNothingFits) {
+  v1::PlanReport report;
+  report.set_chosen(-1);
+  report.add_layouts()->set_rejected("too large");
+  const Json json = PlanReportToJson(report);
+  EXPECT_TRUE(json["chosen"].is_null());
+  EXPECT_EQ(json["layouts"][0]["rejected"], "too large");
+  EXPECT_TRUE(json["layouts"][0]["predicted"].is_null());
+  EXPECT_EQ(json["layouts"][0]["recompute"], "none");
+  EXPECT_EQ(json["layouts"][0]["virtual_pipeline"], 1);
+}
+
+}  // namespace
+}  // namespace tercio::cli

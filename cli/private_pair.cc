@@ -1,0 +1,111 @@
+#include "cli/private_pair.h"
+
+#include <cstdio>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
+#include "cli/format.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+
+namespace tercio::cli {
+namespace {
+
+absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& status) {
+  const absl::StatusOr<std::string> address = LiveAddress(state_dir);
+  if (!address.ok()) return status;
+  const auto client = Client::ConnectTo(*address, {});
+  if (!client.ok()) return status;
+  grpc::ClientContext context;
+  v1::ListResponse jobs;
+  if (!(*client)->stub().List(&context, {}, &jobs).ok()) return status;
+  for (const v1::JobStatus& job : jobs.jobs()) {
+    if (IsTerminal(job.state())) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the state directory ", state_dir, " is in use: job ", job.id(), " (",
+                     job.name(), ") runs there; wait for it or give another --state-dir"));
+  }
+  return status;
+}
+
+// A new one begins; this one may hold the last words of a program that has died.
+void KeepLog(const std::string& path) {
+  if (PathExists(path)) RenamePath(path, path + ".before").IgnoreError();
+}
+
+}  // namespace
+
+PrivatePair::PrivatePair(std::string state_dir, int slots, std::string device)
+    : state_dir_(std::move(state_dir)), slots_(slots), device_(std::move(device)) {}
+
+PrivatePair::~PrivatePair() {
+  agent_.reset();  // first: its trainers must not lose their coordinator
+  coordinator_.reset();
+}
+
+absl::StatusOr<std::unique_ptr<PrivatePair>> PrivatePair::Start(const std::string& state_dir,
+                                                                int slots,
+                                                                const std::string& device) {
+  std::unique_ptr<PrivatePair> pair(new PrivatePair(state_dir, slots, device));
+  if (const absl::Status status = pair->StartCoordinator(); !status.ok()) {
+    return NameRunningJob(state_dir, status);
+  }
+  TERCIO_RETURN_IF_ERROR(pair->StartAgent());
+  std::fprintf(stderr, "coordinator %s, metrics http://%s/metrics and http://%s/metrics\n",
+               pair->coordinator_address_.c_str(), pair->coordinator_->Ready("metrics").c_str(),
+               pair->agent_->Ready("metrics").c_str());
+  return pair;
+}
+
+absl::Status PrivatePair::StartCoordinator() {
+  const std::string log = state_dir_ + "/coordinator.log";
+  KeepLog(log);
+  TERCIO_ASSIGN_OR_RETURN(coordinator_,
+                          Child::Start("tercio-coordinator",
+                                       {"--parent-death", "--state-dir", state_dir_, "--listen",
+                                        coordinator_address_, "--metrics-listen", "127.0.0.1:0"},
+                                       log));
+  coordinator_address_ = coordinator_->Ready("coordinator");
+  return absl::OkStatus();
+}
+
+absl::Status PrivatePair::StartAgent() {
+  const std::string log = state_dir_ + "/agent.log";
+  KeepLog(log);
+  TERCIO_ASSIGN_OR_RETURN(
+      agent_, Child::Start("tercio-agent",
+                           {"--parent-death", "--coordinator", coordinator_address_, "--state-dir",
+                            state_dir_ + "/agent", "--slots", absl::StrCat(slots_), "--device",
+                            device_, "--metrics-listen", "127.0.0.1:0", "--name", "local"},
+                           log));
+  return absl::OkStatus();
+}
+
+absl::Status PrivatePair::Revive(std::unique_ptr<Child>* child, const char* name,
+                                 absl::Status (PrivatePair::*start)()) {
+  if (*child != nullptr) {
+    const std::string end = (*child)->EndedWith();
+    if (end.empty()) return absl::OkStatus();
+    std::fprintf(stderr, "\n%s has ended (%s); starting it again\n", name, end.c_str());
+    child->reset();
+  }
+  if (SteadyNow() < not_before_) return absl::OkStatus();
+  not_before_ = SteadyNow() + kPause;
+  const absl::Status status = restarts_ < kMostRestarts
+                                  ? (this->*start)()
+                                  : absl::AbortedError(absl::StrCat(name, " ends again and again"));
+  ++restarts_;
+  if (status.ok() || absl::IsAborted(status)) return status;
+  std::fprintf(stderr, "\n%s: %s\n", name, std::string(status.message()).c_str());
+  return absl::OkStatus();
+}
+
+absl::Status PrivatePair::Tend() {
+  TERCIO_RETURN_IF_ERROR(
+      Revive(&coordinator_, "the private coordinator", &PrivatePair::StartCoordinator));
+  return Revive(&agent_, "the private agent", &PrivatePair::StartAgent);
+}
+
+}  // namespace tercio::cli

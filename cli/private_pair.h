@@ -1,0 +1,51 @@
+// The coordinator and the agent of `tercio run` and `resume`, which live as long as this process
+// needs them.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cli/child.h"
+
+namespace tercio::cli {
+
+class PrivatePair {
+ public:
+  // Says the addresses on stderr. FAILED_PRECONDITION, naming the job, when another one runs in the
+  // state directory.
+  static absl::StatusOr<std::unique_ptr<PrivatePair>> Start(const std::string& state_dir, int slots,
+                                                            const std::string& device);
+  ~PrivatePair();
+
+  const std::string& coordinator() const { return coordinator_address_; }
+
+  // Starts again what has died, and says so: what trains goes on meanwhile, as in a cluster, where
+  // the machine's service manager does this. To be called now and then, by one thread at a time.
+  // ABORTED: it dies again and again.
+  absl::Status Tend();
+
+ private:
+  // How often in a run, and with which pause.
+  static constexpr int kMostRestarts = 10;
+  static constexpr absl::Duration kPause = absl::Seconds(1);
+
+  PrivatePair(std::string state_dir, int slots, std::string device);
+  absl::Status StartCoordinator();
+  absl::Status StartAgent();
+  absl::Status Revive(std::unique_ptr<Child>* child, const char* name,
+                      absl::Status (PrivatePair::*start)());
+
+  const std::string state_dir_;
+  const int slots_;
+  const std::string device_;
+  std::string coordinator_address_ = "127.0.0.1:0";  // once it has started, the one that it has
+  std::unique_ptr<Child> coordinator_;
+  std::unique_ptr<Child> agent_;
+  int restarts_ = 0;
+  absl::Time not_before_ = absl::InfinitePast();
+};
+
+}  // namespace tercio::cli
