@@ -161,7 +161,8 @@ absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                                                       const data::Tokenizer* tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
   if (files.kind != data::DataKind::kText) {
-    TERCIO_ASSIGN_OR_RETURN(data::TokenFiles tokens, data::OpenTokenFiles(files));
+    TERCIO_ASSIGN_OR_RETURN(data::TokenFiles tokens,
+                            data::OpenTokenFiles(files, data::ContentCheck::kHere));
     return std::move(tokens.tokens);
   }
   if (tokenizer == nullptr) {
