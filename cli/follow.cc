@@ -14,6 +14,7 @@
 namespace tercio::cli {
 namespace {
 
+constexpr int kMostFailures = 20;  // one after the other
 constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 
@@ -91,7 +92,8 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
       return unreachable.ok() ? NotInTime(job) : CallStatus(unreachable, client);
     }
     const bool broken = finish.ok() || finish.error_code() == grpc::StatusCode::UNAVAILABLE;
-    if (!broken || ++failures > 20) return CallStatus(finish, client);
+    const bool hope = options.hope ? options.hope() : ++failures <= kMostFailures;
+    if (!broken || !hope) return CallStatus(finish, client);
     unreachable = finish;
     absl::SleepFor(absl::Milliseconds(250));
   }

@@ -16,6 +16,8 @@ struct FollowOptions {
   bool ranks = false;  // the status that is returned is to have them
   std::function<void(const v1::JobStatus&)> on_status = {};  // called for each
   absl::Duration timeout = absl::InfiniteDuration();
+  // Whether a coordinator that cannot be reached will come back. Null: for some seconds.
+  std::function<bool()> hope = {};
 };
 
 // What somebody who presses Ctrl-C is told who follows a job of a coordinator that lives on.

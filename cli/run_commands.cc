@@ -47,6 +47,8 @@ class JobKeeper {
     done_ = true;
     thread_.join();
   }
+  // The pair dies again and again: what is not here now will not come back.
+  bool given_up() const { return given_up_; }
   int signal() const { return signal_; }
 
  private:
@@ -74,8 +76,9 @@ class JobKeeper {
   void Tend() {
     if (given_up_) return;
     const absl::Status status = pair_.Tend();
-    given_up_ = !status.ok();
-    if (given_up_) Cancel(/*save=*/false, std::string(status.message()));
+    if (status.ok()) return;
+    given_up_ = true;
+    Cancel(/*save=*/false, std::string(status.message()));
   }
 
   void Cancel(bool save, const std::string& reason) {
@@ -97,7 +100,7 @@ class JobKeeper {
   std::string job_;
   std::atomic<int> signal_{0};
   std::atomic<bool> done_{false};
-  bool given_up_ = false;
+  std::atomic<bool> given_up_{false};
   std::thread thread_;
 };
 
@@ -107,6 +110,7 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
   FollowOptions follow;
   follow.ranks = options.format() != Output::kTable;
   const JobKeeper keeper(pair, client, job);
+  follow.hope = [&keeper] { return !keeper.given_up(); };
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
   const int signal = keeper.signal();
   if (options.format() != Output::kTable) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <limits>
+#include <sstream>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,7 @@
 #include "plan/plan_builder.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
+#include "yaml-cpp/eventhandler.h"
 #include "yaml-cpp/yaml.h"
 
 namespace tercio::config {
@@ -319,6 +321,34 @@ void Override(YAML::Node root, const std::string& text, Faults* faults) {
   }
 }
 
+class DocumentStarts : public YAML::EventHandler {
+ public:
+  void OnDocumentStart(const YAML::Mark& mark) override { line = mark.line + 1; }
+  void OnDocumentEnd() override {}
+  void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+  void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                const std::string&) override {}
+  void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                       YAML::EmitterStyle::value) override {}
+  void OnSequenceEnd() override {}
+  void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t,
+                  YAML::EmitterStyle::value) override {}
+  void OnMapEnd() override {}
+
+  int line = 0;
+};
+
+// 0 when there is none. Not by YAML::LoadAll, which never ends on some texts that are not YAML: it
+// goes on where the parser has stopped short.
+int LineOfSecondDocument(const std::string& text) {
+  std::istringstream stream(text);
+  YAML::Parser parser(stream);
+  DocumentStarts starts;
+  if (!parser.HandleNextDocument(starts) || !parser.HandleNextDocument(starts)) return 0;
+  return starts.line;
+}
+
 // The shortest text that reads back as the same number.
 std::string Number(double value) { return nlohmann::json(value).dump(); }
 
@@ -347,17 +377,16 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
     TERCIO_RETURN_IF_ERROR(CheckUtf8(change, "--set"));
   }
   try {
-    const std::vector<YAML::Node> documents = YAML::LoadAll(text);
-    if (documents.empty() || !documents.front().IsMap()) {
+    YAML::Node root = YAML::Load(text);
+    if (!root.IsMap()) {
       return absl::InvalidArgumentError(absl::StrCat(name, ": expected a job (a map of keys)"));
     }
     Faults faults(name);
-    if (documents.size() > 1) {
-      faults.Add(documents[1].Mark().line + 1, "",
-                 "a second document (behind ---); a file holds one job");
+    if (const int line = LineOfSecondDocument(text); line > 0) {
+      faults.Add(line, "", "a second document (behind ---); a file holds one job");
     }
-    for (const std::string& change : overrides) Override(documents.front(), change, &faults);
-    return JobParser(documents.front(), &faults, directory).Parse();
+    for (const std::string& change : overrides) Override(root, change, &faults);
+    return JobParser(root, &faults, directory).Parse();
   } catch (const YAML::Exception& error) {
     return absl::InvalidArgumentError(
         absl::StrCat(name, ":", error.mark.line + 1, ": not YAML: ", error.msg));

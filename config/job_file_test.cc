@@ -167,8 +167,9 @@ TEST(JobFile, WhatIsMissingHasTheLineWhereItBelongs) {
 
 TEST(JobFile, NothingOfAFileIsLeftOut) {
   EXPECT_THAT(FaultOf(absl::StrCat(kGood, "---\nname: another\n")),
-              HasSubstr("job.yaml:14: a second document"));
+              HasSubstr("job.yaml:13: a second document"));
   EXPECT_THAT(FaultOf(absl::StrCat(kGood, "---\nname: [\n")), HasSubstr("not YAML"));
+  EXPECT_THAT(FaultOf(", , x\n"), HasSubstr("expected a job"));
   EXPECT_TRUE(Parse(absl::StrCat("---\n", kGood, "...\n")).ok());
   std::string windows = kGood;
   for (size_t at = 0; (at = windows.find('\n', at)) != std::string::npos; at += 2) {
