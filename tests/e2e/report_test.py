@@ -90,7 +90,7 @@ class Reports(TercioTest):
             out, _ = self.verb("plot", *arguments, "--output", self.path("none.svg"), code=code)
             self.assertEqual(out, "")
         self.assertFalse(os.path.exists(self.path("none.svg")))
-        self.verb("plot", one, "--output", self.path("no", "such", "folder.svg"), code=3)
+        self.verb("plot", one, "--output", self.path("no", "such", "folder.svg"), code=7)
         os.symlink("/dev/null", self.path("device.svg"))
         _, err = self.verb("plot", one, "--output", self.path("device.svg"), code=7)
         self.assertIn("not a regular file", err)
