@@ -29,7 +29,7 @@ for option in "$@"; do
         man-db groff-base zsh fish
       )
       ;;
-    --long) packages+=(clang-tidy debootstrap) ;;
+    --long) packages+=(buildah clang-tidy debootstrap) ;;
     *) echo "usage: deploy/install_dependencies.sh [--tests] [--long]" >&2; exit 2 ;;
   esac
 done

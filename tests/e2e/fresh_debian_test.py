@@ -1,5 +1,6 @@
 """A fresh Debian 12 (debootstrap), in which nothing but the installed files is: daemons start, a job trains. Once with deploy/install.sh,
-once as the Containerfile says, with its user and with the daemons as the first processes of their containers. Needs root and a mirror.
+once as the image that buildah makes by the Containerfile, with its user and with the daemons as the first processes of their containers.
+Needs root and a mirror.
 """
 
 import glob
@@ -13,7 +14,6 @@ import tarfile
 import tempfile
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import kubernetes_test  # noqa: E402
 import python_cases  # noqa: E402
 import tarball_contents  # noqa: E402
 from harness import BIN, ROOT, TercioTest, wait_for  # noqa: E402
@@ -127,26 +127,26 @@ class FreshDebian(TercioTest):
         left = self.inside("find", "/usr", "/etc", "-name", "*tercio*")
         self.assertEqual(left, "")
 
+    def buildah(self, *arguments):
+        """An image engine without a daemon, with a store of its own."""
+        store = ("--root", self.path("images"), "--runroot", self.path("images-run"), "--storage-driver", "vfs")
+        return self.command(*APART, "buildah", *store, *arguments).strip()
+
     def build_image(self):
-        """What the Containerfile does, by hand. Returns its user and environment."""
+        """Builds both images, and makes the one for CPUs the tree. Returns its user and environment."""
         with tarfile.open(self.tarball()) as archive:
             archive.extractall(self.path("context"))
         context = self.path("context", "tercio")
-        given = {}
-        for instruction, arguments in kubernetes_test.instructions("Containerfile"):
-            if instruction == "COPY":
-                *sources, target = arguments.split()
-                place = self.root + target
-                os.makedirs(place, exist_ok=True)
-                for source in sources:
-                    path = os.path.join(context, source)
-                    self.command("cp", "-a", path + ("/." if os.path.isdir(path) else ""), place)
-            elif instruction == "RUN":
-                self.inside("sh", "-ec", arguments)
-            else:
-                given[instruction] = arguments
-        variables = [word.split("=", 1) for word in given["ENV"].split()]
-        return given["USER"].split(":")[0], variables
+        base = self.buildah("from", "scratch")
+        self.buildah("add", "--quiet", base, FreshDebian.debian, "/")
+        self.buildah("commit", "--quiet", base, "docker.io/library/debian:12-slim")
+        for name in ("Containerfile.cuda", "Containerfile"):
+            self.buildah("bud", "--isolation", "chroot", "--pull-never", "--file", os.path.join(context, "deploy", name), "--tag", "tercio:test", context)
+        config = json.loads(self.buildah("inspect", "--type", "image", "localhost/tercio:test"))["OCIv1"]["config"]
+        self.assertEqual(config["Entrypoint"], ["/opt/tercio/bin/tercio"])
+        shutil.rmtree(self.root)
+        self.command("cp", "-a", self.buildah("mount", self.buildah("from", "--pull-never", "localhost/tercio:test")), self.root)
+        return config["User"].split(":")[0], [word.split("=", 1) for word in config["Env"]]
 
     def test_the_image(self):
         user, variables = self.build_image()
