@@ -328,7 +328,7 @@ std::string SizeText(int64_t bytes) {
     size /= 1024;
     ++unit;
   }
-  return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", size, units[unit]);
+  return absl::StrFormat("%.*f %s", unit == 0 ? 0 : 1, size, units[unit]);
 }
 
 }  // namespace tercio::cli

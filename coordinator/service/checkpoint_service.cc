@@ -68,7 +68,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       grpc::ByteBuffer message;
       switch (TakeNext(&message)) {
         case Next::kMessage:
-          status = Handle(std::move(message));
+          status = Handle(message);
           break;
         case Next::kNothingYet:
           return;
@@ -90,7 +90,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   Next TakeNext(grpc::ByteBuffer* message) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!arrived_.empty()) {
-      *message = std::move(arrived_.front());
+      *message = arrived_.front();
       arrived_.pop_front();
       ReadAhead();
       return Next::kMessage;
@@ -107,7 +107,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
 
   absl::Status Handle(grpc::ByteBuffer message) {
     TERCIO_ASSIGN_OR_RETURN(const checkpoint::ReceivedUpload received,
-                            checkpoint::ParseUpload(std::move(message)));
+                            checkpoint::ParseUpload(message));
     if (save_ == nullptr) return Begin(received.message);
     if (const auto outcome = saves_.OutcomeOf(*save_)) {
       committed_ = outcome->ok();
