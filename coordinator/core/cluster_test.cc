@@ -269,10 +269,7 @@ TEST(Devices, NobodyOvertakesAJobThatHasRun) {
   cluster.Attach("a");
   cluster.Attach("b");
   cluster.StartAll();
-  cluster.state_.nodes.at("b").connected = false;
-  cluster.Wait(16);
-  cluster.Say("a",
-              [&](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
+  cluster.LoseNode("b", "a");
   cluster.state_.nodes.erase("b");  // forgotten, after a day
   cluster.Wait(100);
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
@@ -492,10 +489,7 @@ TEST(Elastic, WithoutTheKeyAJobWaits) {
   cluster.Attach("a");
   cluster.Attach("b");
   cluster.StartAll();
-  cluster.state_.nodes.at("b").connected = false;
-  cluster.Wait(16);
-  cluster.Say("a",
-              [&](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
+  cluster.LoseNode("b", "a");
   cluster.Wait(1000);
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
 }

@@ -133,6 +133,12 @@ class Cluster {
       Do(Tick{});
     }
   }
+  // A running job of the first attempt has ranks on both: it is stopped, and waits.
+  void LoseNode(const std::string& node, const std::string& other) {
+    state_.nodes.at(node).connected = false;
+    Wait(16);
+    Say(other, [](v1::AgentMessage& m) { *m.mutable_run_stopped()->mutable_run() = RunWith(1); });
+  }
   void RestartCoordinator() {
     Stored stored;
     for (const auto& [id, job] : state_.jobs) {

@@ -33,7 +33,32 @@ std::string NameOf(const char* operation, int64_t rows, int64_t columns) {
   return std::string(operation) + " " + std::to_string(rows) + " x " + std::to_string(columns);
 }
 
-class CudaOpsTest : public BothBackendsTest {};
+class CudaOpsTest : public BothBackendsTest {
+ protected:
+  // Of one row, or its gradient.
+  void CheckNormOfARow(Format format, int64_t columns, bool backward) {
+    scratch_ = {1, columns, 0, 0, 0, 0};
+    Begin(format, NameOf(backward ? "gradient of a norm" : "norm", 1, columns));
+    const int dy = AddValues("dy", columns);
+    const int x = AddValues("x", columns);
+    const int weight = AddValues("weight", columns);
+    const int mean = AddFloats("mean", 1, 0, 0.1);
+    const int rstd = AddFloats("rstd", 1, 0, 0.1, 1);
+    const int y = AddValues("y", columns);
+    const int dweight = AddFloats("dweight", columns);
+    Near(kNear, {y, mean, rstd, dweight});
+    Check([&](Ops& ops, const Bound& t) {
+      if (backward) {
+        ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
+                               t.floats(rstd), t.values(y), t.floats(dweight), nullptr, 1, columns,
+                               1});
+      } else {
+        ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
+                       t.floats(rstd), 1, columns});
+      }
+    });
+  }
+};
 
 TEST_F(CudaOpsTest, LayerNorm) {
   for (const Format format : kFormats) {
@@ -85,29 +110,8 @@ TEST_F(CudaOpsTest, LayerNormBackward) {
 // Rows that do not fit into shared memory are read again.
 TEST_F(CudaOpsTest, NormsOfLongRows) {
   for (const Format format : kFormats) {
-    for (const bool backward : {false, true}) {
-      const int64_t columns = backward ? 10503 : 42003;
-      scratch_ = {1, columns, 0, 0, 0, 0};
-      Begin(format, NameOf("norm of a long row", 1, columns));
-      const int dy = AddValues("dy", columns);
-      const int x = AddValues("x", columns);
-      const int weight = AddValues("weight", columns);
-      const int mean = AddFloats("mean", 1, 0, 0.1);
-      const int rstd = AddFloats("rstd", 1, 0, 0.1, 1);
-      const int y = AddValues("y", columns);
-      const int dweight = AddFloats("dweight", columns);
-      Near(kNear, {y, mean, rstd, dweight});
-      Check([&](Ops& ops, const Bound& t) {
-        if (backward) {
-          ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
-                                 t.floats(rstd), t.values(y), t.floats(dweight), nullptr, 1,
-                                 columns, 1});
-        } else {
-          ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
-                         t.floats(rstd), 1, columns});
-        }
-      });
-    }
+    CheckNormOfARow(format, 42003, /*backward=*/false);
+    CheckNormOfARow(format, 10503, /*backward=*/true);
   }
 }
 
@@ -115,29 +119,8 @@ TEST_F(CudaOpsTest, NormsOfLongRows) {
 // with one. Kernels that declare some themselves may ask for less.
 TEST_F(CudaOpsTest, NormsOfRowsThatFillSharedMemory) {
   for (const int64_t bytes : {48 << 10, 163 << 10}) {
-    for (const bool backward : {false, true}) {
-      const int64_t columns = bytes / (backward ? 16 : 4);
-      scratch_ = {1, columns, 0, 0, 0, 0};
-      Begin(Format::kBfloat16, NameOf("norm of a row that fills it", 1, columns));
-      const int dy = AddValues("dy", columns);
-      const int x = AddValues("x", columns);
-      const int weight = AddValues("weight", columns);
-      const int mean = AddFloats("mean", 1, 0, 0.1);
-      const int rstd = AddFloats("rstd", 1, 0, 0.1, 1);
-      const int y = AddValues("y", columns);
-      const int dweight = AddFloats("dweight", columns);
-      Near(kNear, {y, mean, rstd, dweight});
-      Check([&](Ops& ops, const Bound& t) {
-        if (backward) {
-          ops.LayerNormBackward({t.values(dy), t.values(x), t.values(weight), t.floats(mean),
-                                 t.floats(rstd), t.values(y), t.floats(dweight), nullptr, 1,
-                                 columns, 1});
-        } else {
-          ops.LayerNorm({t.values(x), t.values(weight), nullptr, t.values(y), t.floats(mean),
-                         t.floats(rstd), 1, columns});
-        }
-      });
-    }
+    CheckNormOfARow(Format::kBfloat16, bytes / 4, /*backward=*/false);
+    CheckNormOfARow(Format::kBfloat16, bytes / 16, /*backward=*/true);
   }
 }
 
