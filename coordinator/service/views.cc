@@ -90,6 +90,7 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
     trouble->set_failures(record.failed_saves());
     trouble->set_error(record.save_error());
   }
+  status.set_checkpoint_unreadable(record.unreadable_error());
   status.set_error(record.error());
   SetTime(record.submitted_at(), status.mutable_submitted_at());
   if (record.started_at() > 0) SetTime(record.started_at(), status.mutable_started_at());
