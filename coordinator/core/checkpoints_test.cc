@@ -146,9 +146,9 @@ TEST_F(CheckpointsTest, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   StartAll(0);
   Commit(2);
   BreakAndSearch();
-  Wait(59);
+  Wait(50);
   EXPECT_EQ(job().phase(), v1::JOB_PHASE_PREPARING);
-  Wait(2);
+  Wait(15);
   EXPECT_EQ(job().phase(), v1::JOB_PHASE_FAILED);
   EXPECT_THAT(job().error(), HasSubstr("does not answer"));
 }

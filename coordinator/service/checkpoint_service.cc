@@ -141,8 +141,9 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     if (!received.message.has_end()) return absl::OkStatus();
     TERCIO_ASSIGN_OR_RETURN(checkpoint::Manifest part, FinishPart(received.message.end()));
     file_ = nullptr;
-    saves_.AddPart(begin_, std::move(part), *save_);
     complete_ = true;
+    auto commit = saves_.AddPart(begin_, std::move(part), save_);
+    if (commit) disks_.Run(begin_.run().job_id(), std::move(commit));
     return absl::OkStatus();
   }
 

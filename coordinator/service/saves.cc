@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
+#include "common/catch_all.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -119,18 +120,20 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
 
 void Saves::Progress(Save& save) { save.last_byte_nanos = absl::ToUnixNanos(SteadyNow()); }
 
-void Saves::AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part, Save& save) {
+std::function<void()> Saves::AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part,
+                                     const SavePtr& joined) {
+  Save& save = *joined;
   Whole whole;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     // Another upload of the same rank was faster: its file is the one that counts.
-    if (save.ended || save.committing || save.parts.contains(begin.rank())) return;
+    if (save.ended || save.committing || save.parts.contains(begin.rank())) return {};
     save.parts[begin.rank()] = std::move(part);
     Progress(save);
     if (!begin.training_state().empty()) save.training_state = begin.training_state();
     if (!begin.tokenizer().empty()) save.tokenizer = begin.tokenizer();
     if (begin.steps_size() > 0) save.steps.assign(begin.steps().begin(), begin.steps().end());
-    if (static_cast<int>(save.parts.size()) < save.terms.ranks) return;
+    if (static_cast<int>(save.parts.size()) < save.terms.ranks) return {};
     save.committing = true;
     whole.steps = save.steps;
     whole.request = {save.run.job_id(),
@@ -142,12 +145,15 @@ void Saves::AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part, Sav
                      {}};
     for (const auto& [rank, sent] : save.parts) whole.request.parts.push_back(sent);
   }
-  CommitWhole(save, std::move(whole));
+  return [this, joined, whole = std::move(whole)] { CommitWhole(*joined, whole); };
 }
 
-void Saves::CommitWhole(Save& save, Whole whole) {
-  const absl::StatusOr<checkpoint::Committed> committed = Commit(save, whole);
-  absl::Status status = committed.status();
+void Saves::CommitWhole(Save& save, const Whole& whole) {
+  absl::StatusOr<checkpoint::Committed> committed = absl::UnknownError("not committed");
+  absl::Status status = CatchAll([&] {
+    committed = Commit(save, whole);
+    return committed.status();
+  });
   if (committed.ok()) {
     const CheckpointCommitted news{save.run,
                                    committed->step,

@@ -7,7 +7,7 @@
 // than the job's checkpoint.timeout: then also while it is being committed, since a disk that hangs
 // answers nobody. What it has written is removed by the last upload that leaves it.
 //
-// Threads: any. No call but AddPart and Leave waits for a disk.
+// Threads: any. No call but Leave, and what AddPart returns, waits for a disk.
 #pragma once
 
 #include <condition_variable>
@@ -52,8 +52,10 @@ class Saves {
   absl::StatusOr<Joined> Join(const v1::UploadBegin& begin);
   // Bytes of the save have come.
   void Progress(Save& save);
-  // The upload that completes the save commits it, here.
-  void AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part, Save& save);
+  // Returns the commit where this part completes the save, to be called where waiting for a disk is
+  // in nobody's way; else nothing.
+  std::function<void()> AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part,
+                                const SavePtr& save);
   // No effect on a save that has all its parts, or has ended.
   void GiveUp(Save& save, const absl::Status& why);
   // How it ended, once it has.
@@ -65,7 +67,7 @@ class Saves {
  private:
   struct Whole;  // all that a commit needs
 
-  void CommitWhole(Save& save, Whole whole);
+  void CommitWhole(Save& save, const Whole& whole);
   absl::StatusOr<checkpoint::Committed> Commit(const Save& save, const Whole& whole);
   bool IsWanted(const Save& save);
   void LookForEnds();
