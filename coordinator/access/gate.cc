@@ -17,6 +17,9 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr size_t kMostKnown = 4096;
+constexpr char kNoRole[] =
+    " has none: a certificate names its own in a URI tercio:role/ROLE, --default-role of the "
+    "coordinator is that of certificates without one";
 
 std::string PemOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
@@ -136,11 +139,12 @@ absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
                      ", was revoked; an administrator gives a new token"));
   }
   if (!Allows(rule->least, caller.role)) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        std::string(call), " needs ", std::string(Needed(rule->least)), "; ",
-        caller.name.empty() ? "this caller" : caller.name, " has ",
-        caller.role == Role::kNone ? "none"
-                                   : absl::StrCat("the role ", std::string(NameOf(caller.role)))));
+    return absl::PermissionDeniedError(
+        absl::StrCat(std::string(call), " needs ", std::string(Needed(rule->least)), "; ",
+                     caller.name.empty() ? "this caller" : caller.name,
+                     caller.role == Role::kNone
+                         ? kNoRole
+                         : absl::StrCat(" has the role ", std::string(NameOf(caller.role)))));
   }
   if (!rule->changes || !options_.tls) return absl::OkStatus();
   const std::string& key = caller.name.empty() ? caller.address : caller.name;
