@@ -280,7 +280,8 @@ TEST(AccessStoreFileTest, AFileOfTheFirstFormatIsBroughtUpToDate) {
   sqlite3* file = nullptr;
   ASSERT_EQ(sqlite3_open(path.c_str(), &file), SQLITE_OK);
   const std::string sql = absl::StrCat(
-      "CREATE TABLE tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT, name TEXT, "
+      "CREATE TABLE tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT, name "
+      "TEXT, "
       "created INTEGER, expires INTEGER, uses_left INTEGER);"
       "CREATE TABLE certificates(serial TEXT PRIMARY KEY, name TEXT, role TEXT, issued INTEGER, "
       "expires INTEGER, address TEXT, revoked INTEGER DEFAULT 0) WITHOUT ROWID;"
