@@ -46,7 +46,9 @@ class CopyDatabaseTest : public ::testing::Test {
   // Some 2 MiB in 4 KiB pages, as the coordinator keeps its own.
   void SetUp() override {
     ASSERT_EQ(source_.Run("PRAGMA journal_mode=WAL; CREATE TABLE rows(x BLOB)"), SQLITE_OK);
+    ASSERT_EQ(source_.Run("BEGIN"), SQLITE_OK);
     for (int i = 0; i < kRows; ++i) Insert();
+    ASSERT_EQ(source_.Run("COMMIT"), SQLITE_OK);
   }
   void Insert() { ASSERT_EQ(source_.Run("INSERT INTO rows VALUES(randomblob(4000))"), SQLITE_OK); }
 
