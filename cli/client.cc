@@ -53,6 +53,7 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
   if (status.ok()) return absl::OkStatus();
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     TERCIO_RETURN_IF_ERROR(DiagnoseTls(client.address(), client.tls()));
+    TERCIO_RETURN_IF_ERROR(MayUseSocket(client.address()));
     return absl::UnavailableError(absl::StrCat(
         "cannot reach the coordinator at ", client.address(), ": ", status.error_message(),
         "; is it running? --coordinator HOST:PORT names another"));
@@ -127,12 +128,14 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) 
     return absl::NotFoundError(
         absl::StrCat("the state directory ", options.state_dir, " holds no jobs"));
   }
+  TERCIO_ASSIGN_OR_RETURN(auto socket, PrivateSocket::Make());
   TERCIO_ASSIGN_OR_RETURN(
       auto reader, Child::Start("tercio-coordinator",
                                 {"--read-only", "--parent-death", "--state-dir", options.state_dir,
-                                 "--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"},
+                                 "--listen", socket->address(), "--metrics-listen", "127.0.0.1:0"},
                                 options.state_dir + "/reader.log"));
   TERCIO_ASSIGN_OR_RETURN(auto client, ConnectTo(reader->Ready("coordinator"), {}));
+  client->reader_socket_ = std::move(socket);
   client->reader_ = std::move(reader);
   return client;
 }

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "cli/child.h"
 #include "cli/options.h"
+#include "cli/private_socket.h"
 #include "grpcpp/client_context.h"
 #include "proto/tercio/v1/job_service.grpc.pb.h"
 
@@ -34,6 +35,7 @@ class Client {
   static absl::StatusOr<std::unique_ptr<Client>> ConnectAs(const std::string& address,
                                                            const TlsFiles& given);
 
+  std::unique_ptr<PrivateSocket> reader_socket_;
   std::unique_ptr<Child> reader_;
   std::string address_;
   TlsFiles tls_;

@@ -37,8 +37,12 @@ void KeepLog(const std::string& path) {
 
 }  // namespace
 
-PrivatePair::PrivatePair(std::string state_dir, int slots, std::string device)
-    : state_dir_(std::move(state_dir)), slots_(slots), device_(std::move(device)) {}
+PrivatePair::PrivatePair(std::string state_dir, int slots, std::string device,
+                         std::unique_ptr<PrivateSocket> socket)
+    : state_dir_(std::move(state_dir)),
+      slots_(slots),
+      device_(std::move(device)),
+      socket_(std::move(socket)) {}
 
 PrivatePair::~PrivatePair() {
   agent_.reset();  // first: its trainers must not lose their coordinator
@@ -48,13 +52,14 @@ PrivatePair::~PrivatePair() {
 absl::StatusOr<std::unique_ptr<PrivatePair>> PrivatePair::Start(const std::string& state_dir,
                                                                 int slots,
                                                                 const std::string& device) {
-  std::unique_ptr<PrivatePair> pair(new PrivatePair(state_dir, slots, device));
+  TERCIO_ASSIGN_OR_RETURN(auto socket, PrivateSocket::Make());
+  std::unique_ptr<PrivatePair> pair(new PrivatePair(state_dir, slots, device, std::move(socket)));
   if (const absl::Status status = pair->StartCoordinator(); !status.ok()) {
     return NameRunningJob(state_dir, status);
   }
   TERCIO_RETURN_IF_ERROR(pair->StartAgent());
   std::fprintf(stderr, "coordinator %s, metrics http://%s/metrics and http://%s/metrics\n",
-               pair->coordinator_address_.c_str(), pair->coordinator_->Ready("metrics").c_str(),
+               pair->coordinator().c_str(), pair->coordinator_->Ready("metrics").c_str(),
                pair->agent_->Ready("metrics").c_str());
   return pair;
 }
@@ -65,9 +70,8 @@ absl::Status PrivatePair::StartCoordinator() {
   TERCIO_ASSIGN_OR_RETURN(coordinator_,
                           Child::Start("tercio-coordinator",
                                        {"--parent-death", "--state-dir", state_dir_, "--listen",
-                                        coordinator_address_, "--metrics-listen", "127.0.0.1:0"},
+                                        coordinator(), "--metrics-listen", "127.0.0.1:0"},
                                        log));
-  coordinator_address_ = coordinator_->Ready("coordinator");
   return absl::OkStatus();
 }
 
@@ -76,7 +80,7 @@ absl::Status PrivatePair::StartAgent() {
   KeepLog(log);
   TERCIO_ASSIGN_OR_RETURN(
       agent_, Child::Start("tercio-agent",
-                           {"--parent-death", "--coordinator", coordinator_address_, "--state-dir",
+                           {"--parent-death", "--coordinator", coordinator(), "--state-dir",
                             state_dir_ + "/agent", "--slots", absl::StrCat(slots_), "--device",
                             device_, "--metrics-listen", "127.0.0.1:0", "--name", "local"},
                            log));

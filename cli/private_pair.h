@@ -1,5 +1,5 @@
 // The coordinator and the agent of `tercio run` and `resume`, which live as long as this process
-// needs them.
+// needs them. Only this user reaches the coordinator (private_socket.h).
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cli/child.h"
+#include "cli/private_socket.h"
 
 namespace tercio::cli {
 
@@ -20,7 +21,7 @@ class PrivatePair {
                                                             const std::string& device);
   ~PrivatePair();
 
-  const std::string& coordinator() const { return coordinator_address_; }
+  std::string coordinator() const { return socket_->address(); }
 
   // Starts again what has died, and says so: what trains goes on meanwhile, as in a cluster, where
   // the machine's service manager does this. To be called now and then, by one thread at a time.
@@ -32,7 +33,8 @@ class PrivatePair {
   static constexpr int kMostRestarts = 10;
   static constexpr absl::Duration kPause = absl::Seconds(1);
 
-  PrivatePair(std::string state_dir, int slots, std::string device);
+  PrivatePair(std::string state_dir, int slots, std::string device,
+              std::unique_ptr<PrivateSocket> socket);
   absl::Status StartCoordinator();
   absl::Status StartAgent();
   absl::Status Revive(std::unique_ptr<Child>* child, const char* name,
@@ -41,7 +43,7 @@ class PrivatePair {
   const std::string state_dir_;
   const int slots_;
   const std::string device_;
-  std::string coordinator_address_ = "127.0.0.1:0";  // once it has started, the one that it has
+  const std::unique_ptr<PrivateSocket> socket_;
   std::unique_ptr<Child> coordinator_;
   std::unique_ptr<Child> agent_;
   int restarts_ = 0;

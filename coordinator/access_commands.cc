@@ -32,6 +32,7 @@
 #include "coordinator/access/access_store.h"
 #include "coordinator/access/authority.h"
 #include "coordinator/access/enroll_service.h"
+#include "coordinator/access/node_patterns.h"
 #include "nlohmann/json.hpp"
 
 namespace tercio::coordinator {
@@ -46,6 +47,7 @@ struct Options {
   std::string name;
   double ttl_seconds = 3600;
   int64_t uses = 1;
+  std::string nodes;
   std::string revoked;
   int64_t revoked_token = 0;
   std::string output;
@@ -91,20 +93,41 @@ absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
   return AccessStore::Open(directory + "/access.sqlite");
 }
 
-absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& directory,
-                                    AccessStore& store) {
-  TERCIO_ASSIGN_OR_RETURN(const auto authority, Authority::Open(directory));
-  if (options.name.empty() && options.role != NameOf(Role::kAgent)) {
+// Whom a token may be for.
+absl::Status CheckTokenOptions(const Options& options) {
+  const bool is_agents = options.role == NameOf(Role::kAgent);
+  if (options.name.empty() && !is_agents) {
     return absl::InvalidArgumentError(
         absl::StrCat("a token of the role ", options.role, " needs --name: whose it is"));
   }
   if (!options.name.empty()) TERCIO_RETURN_IF_ERROR(CheckName(options.name));
+  if (!options.nodes.empty()) {
+    TERCIO_RETURN_IF_ERROR(CheckNodePatterns(options.nodes));
+    if (!is_agents || !options.name.empty()) {
+      return absl::InvalidArgumentError(
+          "--nodes is for agents that choose their names: neither with --name nor for people");
+    }
+  }
+  // Where it is kept for the next node, others find it, too.
+  if (options.uses > 1 && options.name.empty() && options.nodes.empty()) {
+    return absl::InvalidArgumentError(
+        "a token of several uses needs --nodes: a pattern of the names that it may enrol, such as "
+        "--nodes 'gpu-*'");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& directory,
+                                    AccessStore& store) {
+  TERCIO_ASSIGN_OR_RETURN(const auto authority, Authority::Open(directory));
+  TERCIO_RETURN_IF_ERROR(CheckTokenOptions(options));
   TokenRecord token;
   token.role = options.role;
   token.name = options.name;
   token.created = absl::Now();
   token.expires = token.created + absl::Seconds(options.ttl_seconds);
   token.uses_left = options.uses;
+  token.nodes = options.nodes;
   const JoinToken text = {RandomSecret(), authority->fingerprint()};
   TERCIO_RETURN_IF_ERROR(store.AddToken(token, text.secret).status());
   return text;
@@ -183,7 +206,10 @@ absl::Status Token(const Options& options) {
                           MakeToken(options, Access::DirectoryOf(options.state_dir), *store));
   const std::string token = FormatJoinToken(made);
   if (options.json()) {
-    Print({{"token", token}, {"role", options.role}, {"name", options.name}});
+    Print({{"token", token},
+           {"role", options.role},
+           {"name", options.name},
+           {"nodes", options.nodes}});
   } else {
     std::printf("%s\n", token.c_str());
   }
@@ -209,6 +235,11 @@ absl::Status Revoke(const Options& options) {
   return absl::OkStatus();
 }
 
+std::string HolderOf(const TokenRecord& token) {
+  if (!token.name.empty()) return token.name;
+  return token.nodes.empty() ? "any" : token.nodes;
+}
+
 absl::Status List(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
   const absl::Time now = absl::Now();
@@ -221,6 +252,7 @@ absl::Status List(const Options& options) {
       all["tokens"].push_back({{"id", token.id},
                                {"role", token.role},
                                {"name", token.name},
+                               {"nodes", token.nodes},
                                {"expires", Utc(token.expires)},
                                {"uses_left", token.uses_left}});
     }
@@ -240,8 +272,7 @@ absl::Status List(const Options& options) {
   for (const TokenRecord& token : tokens) {
     std::printf("%-8lld %-8s %-20s %-20s %lld\n",
                 static_cast<long long>(token.id),  // NOLINT: printf's type
-                token.role.c_str(), token.name.empty() ? "any" : token.name.c_str(),
-                Utc(token.expires).c_str(),
+                token.role.c_str(), HolderOf(token).c_str(), Utc(token.expires).c_str(),
                 static_cast<long long>(token.uses_left));  // NOLINT: printf's type
   }
   std::printf("\n%-8s %-20s %-20s %-32s %s\n", "ROLE", "NAME", "EXPIRES", "SERIAL", "");
@@ -258,8 +289,13 @@ void AddTokenOptions(CLI::App* command, Options* options) {
           std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
           CLI::AsNumberWithUnit::CASE_SENSITIVE))
       ->check(CLI::Range(1.0, 30 * 86400.0));
-  command->add_option("--uses", options->uses, "how often; each use is another certificate")
+  command
+      ->add_option("--uses", options->uses,
+                   "how often; each use is another certificate; several need --nodes or --name")
       ->check(CLI::Range(1, 100000));
+  command->add_option("--nodes", options->nodes,
+                      "names of agents that it may enrol: patterns with * and ?, with commas "
+                      "between them, such as 'gpu-*'");
 }
 
 using Command = absl::Status (*)(const Options&);

@@ -24,7 +24,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   };
   add("--state-dir", &flags->state_dir, "TERCIO_STATE_DIR", "jobs, history and checkpoints");
   add("--listen", &flags->listen, "TERCIO_LISTEN",
-      "HOST:PORT of the gRPC services; port 0 picks one");
+      "HOST:PORT of the gRPC services, or unix:PATH; port 0 picks one");
   add("--metrics-listen", &flags->metrics_listen, "TERCIO_METRICS_LISTEN", "HOST:PORT of /metrics");
   add("--health-listen", &flags->health_listen, "TERCIO_HEALTH_LISTEN",
       "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");

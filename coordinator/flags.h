@@ -24,7 +24,7 @@ struct Flags {
   std::vector<std::string> checkpoint_roots;
   TlsFiles tls = TlsFromEnvironment();
   std::string enroll_listen;
-  std::string default_role = "admin";
+  std::string default_role = "none";
   double certificate_life = 30 * 86400.0;
   bool allow_drills = false;
   int max_streams = 256;

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/channel.h"
 #include "common/health_server.h"
@@ -61,7 +62,9 @@ absl::Status Server::Listen(const Flags& flags, std::string* address) {
         absl::StrCat("cannot listen on ", flags.listen,
                      "; is the port in use? --listen HOST:0 picks a free one"));
   }
-  *address = absl::StrCat(flags.listen.substr(0, flags.listen.rfind(':')), ":", port);
+  *address = absl::StartsWith(flags.listen, "unix:")
+                 ? flags.listen
+                 : absl::StrCat(flags.listen.substr(0, flags.listen.rfind(':')), ":", port);
   return absl::OkStatus();
 }
 

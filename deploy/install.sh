@@ -121,17 +121,26 @@ put_template() {
 }
 
 # Programs find their libraries beside them, in ../lib, wherever links lead to them from.
-for program in "$from"/bin/*; do
-  name="$(basename "$program")"
+for name in tercio tercio-coordinator tercio-agent tercio-trainer tercio-trainer-cuda; do
+  program="$from/bin/$name"
+  if [[ ! -e "$program" ]]; then continue; fi  # the one for GPUs, where no toolkit was found
   cp -L "$program" "$scratch/program"
   # Those of a build tree hold the names of its sources for debuggers.
   if command -v strip > /dev/null; then chmod u+w "$scratch/program"; strip --strip-debug "$scratch/program"; fi
   put "$scratch/program" "$home/bin/$name" 755
   put_link "../lib/tercio/bin/$name" "$prefix/bin/$name"
 done
-if [[ -d "$from/lib" ]]; then
-  for library in "$from"/lib/*; do put "$library" "$home/lib/$(basename "$library")" 644; done
-fi
+# The files of a folder that have one of these names, by their places in it: folder, pattern...
+files_named() {
+  local folder="$1" names=()
+  shift
+  if [[ ! -d "$from/$folder" ]]; then return 0; fi
+  for pattern in "$@"; do names+=(-o -name "$pattern"); done
+  find -L "$from/$folder" -mindepth 1 -maxdepth 1 -type f \( "${names[@]:1}" \) ! -name '.*' -printf '%f\0' | sort -z
+}
+while IFS= read -r -d '' library; do
+  put "$from/lib/$library" "$home/lib/$library" 644
+done < <(files_named lib '*.so' '*.so.*[0-9]')
 
 for unit in tercio-coordinator.service tercio-agent.service; do
   put_template "$from/deploy/systemd/$unit" "$prefix/lib/systemd/system/$unit"
@@ -142,10 +151,32 @@ put_template "$from/deploy/systemd/tercio.tmpfiles" "$prefix/lib/tmpfiles.d/terc
 # Documents, and the script itself, which uninstalls. licenses/, LICENSES and VERSION are in tarballs only.
 doc="$prefix/share/doc/tercio"
 put "$from/deploy/install.sh" "$home/install.sh" 755
-while IFS= read -r -d '' file; do
-  put "$from/$file" "$doc/$file" 644
-done < <(cd "$from" && find README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION docs licenses deploy/examples deploy/etc deploy/grafana \
-  deploy/kubernetes deploy/prometheus dashboards -type f -print0 2> /dev/null | sort -z)
+for file in README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION; do
+  if [[ -e "$from/$file" ]]; then put "$from/$file" "$doc/$file" 644; fi
+done
+# By kind, since a folder may also hold what an editor, Python or somebody in passing has left there. deploy/BUILD.bazel has the
+# same list for the tarball; a test compares what comes of them.
+while read -r folder patterns; do
+  read -r -a names <<< "$patterns"
+  while IFS= read -r -d '' file; do
+    put "$from/$folder/$file" "$doc/$folder/$file" 644
+  done < <(files_named "$folder" "${names[@]}")
+done << 'DOCUMENTS'
+dashboards *.json *.py
+deploy/etc *.yaml
+deploy/examples *.yaml
+deploy/grafana/provisioning/dashboards *.yaml
+deploy/grafana/provisioning/datasources *.yaml
+deploy/kubernetes/base *.yaml
+deploy/kubernetes/monitoring *.yaml
+deploy/kubernetes/overlays/cpu-demo *.yaml
+deploy/kubernetes/overlays/gpu *.yaml
+deploy/prometheus *.yml
+deploy/prometheus/rules *.yml
+docs *.md
+docs/images *.svg *.png
+licenses *[a-z0-9]
+DOCUMENTS
 # Manual pages; the programs of a repository print their own.
 pages="$from/man"
 if [[ ! -d "$pages" ]]; then
@@ -156,7 +187,7 @@ if [[ ! -d "$pages" ]]; then
 fi
 while IFS= read -r -d '' page; do
   put "$pages/$page" "$prefix/share/man/$page" 644
-done < <(find "$pages/" -type f -printf '%P\0' | sort -z)
+done < <(find -L "$pages/" -mindepth 2 -maxdepth 2 -type f -name 'tercio*.[1-8]' -printf '%P\0' | sort -z)
 for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_tercio" "fish fish/vendor_completions.d/tercio.fish"; do
   read -r name place <<< "$shell"
   if "$from/bin/tercio" completion "$name" > "$scratch/completion" 2> /dev/null; then put "$scratch/completion" "$prefix/share/$place" 644; fi

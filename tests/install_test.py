@@ -1,8 +1,9 @@
 """deploy/install_dependencies.sh names the package that could not be installed, whichever way that comes about. apt and
 dpkg are scripts here: nothing is installed. deploy/install_cuda.sh makes a toolkit of wheels, which a script in pip's place
-gives."""
+gives. .ci/run gives the tests a clean environment."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -147,6 +148,26 @@ class InstallCudaTest(unittest.TestCase):
 
     def test_an_unknown_option_is_said(self):
         self.assertEqual(self.install("--what")[0], 2)
+
+
+class ContinuousIntegration(unittest.TestCase):
+
+    def test_the_tests_see_no_variable_of_the_machine(self):
+        with tempfile.TemporaryDirectory(prefix="tercio-install-") as folder:
+            for place in (".ci", "tests"):
+                os.mkdir(os.path.join(folder, place))
+            shutil.copy(os.path.join(TESTS, "..", ".ci", "run"), os.path.join(folder, ".ci"))
+            script = os.path.join(folder, "tests", "run.sh")
+            with open(script, "w", encoding="utf-8") as file:
+                file.write('#!/bin/bash\necho "arguments=$*"\nenv\n')
+            os.chmod(script, 0o755)
+            given = {"PATH": "/odd:/usr/bin:/bin", "HOME": folder, "USER": "ann", "PYTHONDONTWRITEBYTECODE": "1", "CUDA_HOME": "/toolkit"}
+            done = subprocess.run([os.path.join(folder, ".ci", "run"), "--long"], env=given, capture_output=True, text=True, check=True)
+        seen = dict(line.split("=", 1) for line in done.stdout.splitlines())
+        self.assertEqual(seen["arguments"], "--long")
+        self.assertEqual({name: seen[name] for name in ("HOME", "USER", "CUDA_HOME")}, {"HOME": folder, "USER": "ann", "CUDA_HOME": "/toolkit"})
+        self.assertNotIn("/odd", seen["PATH"])
+        self.assertEqual(set(seen) - {"arguments", "PATH", "HOME", "USER", "LANG", "CI", "CUDA_HOME", "PWD", "SHLVL", "_"}, set())
 
 
 if __name__ == "__main__":

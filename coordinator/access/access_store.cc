@@ -16,13 +16,14 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr int kPatienceMs = 5000;  // for the other process
-constexpr int kVersion = 1;
+constexpr int64_t kVersion = 2;
 // What has expired is kept so long: a connection that was made before goes on.
 constexpr absl::Duration kMemory = absl::Hours(24 * 366);
 
 constexpr char kSchema[] = R"(
 CREATE TABLE IF NOT EXISTS tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT,
-  name TEXT, created INTEGER, expires INTEGER, uses_left INTEGER);
+  name TEXT, created INTEGER, expires INTEGER, uses_left INTEGER,
+  nodes TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS certificates(serial TEXT PRIMARY KEY, name TEXT, role TEXT,
   issued INTEGER, expires INTEGER, address TEXT, revoked INTEGER DEFAULT 0) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates(name);
@@ -49,6 +50,7 @@ TokenRecord ReadToken(SqliteStatement& query) {
   token.created = TimeOf(query.Integer(3));
   token.expires = TimeOf(query.Integer(4));
   token.uses_left = query.Integer(5);
+  token.nodes = query.Bytes(6);
   return token;
 }
 
@@ -88,22 +90,41 @@ absl::Status AccessStore::Connect() {
   return status;
 }
 
+template <typename Body>
+absl::Status AccessStore::Transaction(Body body) {
+  TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
+  absl::Status status = body();
+  if (status.ok()) status = Run("COMMIT");
+  if (!status.ok()) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
+  return status;
+}
+
 absl::Status AccessStore::Prepare() {
   sqlite3_busy_timeout(database_, kPatienceMs);
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA journal_mode=WAL"));
   TERCIO_RETURN_IF_ERROR(Run("PRAGMA synchronous=FULL"));
-  int64_t version = 0;
-  {
-    SqliteStatement query(database_, "PRAGMA user_version");
-    TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
-    if (row) version = query.Integer(0);
-  }
+  TERCIO_ASSIGN_OR_RETURN(const int64_t version, Format());
   if (version > kVersion) {
     return absl::FailedPreconditionError(
         absl::StrCat(path_, " was written by a newer version of Tercio (format ", version, ")"));
   }
-  TERCIO_RETURN_IF_ERROR(Run(kSchema));
   if (version == kVersion) return absl::OkStatus();
+  return Transaction([this] { return BringUpToDate(); });
+}
+
+absl::StatusOr<int64_t> AccessStore::Format() {
+  SqliteStatement query(database_, "PRAGMA user_version");
+  TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
+  return row ? query.Integer(0) : 0;
+}
+
+// Another process may have done it in the meantime.
+absl::Status AccessStore::BringUpToDate() {
+  TERCIO_ASSIGN_OR_RETURN(const int64_t version, Format());
+  if (version == 1) {
+    TERCIO_RETURN_IF_ERROR(Run("ALTER TABLE tokens ADD COLUMN nodes TEXT NOT NULL DEFAULT ''"));
+  }
+  TERCIO_RETURN_IF_ERROR(Run(kSchema));
   return Run(absl::StrCat("PRAGMA user_version=", kVersion).c_str());
 }
 
@@ -116,26 +137,19 @@ absl::Status AccessStore::Run(const char* sql) {
   return SqliteFault(database_, "cannot change access.sqlite");
 }
 
-template <typename Body>
-absl::Status AccessStore::Transaction(Body body) {
-  TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
-  absl::Status status = body();
-  if (status.ok()) status = Run("COMMIT");
-  if (!status.ok()) sqlite3_exec(database_, "ROLLBACK", nullptr, nullptr, nullptr);
-  return status;
-}
-
 absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const std::string& secret) {
   std::lock_guard<std::mutex> lock(mutex_);
-  SqliteStatement insert(database_,
-                         "INSERT INTO tokens(digest, role, name, created, expires, uses_left) "
-                         "VALUES(?, ?, ?, ?, ?, ?)");
+  SqliteStatement insert(
+      database_,
+      "INSERT INTO tokens(digest, role, name, created, expires, uses_left, nodes) "
+      "VALUES(?, ?, ?, ?, ?, ?, ?)");
   insert.Bind(1, Sha256Hex(secret));
   insert.Bind(2, token.role);
   insert.Bind(3, token.name);
   insert.Bind(4, absl::ToUnixSeconds(token.created));
   insert.Bind(5, absl::ToUnixSeconds(token.expires));
   insert.Bind(6, token.uses_left);
+  insert.Bind(7, token.nodes);
   TERCIO_RETURN_IF_ERROR(insert.Execute());
   return sqlite3_last_insert_rowid(database_);
 }
@@ -145,14 +159,14 @@ absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, ab
   const std::string digest = Sha256Hex(secret);
   std::lock_guard<std::mutex> lock(mutex_);
   SqliteStatement query(database_,
-                        "SELECT id, role, name, created, expires, uses_left, digest "
+                        "SELECT id, role, name, created, expires, uses_left, nodes, digest "
                         "FROM tokens WHERE expires > ? AND uses_left > 0");
   query.Bind(1, absl::ToUnixSeconds(now));
   absl::StatusOr<TokenRecord> found = NotGood();
   while (true) {
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (!row) return found;
-    const std::string kept = query.Bytes(6);
+    const std::string kept = query.Bytes(7);
     if (kept.size() == digest.size() &&
         CRYPTO_memcmp(kept.data(), digest.data(), digest.size()) == 0) {
       found = ReadToken(query);
@@ -286,7 +300,7 @@ absl::Status AccessStore::RevokeToken(int64_t id) {
 absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
   std::lock_guard<std::mutex> lock(mutex_);
   SqliteStatement query(database_,
-                        "SELECT id, role, name, created, expires, uses_left "
+                        "SELECT id, role, name, created, expires, uses_left, nodes "
                         "FROM tokens WHERE expires > ? AND uses_left > 0 ORDER BY id DESC");
   query.Bind(1, absl::ToUnixSeconds(now));
   std::vector<TokenRecord> tokens;

@@ -27,6 +27,8 @@ struct TokenRecord {
   absl::Time created;
   absl::Time expires;
   int64_t uses_left = 1;
+  std::string
+      nodes;  // patterns of the names that an agent may choose (node_patterns.h); empty: any
 };
 
 struct CertificateRecord {
@@ -87,6 +89,8 @@ class AccessStore {
   explicit AccessStore(std::string path) : path_(std::move(path)) {}
   absl::Status Connect();
   absl::Status Prepare();
+  absl::Status BringUpToDate();
+  absl::StatusOr<int64_t> Format();
   absl::Status Run(const char* sql);
   absl::Status FreeName(const CertificateRecord& certificate, absl::Time forsaken);
   absl::StatusOr<int64_t> CountUsable(const std::string& name, absl::Time now);

@@ -2,6 +2,7 @@
 #include <openssl/ec.h>
 #include <openssl/pem.h>
 #include <openssl/rsa.h>
+#include <sqlite3.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +13,7 @@
 #include "absl/time/time.h"
 #include "common/channel.h"
 #include "common/file.h"
+#include "common/sha256.h"
 #include "common/temp_dir.h"
 #include "coordinator/access/access_store.h"
 #include "coordinator/access/audit_log.h"
@@ -261,6 +263,44 @@ TEST_F(AccessStoreTest, ATokenIsRevokedByItsNumber) {
   EXPECT_TRUE(store_->RevokeToken(id).ok());
   EXPECT_TRUE(absl::IsUnauthenticated(store_->FindToken("secret", kNow).status()));
   EXPECT_TRUE(absl::IsNotFound(store_->RevokeToken(id + 1)));
+}
+
+TEST_F(AccessStoreTest, ATokenKeepsThePatternsOfItsNodes) {
+  TokenRecord token = {0, "agent", "", kNow, kNow + absl::Hours(1), 2};
+  token.nodes = "gpu-*,login-?";
+  ASSERT_TRUE(store_->AddToken(token, "secret").ok());
+  EXPECT_EQ(store_->FindToken("secret", kNow)->nodes, "gpu-*,login-?");
+  EXPECT_EQ(store_->Tokens(kNow)->front().nodes, "gpu-*,login-?");
+}
+
+// Before tokens had patterns.
+TEST(AccessStoreFileTest, AFileOfTheFirstFormatIsBroughtUpToDate) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/access.sqlite";
+  sqlite3* file = nullptr;
+  ASSERT_EQ(sqlite3_open(path.c_str(), &file), SQLITE_OK);
+  const std::string sql = absl::StrCat(
+      "CREATE TABLE tokens(id INTEGER PRIMARY KEY AUTOINCREMENT, digest TEXT, role TEXT, name "
+      "TEXT, "
+      "created INTEGER, expires INTEGER, uses_left INTEGER);"
+      "CREATE TABLE certificates(serial TEXT PRIMARY KEY, name TEXT, role TEXT, issued INTEGER, "
+      "expires INTEGER, address TEXT, revoked INTEGER DEFAULT 0) WITHOUT ROWID;"
+      "INSERT INTO tokens VALUES(3, '",
+      Sha256Hex("secret"), "', 'agent', '', 0, ", absl::ToUnixSeconds(kNow + kDay),
+      ", 2);"
+      "INSERT INTO certificates VALUES('7', 'one', 'agent', 0, ",
+      absl::ToUnixSeconds(kNow + kDay), ", '', 5); PRAGMA user_version=1;");
+  ASSERT_EQ(sqlite3_exec(file, sql.c_str(), nullptr, nullptr, nullptr), SQLITE_OK);
+  sqlite3_close(file);
+  for (int i = 0; i < 2; ++i) {
+    const auto store = AccessStore::Open(path);
+    ASSERT_TRUE(store.ok()) << store.status();
+    const auto token = (*store)->FindToken("secret", kNow);
+    ASSERT_TRUE(token.ok()) << token.status();
+    EXPECT_EQ(token->id, 3);
+    EXPECT_EQ(token->nodes, "");
+    EXPECT_THAT(*(*store)->Revoked(), ElementsAre("7"));
+  }
 }
 
 TEST(AccessStoreFileTest, WithoutItsFileNothingIsKnownToBeRevoked) {

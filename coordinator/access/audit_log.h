@@ -30,7 +30,7 @@ struct AuditEntry {
   std::string call;     // "JobService/Cancel", or "handshake"
   std::string subject;  // job, node or name that it was about
   std::string outcome;  // "ok", "refused" or "failed"
-  std::string reason;   // of what is not ok
+  std::string reason;   // of what is not ok; of an enrolment, the number of its token
 };
 
 // Why somebody was not served.

@@ -11,6 +11,7 @@
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
+#include "coordinator/access/node_patterns.h"
 #include "grpcpp/resource_quota.h"
 
 namespace tercio::coordinator {
@@ -65,16 +66,28 @@ absl::Time Registrar::Forsaken(const std::string& node, absl::Time now) const {
   return *here ? absl::InfinitePast() : absl::InfiniteFuture();
 }
 
-absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& request,
-                                                 const std::string& address, Subject* subject) {
-  TERCIO_ASSIGN_OR_RETURN(const TokenRecord token, store_.FindToken(request.token(), absl::Now()));
-  subject->role = token.role;
-  subject->name = token.name.empty() ? request.name() : token.name;
-  TERCIO_RETURN_IF_ERROR(CheckName(subject->name));
-  if (!request.name().empty() && request.name() != subject->name) {
+// *name is of whom the certificate will be, or would have been.
+absl::Status Registrar::ChooseName(const TokenRecord& token, const std::string& wanted,
+                                   std::string* name) {
+  *name = token.name.empty() ? wanted : token.name;
+  TERCIO_RETURN_IF_ERROR(CheckName(*name));
+  if (!wanted.empty() && wanted != *name) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the token is for ", subject->name, ", not for ", request.name()));
+        absl::StrCat("the token is for ", *name, ", not for ", wanted));
   }
+  if (token.nodes.empty() || FitsNodePatterns(token.nodes, *name)) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("token ", token.id, " is for nodes of the names ", token.nodes, ", not for ",
+                   *name, "; `tercio-coordinator token --nodes` makes one for others"));
+}
+
+absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& request,
+                                                 const std::string& address, Enrolment* enrolment) {
+  Subject* const subject = &enrolment->subject;
+  TERCIO_ASSIGN_OR_RETURN(const TokenRecord token, store_.FindToken(request.token(), absl::Now()));
+  enrolment->token = token.id;
+  subject->role = token.role;
+  TERCIO_RETURN_IF_ERROR(ChooseName(token, request.name(), &subject->name));
   if (token.role == kAgentRole) {
     TERCIO_ASSIGN_OR_RETURN(subject->names, HostsOf(request.request()));
   }
@@ -138,41 +151,42 @@ class EnrollServer::Service : public v1::EnrollService::Service {
   grpc::Status Enroll(grpc::ServerContext* context, const v1::EnrollRequest* request,
                       v1::Certificate* response) override {
     const std::string address = HostOfPeer(context->peer());
-    Subject subject;
-    const absl::Status status = Serve(*request, address, &subject, response);
-    Audit(address, subject, status, *response);
+    Registrar::Enrolment enrolment;
+    const absl::Status status = Serve(*request, address, &enrolment, response);
+    Audit(address, enrolment, status, *response);
     return ToGrpc(status);
   }
 
  private:
-  absl::Status Serve(const v1::EnrollRequest& request, const std::string& address, Subject* subject,
-                     v1::Certificate* response) {
+  absl::Status Serve(const v1::EnrollRequest& request, const std::string& address,
+                     Registrar::Enrolment* enrolment, v1::Certificate* response) {
     const absl::Time now = SteadyNow();
     if (!per_address_.Take(address, now) || !total_.Take("", now)) {
       return absl::ResourceExhaustedError(
           "too many requests for certificates lately; wait a minute and try again");
     }
-    TERCIO_ASSIGN_OR_RETURN(*response, registrar_.Enrol(request, address, subject));
+    TERCIO_ASSIGN_OR_RETURN(*response, registrar_.Enrol(request, address, enrolment));
     return absl::OkStatus();
   }
 
-  void Audit(const std::string& address, const Subject& subject, const absl::Status& status,
-             const v1::Certificate& issued) {
+  void Audit(const std::string& address, const Registrar::Enrolment& enrolment,
+             const absl::Status& status, const v1::Certificate& issued) {
     if (!status.ok()) {
       audit_.Count(absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kEnrolment);
     }
     if (!status.ok() && !refusals_.Take(address, SteadyNow())) return;
     AuditEntry entry;
     entry.address = address;
-    entry.who = subject.name;
-    entry.role = subject.role;
+    entry.who = enrolment.subject.name;
+    entry.role = enrolment.subject.role;
     if (const auto facts = ReadCertificate(issued.certificate()); facts.ok()) {
       entry.serial = facts->serial;
     }
     entry.call = "EnrollService/Enroll";
-    entry.subject = subject.name;
+    entry.subject = enrolment.subject.name;
     entry.outcome = status.ok() ? "ok" : "refused";
-    entry.reason = std::string(status.message());
+    entry.reason =
+        status.ok() ? absl::StrCat("token ", enrolment.token) : std::string(status.message());
     audit_.Write(entry);
   }
 

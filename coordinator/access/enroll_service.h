@@ -38,14 +38,22 @@ class Registrar {
   using MayBeHere = std::function<std::optional<bool>(const std::string& node)>;
   void KnowNodes(MayBeHere may_be_here) { may_be_here_ = std::move(may_be_here); }
 
+  // What is known of an enrolment, for the audit log.
+  struct Enrolment {
+    Subject subject;    // for whom
+    int64_t token = 0;  // its number
+  };
   // Who shows the token gets a certificate in its name and role; of an agent whose token names
-  // none, in `name`. UNAUTHENTICATED | INVALID_ARGUMENT | PERMISSION_DENIED (somebody has that
-  // name) | RESOURCE_EXHAUSTED (too many certificates). *subject is for whom, as far as known.
+  // none, in `name`, if it fits the token's patterns. UNAUTHENTICATED | INVALID_ARGUMENT |
+  // PERMISSION_DENIED (somebody has that name, or the token is for other nodes) |
+  // RESOURCE_EXHAUSTED (too many certificates).
   absl::StatusOr<v1::Certificate> Enrol(const v1::EnrollRequest& request,
-                                        const std::string& address, Subject* subject);
+                                        const std::string& address, Enrolment* enrolment);
   absl::StatusOr<v1::Certificate> Renew(const Caller& caller, const v1::RenewRequest& request);
 
  private:
+  static absl::Status ChooseName(const TokenRecord& token, const std::string& wanted,
+                                 std::string* name);
   absl::Time Forsaken(const std::string& node, absl::Time now) const;
   absl::StatusOr<IssuedCertificate> Issue(const std::string& request, const Subject& subject,
                                           const std::string& address, CertificateRecord* record);

@@ -8,7 +8,6 @@
 #include "absl/strings/str_replace.h"
 #include "common/certificate.h"
 #include "common/grpc_status.h"
-#include "common/steady_time.h"
 #include "grpc/grpc_security_constants.h"
 #include "grpcpp/security/auth_context.h"
 #include "grpcpp/support/server_interceptor.h"
@@ -17,6 +16,9 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr size_t kMostKnown = 4096;
+constexpr char kNoRole[] =
+    " has none: a certificate names its own in a URI tercio:role/ROLE, --default-role of the "
+    "coordinator is that of certificates without one";
 
 std::string PemOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
@@ -29,6 +31,13 @@ std::string PemOf(const grpc::ServerContextBase& context) {
 Refusal RefusalOf(const absl::Status& status) {
   if (absl::IsUnauthenticated(status)) return Refusal::kRevoked;
   return absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kRole;
+}
+
+// Whose calls are counted together, as messages name it.
+std::string LimitedKey(const Caller& caller, std::string_view call) {
+  if (caller.name.empty()) return caller.address;
+  if (call != "NodeService/Attach") return caller.name;
+  return absl::StrCat(caller.name, " at ", caller.address);
 }
 
 AuditEntry EntryOf(const Caller& caller, std::string_view call, const std::string& subject) {
@@ -136,15 +145,16 @@ absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
                      ", was revoked; an administrator gives a new token"));
   }
   if (!Allows(rule->least, caller.role)) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        std::string(call), " needs ", std::string(Needed(rule->least)), "; ",
-        caller.name.empty() ? "this caller" : caller.name, " has ",
-        caller.role == Role::kNone ? "none"
-                                   : absl::StrCat("the role ", std::string(NameOf(caller.role)))));
+    return absl::PermissionDeniedError(
+        absl::StrCat(std::string(call), " needs ", std::string(Needed(rule->least)), "; ",
+                     caller.name.empty() ? "this caller" : caller.name,
+                     caller.role == Role::kNone
+                         ? kNoRole
+                         : absl::StrCat(" has the role ", std::string(NameOf(caller.role)))));
   }
   if (!rule->changes || !options_.tls) return absl::OkStatus();
-  const std::string& key = caller.name.empty() ? caller.address : caller.name;
-  if (changes_.Take(key, SteadyNow())) return absl::OkStatus();
+  const std::string key = LimitedKey(caller, call);
+  if (changes_.Take(key, options_.now())) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("too many changes by ", key, " in a short time; wait a second and try again"));
 }
@@ -160,7 +170,7 @@ void Gate::AuditRefusal(const Caller& caller, std::string_view call, const std::
   if (audit_ == nullptr) return;
   audit_->Count(refusal);
   // Who is refused a thousand times a second must not push the others out of the log.
-  if (!refusals_.Take(absl::StrCat(caller.name, " ", caller.address), SteadyNow())) return;
+  if (!refusals_.Take(absl::StrCat(caller.name, " ", caller.address), options_.now())) return;
   AuditEntry entry = EntryOf(caller, call, subject);
   entry.outcome = "refused";
   entry.reason = std::string(status.message());

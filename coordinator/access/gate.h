@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -14,7 +15,9 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "common/access/roles.h"
+#include "common/steady_time.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/rate_limiter.h"
 #include "grpcpp/server_context.h"
@@ -39,8 +42,12 @@ class Gate {
     bool tls = false;
     // Of certificates that say none; kNone: they are refused.
     Role default_role = Role::kNone;
-    RateLimiter::Limit changes = {60, 20};  // calls that change state, of one caller
+    // Calls that change state, of one caller. Nodes may share a certificate, and all of them come
+    // back within seconds when the coordinator has been away: each address has its own measure of
+    // Attach calls.
+    RateLimiter::Limit changes = {60, 20};
     RateLimiter::Limit refusals = {60, 5};  // lines about one caller's refused calls
+    std::function<absl::Time()> now = SteadyNow;
   };
   // `audit` may be null, else it must outlive the gate.
   Gate(Options options, AuditLog* audit);

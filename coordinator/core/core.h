@@ -26,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "coordinator/core/diagnosis.h"
+#include "coordinator/core/hang_stacks.h"
 #include "coordinator/core/placement.h"
 #include "coordinator/core/snapshots.h"
 #include "coordinator/core/stragglers.h"
@@ -44,7 +45,8 @@ struct RunHealthState {
   std::optional<StragglerDetector> stragglers;
   double asked_at = 0;  // all ranks were asked where they are; 0: they were not
   std::set<std::string> answered;
-  std::map<int, v1::RankPosition> positions;
+  std::map<int, v1::RankPosition> positions;  // without the stacks
+  HangStacks stacks;
   std::map<int, v1::RankFigures> figures;  // by rank, as they were last said
   uint64_t figures_heard = 0;              // another number after each change of them
   bool noted_lost_lines = false;           // that lines of logs are missing

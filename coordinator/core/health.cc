@@ -1,8 +1,8 @@
 // Runs that stand still, and ranks that make the others wait.
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -106,6 +106,7 @@ void Stepper::WatchForHangs() {
     state.asked_at = now_;
     state.answered.clear();
     state.positions.clear();
+    state.stacks.Clear();
     Note(job, "no_progress",
          absl::StrCat("no rank has made progress for ",
                       static_cast<int64_t>(state.watchdog.StalledSeconds(now_)),
@@ -123,25 +124,25 @@ void Stepper::Inspected(JobState& job, const std::string& node, const v1::RunIns
   job.health->answered.insert(node);
   for (const v1::RankPosition& position : answer.ranks()) {
     if (position.rank() < 0 || position.rank() >= job.placement->ranks()) continue;
-    job.health->positions[position.rank()] = position;
+    const auto [kept, first] = job.health->positions.try_emplace(position.rank());
+    if (first) job.health->stacks.Add(position.rank(), position.stack());
+    kept->second = position;
+    kept->second.clear_stack();
   }
 }
 
 // The report comes first, then the attempt ends: aborting it destroys what there is to see.
 void Stepper::Hang(JobState& job) {
-  const RunHealthState state = *job.health;
-  for (const auto& [rank, position] : state.positions) {
-    for (const auto text : absl::StrSplit(position.stack(), '\n', absl::SkipEmpty())) {
-      v1::LogLine line;
-      line.mutable_time()->set_seconds(static_cast<int64_t>(now_));
-      line.set_attempt(job.record.attempt());
-      line.set_rank(rank);
-      line.set_node(job.placement->NodeOf(rank));
-      line.set_line(absl::StrCat("stack: ", text));
-      effects_.logs.emplace_back(job.record.id(), line);
-    }
+  const Diagnosis diagnosis = Diagnose(*job.plan, job.health->positions);
+  for (auto& [rank, text] : job.health->stacks.Report(diagnosis.culprits)) {
+    v1::LogLine line;
+    line.mutable_time()->set_seconds(static_cast<int64_t>(now_));
+    line.set_attempt(job.record.attempt());
+    line.set_rank(rank);
+    line.set_node(job.placement->NodeOf(rank));
+    line.set_line(std::move(text));
+    effects_.logs.emplace_back(job.record.id(), std::move(line));
   }
-  const Diagnosis diagnosis = Diagnose(*job.plan, state.positions);
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);

@@ -102,8 +102,8 @@ void Coordinator::BackUp() {
   std::unique_lock<std::mutex> lock(queue_mutex_);
   while (!stopping_) {
     lock.unlock();
-    const absl::Status status = store_->BackUp();
-    if (!status.ok()) LogWarning(std::string(status.message()));
+    const absl::Status status = store_->BackUp([this] { return IsStopped(); });
+    if (!status.ok() && !absl::IsCancelled(status)) LogWarning(std::string(status.message()));
     lock.lock();
     stopped_.wait_for(lock, kBackUpInterval, [this] { return stopping_; });
   }

@@ -2,11 +2,10 @@
 
 #include <sqlite3.h>
 
-#include <cstdio>
-
 #include "absl/strings/str_cat.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
+#include "coordinator/store/copy_database.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -95,7 +94,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA synchronous=FULL"));
   TERCIO_ASSIGN_OR_RETURN(const bool is_new, store->IsNew());
   if (store->version_ < kVersion && !is_new) {
-    TERCIO_RETURN_IF_ERROR(store->CopyTo(absl::StrCat(path, ".before-v", kVersion)));
+    TERCIO_RETURN_IF_ERROR(CopyDatabase(path, absl::StrCat(path, ".before-v", kVersion), {}));
   }
   TERCIO_RETURN_IF_ERROR(store->BringUpToDate());
   return store;
@@ -162,34 +161,10 @@ absl::Status Store::CheckIntegrity() {
       " ", path_));
 }
 
-absl::Status Store::BackUp() { return CopyTo(BackUpPath(path_)); }
-
-absl::Status Store::CopyTo(const std::string& path) {
-  const std::string partial = path + ".partial";
-  std::remove(partial.c_str());
-  sqlite3* source = nullptr;
-  sqlite3* copy = nullptr;
-  absl::Status status = MakeDatabasePrivate(partial);
-  if (!status.ok()) return status;
-  if (sqlite3_open_v2(path_.c_str(), &source, SQLITE_OPEN_READONLY, nullptr) != SQLITE_OK) {
-    status = Fault(source, "back-up: cannot read");
-  } else if (sqlite3_open(partial.c_str(), &copy) != SQLITE_OK) {
-    status = Fault(copy, absl::StrCat("back-up: cannot write ", partial));
-  } else {
-    sqlite3_busy_timeout(source, 5000);
-    sqlite3_backup* backup = sqlite3_backup_init(copy, "main", source, "main");
-    if (backup != nullptr) sqlite3_backup_step(backup, -1);
-    if (backup == nullptr || sqlite3_backup_finish(backup) != SQLITE_OK) {
-      status = Fault(copy, "back-up");
-    }
-  }
-  sqlite3_close(source);
-  sqlite3_close(copy);
-  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {
-    status = absl::InternalError(absl::StrCat("cannot name ", path));
-  }
-  if (!status.ok()) std::remove(partial.c_str());
-  return status;
+absl::Status Store::BackUp(const std::function<bool()>& stop) {
+  CopyOptions options;
+  options.stop = stop;
+  return CopyDatabase(path_, BackUpPath(path_), options);
 }
 
 Store::~Store() { sqlite3_close(database_); }

@@ -74,8 +74,8 @@ class Store {
   absl::StatusOr<std::vector<v1::NodeRecord>> LoadNodes();
 
   // A copy of what is committed, for a store that gets damaged; replaces the copy before when it is
-  // complete. Commits go on meanwhile.
-  absl::Status BackUp();
+  // complete. Commits are possible meanwhile. CANCELLED: `stop`, which is asked every MiB, said so.
+  absl::Status BackUp(const std::function<bool()>& stop = nullptr);
   // The job that a request id has made, empty when none.
   absl::StatusOr<std::string> JobOfRequest(const std::string& request_id);
 
@@ -111,7 +111,6 @@ class Store {
   absl::StatusOr<bool> IsNew();
   absl::Status BringUpToDate();
   absl::Status MovePlacements();
-  absl::Status CopyTo(const std::string& path);
   absl::Status WriteAll(const Changes& changes);
   absl::Status WriteState(const Changes& changes);
   absl::Status WriteHistory(const Changes& changes);

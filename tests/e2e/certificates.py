@@ -15,8 +15,9 @@ class Authority:
         openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
                 "2", "-subj", f"/CN={name}", "-keyout", self.key, "-out", self.certificate)
 
-    def issue(self, name, names="IP:127.0.0.1,DNS:localhost", days=1):
+    def issue(self, name, names="IP:127.0.0.1,DNS:localhost", days=1, role=None):
         """Flags with a certificate of this authority; with days < 0 one that has expired."""
+        names += f",URI:tercio:role/{role}" if role else ""
         key, request, certificate, extensions = (os.path.join(self.directory, name + end)
                                                  for end in (".key", ".csr", ".pem", ".ext"))
         with open(extensions, "w", encoding="utf-8") as file:

@@ -118,8 +118,8 @@ class Layout(TercioTest):
         self.assertFalse(os.path.exists(old))
         self.assertEqual([name for name in files_below(root) if ".part" in name], [])
 
-    def test_from_the_tarball(self):
-        """From what //deploy:tarball_slim would hold (its rules are read), with its libraries beside the programs."""
+    def unpacked(self):
+        """The tree that //deploy:tarball_slim would unpack to (its rules are read), with a library beside the programs."""
         tree = self.path("tercio")
         for place, path in tarball_contents.read().items():
             os.makedirs(os.path.dirname(os.path.join(tree, place)), exist_ok=True)
@@ -129,6 +129,10 @@ class Layout(TercioTest):
         os.mkdir(os.path.join(tree, "lib"))
         with open(os.path.join(tree, "lib", "libone.so.1"), "w", encoding="utf-8") as file:
             file.write("a library")
+        return tree
+
+    def test_from_the_tarball(self):
+        self.unpacked()
         archive = self.path("tercio-slim.tar.xz")
         subprocess.run(["tar", "-chJf", archive, "-C", self.directory, "tercio"], check=True, env={**os.environ, "XZ_OPT": "-0"})
         root = self.path("root")
@@ -136,6 +140,34 @@ class Layout(TercioTest):
         found = files_below(root)
         for name in ("usr/local/lib/tercio/lib/libone.so.1", "usr/local/lib/systemd/system/tercio-agent.service", "etc/tercio/agent.yaml"):
             self.assertIn(name, found)
+
+    def test_what_else_lies_in_a_folder_is_not_installed(self):
+        """Python's cache, an editor's copies and stray files, in every folder of a tree and of the repository's rules."""
+        tree = self.unpacked()
+        install("--prefix", "/usr", "--from", tree, destdir=self.path("clean"))
+        expected = files_below(self.path("clean"))
+        self.assertIn("usr/share/doc/tercio/deploy/prometheus/rules/alerts.yml", expected)
+        packed = set(tarball_contents.read(tree))
+        for folder, _, names in list(os.walk(tree)):
+            os.mkdir(os.path.join(folder, "__pycache__"))
+            junk = ["__pycache__/x.cpython-311.pyc", "stray", "notes.txt", ".hidden.yaml.swp"]
+            for name in names:
+                junk += [f"{name}~", f".{name}", f"#{name}#", f"{name}.orig"]
+            for name in junk:
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                    file.write(ROOT)
+        install("--prefix", "/usr", "--from", tree, destdir=self.path("littered"))
+        self.assertEqual(files_below(self.path("littered")), expected)
+        self.assertEqual(set(tarball_contents.read(tree)), packed)
+
+    def test_a_tarball_has_the_documents_of_the_repository(self):
+        """The lists of kinds in install.sh and in deploy/BUILD.bazel are equal."""
+        install("--prefix", "/usr", destdir=self.path("repository"))
+        install("--prefix", "/usr", "--from", self.unpacked(), destdir=self.path("tarball"))
+        found = [[name for name in files_below(self.path(root, "usr/share/doc/tercio")) if name.startswith(("deploy/", "dashboards/"))]
+                 for root in ("repository", "tarball")]
+        self.assertGreater(len(found[0]), 20)
+        self.assertEqual(*found)
 
     def test_the_installed_script_knows_its_place(self):
         prefix = self.path("place")

@@ -1,5 +1,6 @@
 """deploy/kubernetes and the Containerfiles: what kubectl makes of them, what the schemas say, and whether they fit the programs."""
 
+import fnmatch
 import json
 import os
 import re
@@ -209,6 +210,16 @@ class Manifests(unittest.TestCase):
             for argument in spec["containers"][0]["args"]:
                 if argument.startswith("--state-dir="):
                     self.assertIn(argument.split("=", 1)[1], mounts, name)
+
+    def test_the_documented_token_is_for_the_pods_of_the_agents(self):
+        with open(os.path.join(ROOT, "docs", "operations.md"), encoding="utf-8") as file:
+            pattern = re.search(r"^    kubectl .* token .*--nodes '([^']+)'", file.read(), re.MULTILINE).group(1)
+        item = next(o for o in self.sets["overlays/cpu-demo"]["objects"] if o["kind"] == "StatefulSet" and o["metadata"]["name"] != "tercio-coordinator")
+        container = item["spec"]["template"]["spec"]["containers"][0]
+        self.assertIn("--name=$(NODE)", container["args"])
+        node = next(variable for variable in container["env"] if variable["name"] == "NODE")
+        self.assertEqual(node["valueFrom"]["fieldRef"]["fieldPath"], "metadata.name")
+        self.assertTrue(fnmatch.fnmatchcase(f"{item['metadata']['name']}-0", pattern), pattern)
 
     def test_gpus(self):
         agents = [o for o in self.sets["overlays/gpu"]["objects"] if o["kind"] == "DaemonSet"]

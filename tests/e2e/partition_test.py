@@ -29,7 +29,9 @@ class Partition(ClusterTest):
         # Before their namespaces go: clean-ups run in reverse.
         self.addCleanup(self.stop_daemons)
         authority = Authority(self.directory, "ca")
-        self.tls = {name: authority.issue(name, f"IP:{address}") for name, address in self.network.addresses.items()}
+        self.tls = {name: authority.issue(name, f"IP:{address}", role="coordinator" if name == "coordinator" else "agent")
+                    for name, address in self.network.addresses.items()}
+        self.tls["operator"] = authority.issue("operator", role="admin")
         _, ready = self.daemon_in("coordinator", "tercio-coordinator", "--state-dir", self.state, "--listen",
                                   self.network.addresses["coordinator"] + ":0", "--metrics-listen", "127.0.0.1:0",
                                   "--first-backoff", "0.2", "--heartbeat-interval", str(HEARTBEAT))
@@ -57,7 +59,7 @@ class Partition(ClusterTest):
         if "--coordinator" not in arguments:
             return super().start(*arguments, **options)
         return subprocess.Popen([*self.network.inside("coordinator"), os.path.join(BIN, "tercio"),
-                                 *arguments, *self.tls["coordinator"]], stdout=subprocess.PIPE,
+                                 *arguments, *self.tls["operator"]], stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, env=self.environment(), **options)
 
     def start_job(self):

@@ -73,7 +73,7 @@ class Pods(TercioTest):
         first = self.authority()
         # No secret is in what a cluster keeps of the pods' output.
         self.assertNotIn("tercio1.", self.coordinator_pod.logs("authority") + self.coordinator_pod.logs("coordinator"))
-        join = {"tercio-join": {"token": self.token("--role", "agent", "--uses", "8", "--ttl", "24h")}}
+        join = {"tercio-join": {"token": self.token("--role", "agent", "--nodes", "tercio-agent-*", "--uses", "8", "--ttl", "24h")}}
         self.start_agents(join)
         self.verb("login", "--token-file", "-", text=self.token("--role", "user", "--name", "ann"))
         with open(self.path("job.yaml"), encoding="utf-8") as file:

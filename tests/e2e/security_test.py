@@ -250,6 +250,28 @@ class Joining(SecureTest):
         self.assertEqual(self.json_of("access")["tokens"], [])
         self.access("revoke", "--token", "999", code=3)
 
+    def test_a_token_of_several_uses_is_for_the_nodes_of_its_pattern(self):
+        self.serve()
+        for arguments, words in ((("--uses", "2"), "needs --nodes"), (("--nodes", "*"), "fits every node"),
+                                 (("--nodes", "gpu-[0-9]"), "a pattern of node names"), (("--nodes", "gpu-*", "--name", "one"), "neither with --name")):
+            self.assertIn(words, self.access("token", *arguments, code=2).stderr)
+        self.assertIn("nor for people", self.access("token", "--role", "user", "--name", "ann", "--nodes", "a*", code=2).stderr)
+        token = self.token("agent", None, "--nodes", "gpu-*,login-?", "--uses", "2")
+        self.node("gpu-1", token=token)
+        path = self.path("token-gpu-1")
+        done = subprocess.run(
+            [os.path.join(BIN, "tercio-agent"), "--coordinator", self.address, "--enroll", self.enroll, "--state-dir", self.path("rogue"),
+             "--name", "rogue", "--metrics-listen", "127.0.0.1:0", "--join-token-file", path],
+            capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
+        self.assertEqual(done.returncode, 4, done.stderr)
+        self.assertIn("is for nodes of the names gpu-*,login-?, not for rogue", done.stderr)
+        listed = next(one for one in self.json_of("access")["tokens"] if one["nodes"])
+        self.assertEqual((listed["nodes"], listed["uses_left"], listed["role"]), ("gpu-*,login-?", 1, "agent"))
+        # Every enrolment has a line, with the number of its token.
+        self.audited(call="EnrollService/Enroll", who="gpu-1", outcome="ok", reason=f"token {listed['id']}")
+        self.audited(call="EnrollService/Enroll", who="rogue", outcome="refused", reason="is for nodes of the names")
+        self.node("login-7", token=token)
+
     def test_another_server_gets_no_token(self):
         self.serve()
         token = self.token("user", "bob")

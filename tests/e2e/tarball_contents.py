@@ -16,21 +16,22 @@ GLOBS = {
 }
 
 
-def _files(patterns):
-    return [path for pattern in patterns for path in sorted(glob.glob(os.path.join(ROOT, pattern)))]
+def _files(root, patterns):
+    return [path for pattern in patterns for path in sorted(glob.glob(os.path.join(root, pattern)))]
 
 
-def _label_files(label):
+def _label_files(root, label):
     """The files behind a label of deploy/BUILD.bazel, but for those that rules make."""
     if label in GENERATED:
         return []
     if label in GLOBS:
-        return _files(GLOBS[label])
+        return _files(root, GLOBS[label])
     package, _, name = label.lstrip("/").partition(":") if label.startswith("//") else ("deploy", "", label)
-    return [os.path.join(ROOT, package, name)]
+    return [os.path.join(root, package, name)]
 
 
-def read():
+def read(root=ROOT):
+    """`root` holds the files; the rules are always those of the repository."""
     with open(os.path.join(ROOT, "deploy", "BUILD.bazel"), encoding="utf-8") as file:
         tree = ast.parse(file.read())
     environment = {"CUDA_AVAILABLE": False, "_DEVICE_TESTS": []}
@@ -40,9 +41,9 @@ def read():
     places = {}
     for folder, labels in contents.items():
         for label in labels:
-            for path in _label_files(label):
+            for path in _label_files(root, label):
                 places[os.path.join(folder, os.path.basename(path))] = path
-    for folder in folders:
-        for path in _files([os.path.join("deploy", folder, "*.*")]):
-            places[os.path.relpath(path, ROOT)] = path
+    for folder, kinds in folders.items():
+        for path in _files(root, [os.path.join("deploy", folder, kind) for kind in kinds]):
+            places[os.path.relpath(path, root)] = path
     return places

@@ -41,8 +41,8 @@ class Tls(TercioTest):
     def test_with_good_certificates_a_job_trains(self):
         flags = self.ours.issue("coordinator")
         self.start_coordinator(flags)
-        self.agent(self.address, "one", 2, "--data-root", self.directory, *self.ours.issue("one"))
-        client = ["--coordinator", self.address, *self.ours.issue("ann")]
+        self.agent(self.address, "one", 2, "--data-root", self.directory, *self.ours.issue("one", role="agent"))
+        client = ["--coordinator", self.address, *self.ours.issue("ann", role="user")]
         job = self.tercio("submit", self.path("job.yaml"), *layout(1, 1, 2), *client)[0].strip()
         status = self.json("wait", job, *client)
         self.assertEqual(status["state"], "succeeded")
@@ -58,7 +58,17 @@ class Tls(TercioTest):
         mixed.key = self.ours.issue("bob").key
         self.refused(mixed, "does not belong to the certificate")
         # The others are served all the while.
-        self.tercio("list", "--coordinator", self.address, *self.ours.issue("carl"))
+        self.tercio("list", "--coordinator", self.address, *self.ours.issue("carl", role="viewer"))
+
+    def test_a_certificate_that_names_no_role_has_none(self):
+        self.start_coordinator(self.ours.issue("coordinator"))
+        self.refused(self.ours.issue("ann"), "ann has none", "tercio:role/ROLE", "--default-role")
+        self.refused(self.ours.issue("bob", role="king"), "bob has none")
+        ann = self.ours.issue("ann")
+        for role, code in (("viewer", 4), ("admin", 3)):
+            self.start_again([*self.ours.issue("coordinator"), "--default-role", role])
+            self.tercio("list", "--coordinator", self.address, *ann)
+            self.tercio("cancel", "nothing", "--coordinator", self.address, *ann, code=code)
 
     def test_a_coordinator_that_is_not_the_one_is_refused(self):
         client = self.ours.issue("ann")
@@ -113,7 +123,7 @@ class Tls(TercioTest):
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
         wait_for(lambda: "refuses the certificate of --tls-cert" in agent.stderr.readline(), "a warning")
-        self.assertEqual(self.json("nodes", "--coordinator", self.address, *self.ours.issue("ann")), [])
+        self.assertEqual(self.json("nodes", "--coordinator", self.address, *self.ours.issue("ann", role="viewer")), [])
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done) {
     app.add_option(name, *value, help)->envname(variable)->capture_default_str()->take_last();
   };
   add("--coordinator", &flags->agent.coordinator, "TERCIO_COORDINATOR",
-      "HOST:PORT of the coordinator");
+      "HOST:PORT of the coordinator, or unix:PATH");
   add("--state-dir", &flags->agent.state_dir, "TERCIO_AGENT_STATE_DIR",
       "spool, runs, logs, token cache");
   add("--name", &flags->agent.node, "TERCIO_NODE_NAME", "name of this node");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/certificate.h"
 #include "common/channel.h"
@@ -34,6 +35,7 @@ std::string RuntimeParent() {
 // The address from which this node reaches the coordinator is one that other nodes can reach. Asks
 // the routing table: connecting a datagram socket sends nothing.
 absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
+  if (absl::StartsWith(coordinator, "unix:")) return "127.0.0.1";  // there is no other node
   const std::optional<HostPort> parts = SplitHostPort(coordinator);
   if (!parts.has_value()) {
     return absl::InvalidArgumentError(
