@@ -65,7 +65,7 @@ TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
   TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
   for (const std::string& line : exit.last_lines) event.last_lines.push_back(Readable(line));
   std::optional<ExitNote> note;
-  if (const auto page = ProgressPage::Open(page_path); page.ok()) note = (*page)->Exit();
+  if (const auto page = ProgressReader::Open(page_path); page.ok()) note = page->Exit();
   if (note.has_value()) {
     event.reason = Readable(note->reason);
     event.permanent = note->permanent;

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/untrusted_file.h"
 #include "worker/agent/memory_kill.h"
 
 extern char** environ;
@@ -142,20 +143,15 @@ uint64_t StartTimeOf(pid_t pid) {
 absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Options& options,
                                                                       OnLines on_lines,
                                                                       OnExit on_exit) {
-  const int output =
-      open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (output < 0) {
-    return absl::InternalError(
-        absl::StrCat("cannot write ", options.log_path, ": ", std::strerror(errno)));
-  }
+  const auto log = UntrustedFile::OpenToAppend(options.log_path);
+  if (!log.ok()) return log.status();
+  const int output = log->descriptor();
   if (options.user.has_value() && fchown(output, options.user->uid, options.user->gid) != 0) {
-    close(output);
     return absl::InternalError(absl::StrCat("cannot give ", options.log_path, " to ",
                                             options.user->name, ": ", std::strerror(errno)));
   }
-  const LogPosition log_start = LogTail::EndOf(options.log_path);
+  const LogPosition log_start = {log->inode(), log->size()};
   const absl::StatusOr<pid_t> pid = Spawn(options, output);
-  close(output);
   if (!pid.ok()) return pid.status();
   std::unique_ptr<TrainerProcess> process(
       new TrainerProcess({*pid, StartTimeOf(*pid)}, /*child=*/true, log_start));
