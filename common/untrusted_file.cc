@@ -40,8 +40,8 @@ absl::StatusOr<UntrustedFile> UntrustedFile::OpenFor(const std::string& path, in
   if (directory < 0) return FileError(errno, "cannot open the directory of", path);
   const absl::Cleanup close_directory = [directory] { close(directory); };
   // Without O_NONBLOCK, to open a FIFO is to wait for its other end.
-  const int file =
-      openat(directory, name.c_str(), flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, kMode);
+  const int file = openat(directory, name.c_str(),
+                          flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, kMode);
   if (file < 0 && errno == ELOOP) return Refused(path, "a symbolic link");
   if (file < 0 && errno == ENXIO) return Refused(path, "a FIFO or a socket");
   if (file < 0) return FileError(errno, "cannot open", path);
@@ -76,8 +76,8 @@ std::string UntrustedFile::Read(int64_t offset, size_t most) const {
   std::string bytes(most, '\0');
   size_t done = 0;
   while (done < most) {
-    const ssize_t count = pread(descriptor_, bytes.data() + done, most - done,
-                                offset + static_cast<int64_t>(done));
+    const ssize_t count =
+        pread(descriptor_, bytes.data() + done, most - done, offset + static_cast<int64_t>(done));
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) break;
     done += static_cast<size_t>(count);

@@ -90,7 +90,8 @@ TEST_F(ProgressPageTest, PositionsAreWholeWhileTheyChange) {
     for (int64_t i = 1; !stop; ++i) {
       const std::string text = std::to_string(i);
       (*writer)->BeginWait({text, i, text, "", i, static_cast<int>(i)});
-      std::this_thread::sleep_for(std::chrono::microseconds(1));  // that of a rank is less busy, too
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(1));  // that of a rank is less busy, too
     }
   });
   int64_t whole = 0;
