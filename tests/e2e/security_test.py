@@ -718,7 +718,7 @@ class Bounds(SecureTest):
         shutil.copy(os.path.join(BIN, "tercio-trainer"), self.path("tercio-trainer"))
         agent, _ = self.node("one", "--trainer-user", "nobody", "--trainer", self.path("tercio-trainer"),
                              "--data-memory", "300MiB")
-        # Whoever opens it waits for its other end.
+        # To open it is to wait for its other end.
         os.mkfifo(self.path("fifo.txt"), 0o644)
         job = self.submit("--set", f"data.train={self.path('fifo.txt')}")
         pid = wait_for(lambda: self.preparations(agent), "the process that reads the data")[0]
@@ -731,7 +731,7 @@ class Bounds(SecureTest):
         self.assertEqual(lines["NoNewPrivs"], "1")
         with open(f"/proc/{pid}/environ", encoding="utf-8", errors="replace") as file:
             names = [entry.split("=")[0] for entry in file.read().split("\0") if entry]
-        self.assertEqual([name for name in names if name.startswith(("TERCIO_", "XDG_"))], [])
+        self.assertEqual(sorted({name for name in names if name.startswith(("TERCIO_", "XDG_"))}), ["TERCIO_LOG_LEVEL"])
         with open(f"/proc/{pid}/limits", encoding="utf-8") as file:
             limits = {line[:25].strip(): line[25:].split()[0] for line in file}
         self.assertEqual(limits["Max data size"], str(300 << 20))

@@ -23,7 +23,7 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return pointers;
 }
 
-// Of a child between vfork and exec, in which only system calls are made. It shares the memory.
+// What the child needs between vfork and exec. It shares the memory, and makes system calls only.
 struct Child {
   const ConfinedProgram& confined;
   char* const* arguments;

@@ -32,7 +32,7 @@ struct ConfinedProgram {
   bool ends_with_thread = false;  // SIGKILL when the thread that starts it ends, for any reason
 };
 
-// Whoever calls waits for the process. INTERNAL where it cannot be started.
+// The caller waits for the process. INTERNAL where it cannot be started.
 absl::StatusOr<pid_t> StartConfined(const ConfinedProgram& confined);
 
 // NAME=value of this process.

@@ -106,7 +106,7 @@ TEST_F(PreparationProcessTest, LeavesNothingBehind) {
   EXPECT_FALSE(lives());
 }
 
-// A tokenizer without an end, on disk a hole: whoever reads it runs out of memory.
+// A tokenizer that is a hole on disk, and more than the memory of its reader.
 TEST_F(PreparationProcessTest, FilesThatTakeAllMemoryTakeTheProcessOnly) {
   std::ofstream(Path("corpus.txt")) << "the quick brown fox";
   std::ofstream(Path("tokenizer.json")) << "{";

@@ -22,7 +22,7 @@ namespace tercio::data {
 std::shared_ptr<const FileLock> UseCacheEntry(const std::string& prefix);
 
 // For an agent that was told by a process with fewer rights that it uses the entry: nobody removes
-// it as long as the result lives. `name` may be any text, and whoever has the directory may have
+// it as long as the result lives. `name` may be any text, and the owner of the directory may have
 // put anything there. Never waits. Null where there is no such entry, or somebody removes it.
 std::shared_ptr<const UntrustedFile> HoldCacheEntry(const std::string& directory,
                                                     const std::string& name);
