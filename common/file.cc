@@ -189,9 +189,11 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::AcquireShared(const std::str
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path, int how) {
-  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  // The directory may belong to somebody else: nothing is made through a link, no FIFO waited for.
+  constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  int descriptor = open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0644);
   // Who may only read can still wait for those who write.
-  if (descriptor < 0 && errno == EACCES) descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (descriptor < 0 && errno == EACCES) descriptor = open(path.c_str(), O_RDONLY | kFlags);
   Descriptor file(descriptor);
   if (file.get() < 0) return FileError(errno, "cannot open lock", path);
   if (flock(file.get(), how) != 0) {
@@ -204,7 +206,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
   struct stat held = {};
   struct stat there = {};
   if (fstat(file.get(), &held) != 0) return FileError(errno, "cannot lock", path);
-  if (stat(path.c_str(), &there) != 0 || there.st_ino != held.st_ino) return Lock(path, how);
+  if (lstat(path.c_str(), &there) != 0 || there.st_ino != held.st_ino) return Lock(path, how);
   return std::unique_ptr<FileLock>(new FileLock(file.Release()));
 }
 

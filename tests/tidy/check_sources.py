@@ -38,11 +38,11 @@ INCLUDES = {
     "coordinator/planner/": ["coordinator/planner/", "plan/", "common/check.h",
                              "common/status_macros.h", "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],
-    # The agent checks before the ranks start that the weights they begin from can be read.
     # Getting certificates, for programs of both sides: these messages are not those of one service.
     "common/access/": ["common/", "proto/"],
-    "worker/agent/": ["worker/agent/", "worker/data/", "worker/progress/", "checkpoint/weight_source.h", "common/", "plan/",
-                      "proto/", "config/"],
+    # No file of a job is read here: of the data, the cache and what is agreed with its reader.
+    "worker/agent/": ["worker/agent/", "worker/data/data_cache.h", "worker/data/preparation_protocol.h",
+                      "worker/progress/", "common/", "plan/", "proto/", "config/"],
     "worker/agent/core/": ["worker/agent/core/", "plan/", "common/check.h",
                            "common/status_macros.h", "proto/"],
     "worker/data/": ["worker/data/", "common/", "plan/", "proto/", "worker/engine/",

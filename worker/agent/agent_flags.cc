@@ -62,6 +62,9 @@ void AddLogOptions(CLI::App& app, AgentOptions* agent) {
            "of the logs of all jobs on this node; the oldest go (such as 16GiB)");
   add_size("--data-cache-total", &agent->data_cache_total, "TERCIO_DATA_CACHE_TOTAL",
            "of tokenised texts on this node; what was not used for longest goes (such as 64GiB)");
+  add_size("--data-memory", &agent->data_memory, "TERCIO_DATA_MEMORY",
+           "that reading and tokenising the data of a job may take, without files that are mapped "
+           "(such as 64GiB); default: three quarters of this machine's");
   app.add_option(
          "--log-rate", agent->log_rate,
          "lines of a rank that are sent to the coordinator in a second; the others are only "
@@ -127,6 +130,7 @@ int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done) {
   CLI::App app("Tercio agent: runs this node's part of training jobs.", "tercio-agent");
   const int cores = MachineCores();
   flags->agent.cores = cores;
+  flags->agent.data_memory = MachineMemoryBytes() / 4 * 3;
   flags->agent.slots = 0;
   flags->agent.node = HostName();
   const auto add = [&](const char* name, std::string* value, const char* variable,

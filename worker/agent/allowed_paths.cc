@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -48,6 +49,13 @@ absl::StatusOr<AllowedPaths> AllowedPaths::Under(const std::vector<std::string>&
     }
     allowed.roots_.push_back(WithSlash(real.string()));
   }
+  return allowed;
+}
+
+AllowedPaths AllowedPaths::Again(bool any, std::vector<std::string> roots) {
+  AllowedPaths allowed;
+  allowed.any_ = any;
+  allowed.roots_ = std::move(roots);
   return allowed;
 }
 

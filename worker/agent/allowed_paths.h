@@ -21,6 +21,11 @@ class AllowedPaths {
   // These directories; none: nothing. INVALID_ARGUMENT: one is no directory.
   static absl::StatusOr<AllowedPaths> Under(const std::vector<std::string>& roots);
 
+  // The same again, in another process: what `any` and `roots` say of the first.
+  static AllowedPaths Again(bool any, std::vector<std::string> roots);
+  bool any() const { return any_; }
+  const std::vector<std::string>& roots() const { return roots_; }
+
   // PERMISSION_DENIED, with the job's key and the path.
   absl::Status Check(const v1::JobSpec& spec) const;
 

@@ -1,11 +1,8 @@
 #include "worker/agent/log_tail.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace tercio {
 namespace {
@@ -13,46 +10,34 @@ namespace {
 constexpr size_t kReadBytes = 64 << 10;
 constexpr size_t kLongestLine = 8192;
 
-struct FileFacts {
-  uint64_t inode = 0;  // 0: there is none
-  int64_t bytes = 0;
-};
-
-FileFacts FactsOf(const std::string& path) {
-  struct stat info = {};
-  if (stat(path.c_str(), &info) != 0) return {};
-  return {info.st_ino, info.st_size};
-}
-
 }  // namespace
 
-LogTail::~LogTail() {
-  if (file_ >= 0) close(file_);
-}
-
 LogPosition LogTail::EndOf(const std::string& path) {
-  const FileFacts facts = FactsOf(path);
-  return {facts.inode, facts.bytes};
+  const auto file = UntrustedFile::Open(path);
+  return file.ok() ? LogPosition{file->inode(), file->size()} : LogPosition{};
 }
 
 // The file of the position, under either name; else the present one from its beginning.
 bool LogTail::Open() {
-  if (file_ >= 0) return true;
-  const std::string older = path_ + ".1";
-  const bool in_older = position_.file != 0 && FactsOf(older).inode == position_.file;
-  file_ = open((in_older ? older : path_).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-  struct stat info = {};
-  if (file_ < 0 || fstat(file_, &info) != 0) return false;
-  if (info.st_ino != position_.file || info.st_size < position_.offset) {
-    position_ = {info.st_ino, 0};
+  if (file_.has_value()) return true;
+  if (auto older = UntrustedFile::Open(path_ + ".1");
+      position_.file != 0 && older.ok() && older->inode() == position_.file) {
+    file_ = *std::move(older);
+  } else if (auto present = UntrustedFile::Open(path_); present.ok()) {
+    file_ = *std::move(present);
+  } else {
+    return false;
+  }
+  if (file_->inode() != position_.file || file_->size() < position_.offset) {
+    position_ = {file_->inode(), 0};
   }
   return true;
 }
 
 // The writer has left our file: it says something in the new one only after that.
 bool LogTail::NextFileHasBegun() const {
-  const FileFacts present = FactsOf(path_);
-  return present.inode != 0 && present.inode != position_.file && present.bytes > 0;
+  const LogPosition present = EndOf(path_);
+  return present.file != 0 && present.file != position_.file && present.offset > 0;
 }
 
 std::vector<std::string> LogTail::Read(bool all) {
@@ -60,17 +45,14 @@ std::vector<std::string> LogTail::Read(bool all) {
   const bool left = NextFileHasBegun();
   std::vector<std::string> lines = ReadHere(all || left);
   if (!lines.empty() || !left) return lines;
-  close(file_);
-  file_ = -1;
+  file_.reset();
   position_ = {};
   return Open() ? ReadHere(all) : lines;
 }
 
 std::vector<std::string> LogTail::ReadHere(bool all) {
-  std::string text(kReadBytes, '\0');
-  const ssize_t count = pread(file_, text.data(), text.size(), position_.offset);
-  if (count <= 0) return {};
-  const std::string_view bytes(text.data(), static_cast<size_t>(count));
+  const std::string text = file_->Read(position_.offset, kReadBytes);
+  const std::string_view bytes(text);
   std::vector<std::string> lines;
   size_t begin = 0;
   while (begin < bytes.size()) {
@@ -89,9 +71,7 @@ std::vector<std::string> LogTail::ReadHere(bool all) {
 std::vector<std::string> LogTail::Preceding(size_t most) {
   if (!Open()) return {};
   const int64_t begin = std::max<int64_t>(0, position_.offset - int64_t{kReadBytes} / 4);
-  std::string text(static_cast<size_t>(position_.offset - begin), '\0');
-  const ssize_t count = pread(file_, text.data(), text.size(), begin);
-  text.resize(static_cast<size_t>(std::max<ssize_t>(0, count)));
+  const std::string text = file_->Read(begin, static_cast<size_t>(position_.offset - begin));
   std::vector<std::string> lines;
   for (size_t at = 0; at < text.size();) {
     const size_t end = std::min(text.find('\n', at), text.size());

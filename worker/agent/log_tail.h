@@ -2,13 +2,18 @@
 // another. The writer may rename the file to PATH.1 and begin a new one
 // (worker/trainer/log_file.h); a reader that was away for two of those misses what was between.
 //
-// Not thread-safe. Errors: a file that cannot be read has no lines.
+// Not thread-safe. Errors: a file that cannot be read, or is none (common/untrusted_file.h), has no
+// lines.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "common/untrusted_file.h"
 
 namespace tercio {
 
@@ -20,9 +25,6 @@ struct LogPosition {
 class LogTail {
  public:
   LogTail(std::string path, LogPosition from) : path_(std::move(path)), position_(from) {}
-  ~LogTail();
-  LogTail(const LogTail&) = delete;
-  LogTail& operator=(const LogTail&) = delete;
 
   // The end of the file as it is now.
   static LogPosition EndOf(const std::string& path);
@@ -42,7 +44,7 @@ class LogTail {
 
   const std::string path_;
   LogPosition position_;
-  int file_ = -1;
+  std::optional<UntrustedFile> file_;
 };
 
 }  // namespace tercio

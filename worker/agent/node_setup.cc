@@ -127,6 +127,17 @@ absl::Status SetBounds(AgentFlags& flags) {
   return LetPass(flags.agent.state_dir);
 }
 
+// The processes that read jobs' data fill the cache, as that user. One that somebody else has
+// filled is made anew: they could neither mend nor remove what it holds.
+absl::Status GiveCache(const TrainerUser& user, const std::string& directory) {
+  struct stat info = {};
+  if (lstat(directory.c_str(), &info) == 0 && info.st_uid != user.uid) {
+    TERCIO_RETURN_IF_ERROR(RemoveTree(directory));
+  }
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
+  return GiveTo(user, directory);
+}
+
 }  // namespace
 
 absl::Status CheckFlags(const AgentFlags& flags) {
@@ -183,6 +194,7 @@ absl::Status PrepareRuntime(AgentStore& store, AgentOptions* agent) {
   TERCIO_ASSIGN_OR_RETURN(agent->runtime_dir, OpenRuntimeDirectory(store, RuntimeParent()));
   agent->socket = agent->runtime_dir + "/agent.sock";
   if (!agent->trainer_user.has_value()) return absl::OkStatus();
+  TERCIO_RETURN_IF_ERROR(GiveCache(*agent->trainer_user, agent->state_dir + "/data-cache"));
   return GiveTo(*agent->trainer_user, agent->runtime_dir);
 }
 

@@ -1,6 +1,5 @@
 #include "worker/agent/rank_inspector.h"
 
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/steady_time.h"
+#include "common/untrusted_file.h"
 #include "common/utf8.h"
 
 namespace tercio {
@@ -51,20 +52,6 @@ bool Handles(pid_t pid, int signal) {
   return (mask >> (signal - 1) & 1) != 0;
 }
 
-int64_t SizeOf(const std::string& path) {
-  struct stat info = {};
-  return stat(path.c_str(), &info) == 0 ? info.st_size : -1;
-}
-
-std::string ReadFrom(const std::string& path, int64_t offset) {
-  std::ifstream file(path, std::ios::binary);
-  file.seekg(offset);
-  std::string text(kMostStackBytes, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(std::max<std::streamsize>(0, file.gcount())));
-  return text;
-}
-
 size_t CountOf(const std::string& text, const std::string& word) {
   size_t count = 0;
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) ++count;
@@ -89,26 +76,27 @@ std::string WithNames(pid_t pid, const std::string& dump) {
 }
 
 std::string StackOf(const InspectedRank& rank, absl::Duration patience) {
-  const std::string dump = rank.page + ".stacks";
-  const int64_t before = SizeOf(dump);
-  if (before < 0 || !Handles(rank.pid, SIGUSR2)) return "";
+  const auto dump = UntrustedFile::Open(rank.page + ".stacks");
+  if (!dump.ok() || !Handles(rank.pid, SIGUSR2)) return "";
+  const int64_t before = dump->size();
   const std::vector<pid_t> threads = ThreadsOf(rank.pid);
   for (const pid_t thread : threads) syscall(SYS_tgkill, rank.pid, thread, SIGUSR2);
   const absl::Time end = SteadyNow() + patience;
   std::string text;
   while (true) {
-    text = ReadFrom(dump, before);
+    text = dump->Read(before, kMostStackBytes);
     if (CountOf(text, "\nend ") >= threads.size() || SteadyNow() >= end) break;
     absl::SleepFor(kPoll);
   }
   return WithNames(rank.pid, text);
 }
 
+// Protobuf strings are UTF-8; one that is not would cost the whole message.
 void ToProto(const CollectivePosition& from, v1::CollectiveIdentity* to) {
-  to->set_group(from.group);
+  to->set_group(ForDisplay(from.group));
   to->set_sequence(from.sequence);
-  to->set_operation(from.operation);
-  to->set_dtype(from.dtype);
+  to->set_operation(ForDisplay(from.operation));
+  to->set_dtype(ForDisplay(from.dtype));
   to->set_count(from.count);
   to->set_peer(from.peer);
 }
@@ -117,14 +105,15 @@ v1::RankPosition InspectRank(const InspectedRank& rank, absl::Duration patience)
   v1::RankPosition position;
   position.set_rank(rank.rank);
   if (rank.pid > 0) position.set_process_state(ProcessState(rank.pid));
-  const auto page = ProgressPage::Open(rank.page);
-  if (page.ok()) {
-    const RankProgress progress = (*page)->Read();
-    position.set_phase(static_cast<v1::TrainerPhase>(progress.phase));
-    position.set_step(progress.step);
-    position.set_action(progress.action);
-    if (!progress.waiting.operation.empty()) ToProto(progress.waiting, position.mutable_waiting());
-    position.set_seconds(std::max(0.0, MonotonicSeconds() - progress.last_beat));
+  const auto page = ProgressReader::Open(rank.page);
+  if (const auto progress = page.ok() ? page->Read() : std::nullopt; progress.has_value()) {
+    position.set_phase(static_cast<v1::TrainerPhase>(progress->phase));
+    position.set_step(progress->step);
+    position.set_action(ForDisplay(progress->action));
+    if (!progress->waiting.operation.empty()) {
+      ToProto(progress->waiting, position.mutable_waiting());
+    }
+    position.set_seconds(std::max(0.0, MonotonicSeconds() - progress->last_beat));
   }
   const std::string& state = position.process_state();
   // A stopped process would answer only when it goes on.
@@ -165,17 +154,18 @@ void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   const auto [found, inserted] = runs_[run].try_emplace(rank);
   Rank& entry = found->second;
   if (inserted) entry.last_beat = MonotonicSeconds();
-  if (entry.page == nullptr) {
-    auto opened = ProgressPage::Open(page);
+  if (!entry.page.has_value()) {
+    auto opened = ProgressReader::Open(page);
     if (!opened.ok()) return;  // not there yet
     entry.page = *std::move(opened);
   }
-  const RankProgress progress = entry.page->Read();
-  entry.last_beat = std::max(entry.last_beat, progress.last_beat);
-  if (progress.timed_step <= entry.timed_step) return;
-  entry.timed_step = progress.timed_step;
-  entry.step_seconds.push_back(progress.step_seconds);
-  entry.compute_seconds.push_back(progress.compute_seconds);
+  const std::optional<RankProgress> progress = entry.page->Read();
+  if (!progress.has_value()) return;
+  entry.last_beat = std::max(entry.last_beat, progress->last_beat);
+  if (progress->timed_step <= entry.timed_step) return;
+  entry.timed_step = progress->timed_step;
+  entry.step_seconds.push_back(progress->step_seconds);
+  entry.compute_seconds.push_back(progress->compute_seconds);
 }
 
 v1::RunHealth RankWatch::Take(const RunKey& run) {

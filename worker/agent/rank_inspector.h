@@ -1,6 +1,9 @@
 // Looks at trainers from outside, through the page that each writes
 // (worker/progress/progress_page.h) and through /proc: also at one that is frozen.
 //
+// Both belong to the trainer, which may have fewer rights than the caller and may write anything
+// into the page and beside it: no file of another is read, and nothing is waited for.
+//
 // RankWatch is fed under its owner's lock and never waits. InspectRanks waits for stacks, so it is
 // called without a lock.
 #pragma once
@@ -9,7 +12,7 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -47,7 +50,7 @@ class RankWatch {
 
  private:
   struct Rank {
-    std::unique_ptr<ProgressPage> page;  // null until the trainer has made it
+    std::optional<ProgressReader> page;  // absent until the trainer has made it
     double last_beat = 0;
     int64_t timed_step = 0;
     std::vector<double> step_seconds;

@@ -1,15 +1,20 @@
 // Children of this process stand for trainers.
 #include "worker/agent/rank_inspector.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <thread>
 
 #include "absl/time/clock.h"
+#include "common/steady_time.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -57,8 +62,9 @@ class RankInspectorTest : public ::testing::Test {
   // Until the child says that it waits.
   v1::RankPosition InspectWaiting() {
     while (true) {
-      const auto page = ProgressPage::Open(page_);
-      if (page.ok() && (*page)->Read().waiting.sequence == 812) return Inspect();
+      const auto page = ProgressReader::Open(page_);
+      const auto progress = page.ok() ? page->Read() : std::nullopt;
+      if (progress.has_value() && progress->waiting.sequence == 812) return Inspect();
       absl::SleepFor(absl::Milliseconds(5));
     }
   }
@@ -130,6 +136,49 @@ TEST_F(RankInspectorTest, AProcessWithoutTheHandlerIsNotSignalled) {
   EXPECT_THAT(ProcessState(child_), AnyOf("S", "R"));
 }
 
+// The directory is the trainer's, the agent may be root.
+TEST_F(RankInspectorTest, ReadsNoStacksThroughALinkAndWaitsForNoFifo) {
+  Start(HangInStep97);
+  InspectWaiting();
+  const std::string stacks = page_ + ".stacks";
+  const std::string secret = directory_.path() + "/secret";
+  const auto inspect = [this] {
+    const absl::Time start = SteadyNow();
+    const v1::RankPosition position = InspectRanks({{5, child_, page_}}, absl::Seconds(1)).at(0);
+    EXPECT_LT(SteadyNow() - start, absl::Seconds(10));
+    return position;
+  };
+  std::ofstream(secret) << "";
+  std::filesystem::remove(stacks);
+  std::filesystem::create_symlink(secret, stacks);
+  // What is written into the target once the inspector waits would be taken for a stack.
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (std::ofstream file(secret, std::ios::app); !stop;) file << "secret\n" << std::flush;
+  });
+  EXPECT_EQ(inspect().stack(), "");
+  stop = true;
+  writer.join();
+  std::filesystem::remove(stacks);
+  ASSERT_EQ(mkfifo(stacks.c_str(), 0600), 0);
+  const v1::RankPosition position = inspect();
+  EXPECT_EQ(position.stack(), "");
+  EXPECT_EQ(position.step(), 97) << "the rest is there";
+}
+
+TEST_F(RankInspectorTest, OfAPageWithOtherBytesTheMessageCanBeSent) {
+  const auto page = *ProgressPage::Create(page_);
+  page->BeginStep(3);
+  page->BeginAction("\xff\xfe\x1b[2J");
+  page->BeginWait({"\xff", 1, "\xff", "\xff", 1, 1});
+  std::string bytes;
+  EXPECT_TRUE(Inspect().SerializeToString(&bytes));
+  v1::RankPosition again;
+  EXPECT_TRUE(again.ParseFromString(bytes));
+  EXPECT_EQ(again.action(), "???[2J");
+  EXPECT_EQ(again.waiting().operation(), "?");
+}
+
 TEST(RankWatchTest, GathersStepsAndStandstill) {
   const TempDir directory;
   const std::string path = directory.path() + "/0.page";
@@ -160,6 +209,19 @@ TEST(RankWatchTest, GathersStepsAndStandstill) {
   EXPECT_LT(watch.Take(run).stalled_seconds(), 0.2);
   watch.Forget(run);
   EXPECT_EQ(watch.Take(run).stalled_seconds(), 0);
+}
+
+TEST(RankWatchTest, SurvivesATrainerThatCutsItsPage) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/0.page";
+  const RunKey run{"job", 1};
+  const auto page = *ProgressPage::Create(path);
+  page->EndStep(1, 1, 1);
+  RankWatch watch;
+  watch.Sample(run, 0, path);
+  std::filesystem::resize_file(path, 0);
+  watch.Sample(run, 0, path);
+  EXPECT_EQ(watch.Take(run).timings_size(), 1) << "what was seen before";
 }
 
 }  // namespace

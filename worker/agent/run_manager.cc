@@ -65,7 +65,7 @@ TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
   TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
   for (const std::string& line : exit.last_lines) event.last_lines.push_back(Readable(line));
   std::optional<ExitNote> note;
-  if (const auto page = ProgressPage::Open(page_path); page.ok()) note = (*page)->Exit();
+  if (const auto page = ProgressReader::Open(page_path); page.ok()) note = page->Exit();
   if (note.has_value()) {
     event.reason = Readable(note->reason);
     event.permanent = note->permanent;
@@ -91,12 +91,16 @@ RunManager::RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& 
       metrics_(metrics),
       store_(store),
       say_(std::move(say)),
-      preparer_({options_.node, options_.state_dir + "/data-cache", options_.data_cache_total,
-                 options_.allowed}),
+      preparer_({options_.node,
+                 options_.state_dir + "/data-cache",
+                 options_.data_cache_total,
+                 options_.allowed,
+                 {options_.trainer, options_.trainer_user, options_.data_memory}}),
       housekeeper_([this] { Housekeeping(); }) {}
 
 RunManager::~RunManager() {
   if (!left_) StopAll(absl::ZeroDuration());
+  preparer_.CancelAll();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
@@ -112,6 +116,7 @@ void RunManager::Handle(const v1::CoordinatorMessage& message) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (message.has_inspect_run()) return Inspect(message.inspect_run());
   if (message.has_inject_fault()) return Inject(message.inject_fault());
+  if (message.has_stop_run()) preparer_.Cancel(message.stop_run().run());
   Apply({0, CoordinatorSaid{message}});
 }
 
@@ -204,13 +209,13 @@ void RunManager::Do(TellTrainer& effect, std::vector<AgentEvent>&) {
   }
 }
 
-// In a thread of its own: tokenising a large text takes long, and heartbeats must go on.
+// In a thread of its own: tokenising a large text takes long, and heartbeats must not wait.
 void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
   if (!preparer_.Begin(effect.request.run())) return;
   Preparation& preparation = preparations_.emplace_back();
   preparation.thread = std::thread([this, &preparation, request = effect.request] {
     AgentChanges changes;
-    changes.messages.push_back(preparer_.Prepare(request));
+    if (auto answer = preparer_.Prepare(request)) changes.messages.push_back(*std::move(answer));
     store_.Commit(std::move(changes));
     std::lock_guard<std::mutex> lock(mutex_);
     preparation.done = true;
@@ -755,6 +760,7 @@ void RunManager::WaitForEnds(absl::Duration patience, const std::function<bool()
 }
 
 void RunManager::StopAll(absl::Duration grace) {
+  preparer_.CancelAll();
   std::unique_lock<std::mutex> lock(mutex_);
   Apply({0, ShutDown{absl::ToDoubleSeconds(grace)}});
   changed_.wait(lock, [this] { return state_.runs.empty(); });
@@ -763,6 +769,7 @@ void RunManager::StopAll(absl::Duration grace) {
 void RunManager::Leave() {
   std::lock_guard<std::mutex> lock(mutex_);
   left_ = true;
+  preparer_.CancelAll();
   Apply({0, Leaving{}});
   for (auto& [key, trainers] : trainers_) {
     for (auto& [rank, trainer] : trainers) {

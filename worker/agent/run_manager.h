@@ -48,6 +48,7 @@ struct AgentOptions {
   int64_t log_quota = int64_t{1} << 30;          // of all logs of a job
   int64_t log_total = int64_t{16} << 30;         // of the logs of all jobs
   int64_t data_cache_total = int64_t{64} << 30;  // of tokenised texts; what a job uses stays
+  int64_t data_memory = 0;   // for a process that reads the data of a job; 0: any
   double log_rate = 1000;    // lines of a rank that are sent to the coordinator in a second
   std::string runtime_dir;   // of the trainer service's socket and of progress pages
   std::string socket;        // of the trainer service

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,72 +14,18 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
+#include "common/untrusted_file.h"
+#include "worker/agent/confined_process.h"
 #include "worker/agent/memory_kill.h"
-
-extern char** environ;
 
 namespace tercio {
 namespace {
 
 constexpr size_t kLastLines = 20;
 constexpr int kPollMilliseconds = 100;
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> pointers;
-  for (std::string& text : strings) pointers.push_back(text.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-std::vector<std::string> Environment(const std::vector<std::string>& added) {
-  std::vector<std::string> all = added;
-  for (char** entry = environ; *entry != nullptr; ++entry) all.push_back(*entry);
-  return all;
-}
-
-// Of a child between vfork and exec, in which only system calls are made. It shares the memory.
-struct Child {
-  const char* program;
-  char* const* arguments;
-  char* const* environment;
-  int input;
-  int output;
-  const TrainerUser* user;  // null: that of this process
-  volatile int error = 0;
-};
-
-bool DropRights(const TrainerUser& user) {
-  // The library's functions change all threads of this process; these change the child alone.
-  return syscall(SYS_setgroups, 0, nullptr) == 0 &&
-         syscall(SYS_setresgid, user.gid, user.gid, user.gid) == 0 &&
-         syscall(SYS_setresuid, user.uid, user.uid, user.uid) == 0;
-}
-
-// A group of its own (so that Ctrl-C on the terminal is the agent's to handle), default signals.
-[[noreturn]] void Become(Child& child) {
-  struct sigaction standard = {};
-  standard.sa_handler = SIG_DFL;
-  sigset_t none;
-  sigemptyset(&none);
-  const bool ready =
-      setpgid(0, 0) == 0 && dup2(child.input, STDIN_FILENO) >= 0 &&
-      dup2(child.output, STDOUT_FILENO) >= 0 && dup2(child.output, STDERR_FILENO) >= 0 &&
-      prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-      (child.user == nullptr || DropRights(*child.user)) &&
-      sigaction(SIGPIPE, &standard, nullptr) == 0 && sigprocmask(SIG_SETMASK, &none, nullptr) == 0;
-  if (ready) execve(child.program, child.arguments, child.environment);
-  child.error = errno;
-  _exit(127);
-}
-
-// Returns when the child is another program, or has failed.
-[[gnu::noinline]] pid_t Fork(Child& child) {
-  const pid_t pid = vfork();
-  if (pid == 0) Become(child);
-  return pid;
-}
 
 // A descriptor from which `text` can be read, once.
 absl::StatusOr<int> Holding(const std::string& text) {
@@ -96,32 +41,18 @@ absl::StatusOr<int> Holding(const std::string& text) {
 }
 
 absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, int output) {
-  std::vector<std::string> arguments = options.arguments;
-  std::vector<std::string> environment = Environment(options.environment);
-  const std::vector<char*> argument_pointers = Pointers(arguments);
-  const std::vector<char*> environment_pointers = Pointers(environment);
   TERCIO_ASSIGN_OR_RETURN(const int input, Holding(options.token + "\n"));
-  Child child = {options.program.c_str(),
-                 argument_pointers.data(),
-                 environment_pointers.data(),
-                 input,
-                 output,
-                 options.user.has_value() ? &*options.user : nullptr};
-  // No handler of this process runs in the child, which has its memory.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const pid_t pid = Fork(child);
-  const int error = pid < 0 ? errno : child.error;
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  close(input);
-  if (pid > 0 && error == 0) return pid;
-  if (pid > 0) waitpid(pid, nullptr, 0);
-  return absl::InternalError(
-      absl::StrCat("cannot start ", options.program,
-                   options.user.has_value() ? absl::StrCat(" as ", options.user->name) : "", ": ",
-                   std::strerror(error)));
+  const absl::Cleanup close_input = [input] { close(input); };
+  ConfinedProgram confined;
+  confined.program = options.program;
+  confined.arguments = options.arguments;
+  confined.environment = options.environment;
+  for (std::string& entry : OwnEnvironment()) confined.environment.push_back(std::move(entry));
+  confined.input = input;
+  confined.output = output;
+  confined.errors = output;
+  confined.user = options.user;
+  return StartConfined(confined);
 }
 
 }  // namespace
@@ -142,20 +73,15 @@ uint64_t StartTimeOf(pid_t pid) {
 absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Options& options,
                                                                       OnLines on_lines,
                                                                       OnExit on_exit) {
-  const int output =
-      open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (output < 0) {
-    return absl::InternalError(
-        absl::StrCat("cannot write ", options.log_path, ": ", std::strerror(errno)));
-  }
+  const auto log = UntrustedFile::OpenToAppend(options.log_path);
+  if (!log.ok()) return log.status();
+  const int output = log->descriptor();
   if (options.user.has_value() && fchown(output, options.user->uid, options.user->gid) != 0) {
-    close(output);
     return absl::InternalError(absl::StrCat("cannot give ", options.log_path, " to ",
                                             options.user->name, ": ", std::strerror(errno)));
   }
-  const LogPosition log_start = LogTail::EndOf(options.log_path);
+  const LogPosition log_start = {log->inode(), log->size()};
   const absl::StatusOr<pid_t> pid = Spawn(options, output);
-  close(output);
   if (!pid.ok()) return pid.status();
   std::unique_ptr<TrainerProcess> process(
       new TrainerProcess({*pid, StartTimeOf(*pid)}, /*child=*/true, log_start));

@@ -2,6 +2,7 @@
 #include "worker/agent/trainer_process.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -244,6 +245,31 @@ TEST_F(TrainerProcessTest, ReadsOnInTheNextFile) {
   EXPECT_TRUE(again.Read(true).empty());
 }
 
+// The directory of the logs is the trainers'.
+TEST_F(TrainerProcessTest, WritesAndReadsNoLogThroughALinkAndWaitsForNoFifo) {
+  const std::string other = directory_.path() + "/other";
+  std::ofstream(other) << "secret\n";
+  const auto start = [this] {
+    TrainerProcess::Options options;
+    options.program = "/bin/sh";
+    options.arguments = {"tercio-trainer", "-c", "echo spoilt"};
+    options.log_path = log_path();
+    return TrainerProcess::Start(options, OnLines(), OnExit()).status();
+  };
+  std::filesystem::create_symlink(other, log_path());
+  EXPECT_EQ(start().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(LogTail(log_path(), {}).Read(true).empty());
+  EXPECT_EQ(LogTail::EndOf(log_path()).file, 0u);
+  std::filesystem::remove(log_path());
+  std::filesystem::create_hard_link(other, log_path());
+  EXPECT_EQ(start().code(), absl::StatusCode::kFailedPrecondition);
+  std::filesystem::remove(log_path());
+  ASSERT_EQ(mkfifo(log_path().c_str(), 0600), 0);
+  EXPECT_EQ(start().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_TRUE(LogTail(log_path(), {}).Read(true).empty());
+  EXPECT_EQ(Content(other), "secret\n");
+}
+
 TEST_F(TrainerProcessTest, OfAFileThatIsGoneThePresentOneCounts) {
   std::ofstream(log_path()) << "one\n";
   LogTail log(log_path(), {12345678, 100});
@@ -268,7 +294,8 @@ TEST(TrainerProcessStart, SaysWhatCannotBeStarted) {
   TrainerProcess::Options options;
   options.program = "/no/such/program";
   options.arguments = {"tercio-trainer"};
-  options.log_path = "/dev/null";
+  const TempDir directory;
+  options.log_path = directory.path() + "/rank.log";
   const auto process = TrainerProcess::Start(
       options, [](const std::vector<std::string>&, const LogPosition&) {},
       [](const ProcessExit&) { FAIL() << "no exit"; });

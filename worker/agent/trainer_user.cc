@@ -1,5 +1,6 @@
 #include "worker/agent/trainer_user.h"
 
+#include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -7,6 +8,7 @@
 #include <array>
 #include <cerrno>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "common/file.h"
 
@@ -45,8 +47,19 @@ absl::StatusOr<std::optional<TrainerUser>> FindTrainerUser(const std::string& na
 }
 
 absl::Status GiveTo(const TrainerUser& user, const std::string& path) {
-  if (lchown(path.c_str(), user.uid, user.gid) == 0) return absl::OkStatus();
-  return FileError(errno, absl::StrCat("cannot give to ", user.name), path);
+  const std::string what = absl::StrCat("cannot give to ", user.name);
+  const int file = open(path.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC);
+  if (file < 0) return FileError(errno, what, path);
+  const absl::Cleanup close_file = [file] { close(file); };
+  struct stat info = {};
+  if (fstat(file, &info) != 0) return FileError(errno, what, path);
+  // The user may be the owner of the directory that it lies in.
+  if (S_ISLNK(info.st_mode) || (!S_ISDIR(info.st_mode) && info.st_nlink > 1)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(what, " ", path, ": it is a link, or has a second name"));
+  }
+  if (fchownat(file, "", user.uid, user.gid, AT_EMPTY_PATH) == 0) return absl::OkStatus();
+  return FileError(errno, what, path);
 }
 
 absl::Status LetPass(const std::string& directory) {

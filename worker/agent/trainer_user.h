@@ -25,7 +25,8 @@ struct TrainerUser {
 // PERMISSION_DENIED: the agent is not root.
 absl::StatusOr<std::optional<TrainerUser>> FindTrainerUser(const std::string& name);
 
-// The file or directory becomes the user's.
+// The file or directory becomes the user's. FAILED_PRECONDITION: it is a link, or a file with a
+// second name: the user may have made it, of a file that is not theirs.
 absl::Status GiveTo(const TrainerUser& user, const std::string& path);
 
 // Others may pass through the directory to what they know the name of.

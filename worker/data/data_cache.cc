@@ -1,6 +1,7 @@
 #include "worker/data/data_cache.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,13 +28,16 @@ struct Entry {
   std::vector<std::string> paths;
 };
 
+bool IsDigest(const std::string& name) {
+  return name.size() == kDigestLength && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+           return std::isxdigit(c) != 0;
+         });
+}
+
 // Of PREFIX.*; empty when the name is not that of a part of an entry.
 std::string PrefixOf(const std::string& name) {
   const std::string prefix = name.substr(0, name.find('.'));
-  const bool digest = prefix.size() == kDigestLength && prefix.size() < name.size() &&
-                      std::all_of(prefix.begin(), prefix.end(),
-                                  [](unsigned char c) { return std::isxdigit(c) != 0; });
-  return digest ? prefix : "";
+  return IsDigest(prefix) && prefix.size() < name.size() ? prefix : "";
 }
 
 int64_t BytesOnDisk(const std::string& path) {
@@ -99,8 +103,16 @@ std::shared_ptr<const FileLock> UseCacheEntry(const std::string& prefix) {
   absl::StatusOr<std::unique_ptr<FileLock>> lock = FileLock::AcquireShared(prefix + ".use");
   if (!lock.ok()) return nullptr;
   // Another user's trainer may not; its agent has done it.
-  utimensat(AT_FDCWD, (prefix + ".use").c_str(), nullptr, 0);
+  utimensat(AT_FDCWD, (prefix + ".use").c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return *std::move(lock);
+}
+
+std::shared_ptr<const UntrustedFile> HoldCacheEntry(const std::string& directory,
+                                                    const std::string& name) {
+  if (!IsDigest(name)) return nullptr;
+  auto file = UntrustedFile::Open(absl::StrCat(directory, "/", name, ".use"));
+  if (!file.ok() || flock(file->descriptor(), LOCK_SH | LOCK_NB) != 0) return nullptr;
+  return std::make_shared<const UntrustedFile>(*std::move(file));
 }
 
 int TrimDataCache(const std::string& directory, int64_t most_bytes) {

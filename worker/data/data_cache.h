@@ -12,6 +12,7 @@
 #include <string>
 
 #include "common/file.h"
+#include "common/untrusted_file.h"
 
 namespace tercio::data {
 
@@ -19,6 +20,12 @@ namespace tercio::data {
 // where it cannot be marked: then it may be removed, which costs making it again and nothing that
 // is mapped already. REQUIRES: PREFIX.lock is held.
 std::shared_ptr<const FileLock> UseCacheEntry(const std::string& prefix);
+
+// For an agent that was told by a process with fewer rights that it uses the entry: nobody removes
+// it as long as the result lives. `name` may be any text, and the owner of the directory may have
+// put anything there. Never waits. Null where there is no such entry, or somebody removes it.
+std::shared_ptr<const UntrustedFile> HoldCacheEntry(const std::string& directory,
+                                                    const std::string& name);
 
 // Removes entries that nobody uses or makes, those that were not used for the longest time first,
 // until all together take at most `most_bytes` of the disk. How many it has removed.

@@ -60,6 +60,31 @@ TEST_F(DataCacheTest, WhatWasNotUsedForLongestGoes) {
   EXPECT_TRUE(IsThere('c'));
 }
 
+// An agent is told of entries by a process with fewer rights, which has the directory.
+TEST_F(DataCacheTest, AnAgentHoldsEntriesOnly) {
+  Make('a', 10);
+  auto held = HoldCacheEntry(dir_.path(), std::string(64, 'a'));
+  ASSERT_NE(held, nullptr);
+  EXPECT_EQ(TrimDataCache(dir_.path(), 0), 0);
+  held = nullptr;
+  EXPECT_EQ(TrimDataCache(dir_.path(), 0), 1);
+  for (const std::string& name : {std::string(), std::string("../secret"), std::string(64, '/'),
+                                  absl::StrCat("../", std::string(61, 'a'))}) {
+    EXPECT_EQ(HoldCacheEntry(dir_.path(), name), nullptr) << name;
+  }
+  const std::string victim = dir_.path() + "/victim";
+  std::filesystem::create_symlink(victim, Prefix('b') + ".use");
+  EXPECT_EQ(HoldCacheEntry(dir_.path(), std::string(64, 'b')), nullptr);
+  EXPECT_EQ(TrimDataCache(dir_.path(), -1), 0);
+  EXPECT_FALSE(PathExists(victim)) << "made through a link";
+}
+
+TEST_F(DataCacheTest, AnAgentDoesNotWaitForAnEntry) {
+  const auto other = FileLock::Acquire(Prefix('a') + ".use", /*wait=*/false);
+  ASSERT_TRUE(other.ok());
+  EXPECT_EQ(HoldCacheEntry(dir_.path(), std::string(64, 'a')), nullptr);
+}
+
 TEST_F(DataCacheTest, WhatIsUsedOrMadeStays) {
   for (const char digit : {'a', 'b', 'c'}) Make(digit, 10);
   auto first = UseCacheEntry(Prefix('a'));

@@ -177,6 +177,7 @@ absl::Status Preparation::CachedTokens(Source* source) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
   TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", /*wait=*/true));
   if (auto use = UseCacheEntry(prefix)) prepared_.uses.push_back(std::move(use));
+  prepared_.cache_entries.push_back(prefix.substr(cache_dir_.size() + 1));
   const DataFiles entry = {DataKind::kIndexed, {prefix}};
   const std::string notice = prefix + ".notice";
   absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry, check_);

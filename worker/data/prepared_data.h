@@ -52,6 +52,7 @@ struct PreparedData {
   std::vector<std::string> notices;  // lines that were skipped, for people
   // As long as these live, the entries of the cache that were read stay there.
   std::vector<std::shared_ptr<const FileLock>> uses;
+  std::vector<std::string> cache_entries;  // names of those entries in the cache directory
 };
 
 // Of the model the kind, context, vocabulary and labels count. Every data set must hold at least

@@ -2,13 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
+#include <cstddef>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -32,33 +33,47 @@ std::string Get(const char (&field)[kSize]) {
   return std::string(field, strnlen(field, kSize));
 }
 
+// What others may read meanwhile.
+template <typename Value>
+void Store(Value& field, Value value) {
+  std::atomic_ref<Value>(field).store(value, std::memory_order_release);
+}
+
+template <typename Value>
+void Increment(Value& field) {
+  std::atomic_ref<Value>(field).fetch_add(1, std::memory_order_acq_rel);
+}
+
+double Finite(double value) { return std::isfinite(value) ? value : 0; }
+
 std::string Why(const std::string& path) { return absl::StrCat(path, ": ", std::strerror(errno)); }
 
 }  // namespace
 
+struct ProgressPage::Position {
+  int64_t step;
+  char action[40];
+  char group[40];
+  int64_t sequence;
+  char operation[32];
+  char dtype[12];
+  int32_t peer;
+  int64_t count;
+};
+
 struct ProgressPage::Layout {
-  struct Position {
-    int64_t step;
-    char action[40];
-    char group[40];
-    int64_t sequence;
-    char operation[32];
-    char dtype[12];
-    int32_t peer;
-    int64_t count;
-  };
-  std::atomic<uint64_t> magic;
+  uint64_t magic;
   uint32_t version;
-  std::atomic<int32_t> pid;
-  std::atomic<uint64_t> beats;
-  std::atomic<double> last_beat;
-  std::atomic<int32_t> phase;
-  std::atomic<uint32_t> edition;  // odd while `position` is written
+  int32_t pid;
+  uint64_t beats;
+  double last_beat;
+  int32_t phase;
+  uint32_t edition;  // odd while `position` is written
   Position position;
-  std::atomic<int64_t> timed_step;
-  std::atomic<double> step_seconds;
-  std::atomic<double> compute_seconds;
-  std::atomic<uint32_t> has_exit;
+  int64_t timed_step;
+  double step_seconds;
+  double compute_seconds;
+  uint32_t has_exit;
   int32_t exit_code;
   uint32_t permanent;
   char reason[2048];
@@ -69,7 +84,7 @@ double MonotonicSeconds() {
 }
 
 absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Create(const std::string& path) {
-  static_assert(std::atomic<double>::is_always_lock_free && sizeof(Layout) <= 4096);
+  static_assert(std::atomic_ref<double>::is_always_lock_free && sizeof(Layout) <= 4096);
   unlink(path.c_str());
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return absl::UnavailableError(Why(path));
@@ -90,29 +105,8 @@ absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Create(const std::st
   page->version = kVersion;
   page->pid = getpid();
   page->last_beat = MonotonicSeconds();
-  page->magic.store(kMagic, std::memory_order_release);
+  Store(page->magic, kMagic);
   return std::unique_ptr<ProgressPage>(new ProgressPage(page, file));
-}
-
-absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Open(const std::string& path) {
-  const int file = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
-  if (file < 0) return absl::NotFoundError(Why(path));
-  struct stat info = {};
-  void* memory = MAP_FAILED;
-  if (fstat(file, &info) == 0 && info.st_size == static_cast<off_t>(sizeof(Layout))) {
-    memory = mmap(nullptr, sizeof(Layout), PROT_READ, MAP_SHARED, file, 0);
-  }
-  if (memory == MAP_FAILED) {
-    close(file);
-    return absl::FailedPreconditionError(absl::StrCat(path, ": not a progress page"));
-  }
-  auto* page = static_cast<Layout*>(memory);
-  std::unique_ptr<ProgressPage> made(new ProgressPage(page, file));
-  if (page->magic.load(std::memory_order_acquire) != kMagic || page->version != kVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": not a progress page of this version"));
-  }
-  return made;
 }
 
 ProgressPage::~ProgressPage() {
@@ -121,12 +115,12 @@ ProgressPage::~ProgressPage() {
 }
 
 void ProgressPage::Beat() {
-  page_->last_beat.store(MonotonicSeconds(), std::memory_order_relaxed);
-  page_->beats.fetch_add(1, std::memory_order_release);
+  Store(page_->last_beat, MonotonicSeconds());
+  Increment(page_->beats);
 }
 
 void ProgressPage::SetPhase(int phase) {
-  page_->phase = phase;
+  Store(page_->phase, phase);
   Beat();
 }
 
@@ -134,26 +128,26 @@ template <typename Write>
 void ProgressPage::Change(const Write& write) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    page_->edition.fetch_add(1, std::memory_order_acq_rel);
+    Increment(page_->edition);
     write(page_->position);
-    page_->edition.fetch_add(1, std::memory_order_acq_rel);
+    Increment(page_->edition);
   }
   Beat();
 }
 
 void ProgressPage::BeginStep(int64_t step) {
-  Change([&](Layout::Position& position) {
+  Change([&](Position& position) {
     position.step = step;
     position.action[0] = '\0';
   });
 }
 
 void ProgressPage::BeginAction(std::string_view action) {
-  Change([&](Layout::Position& position) { Put(position.action, action); });
+  Change([&](Position& position) { Put(position.action, action); });
 }
 
 void ProgressPage::BeginWait(const CollectivePosition& waiting) {
-  Change([&](Layout::Position& position) {
+  Change([&](Position& position) {
     Put(position.group, waiting.group);
     Put(position.operation, waiting.operation);
     Put(position.dtype, waiting.dtype);
@@ -164,13 +158,13 @@ void ProgressPage::BeginWait(const CollectivePosition& waiting) {
 }
 
 void ProgressPage::EndWait() {
-  Change([](Layout::Position& position) { position.operation[0] = '\0'; });
+  Change([](Position& position) { position.operation[0] = '\0'; });
 }
 
 void ProgressPage::EndStep(int64_t step, double step_seconds, double compute_seconds) {
-  page_->step_seconds = step_seconds;
-  page_->compute_seconds = compute_seconds;
-  page_->timed_step.store(step, std::memory_order_release);
+  Store(page_->step_seconds, step_seconds);
+  Store(page_->compute_seconds, compute_seconds);
+  Store(page_->timed_step, step);
   Beat();
 }
 
@@ -178,36 +172,65 @@ void ProgressPage::NoteExit(const ExitNote& note) {
   page_->exit_code = note.exit_code;
   page_->permanent = note.permanent ? 1 : 0;
   Put(page_->reason, note.reason);
-  page_->has_exit.store(1, std::memory_order_release);
+  Store(page_->has_exit, uint32_t{1});
 }
 
-RankProgress ProgressPage::Read() const {
+absl::StatusOr<ProgressReader> ProgressReader::Open(const std::string& path) {
+  auto file = UntrustedFile::Open(path);
+  if (!file.ok()) return file.status();
+  ProgressReader reader(*std::move(file));
+  ProgressPage::Layout page = {};
+  if (reader.file_.size() != static_cast<int64_t>(sizeof(page)) || !reader.Load(&page)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": not a progress page of this version"));
+  }
+  return reader;
+}
+
+bool ProgressReader::Load(ProgressPage::Layout* page) const {
+  const std::string bytes = file_.Read(0, sizeof(*page));
+  if (bytes.size() != sizeof(*page)) return false;
+  std::memcpy(page, bytes.data(), sizeof(*page));
+  return page->magic == kMagic && page->version == kVersion;
+}
+
+std::optional<uint32_t> ProgressReader::Edition() const {
+  uint32_t edition = 0;
+  const std::string bytes = file_.Read(offsetof(ProgressPage::Layout, edition), sizeof(edition));
+  if (bytes.size() != sizeof(edition)) return std::nullopt;
+  std::memcpy(&edition, bytes.data(), sizeof(edition));
+  return edition;
+}
+
+std::optional<RankProgress> ProgressReader::Read() const {
   RankProgress progress;
-  Layout::Position position = {};
+  ProgressPage::Layout page = {};
   progress.torn = true;
   for (int i = 0; i < kTries && progress.torn; ++i) {
-    const uint32_t before = page_->edition.load(std::memory_order_acquire);
-    std::memcpy(&position, &page_->position, sizeof(position));
-    std::atomic_thread_fence(std::memory_order_acquire);
-    progress.torn = before % 2 != 0 || page_->edition.load(std::memory_order_relaxed) != before;
+    // Reads of their own before and after: within one, bytes come in any order.
+    const std::optional<uint32_t> before = Edition();
+    if (!Load(&page)) return std::nullopt;
+    progress.torn = !before.has_value() || *before % 2 != 0 || Edition() != before;
   }
-  progress.pid = page_->pid;
-  progress.beats = page_->beats.load(std::memory_order_acquire);
-  progress.last_beat = page_->last_beat;
-  progress.phase = page_->phase;
+  const ProgressPage::Position& position = page.position;
+  progress.pid = page.pid;
+  progress.beats = page.beats;
+  progress.last_beat = Finite(page.last_beat);
+  progress.phase = page.phase;
   progress.step = position.step;
   progress.action = Get(position.action);
   progress.waiting = {Get(position.group), position.sequence, Get(position.operation),
                       Get(position.dtype), position.count,    position.peer};
-  progress.timed_step = page_->timed_step.load(std::memory_order_acquire);
-  progress.step_seconds = page_->step_seconds;
-  progress.compute_seconds = page_->compute_seconds;
+  progress.timed_step = page.timed_step;
+  progress.step_seconds = Finite(page.step_seconds);
+  progress.compute_seconds = Finite(page.compute_seconds);
   return progress;
 }
 
-std::optional<ExitNote> ProgressPage::Exit() const {
-  if (page_->has_exit.load(std::memory_order_acquire) == 0) return std::nullopt;
-  return ExitNote{page_->exit_code, page_->permanent != 0, Get(page_->reason)};
+std::optional<ExitNote> ProgressReader::Exit() const {
+  ProgressPage::Layout page = {};
+  if (!Load(&page) || page.has_exit == 0) return std::nullopt;
+  return ExitNote{page.exit_code, page.permanent != 0, Get(page.reason)};
 }
 
 }  // namespace tercio

@@ -1,10 +1,13 @@
-// What a rank is doing, in a small file that its trainer maps and writes and its agent maps and
-// reads: also when the trainer is frozen, or has ended while no agent was there to see it.
+// What a rank is doing, in a small file that its trainer maps and writes and its agent reads: also
+// when the trainer is frozen, or has ended while no agent was there to see it.
 //
 // One process writes, from any of its threads; readers are other processes. A write costs some
 // stores and never a system call. Texts that do not fit are cut. A reader may find the position
 // being written; it tries again, and takes a torn one only from a writer that died or stopped in
 // the middle of it (`torn`).
+//
+// A reader trusts the writer in nothing: it maps nothing, since a file that becomes shorter would
+// end it, follows no link, and takes any bytes for what they are.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +16,10 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/statusor.h"
+#include "common/untrusted_file.h"
 
 namespace tercio {
 
@@ -53,14 +58,10 @@ class ProgressPage {
  public:
   // Makes the file, replacing what was there, and maps it for writing.
   static absl::StatusOr<std::unique_ptr<ProgressPage>> Create(const std::string& path);
-  // Maps an existing one for reading. NOT_FOUND | FAILED_PRECONDITION (not such a file, or of
-  // another version).
-  static absl::StatusOr<std::unique_ptr<ProgressPage>> Open(const std::string& path);
   ~ProgressPage();
   ProgressPage(const ProgressPage&) = delete;
   ProgressPage& operator=(const ProgressPage&) = delete;
 
-  // ---- writer ----
   void Beat();  // a sign of life without news; the others are one, too
   void SetPhase(int phase);
   void BeginStep(int64_t step);
@@ -71,11 +72,9 @@ class ProgressPage {
   // The last thing that a process says.
   void NoteExit(const ExitNote& note);
 
-  // ---- reader ----
-  RankProgress Read() const;
-  std::optional<ExitNote> Exit() const;
-
  private:
+  friend class ProgressReader;
+  struct Position;
   struct Layout;
   ProgressPage(Layout* page, int file) : page_(page), file_(file) {}
   template <typename Write>
@@ -84,6 +83,24 @@ class ProgressPage {
   Layout* page_;
   int file_;
   std::mutex mutex_;  // the threads of the writer; readers never wait
+};
+
+// Threads: any.
+class ProgressReader {
+ public:
+  // NOT_FOUND | FAILED_PRECONDITION (not such a file, or of another version).
+  static absl::StatusOr<ProgressReader> Open(const std::string& path);
+
+  // Absent when the file is no page any more. Texts may hold any bytes; numbers are finite.
+  std::optional<RankProgress> Read() const;
+  std::optional<ExitNote> Exit() const;
+
+ private:
+  explicit ProgressReader(UntrustedFile file) : file_(std::move(file)) {}
+  bool Load(ProgressPage::Layout* page) const;
+  std::optional<uint32_t> Edition() const;
+
+  UntrustedFile file_;
 };
 
 // Seconds of the clock that `last_beat` is on; the same for all processes of a machine.

@@ -1,11 +1,16 @@
 #include "worker/progress/progress_page.h"
 
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
+#include <cmath>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
+#include <set>
 #include <thread>
 
 #include "common/temp_dir.h"
@@ -30,9 +35,9 @@ TEST_F(ProgressPageTest, ReaderSeesWhatWasWritten) {
   (*writer)->BeginStep(97);
   (*writer)->BeginAction("forward 3");
   (*writer)->BeginWait({"pipeline 1", 812, "receive", "f32", 4096, 5});
-  auto reader = ProgressPage::Open(path_);
+  auto reader = ProgressReader::Open(path_);
   ASSERT_TRUE(reader.ok()) << reader.status();
-  RankProgress seen = (*reader)->Read();
+  RankProgress seen = reader->Read().value();
   EXPECT_EQ(seen.pid, getpid());
   EXPECT_EQ(seen.phase, 4);
   EXPECT_EQ(seen.step, 97);
@@ -47,12 +52,12 @@ TEST_F(ProgressPageTest, ReaderSeesWhatWasWritten) {
   const uint64_t beats = seen.beats;
   (*writer)->EndWait();
   (*writer)->EndStep(97, 0.5, 0.25);
-  seen = (*reader)->Read();
+  seen = reader->Read().value();
   EXPECT_EQ(seen.waiting.operation, "");
   EXPECT_EQ(seen.timed_step, 97);
   EXPECT_EQ(seen.compute_seconds, 0.25);
   EXPECT_GT(seen.beats, beats);
-  EXPECT_FALSE((*reader)->Exit().has_value());
+  EXPECT_FALSE(reader->Exit().has_value());
 }
 
 TEST_F(ProgressPageTest, TheExitNoteOutlivesAKilledWriter) {
@@ -64,20 +69,20 @@ TEST_F(ProgressPageTest, TheExitNoteOutlivesAKilledWriter) {
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
-  auto reader = ProgressPage::Open(path_);
+  auto reader = ProgressReader::Open(path_);
   ASSERT_TRUE(reader.ok()) << reader.status();
-  const std::optional<ExitNote> note = (*reader)->Exit();
+  const std::optional<ExitNote> note = reader->Exit();
   ASSERT_TRUE(note.has_value());
   EXPECT_EQ(note->exit_code, 3);
   EXPECT_TRUE(note->permanent);
   EXPECT_EQ(note->reason, std::string(2047, 'x'));
-  EXPECT_EQ((*reader)->Read().pid, child);
+  EXPECT_EQ(reader->Read()->pid, child);
 }
 
 // Every field of a position carries the same number: a mixture would show.
 TEST_F(ProgressPageTest, PositionsAreWholeWhileTheyChange) {
   auto writer = ProgressPage::Create(path_);
-  auto reader = ProgressPage::Open(path_);
+  auto reader = ProgressReader::Open(path_);
   ASSERT_TRUE(writer.ok() && reader.ok());
   (*writer)->BeginWait({"0", 0, "0", "", 0, 0});
   std::atomic<bool> stop{false};
@@ -85,26 +90,72 @@ TEST_F(ProgressPageTest, PositionsAreWholeWhileTheyChange) {
     for (int64_t i = 1; !stop; ++i) {
       const std::string text = std::to_string(i);
       (*writer)->BeginWait({text, i, text, "", i, static_cast<int>(i)});
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(1));  // that of a rank is less busy, too
     }
   });
+  int64_t whole = 0;
+  std::set<int64_t> different;
   for (int i = 0; i < 20'000; ++i) {
-    const RankProgress seen = (*reader)->Read();
-    if (seen.torn) continue;
-    const std::string text = std::to_string(seen.waiting.sequence);
-    ASSERT_EQ(seen.waiting.group, text);
-    ASSERT_EQ(seen.waiting.operation, text);
-    ASSERT_EQ(seen.waiting.count, seen.waiting.sequence);
+    const auto seen = reader->Read();
+    ASSERT_TRUE(seen.has_value());
+    if (seen->torn) continue;
+    ++whole;
+    different.insert(seen->waiting.sequence);
+    const std::string text = std::to_string(seen->waiting.sequence);
+    ASSERT_EQ(seen->waiting.group, text);
+    ASSERT_EQ(seen->waiting.operation, text);
+    ASSERT_EQ(seen->waiting.count, seen->waiting.sequence);
   }
   stop = true;
   thread.join();
+  EXPECT_GT(whole, 10'000);
+  EXPECT_GT(different.size(), 10u);
 }
 
 TEST_F(ProgressPageTest, OtherFilesAreRefused) {
-  EXPECT_EQ(ProgressPage::Open(path_).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ProgressReader::Open(path_).status().code(), absl::StatusCode::kNotFound);
   std::ofstream(path_) << std::string(4096, 'x');
-  const auto opened = ProgressPage::Open(path_);
+  const auto opened = ProgressReader::Open(path_);
   EXPECT_EQ(opened.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(opened.status().message()), HasSubstr(path_));
+}
+
+// Its writer has fewer rights than its reader.
+TEST_F(ProgressPageTest, AReaderSurvivesAPageThatBecomesShorter) {
+  const auto writer = ProgressPage::Create(path_);
+  ASSERT_TRUE(writer.ok()) << writer.status();
+  const auto reader = ProgressReader::Open(path_);
+  ASSERT_TRUE(reader.ok()) << reader.status();
+  ASSERT_TRUE(reader->Read().has_value());
+  std::filesystem::resize_file(path_, 100);
+  EXPECT_FALSE(reader->Read().has_value());
+  EXPECT_FALSE(reader->Exit().has_value());
+  EXPECT_FALSE(ProgressReader::Open(path_).ok());
+  std::filesystem::resize_file(path_, 0);
+  EXPECT_FALSE(reader->Read().has_value());
+}
+
+TEST_F(ProgressPageTest, AReaderFollowsNoLinkAndWaitsForNoFifo) {
+  const std::string other = directory_.path() + "/other";
+  ASSERT_TRUE(ProgressPage::Create(other).ok());
+  std::filesystem::create_symlink(other, path_);
+  EXPECT_EQ(ProgressReader::Open(path_).status().code(), absl::StatusCode::kFailedPrecondition);
+  std::filesystem::remove(path_);
+  ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_EQ(ProgressReader::Open(path_).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(ProgressPageTest, NumbersAreFiniteWhateverWasWritten) {
+  auto writer = ProgressPage::Create(path_);
+  ASSERT_TRUE(writer.ok());
+  (*writer)->EndStep(1, std::nan(""), INFINITY);
+  const auto reader = ProgressReader::Open(path_);
+  ASSERT_TRUE(reader.ok());
+  const auto seen = reader->Read();
+  ASSERT_TRUE(seen.has_value());
+  EXPECT_EQ(seen->step_seconds, 0);
+  EXPECT_EQ(seen->compute_seconds, 0);
 }
 
 }  // namespace

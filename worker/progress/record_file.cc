@@ -1,11 +1,13 @@
 #include "worker/progress/record_file.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
-#include <fstream>
+#include <utility>
+
+#include "common/untrusted_file.h"
 
 namespace tercio {
 
@@ -31,16 +33,19 @@ void RecordFile::Close() {
 
 std::vector<std::string> RecordFile::Read(const std::string& path, int64_t most_bytes) {
   std::vector<std::string> records;
-  // Whoever writes it may have fewer rights than who reads it: no way into other files.
-  struct stat info = {};
-  if (lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode)) return records;
-  std::ifstream file(path, std::ios::binary);
+  const auto file = UntrustedFile::Open(path);
+  if (!file.ok()) return records;
+  const int64_t end = std::min(file->size(), most_bytes);
   uint32_t size = 0;
-  while (file.read(reinterpret_cast<char*>(&size), sizeof(size)) &&
-         int64_t{size} + int64_t{sizeof(size)} <= most_bytes) {
-    most_bytes -= int64_t{size} + int64_t{sizeof(size)};
-    std::string bytes(size, '\0');
-    if (!file.read(bytes.data(), static_cast<std::streamsize>(size))) break;
+  for (int64_t at = 0; at + int64_t{sizeof(size)} <= end;) {
+    const std::string prefix = file->Read(at, sizeof(size));
+    if (prefix.size() != sizeof(size)) break;
+    std::memcpy(&size, prefix.data(), sizeof(size));
+    at += int64_t{sizeof(size)};
+    if (at + int64_t{size} > end) break;
+    std::string bytes = file->Read(at, size);
+    if (bytes.size() != size) break;
+    at += int64_t{size};
     records.push_back(std::move(bytes));
   }
   return records;

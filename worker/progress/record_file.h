@@ -25,7 +25,8 @@ class RecordFile {
   bool is_open() const { return file_ >= 0; }
   void Close();
 
-  // At most `most_bytes` of the file are looked at.
+  // At most `most_bytes` of the file are looked at. Its writer may have fewer rights than the
+  // caller: through a link or from a FIFO nothing is read (common/untrusted_file.h).
   static std::vector<std::string> Read(const std::string& path, int64_t most_bytes);
 
  private:

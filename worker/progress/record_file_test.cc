@@ -1,6 +1,9 @@
 #include "worker/progress/record_file.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
+#include <fstream>
 
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
@@ -28,6 +31,27 @@ TEST(RecordFile, GivesBackWhatIsWhole) {
   file.Create(path);
   EXPECT_TRUE(file.is_open());
   EXPECT_TRUE(RecordFile::Read(path, 1000).empty()) << "begun anew";
+}
+
+// Its writer has fewer rights than its reader.
+TEST(RecordFile, ReadsNoOtherFileThroughALinkAndWaitsForNoFifo) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/records";
+  RecordFile other;
+  other.Create(directory.path() + "/other");
+  other.Append("secret");
+  std::filesystem::create_symlink(directory.path() + "/other", path);
+  EXPECT_TRUE(RecordFile::Read(path, 1000).empty());
+  std::filesystem::remove(path);
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  EXPECT_TRUE(RecordFile::Read(path, 1000).empty());
+}
+
+TEST(RecordFile, ALengthThatIsMadeUpReservesNothing) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/records";
+  std::ofstream(path, std::ios::binary) << std::string(4, '\xff') << "x";
+  EXPECT_TRUE(RecordFile::Read(path, int64_t{1} << 40).empty());
 }
 
 }  // namespace

@@ -14,6 +14,10 @@ class WhereaboutsTest : public ::testing::Test {
   WhereaboutsTest()
       : page_(*ProgressPage::Create(directory_.path() + "/rank.page")), whereabouts_(page_.get()) {}
 
+  RankProgress Seen() const {
+    return ProgressReader::Open(directory_.path() + "/rank.page")->Read().value();
+  }
+
   TempDir directory_{"/tmp"};
   std::unique_ptr<ProgressPage> page_;
   Whereabouts whereabouts_;
@@ -25,16 +29,16 @@ TEST_F(WhereaboutsTest, ShowsStepActionAndWait) {
   whereabouts_.BeginStep(97);
   whereabouts_.BeginAction("forward", 3);
   EXPECT_EQ(whereabouts_.action(), "forward 3");
-  EXPECT_EQ(page_->Read().step, 97);
-  EXPECT_EQ(page_->Read().action, "forward 3");
+  EXPECT_EQ(Seen().step, 97);
+  EXPECT_EQ(Seen().action, "forward 3");
   whereabouts_.BeginWait(tensor_);
-  EXPECT_EQ(page_->Read().waiting.sequence, 4410);
-  EXPECT_EQ(page_->Read().waiting.peer, 3);
+  EXPECT_EQ(Seen().waiting.sequence, 4410);
+  EXPECT_EQ(Seen().waiting.peer, 3);
   whereabouts_.EndWait(0.25);
-  EXPECT_EQ(page_->Read().waiting.operation, "");
+  EXPECT_EQ(Seen().waiting.operation, "");
   EXPECT_EQ(whereabouts_.engine_wait_seconds(), 0.25);
   whereabouts_.BeginAction("evaluation");
-  EXPECT_EQ(page_->Read().action, "evaluation");
+  EXPECT_EQ(Seen().action, "evaluation");
 }
 
 TEST_F(WhereaboutsTest, TheOtherThreadCountsWhileTheEngineWaitsForIt) {
@@ -50,23 +54,23 @@ TEST_F(WhereaboutsTest, TheOtherThreadCountsWhileTheEngineWaitsForIt) {
     whereabouts_.BeginWait(data_);
   });
   turn.arrive_and_wait();
-  EXPECT_EQ(page_->Read().waiting.operation, "");
+  EXPECT_EQ(Seen().waiting.operation, "");
   whereabouts_.BeginWait(tensor_);
-  EXPECT_EQ(page_->Read().waiting.group, "tensor.0");
+  EXPECT_EQ(Seen().waiting.group, "tensor.0");
   whereabouts_.EndWait(1);
   whereabouts_.BeginJoin("tensor.0");
-  EXPECT_EQ(page_->Read().waiting.operation, "");  // another thread's
+  EXPECT_EQ(Seen().waiting.operation, "");  // another thread's
   whereabouts_.EndJoin(0);
   whereabouts_.BeginJoin("data.1");
-  EXPECT_EQ(page_->Read().waiting.group, "data.1");
+  EXPECT_EQ(Seen().waiting.group, "data.1");
   turn.arrive_and_wait();
   turn.arrive_and_wait();
-  EXPECT_EQ(page_->Read().waiting.operation, "");
+  EXPECT_EQ(Seen().waiting.operation, "");
   turn.arrive_and_wait();
   other.join();
-  EXPECT_EQ(page_->Read().waiting.sequence, 12);
+  EXPECT_EQ(Seen().waiting.sequence, 12);
   whereabouts_.EndJoin(2);
-  EXPECT_EQ(page_->Read().waiting.operation, "");
+  EXPECT_EQ(Seen().waiting.operation, "");
   EXPECT_EQ(whereabouts_.engine_wait_seconds(), 3);
 }
 

@@ -1,7 +1,9 @@
-// tercio-trainer: one rank of one attempt, started by the agent; by hand only to ask what it is
+// tercio-trainer: one rank of one attempt, started by the agent; with --prepare, also by the agent,
+// the process that reads a job's data before (data_preparation.h); by hand only to ask what it is
 // linked with (--version) or how the devices are (--doctor), which it answers in JSON.
 //
-// Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot mend, 4 stopped after a save.
+// Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot mend, 4 stopped after a save, 5
+// out of the memory that --prepare may take.
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
@@ -21,6 +23,7 @@
 #include "common/version.h"
 #include "nlohmann/json.hpp"
 #include "worker/progress/progress_page.h"
+#include "worker/trainer/data_preparation.h"
 #include "worker/trainer/device_report.h"
 #include "worker/trainer/log_file.h"
 #include "worker/trainer/stack_dump.h"
@@ -175,11 +178,12 @@ int main(int argc, char** argv) {
         (question == "--version" ? tercio::DescribeProgram() : tercio::ExamineDevices()).c_str());
     return tercio::kFinished;
   }
+  if (question == "--prepare") return tercio::ServePreparation();
   tercio::Arguments arguments;
   if (!tercio::ParseArguments(argc, argv, &arguments)) {
     tercio::LogError(
         "usage: tercio-trainer --socket PATH --job ID --attempt N --rank N [--progress PATH] "
-        "[--log PATH] [--log-bytes N]; or --version, --doctor");
+        "[--log PATH] [--log-bytes N]; or --version, --doctor, --prepare");
     return tercio::kUsage;
   }
   tercio::ConfigureLog(arguments);

@@ -1,0 +1,125 @@
+#include "worker/trainer/data_preparation.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "checkpoint/weight_source.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/utf8.h"
+#include "worker/agent/allowed_paths.h"
+#include "worker/data/preparation_protocol.h"
+#include "worker/data/prepared_data.h"
+
+namespace tercio {
+namespace {
+
+constexpr int kFault = 1;
+
+// Nothing can be reserved any more, so nothing is logged: the agent says what has happened.
+void EndForMemory() { _exit(data::kExitOutOfMemory); }
+
+// When the node is out of memory, this process costs less than a trainer, or the agent.
+void BeTheFirstToGo() {
+  const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+  if (file < 0) return;
+  if (write(file, "1000", 4) != 4) LogWarning("cannot become the first to be killed for memory");
+  close(file);
+}
+
+// Fewer where the input ends.
+std::string ReadExactly(size_t bytes) {
+  std::string text(bytes, '\0');
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t count = read(STDIN_FILENO, text.data() + done, bytes - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) break;
+    done += static_cast<size_t>(count);
+  }
+  text.resize(done);
+  return text;
+}
+
+std::optional<v1::PrepareRequest> ReadRequest() {
+  const std::string head = ReadExactly(data::kLengthBytes);
+  if (head.size() < data::kLengthBytes) return std::nullopt;
+  const uint64_t length = data::LengthIn(head);
+  if (length > data::kLongestMessage) return std::nullopt;
+  const std::string body = ReadExactly(static_cast<size_t>(length));
+  v1::PrepareRequest request;
+  if (body.size() < length || !request.ParseFromString(body)) return std::nullopt;
+  return request;
+}
+
+bool Write(int file, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t written = write(file, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(written));
+  }
+  return true;
+}
+
+absl::StatusOr<data::PreparedData> Prepare(const v1::PrepareRequest& request) {
+  const v1::JobSpec& spec = request.spec();
+  const auto allowed = AllowedPaths::Again(
+      request.any_path(), {request.data_roots().begin(), request.data_roots().end()});
+  TERCIO_RETURN_IF_ERROR(allowed.Check(spec));
+  auto prepared = data::PrepareData(spec.data(), spec.model(), request.cache_dir());
+  if (!prepared.ok() || spec.model().from().empty() || !request.from_start()) return prepared;
+  TERCIO_RETURN_IF_ERROR(checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size));
+  return prepared;
+}
+
+}  // namespace
+
+Preparation PrepareFor(const v1::PrepareRequest& request) {
+  Preparation done;
+  absl::StatusOr<data::PreparedData> prepared = Prepare(request);
+  if (!prepared.ok()) {
+    // Names of files and parts of them may be any bytes; those of a message are UTF-8.
+    done.answer.set_error(ForDisplay(std::string(prepared.status().message()), "\t\n"));
+    return done;
+  }
+  done.answer.set_vocab_size(prepared->vocab_size);
+  done.answer.set_train_tokens(prepared->train_tokens);
+  done.answer.set_validation_tokens(prepared->validation_tokens);
+  done.answer.set_digest(prepared->digest);
+  for (const std::string& notice : prepared->notices) {
+    done.answer.add_notices(ForDisplay(notice, "\t\n"));
+  }
+  for (std::string& entry : prepared->cache_entries) {
+    done.answer.add_cache_entries(std::move(entry));
+  }
+  done.uses = std::move(prepared->uses);
+  return done;
+}
+
+int ServePreparation() {
+  std::set_new_handler(EndForMemory);
+  BeTheFirstToGo();
+  // What a library prints is no answer.
+  const int output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+  if (output < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return kFault;
+  const std::optional<v1::PrepareRequest> request = ReadRequest();
+  if (!request.has_value()) {
+    LogError("--prepare is for an agent: no request has come by the standard input");
+    return kFault;
+  }
+  const Preparation done = PrepareFor(*request);
+  if (!Write(output, data::WithLength(done.answer.SerializeAsString()))) return kFault;
+  ReadExactly(1);  // until the agent holds the entries of the cache itself
+  return 0;
+}
+
+}  // namespace tercio
