@@ -57,19 +57,31 @@ void ShowToCuda(const Gpus& gpus) {
   setenv("CUDA_VISIBLE_DEVICES", absl::StrJoin(uuids, ",").c_str(), 1);
 }
 
-absl::StatusOr<nlohmann::json> AskTrainer() {
-  const char* named = std::getenv("TERCIO_TRAINER");
-  const std::string trainer = named != nullptr ? named : LocateProgram("tercio-trainer-cuda");
+// What the trainer of a program says to --doctor. `device`: what it is to be built for.
+absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std::string& device) {
   TERCIO_ASSIGN_OR_RETURN(const std::string text,
                           RunProgram({trainer, "--doctor"}, kTrainerPatience, /*quiet=*/true));
   nlohmann::json report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object()) {
     return absl::InternalError(absl::StrCat(trainer, " --doctor prints no JSON"));
   }
-  if (report.value("device", "") != "cuda") {
-    return absl::FailedPreconditionError(absl::StrCat(trainer, " is not a trainer for GPUs"));
+  if (report.value("device", "") != device) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(trainer, " is not a trainer for ", device == "cuda" ? "GPUs" : "CPUs"));
   }
   return report;
+}
+
+absl::StatusOr<nlohmann::json> AskCudaTrainer() {
+  const char* named = std::getenv("TERCIO_TRAINER");
+  return AskTrainer(named != nullptr ? named : LocateProgram("tercio-trainer-cuda"), "cuda");
+}
+
+// Of the trainer for CPUs: it trains a small model.
+Finding CheckMemoryPlan() {
+  absl::StatusOr<nlohmann::json> report = AskTrainer(LocateProgram("tercio-trainer"), "cpu");
+  if (report.ok()) report = report->value("memory_plan", nlohmann::json::object());
+  return MemoryPlanFinding("memory plan", report);
 }
 
 Finding CheckCoordinator(const Options& options) {
@@ -136,7 +148,7 @@ GpuEvidence LookAtGpus() {
   evidence.samples = looked->samples;
   if (evidence.gpus.ok() && !evidence.gpus->list.empty()) {
     ShowToCuda(*evidence.gpus);
-    evidence.report = AskTrainer();
+    evidence.report = AskCudaTrainer();
   }
   return evidence;
 }
@@ -144,6 +156,7 @@ GpuEvidence LookAtGpus() {
 int Doctor(const Options& options) {
   std::vector<Finding> findings =
       MachineFindings(options.directory.empty() ? DefaultStateDir() : options.directory);
+  findings.push_back(CheckMemoryPlan());
   for (Finding& finding : GpuFindings(LookAtGpus())) findings.push_back(std::move(finding));
   if (!options.coordinator.empty()) findings.push_back(CheckCoordinator(options));
   bool healthy = true;

@@ -24,6 +24,9 @@ struct Finding {
 // its nearest parent that is there.
 std::vector<Finding> MachineFindings(const std::string& directory);
 
+// What a trainer's trial of its memory plan says (worker/trainer/memory_trial.h), as `check`. Pure.
+Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohmann::json>& trial);
+
 // What is known of the machine's GPUs.
 struct GpuEvidence {
   absl::StatusOr<Gpus> gpus = Gpus();

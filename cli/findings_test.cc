@@ -66,6 +66,46 @@ TEST(GpuFindings, NothingIsWrongWithGoodGpus) {
   EXPECT_EQ(Find(findings, "peers").detail, "2 of 2 pairs directly, 400.0 GB/s to 400.0 GB/s");
 }
 
+nlohmann::json GoodTrial() {
+  return nlohmann::json::parse(
+      R"({"buffers": 30, "planned_bytes": 3145728, "touched_bytes": 3145728,
+    "unused": [], "outside_bytes": 1048576, "most_outside_bytes": 268435456})");
+}
+
+TEST(MemoryPlanFinding, SaysHowMuchOfThePlanIsUsed) {
+  const Finding finding = MemoryPlanFinding("memory plan", GoodTrial());
+  EXPECT_EQ(finding.health, Health::kOk);
+  EXPECT_EQ(finding.detail,
+            "a small model has used 3.0 MiB of 3.0 MiB in 30 planned buffers, and 1.0 MiB beside "
+            "them, where 256.0 MiB are reckoned with");
+}
+
+TEST(MemoryPlanFinding, WarnsOfWhatIsNotUsedAndOfTooMuchBeside) {
+  nlohmann::json trial = GoodTrial();
+  trial["unused"] = {"bogus: 4096 bytes are planned, none is touched"};
+  Finding finding = MemoryPlanFinding("memory plan", trial);
+  EXPECT_EQ(finding.health, Health::kWarning);
+  EXPECT_THAT(finding.detail, HasSubstr("; bogus: 4096 bytes are planned"));
+  EXPECT_NE(finding.mend, "");
+  trial = GoodTrial();
+  trial["outside_bytes"] = 300000000;
+  finding = MemoryPlanFinding("memory plan", trial);
+  EXPECT_EQ(finding.health, Health::kWarning);
+  EXPECT_NE(finding.mend, "");
+}
+
+TEST(MemoryPlanFinding, ATrialThatFailsIsAnErrorAndOneThatWasNotMadeIsNotKnown) {
+  EXPECT_EQ(MemoryPlanFinding("m", nlohmann::json{{"error", "out of memory"}}).health,
+            Health::kError);
+  EXPECT_EQ(MemoryPlanFinding("m", absl::NotFoundError("no trainer")).health, Health::kUnknown);
+}
+
+TEST(GpuFindings, HasTheTrialOfEachGpu) {
+  GpuEvidence evidence = TwoGpus();
+  (*evidence.report)["gpus"][1]["memory_plan"] = GoodTrial();
+  EXPECT_EQ(Find(GpuFindings(evidence), "cuda 1 memory plan").health, Health::kOk);
+}
+
 TEST(GpuFindings, WithoutAGpuThereIsOneLine) {
   const auto findings = GpuFindings(GpuEvidence());
   ASSERT_EQ(findings.size(), 1u);

@@ -241,6 +241,9 @@ class GpuDoctor {
                        slow ? absl::StrCat(": ", Percent(bf16 / best), " of the best") : ""),
           slow ? "every rank waits for the slowest: look at its clocks, heat and neighbours" : ""));
       CheckHostLink(name, gpu);
+      if (gpu.contains("memory_plan")) {
+        Add(MemoryPlanFinding(name + " memory plan", gpu["memory_plan"]));
+      }
     }
   }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "cli/findings.h"
 #include "common/file.h"
 #include "common/gpu_faults.h"
@@ -147,7 +148,38 @@ Finding CheckClock() {
   return {"clock", Health::kOk, "synchronised", ""};
 }
 
+std::string MebibytesText(int64_t bytes) {
+  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
+}
+
 }  // namespace
+
+Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohmann::json>& trial) {
+  if (!trial.ok()) return {check, Health::kUnknown, std::string(trial.status().message()), ""};
+  if (trial->contains("error")) {
+    return {check, Health::kError, trial->value("error", ""),
+            "no model can be trained on it: see the message"};
+  }
+  const auto number = [&](const char* key) { return trial->value(key, int64_t{0}); };
+  Finding finding = {
+      check, Health::kOk,
+      absl::StrCat("a small model has used ", MebibytesText(number("touched_bytes")), " of ",
+                   MebibytesText(number("planned_bytes")), " in ", number("buffers"),
+                   " planned buffers, and ", MebibytesText(number("outside_bytes")),
+                   " beside them, where ", MebibytesText(number("most_outside_bytes")),
+                   " are reckoned with"),
+      ""};
+  const auto unused = trial->value("unused", std::vector<std::string>());
+  if (!unused.empty()) {
+    finding.health = Health::kWarning;
+    absl::StrAppend(&finding.detail, "; ", absl::StrJoin(unused, "; "));
+    finding.mend = "more memory is planned than is used: report it with this line";
+  } else if (number("outside_bytes") > number("most_outside_bytes")) {
+    finding.health = Health::kWarning;
+    finding.mend = "plans leave too little free: give ranks less memory, or report it";
+  }
+  return finding;
+}
 
 std::vector<Finding> MachineFindings(const std::string& directory) {
   return {CheckProcessor(), CheckMemory(), CheckDisk(directory), CheckFileLimit(), CheckClock()};

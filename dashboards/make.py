@@ -199,14 +199,18 @@ def ranks():
                 table("Places", "none", "Which rank is where.", f"tercio_rank_info{OF_RANK}", hidden=("job_id", "job_name")),
             ]),
             ("Memory", [
-                graph("Arena in use", "bytes", "Of the device's memory, at the last step.",
+                graph("Arena in use", "bytes", "Measured, of the device's memory: resident pages on a CPU, on a GPU what the allocation took.",
                       (f'tercio_memory_bytes{{job_id=~"$job", rank=~"$rank", node=~"$node", kind="used"}}', "{{rank}}")),
                 graph("Resident", "bytes", "Of the rank's process.",
                       (f'tercio_memory_bytes{{job_id=~"$job", rank=~"$rank", node=~"$node", kind="resident"}}', "{{rank}}")),
-                bars("Peak against plan", "percentunit", "The largest use of the arena over what the plan says; never above 1.",
-                     ('max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="peak"}) / '
+                bars("Arena used against plan", "percentunit", "What is measured to be in use of the arena, over what the plan says.",
+                     ('max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="used"}) / '
                       'max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="planned"})',
                       "{{rank}}"), high=1),
+                bars("Beside the arena", "bytes", "The most memory that was measured, less the arena's.",
+                     ('max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="peak"}) - '
+                      'max by (rank) (tercio_memory_bytes{job_id=~"$job", rank=~"$rank", node=~"$node", kind="used"})',
+                      "{{rank}}")),
                 bars("Planned", "bytes", "The arena of each rank.",
                      (f'tercio_memory_bytes{{job_id=~"$job", rank=~"$rank", node=~"$node", kind="planned"}}', "{{rank}}")),
             ]),

@@ -24,11 +24,11 @@ int AccumulationBuffer(int lane) { return std::popcount(static_cast<unsigned>(la
 
 int MergesAfterLane(int lane) { return std::countr_one(static_cast<unsigned>(lane)); }
 
-std::vector<LaneSegment> SegmentsOfMicroBatch(int index, int micro_batch,
-                                              int64_t sequences_per_rank, int lanes_per_rank) {
+LaneSegments SegmentsOfMicroBatch(int index, int micro_batch, int64_t sequences_per_rank,
+                                  int lanes_per_rank) {
   TERCIO_CHECK_EQ(sequences_per_rank % lanes_per_rank, 0);
   const int64_t per_lane = sequences_per_rank / lanes_per_rank;
-  std::vector<LaneSegment> segments;
+  LaneSegments segments;
   const int64_t begin = int64_t{index} * micro_batch;
   for (int64_t at = begin; at < begin + micro_batch;) {
     const int64_t lane = at / per_lane;

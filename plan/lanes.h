@@ -4,7 +4,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+
+#include "absl/container/inlined_vector.h"
 
 namespace tercio::plan {
 
@@ -34,7 +35,8 @@ struct LaneSegment {
 };
 
 // The segments of micro-batch `index` of a rank. sequences_per_rank = micro_batch * micro_batches.
-std::vector<LaneSegment> SegmentsOfMicroBatch(int index, int micro_batch,
-                                              int64_t sequences_per_rank, int lanes_per_rank);
+using LaneSegments = absl::InlinedVector<LaneSegment, 8>;  // there are at most 8 lanes
+LaneSegments SegmentsOfMicroBatch(int index, int micro_batch, int64_t sequences_per_rank,
+                                  int lanes_per_rank);
 
 }  // namespace tercio::plan

@@ -11,6 +11,7 @@
 #include "kernels/ops.h"
 #include "plan/buckets.h"
 #include "plan/fp8.h"
+#include "plan/gpu_figures.h"
 #include "plan/lanes.h"
 #include "plan/model_tensors.h"
 #include "plan/model_traits.h"
@@ -43,13 +44,17 @@ class Cutter {
  public:
   int64_t Take(int64_t bytes) {
     const int64_t at = next_;
+    if (bytes > 0) end_ = at + bytes;
     next_ += RoundUp(bytes, kAlignment);
     return at;
   }
   int64_t total() const { return next_; }
+  // Where the last piece ends.
+  int64_t end() const { return end_; }
 
  private:
   int64_t next_ = 0;
+  int64_t end_ = 0;
 };
 
 class TableBuilder {
@@ -88,25 +93,35 @@ class TableBuilder {
   v1::MemoryTable table_;
 };
 
+// Of the first tensor rank's part of a tensor, which has the most: without rows that pad the
+// vocabulary, for those are in no checkpoint.
+int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
+                        const LogicalTensor& tensor) {
+  const TensorShard shard = ShardOfRank(
+      tensor, layout.tensor(), 0, PaddedVocabulary(job.model().vocab_size(), layout.tensor()));
+  return (shard.row_end - shard.row_begin) * shard.local_columns;
+}
+
 // All that a rank needs to go on: weights and both moments of its tensors. A tied head beside its
 // lookup shares the lookup's.
-int64_t CopyElements(const StageTensors& stage, int pipeline) {
+int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
   int64_t elements = 0;
   for (const StageTensor& entry : stage.tensors) {
-    const bool shared = entry.role == TensorRole::kHead && pipeline == 1;
-    if (!shared) elements += 3 * entry.elements;
+    const bool shared = entry.role == TensorRole::kHead && layout.pipeline() == 1;
+    if (!shared) elements += 3 * LogicalElements(job, layout, entry.tensor);
   }
   return elements;
 }
 
 // The most that any data rank saves: weights and both moments of its tensors.
-int64_t SavedElements(const StageTensors& stage, int data) {
+int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
+  const int data = layout.data();
   std::vector<int64_t> elements(static_cast<size_t>(data));
   for (const StageTensor& entry : stage.tensors) {
     if (entry.role == TensorRole::kHead) continue;
     for (int index = 0; index < data; ++index) {
       if (!SavesTensor(entry.tensor.index, index, data)) continue;
-      elements[static_cast<size_t>(index)] += 3 * entry.elements;
+      elements[static_cast<size_t>(index)] += 3 * LogicalElements(job, layout, entry.tensor);
     }
   }
   return *std::max_element(elements.begin(), elements.end());
@@ -119,8 +134,8 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
   if (HasFp8(job)) guard += kFp8StateOfLayer * job.model().layers() / layout.pipeline();
-  return guard + (copies ? CopyElements(stage_tensors, layout.pipeline())
-                         : SavedElements(stage_tensors, layout.data()));
+  return guard + (copies ? CopyElements(job, layout, stage_tensors)
+                         : SavedElements(job, layout, stage_tensors));
 }
 
 // Of cuDNN's attention, where it takes the model's calls (CudnnTakes).
@@ -164,7 +179,8 @@ void AddWorkspace(const v1::JobSpec& job, const StageShape& shape, const StageTe
     table->Values(name, v1::BUFFER_KIND_WORKSPACE, shape.precision, count);
   };
   add("workspace.branch", shape.rows * shape.hidden);
-  add("workspace.branch_gradient", shape.local_rows * shape.hidden);
+  // Without dropout a branch's gradient is that of its sum.
+  add("workspace.branch_gradient", job.model().dropout() > 0 ? shape.local_rows * shape.hidden : 0);
   add("workspace.gathered", shape.sequence_parallel ? shape.rows * shape.hidden : 0);
   add("workspace.local_sum", shape.sequence_parallel ? shape.local_rows * shape.hidden : 0);
   add("workspace.norm_gradient", shape.rows * shape.hidden);
@@ -290,6 +306,22 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
                  static_cast<int64_t>(sizeof(double)));
 }
 
+// The embedding reads inputs, and types; a head what it predicts; a bert's attention lengths.
+void AddTokens(const StageShape& shape, TableBuilder* table) {
+  const auto add = [&](const char* name, bool needed, int64_t of_sequence) {
+    const int64_t bytes =
+        shape.sequences_per_rank * of_sequence * static_cast<int64_t>(sizeof(int32_t));
+    table->Add(name, v1::BUFFER_KIND_WORKSPACE, needed ? bytes : 0);
+  };
+  const bool encoder = !shape.causal;
+  add("tokens.inputs", shape.first, shape.tokens);
+  add("tokens.targets", shape.last && (shape.causal || shape.masked_head), shape.tokens);
+  add("tokens.types", shape.first && encoder, shape.tokens);
+  add("tokens.predicted", shape.last && shape.masked_head, shape.tokens);
+  add("tokens.lengths", encoder, 1);
+  add("tokens.labels", shape.last && shape.classes > 0, 1);
+}
+
 const char* KindName(v1::BufferKind kind) {
   switch (kind) {
     case v1::BUFFER_KIND_PARAMETER:
@@ -393,7 +425,7 @@ LayerActivations ActivationsOfLayer(const StageShape& shape) {
   at.up = take(full, shape.rows * shape.up * value);
   at.gelu = take(cheap, shape.rows * shape.ffn * value);
   at.total = own.total();
-  at.shared_total = shared.total();
+  at.shared_total = shared.end();
   return at;
 }
 
@@ -412,7 +444,7 @@ SlotActivations ActivationsOfSlot(const StageShape& shape) {
   at.embedding_sum = cut.Take(embedding_rows * shape.hidden * value);
   at.embedding_mean = cut.Take(embedding_rows * kFloat);
   at.embedding_rstd = cut.Take(embedding_rows * kFloat);
-  at.total = cut.total();
+  at.total = cut.end();
   return at;
 }
 
@@ -460,15 +492,7 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
   AddFp8(layout, shape, &table);
   AddHead(shape, layout.tensor(), &table);
   AddCommunication(job, layout, shape, stage, &table);
-  const int64_t token_bytes =
-      shape.sequences_per_rank * shape.tokens * static_cast<int64_t>(sizeof(int32_t));
-  table.Add("tokens.inputs", v1::BUFFER_KIND_WORKSPACE, token_bytes);
-  table.Add("tokens.targets", v1::BUFFER_KIND_WORKSPACE, token_bytes);
-  const int64_t encoder_bytes = shape.causal ? 0 : token_bytes;
-  table.Add("tokens.types", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
-  table.Add("tokens.predicted", v1::BUFFER_KIND_WORKSPACE, encoder_bytes);
-  table.Add("tokens.lengths", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
-  table.Add("tokens.labels", v1::BUFFER_KIND_WORKSPACE, encoder_bytes / shape.tokens);
+  AddTokens(shape, &table);
   const int64_t snapshot = SnapshotElements(job, layout, tensors, stage) * kFloat;
   if (OnGpu(job)) {
     table.AddOnHost("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
@@ -476,6 +500,15 @@ v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, 
     table.Add("snapshot", v1::BUFFER_KIND_SNAPSHOT, snapshot);
   }
   return table.Finish();
+}
+
+int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage) {
+  if (OnGpu(job)) return kGpuReserveBytes;
+  int64_t largest = 0;
+  for (const StageTensor& entry : TensorsOfStage(job.model(), layout, stage).tensors) {
+    largest = std::max(largest, entry.elements);
+  }
+  return kHostReserveBytes + largest * kFloat;
 }
 
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name) {

@@ -103,6 +103,12 @@ bool SavesTensor(int tensor_index_in_model, int data_index, int data);
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads);
 
+// The most memory that a rank is to take beside its arena, which is measured and not cut: on the
+// CPU kHostReserveBytes, and one tensor of the stage, which is whole on the host while it is
+// initialised or loaded; on a GPU what plans leave free (kGpuReserveBytes).
+inline constexpr int64_t kHostReserveBytes = int64_t{256} << 20;
+int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage);
+
 // The buffer of that name. REQUIRES: it exists.
 const v1::Buffer& FindBuffer(const v1::MemoryTable& table, const std::string& name);
 

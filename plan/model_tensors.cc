@@ -160,11 +160,7 @@ class StageBuilder {
     stage_.tensors.push_back(entry);
   }
 
-  StageTensors Finish() {
-    stage_.gradient_elements = RoundUp16(stage_.gradient_elements);
-    stage_.parameter_elements = RoundUp16(stage_.parameter_elements);
-    return std::move(stage_);
-  }
+  StageTensors Finish() { return std::move(stage_); }
 
  private:
   bool gated_;

@@ -156,7 +156,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_phase_seconds_total", kAgent, kCounter, "seconds", "job_id job_name phase rank", "Where the time of the rank's training loop has gone; the phases sum to the time since its first step. By the host's clock: a GPU works later than it is asked, and what the host waits for it is in other."},
     {"tercio_rank_cpu_seconds_total", kAgent, kCounter, "seconds", kRank, "Processor time of the rank's process."},
     {"tercio_log_lines_lost_total", kAgent, kCounter, "lines", kRank, "Log lines of the rank that were not written: the disk did not take them, or there were too many."},
-    {"tercio_memory_bytes", kAgent, kGauge, "bytes", "job_id job_name kind rank", "Memory of the rank: planned, used and peak of its device's arena; resident of its process."},
+    {"tercio_memory_bytes", kAgent, kGauge, "bytes", "job_id job_name kind rank", "Memory of the rank. planned: of its device's arena, by the plan. Measured: used, of the arena (CPU: resident pages; GPU: what its allocation took of the free memory); peak, the most of arena and memory beside it that was seen; resident, of its process."},
     {"tercio_load_seconds", kAgent, kGauge, "seconds", "job_id job_name rank source", "How long the rank took to load the state it has started from: a copy of a snapshot (memory), or a checkpoint or weights (disk)."},
     {"tercio_checkpoint_sent_bytes_total", kAgent, kCounter, "bytes", kRank, "Bytes of checkpoints that the rank has sent."},
     {"tercio_checkpoint_send_seconds", kAgent, kGauge, "seconds", kRank, "Duration of the rank's last checkpoint stream."},

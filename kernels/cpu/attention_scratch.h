@@ -20,8 +20,8 @@ struct AttentionPieces {
   float* scores;     // kQueryBlock x T
   float* gradients;  // kQueryBlock x T
   float* rows;       // k packed T x D
-  float* block;      // a block of q or dout packed, kQueryBlock x D
   float* drop;       // T
+  float* block;      // a block of q or dout packed: its queries x D
   int64_t stride;    // of scores
 };
 
@@ -42,8 +42,8 @@ inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, Attenti
   pieces->scores = take(kQueryBlock * stride);
   pieces->gradients = take(kQueryBlock * stride);
   pieces->rows = take(packed);
-  pieces->block = take(kQueryBlock * RoundUp(head_dim, kWidestPanel));
   pieces->drop = take(stride);
+  pieces->block = take(std::min(kQueryBlock, tokens) * RoundUp(head_dim, kWidestPanel));
   return at - base;
 }
 

@@ -1,7 +1,7 @@
 // AdamW, and the sums around it.
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <vector>
 
 #include "kernels/cpu/parts.h"
 
@@ -102,12 +102,16 @@ void AddCpu(float* a, const float* b, int64_t count, ThreadPool& pool) {
 }
 
 double SumOfSquaresCpu(const float* a, int64_t count, ThreadPool& pool) {
-  std::vector<double> sums(static_cast<size_t>((count + kBlock - 1) / kBlock));
-  OverBlocks(count, pool, [&](int64_t block, int64_t begin, int64_t end) {
-    sums[static_cast<size_t>(block)] = SumOfSquaresOfBlock(a + begin, end - begin);
-  });
+  std::array<double, 512> parts{};  // of as many blocks at once
+  constexpr int64_t kRun = static_cast<int64_t>(parts.size()) * kBlock;
   double sum = 0;
-  for (const double part : sums) sum += part;
+  for (int64_t first = 0; first < count; first += kRun) {
+    const int64_t run = std::min(kRun, count - first);
+    OverBlocks(run, pool, [&](int64_t block, int64_t begin, int64_t end) {
+      parts[static_cast<size_t>(block)] = SumOfSquaresOfBlock(a + first + begin, end - begin);
+    });
+    for (int64_t block = 0; block * kBlock < run; ++block) sum += parts[static_cast<size_t>(block)];
+  }
   return sum;
 }
 

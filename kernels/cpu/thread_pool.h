@@ -8,11 +8,26 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
 #include <thread>
 #include <vector>
 
 namespace tercio::kernels {
+
+// What a loop does for an index: a reference to a function object that outlives the loop, so that
+// no operation allocates memory.
+class LoopBody {
+ public:
+  template <typename Function>
+  LoopBody(const Function& function)  // NOLINT(google-explicit-constructor)
+      : function_(&function), call_([](const void* object, int64_t index, int thread) {
+          (*static_cast<const Function*>(object))(index, thread);
+        }) {}
+  void operator()(int64_t index, int thread) const { call_(function_, index, thread); }
+
+ private:
+  const void* function_;
+  void (*call_)(const void* object, int64_t index, int thread);
+};
 
 class ThreadPool {
  public:
@@ -26,7 +41,7 @@ class ThreadPool {
 
   // body(index, thread) for every index in [0, count), in any order, and returns when all are done.
   // thread is in [0, threads()) and never runs two bodies at once.
-  using Body = std::function<void(int64_t index, int thread)>;
+  using Body = LoopBody;
   void ParallelFor(int64_t count, const Body& body);
 
  private:

@@ -20,6 +20,40 @@ TEST_F(CudaParity, ModelsOnOneDevice) {
   }
 }
 
+// As tests/parity/memory_test.cc on the CPU. What libraries may use is a budget, not a buffer.
+TEST_F(CudaParity, AllOfTheMemoryPlanIsUsed) {
+  v1::JobSpec small = WithoutDropout(SmallLlama());
+  for (const v1::JobSpec& spec :
+       {With(In(SmallJob(), {1, 1, 1}), "fp32"), With(In(small, {1, 2, 1}), "bf16"),
+        With(In(SmallJob(), {2, 1, 1}), "bf16")}) {
+    SCOPED_TRACE(spec.ShortDebugString());
+    RunOptions options;
+    const RunResult plain = OnGpus(spec, options);
+    options.fill_pattern = true;
+    const RunResult filled = OnGpus(spec, options);
+    ExpectSameBits(filled, plain);
+    for (auto [rank, buffers] : filled.memory) {
+      std::erase_if(buffers, [](const BufferUse& use) { return use.name == "workspace.device"; });
+      EXPECT_EQ(UnusedText(buffers), "") << "rank " << rank;
+    }
+  }
+}
+
+// No memory of the device is allocated, nor given back, once steps run.
+TEST_F(CudaParity, AStepTakesNoMemoryOfTheDevice) {
+  const v1::JobSpec spec = With(In(WithoutDropout(SmallLlama()), {1, 1, 1}), "bf16");
+  const auto device = CreateCudaDevice(0);
+  ASSERT_TRUE(device.ok()) << device.status();
+  std::vector<int64_t> in_use;
+  RunOptions options;
+  options.steps = 6;
+  options.after_step = [&](int, int64_t) { in_use.push_back((*device)->BytesInUse().value()); };
+  OnGpus(spec, options);
+  ASSERT_EQ(in_use.size(), 6u);
+  EXPECT_GT(in_use.front(), 0);
+  for (const int64_t bytes : in_use) EXPECT_EQ(bytes, in_use.front());
+}
+
 TEST_F(CudaParity, PrecisionsOfSixteenBits) {
   for (const char* precision : {"bf16", "fp16"}) {
     SCOPED_TRACE(precision);

@@ -140,8 +140,8 @@ absl::Status RunRank(int rank, Shared& shared) {
                                 : static_cast<SampleSource&>(plain);
   SampleSource& source = shared.options.source == nullptr ? synthetic : *shared.options.source;
   TERCIO_ASSIGN_OR_RETURN(auto engine, TrainingEngine::Create(shared.spec, plan, *equipment.device,
-                                                              equipment.communicators, source));
-  TERCIO_CHECK_EQ(engine->planned_bytes(), engine->peak_bytes());
+                                                              equipment.communicators, source,
+                                                              {shared.options.fill_pattern}));
   if (shared.options.state != nullptr) {
     TERCIO_RETURN_IF_ERROR(LoadState(*shared.options.state, *engine));
   }
@@ -149,20 +149,29 @@ absl::Status RunRank(int rank, Shared& shared) {
     TERCIO_RETURN_IF_ERROR(LoadCopies(shared.options.copies->at(rank), *engine));
   }
   std::vector<StepResult> steps;
+  steps.reserve(static_cast<size_t>(shared.options.steps));  // tests count a step's allocations
+  const bool flips = rank == shared.options.flip_bit_rank ||
+                     (shared.options.flip_bit_in_all_groups && plan.placement().data_index() == 0);
   for (int64_t i = 0; i < shared.options.steps; ++i) {
-    if (rank == shared.options.flip_bit_rank && i + 1 == shared.options.steps) engine->FlipBit();
+    if (flips && i + 1 == shared.options.steps) engine->FlipBit();
     TERCIO_ASSIGN_OR_RETURN(const StepResult step,
                             engine->Step(shared.options.first_step + i, rank == 0 ? 5.0 : 0.0));
     TERCIO_CHECK_EQ(step.signal, 5.0);
     steps.push_back(step);
+    if (shared.options.after_step) shared.options.after_step(rank, shared.options.first_step + i);
   }
   TERCIO_ASSIGN_OR_RETURN(const ReplicaVerdict replicas, engine->CheckReplicas());
-  TERCIO_CHECK_EQ(replicas.equal, shared.options.flip_bit_rank < 0);
+  TERCIO_CHECK_EQ(replicas.equal,
+                  shared.options.flip_bit_rank < 0 && !shared.options.flip_bit_in_all_groups);
   double validation_loss = 0;
   if (shared.options.evaluate) {
     TERCIO_ASSIGN_OR_RETURN(validation_loss, engine->Evaluate());
   }
   TERCIO_ASSIGN_OR_RETURN(const StateSnapshot snapshot, engine->Snapshot());
+  std::vector<BufferUse> memory;
+  if (shared.options.fill_pattern) {
+    TERCIO_ASSIGN_OR_RETURN(memory, engine->HighWaterMarks());
+  }
   std::lock_guard<std::mutex> lock(shared.mutex);
   SaveState(*engine, snapshot, &shared.result.state);
   for (const absl::Span<const float> values : snapshot.needed) {
@@ -170,6 +179,8 @@ absl::Status RunRank(int rank, Shared& shared) {
   }
   TERCIO_CHECK(shared.result.replicas.equal || shared.result.replicas.text == replicas.text);
   shared.result.replicas = replicas;
+  shared.result.memory[rank] = std::move(memory);
+  shared.result.stages[rank] = plan.placement().pipeline_index();
   if (rank == 0) {
     shared.result.steps = steps;
     shared.result.validation_loss = validation_loss;
@@ -278,8 +289,9 @@ absl::StatusOr<RunResult> TrainWithThreads(const v1::JobSpec& spec, const RunOpt
   const int world = layout.tensor() * layout.pipeline() * layout.data();
   std::vector<plan::DeviceSlot> slots;
   for (int rank = 0; rank < world; ++rank) slots.push_back({"here", rank});
-  TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
+  TERCIO_ASSIGN_OR_RETURN(v1::Plan plan,
                           plan::BuildPlan(spec, layout, slots, options.threads_per_rank));
+  if (options.change_plan) options.change_plan(plan);
   Groups groups(plan);
   Shared shared{spec, options, plan, groups, {}, {}, {}};
   std::vector<std::thread> threads;

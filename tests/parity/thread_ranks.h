@@ -47,8 +47,17 @@ struct RunOptions {
   // Where the tokens come from; null: SyntheticSource. Ranks share it: ReadTraining must be safe
   // to call from several threads.
   SampleSource* source = nullptr;
-  // A bit of this rank's weights turns over before the last step.
+  // A bit of this rank's weights turns over before the last step, or, with flip_bit_in_all_groups,
+  // one of the first rank of each group of replicas.
   int flip_bit_rank = -1;
+  bool flip_bit_in_all_groups = false;
+  // The arenas begin with the pattern of worker/engine/memory_use.h, and RunResult::memory is
+  // known.
+  bool fill_pattern = false;
+  // Changes the plan of the job before ranks get theirs; null: it stays as it is.
+  std::function<void(v1::Plan&)> change_plan;
+  // Called by each rank after each of its steps, with the number of it; may be null.
+  std::function<void(int rank, int64_t step)> after_step;
 };
 
 struct RunResult {
@@ -58,6 +67,9 @@ struct RunResult {
   // Every logical tensor and its moments, whole, by the names of checkpoints.
   std::map<std::string, std::vector<float>> state;
   RankCopies copies;  // of jobs that keep copies of snapshots
+  // What each rank has used of its memory, by rank.
+  std::map<int, std::vector<BufferUse>> memory;
+  std::map<int, int> stages;  // the pipeline stage of each rank
 };
 
 // A small model and batch; tests change what they are about.

@@ -102,6 +102,7 @@ class RealCommunicator : public Communicator {
 
   void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
                  int64_t count) override {
+    if (size() == 1) return stream.ops().Copy(out, in, count);
     stream.RunOnHost([=, this, &stream] {
       stream.ops().Copy(out + rank() * count, in, count);
       Begin(Operation::kAllGather, DataType::kFloat32, count);

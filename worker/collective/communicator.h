@@ -50,7 +50,8 @@ class Communicator {
                                 int64_t count, float* scratch) = 0;
   // For vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
-  // out: size() blocks of `count`, in rank order; the own block is in[0, count).
+  // out: size() blocks of `count`, in rank order; the own block is in[0, count). Of one rank it is
+  // an operation of the stream, so for the CPU: of a compute stream.
   virtual void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
                          int64_t count) = 0;
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;

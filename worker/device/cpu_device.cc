@@ -1,8 +1,14 @@
 #include "worker/device/cpu_device.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <cerrno>
 #include <condition_variable>
+#include <cstdio>
 #include <cstring>
 #include <deque>
 #include <mutex>
@@ -26,11 +32,49 @@ class CpuMemory : public DeviceMemory {
   }
   std::byte* data() override { return static_cast<std::byte*>(data_); }
   int64_t size_bytes() const override { return size_; }
+  std::optional<int64_t> ResidentBytes(int64_t begin, int64_t bytes) const override;
 
  private:
   void* data_;
   int64_t size_;
 };
+
+// The block begins with a page.
+std::optional<int64_t> CpuMemory::ResidentBytes(int64_t begin, int64_t bytes) const {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  std::array<unsigned char, 4096> resident{};  // of as many pages
+  const int64_t end = begin + bytes;
+  int64_t sum = 0;
+  for (int64_t at = begin / page * page; at < end;) {
+    const auto pages = std::min<int64_t>(resident.size(), (end - at + page - 1) / page);
+    if (mincore(static_cast<std::byte*>(data_) + at, static_cast<size_t>(pages * page),
+                resident.data()) != 0) {
+      return std::nullopt;
+    }
+    for (int64_t i = 0; i < pages; ++i, at += page) {
+      if ((resident[static_cast<size_t>(i)] & 1) == 0) continue;
+      sum += std::min(end, at + page) - std::max(begin, at);
+    }
+  }
+  return sum;
+}
+
+// No heap: what is measured must not grow by the measurement.
+absl::StatusOr<int64_t> ProcessBytesInUse() {
+  std::array<char, 256> text{};
+  const int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+  const ssize_t count = file < 0 ? -1 : read(file, text.data(), text.size() - 1);
+  const int error = errno;
+  if (file >= 0) close(file);
+  long long size = 0;
+  long long resident = 0;
+  long long shared = 0;
+  if (count <= 0 || std::sscanf(text.data(), "%lld %lld %lld", &size, &resident, &shared) != 3) {
+    return absl::UnavailableError(absl::StrCat("cannot read /proc/self/statm: ",
+                                               count < 0 ? std::strerror(error) : "no numbers"));
+  }
+  return (resident - shared) * sysconf(_SC_PAGESIZE);
+}
 
 class CpuEvent : public Event {
  public:
@@ -227,6 +271,8 @@ class CpuDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t bytes) override {
     return Allocate(bytes);
   }
+
+  absl::StatusOr<int64_t> BytesInUse() override { return ProcessBytesInUse(); }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind, Workspace) override {
     if (kind == StreamKind::kCompute) {

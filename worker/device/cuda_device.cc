@@ -62,6 +62,7 @@ class CudaMemory : public DeviceMemory {
   ~CudaMemory() override { cudaFree(data_); }
   std::byte* data() override { return data_; }
   int64_t size_bytes() const override { return size_; }
+  std::optional<int64_t> ResidentBytes(int64_t, int64_t) const override { return std::nullopt; }
 
  private:
   std::byte* data_;
@@ -80,6 +81,7 @@ class PinnedMemory : public DeviceMemory {
   }
   std::byte* data() override { return data_; }
   int64_t size_bytes() const override { return size_; }
+  std::optional<int64_t> ResidentBytes(int64_t, int64_t) const override { return std::nullopt; }
 
  private:
   std::byte* data_;
@@ -386,6 +388,15 @@ class CudaDevice : public Device {
     std::memset(data, 0, static_cast<size_t>(bytes));
     return std::unique_ptr<DeviceMemory>(
         new PinnedMemory(static_cast<std::byte*>(data), bytes, ranges_));
+  }
+
+  absl::StatusOr<int64_t> BytesInUse() override {
+    TERCIO_RETURN_IF_ERROR(Bind());
+    size_t free = 0;
+    size_t total = 0;
+    TERCIO_RETURN_IF_ERROR(
+        CudaStatus(cudaMemGetInfo(&free, &total), "asking how much memory is in use"));
+    return static_cast<int64_t>(total - free);
   }
 
   absl::StatusOr<std::unique_ptr<Stream>> CreateStream(StreamKind kind,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -25,6 +26,11 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   virtual std::byte* data() = 0;
   virtual int64_t size_bytes() const = 0;
+
+  // Bytes of [begin, begin + bytes) that have been given memory: on the CPU those on pages that are
+  // resident, as the kernel counts them. None where the device gives a block all of its memory when
+  // it is made.
+  virtual std::optional<int64_t> ResidentBytes(int64_t begin, int64_t bytes) const = 0;
 };
 
 class Event;
@@ -95,6 +101,11 @@ class Device {
 
   // Memory of the host that copies from and to the device are fastest with; zero-filled.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t bytes) = 0;
+
+  // Measured: bytes of the device's memory in use now. On the CPU those of this process, without
+  // pages of files (proc(5): resident - shared of statm); on a GPU those of all processes
+  // (cudaMemGetInfo: total - free), for the driver tells them apart only to who may see the others.
+  virtual absl::StatusOr<int64_t> BytesInUse() = 0;
 
   // kCompute runs operations as fast as the device can; on the CPU it runs in the calling thread.
   // kCommunication overlaps with it; on the CPU it has a thread of its own.

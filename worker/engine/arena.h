@@ -1,34 +1,29 @@
 // A rank's memory, cut by the plan's memory table: one allocation of the device, and one of the
-// host where that is something else.
+// host where that is something else. Says how much of it is really in use.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "plan/memory_map.h"
 #include "plan/precision.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/device/device.h"
+#include "worker/engine/memory_use.h"
 
 namespace tercio {
 
 class Arena {
  public:
-  static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, Device& device) {
-    auto memory = device.Allocate(table.total_bytes());
-    if (!memory.ok()) return memory.status();
-    auto host = device.AllocateHost(table.host_bytes());
-    if (!host.ok()) return host.status();
-    return Arena(table, *std::move(memory), *std::move(host));
-  }
+  static absl::StatusOr<Arena> Allocate(const v1::MemoryTable& table, Device& device);
 
   // REQUIRES: the table has a buffer of that name.
   template <typename T>
   T* Get(const std::string& name) {
-    const v1::Buffer& buffer = plan::FindBuffer(table_, name);
-    DeviceMemory& memory = buffer.on_host() ? *host_ : *memory_;
-    return reinterpret_cast<T*>(memory.data() + buffer.offset_bytes());
+    return reinterpret_cast<T*>(BeginOf(plan::FindBuffer(table_, name)));
   }
   float* Floats(const std::string& name) { return Get<float>(name); }
   kernels::Values ValuesOf(const std::string& name, const plan::Precision& precision) {
@@ -38,16 +33,34 @@ class Arena {
     return plan::FindBuffer(table_, name).size_bytes();
   }
 
-  int64_t total_bytes() const { return memory_->size_bytes(); }
+  // Measured: bytes of the device's allocation in use. On the CPU those on resident pages, so what
+  // was never touched is not in it, to the page (with large pages, to two MiB); on a GPU what the
+  // allocation has taken from the memory that was free (cudaMemGetInfo), within the driver's unit
+  // of allocation, and together with what other processes took in that moment.
+  int64_t UsedBytes() const;
+
+  // Before the first use: from now on HighWaterMarks tells what was written. The moments of the
+  // optimizer, of which the engine expects that they begin as zero, begin as -0.
+  absl::Status FillWithPattern(Device& device);
+  // The use of each buffer that is not empty. Copies the arena to the host: for tests and trials.
+  // REQUIRES: it was filled with the pattern.
+  absl::StatusOr<std::vector<BufferUse>> HighWaterMarks(Stream& stream);
 
  private:
   Arena(const v1::MemoryTable& table, std::unique_ptr<DeviceMemory> memory,
-        std::unique_ptr<DeviceMemory> host)
-      : table_(table), memory_(std::move(memory)), host_(std::move(host)) {}
+        std::unique_ptr<DeviceMemory> host, int64_t taken)
+      : table_(table), memory_(std::move(memory)), host_(std::move(host)), taken_(taken) {}
+
+  std::byte* BeginOf(const v1::Buffer& buffer) {
+    return (buffer.on_host() ? *host_ : *memory_).data() + buffer.offset_bytes();
+  }
+  absl::StatusOr<BufferUse> UseOf(const v1::Buffer& buffer, Stream& stream);
 
   v1::MemoryTable table_;
   std::unique_ptr<DeviceMemory> memory_;
   std::unique_ptr<DeviceMemory> host_;
+  int64_t taken_;  // of the device's memory by the allocation
+  bool filled_ = false;
 };
 
 }  // namespace tercio

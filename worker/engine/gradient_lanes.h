@@ -3,11 +3,11 @@
 // to know of lanes.
 #pragma once
 
-#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "kernels/ops.h"
 #include "plan/lanes.h"
 #include "worker/engine/arena.h"
@@ -36,12 +36,13 @@ class GradientLanes {
 
   // write(segment, gradients, accumulate): adds the segment's part to `gradients`, or, where
   // accumulate is false, overwrites it.
-  using Write = std::function<void(const plan::LaneSegment&, float* gradients, bool accumulate)>;
+  using Write =
+      absl::FunctionRef<void(const plan::LaneSegment&, float* gradients, bool accumulate)>;
 
   // Calls `write` for the segments of a micro-batch in order. `tensors` are all that it writes;
   // each is merged when its lane is complete.
   void Assign(int micro_batch, std::initializer_list<WeightRef> tensors, kernels::Ops& ops,
-              const Write& write) {
+              Write write) {
     for (const plan::LaneSegment& segment : plan::SegmentsOfMicroBatch(
              micro_batch, micro_batch_, sequences_per_rank_, lanes_per_rank_)) {
       const int top = plan::AccumulationBuffer(segment.lane);
@@ -60,7 +61,7 @@ class GradientLanes {
 
   // As Assign, for operations that can only add: the tensors are zeroed where a lane starts.
   void Accumulate(int micro_batch, std::initializer_list<WeightRef> tensors, kernels::Ops& ops,
-                  const std::function<void(const plan::LaneSegment&, float* gradients)>& write) {
+                  absl::FunctionRef<void(const plan::LaneSegment&, float* gradients)> write) {
     Assign(micro_batch, tensors, ops,
            [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
              for (const WeightRef& tensor : tensors) {

@@ -110,7 +110,7 @@ class Shapes {
     return plan::PiecesOfRows(shape_.rows, summed ? shape_.tensor_overlap : 1);
   }
 
-  // In chunks of rows, as StageModel::ChunksOf cuts them; evaluation cuts whole micro-batches.
+  // In chunks of rows, as StageModel::ForChunks cuts them; evaluation cuts whole micro-batches.
   void Head() {
     const int64_t evaluated = shape_.tokens > shape_.chunk_rows ? shape_.tokens : shape_.rows;
     for (int64_t at = 0; at < evaluated; at += shape_.chunk_rows) {

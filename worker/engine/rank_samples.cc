@@ -2,12 +2,17 @@
 
 #include <algorithm>
 
+#include "common/check.h"
+
 namespace tercio {
 
 RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(shape) {
   const auto sequences = static_cast<size_t>(shape.sequences_per_rank);
   const auto tokens = sequences * static_cast<size_t>(shape.tokens);
   const auto make = [&](const char* name, size_t count, Buffer* buffer) {
+    const auto planned = static_cast<size_t>(arena.Bytes(name));
+    if (planned == 0) return;  // this stage needs none
+    TERCIO_CHECK_EQ(planned, count * sizeof(int32_t));
     buffer->host.resize(count);
     buffer->device = arena.Get<int32_t>(name);
   };
@@ -23,24 +28,26 @@ RankSamples::RankSamples(const plan::StageShape& shape, Arena& arena) : shape_(s
 
 void RankSamples::Store(int64_t sequence, const Sample& sample) {
   const int64_t first = sequence * shape_.tokens;
-  std::copy(sample.inputs.begin(), sample.inputs.end(), inputs_.host.begin() + first);
-  if (shape_.causal) {
-    std::copy(sample.targets.begin(), sample.targets.end(), targets_.host.begin() + first);
-    return;
-  }
+  const auto store = [&](const std::vector<int32_t>& values, Buffer& buffer) {
+    if (buffer.host.empty()) return;
+    std::copy(values.begin(), values.end(), buffer.host.begin() + first);
+  };
+  store(sample.inputs, inputs_);
+  if (shape_.causal) return store(sample.targets, targets_);
   const auto at = static_cast<size_t>(sequence);
   const int64_t first_row = sequence % shape_.sequences * shape_.tokens;
   int64_t count = 0;
   for (size_t i = 0; i < sample.targets.size(); ++i) {
     if (sample.targets[i] == kNoTarget) continue;
     const auto place = static_cast<size_t>(first + count++);
+    if (targets_.host.empty()) continue;
     targets_.host[place] = sample.targets[i];
     predicted_.host[place] = static_cast<int32_t>(first_row + static_cast<int64_t>(i));
   }
   predicted_counts_[at] = static_cast<int32_t>(count);
-  std::copy(sample.types.begin(), sample.types.end(), types_.host.begin() + first);
+  store(sample.types, types_);
   lengths_.host[at] = sample.length;
-  labels_.host[at] = sample.label;
+  if (!labels_.host.empty()) labels_.host[at] = sample.label;
 }
 
 void RankSamples::Copy(Stream& stream) const {
@@ -53,14 +60,17 @@ void RankSamples::Copy(Stream& stream) const {
 
 void RankSamples::Point(MicroBatch* batch) const {
   const int64_t row = batch->index * shape_.rows;
-  batch->inputs = inputs_.device + row;
-  batch->targets = targets_.device + row;
+  const auto at = [](const Buffer& buffer, int64_t offset) -> const int32_t* {
+    return buffer.host.empty() ? nullptr : buffer.device + offset;
+  };
+  batch->inputs = at(inputs_, row);
+  batch->targets = at(targets_, row);
   if (shape_.causal) return;
   const int64_t sequence = batch->index * shape_.sequences;
-  batch->types = types_.device + row;
-  batch->predicted = predicted_.device + row;
-  batch->lengths = lengths_.device + sequence;
-  batch->labels = labels_.device + sequence;
+  batch->types = at(types_, row);
+  batch->predicted = at(predicted_, row);
+  batch->lengths = at(lengths_, sequence);
+  batch->labels = at(labels_, sequence);
   batch->predicted_counts = predicted_counts_.data() + sequence;
 }
 

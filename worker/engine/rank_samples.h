@@ -25,7 +25,8 @@ class RankSamples {
   // All of them, to the device.
   void Copy(Stream& stream) const;
 
-  // Where the micro-batch's sequences lie on the device. Counts of predictions are on the host.
+  // Where the micro-batch's sequences lie on the device; null what this stage needs none of. Counts
+  // of predictions are on the host.
   void Point(MicroBatch* batch) const;
 
   // Predicted tokens of each sequence; empty where every token is predicted.

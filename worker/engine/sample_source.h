@@ -25,6 +25,7 @@ struct Sample {
   std::vector<int32_t> types;    // bert: the segment that a token belongs to
   int32_t length;                // positions from here on are padding, which no token attends to
   int32_t label = kNoTarget;     // of the whole sequence: its class, or 1 for swapped segments
+  std::vector<int32_t> ids;      // for sources to work in; no field of the sample
 };
 
 // Implementations decide the order of samples (worker/data/sample_order.h).
@@ -45,20 +46,20 @@ class CausalSource : public SampleSource {
   virtual void ReadValidation(int64_t index, int32_t* out) = 0;
 
   void TrainingSample(int64_t step, int64_t sequence, Sample* out) final {
-    std::vector<int32_t> ids(out->inputs.size() + 1);
-    ReadTraining(step, sequence, ids.data());
-    Split(ids, out);
+    out->ids.resize(out->inputs.size() + 1);
+    ReadTraining(step, sequence, out->ids.data());
+    Split(out);
   }
   void ValidationSample(int64_t index, Sample* out) final {
-    std::vector<int32_t> ids(out->inputs.size() + 1);
-    ReadValidation(index, ids.data());
-    Split(ids, out);
+    out->ids.resize(out->inputs.size() + 1);
+    ReadValidation(index, out->ids.data());
+    Split(out);
   }
 
  private:
-  static void Split(const std::vector<int32_t>& ids, Sample* out) {
-    out->inputs.assign(ids.begin(), ids.end() - 1);
-    out->targets.assign(ids.begin() + 1, ids.end());
+  static void Split(Sample* out) {
+    out->inputs.assign(out->ids.begin(), out->ids.end() - 1);
+    out->targets.assign(out->ids.begin() + 1, out->ids.end());
     out->types.assign(out->inputs.size(), 0);
     out->length = static_cast<int32_t>(out->inputs.size());
     out->label = kNoTarget;

@@ -176,7 +176,7 @@ kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
 
 kernels::Values StageModel::SumProduct(
     kernels::Values partial, int64_t rows,
-    const std::function<void(const plan::RowPiece& piece)>& multiply) {
+    absl::FunctionRef<void(const plan::RowPiece& piece)> multiply) {
   if (!beside_.has_value() || shape_.tensor_overlap == 1) {
     multiply({0, rows});
     return SumRows(partial, rows);
@@ -396,19 +396,17 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
 
 // Whole sequences together where they are short, pieces of one sequence where they are long. The
 // pieces of the sum over rows are the same either way (kernels/ops.h).
-std::vector<StageModel::Chunk> StageModel::ChunksOf(int64_t first_sequence,
-                                                    int64_t sequences) const {
-  std::vector<Chunk> chunks;
+template <typename Body>
+void StageModel::ForChunks(int64_t first_sequence, int64_t sequences, const Body& body) const {
   const int64_t begin = first_sequence * shape_.tokens;
   const int64_t end = begin + sequences * shape_.tokens;
   for (int64_t row = begin; row < end;) {
     const int64_t limit =
         shape_.tokens > shape_.chunk_rows ? (row / shape_.tokens + 1) * shape_.tokens : end;
     const int64_t rows = std::min(shape_.chunk_rows, limit - row);
-    chunks.push_back({row, rows, std::min(rows, shape_.tokens)});
+    body(Chunk{row, rows, std::min(rows, shape_.tokens)});
     row += rows;
   }
-  return chunks;
 }
 
 kernels::ConstValues StageModel::Logits(const MicroBatch& batch, int64_t row, int64_t rows) {
@@ -433,9 +431,8 @@ void StageModel::ForwardChunk(const MicroBatch& batch, const Chunk& chunk, doubl
 void StageModel::Loss(const MicroBatch& batch, const LossSums& losses) {
   const kernels::ConstValues hidden = GatherRows(LastRows(batch.slot));
   if (encoder_head_ != nullptr) return encoder_head_->Loss(batch, hidden, losses);
-  for (const Chunk& chunk : ChunksOf(0, shape_.sequences)) {
-    ForwardChunk(batch, chunk, losses.tokens);
-  }
+  ForChunks(0, shape_.sequences,
+            [&](const Chunk& chunk) { ForwardChunk(batch, chunk, losses.tokens); });
 }
 
 kernels::ConstValues StageModel::ClassLogits(const MicroBatch& batch) {
@@ -462,7 +459,7 @@ void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, dou
   const auto scale = static_cast<float>(loss_weight_ * gradient_scale_);
   lanes.Assign(batch.index, {weights_.output.head}, ops_,
                [&](const plan::LaneSegment& segment, float* gradients, bool accumulate) {
-                 for (const Chunk& chunk : ChunksOf(segment.first_sequence, segment.sequences)) {
+                 ForChunks(segment.first_sequence, segment.sequences, [&](const Chunk& chunk) {
                    ForwardChunk(batch, chunk, losses);
                    ops_.CrossEntropyBackward({logits_, lse_, batch.targets + chunk.row, chunk.rows,
                                               vocabulary_valid_, shape_.vocabulary,
@@ -475,7 +472,7 @@ void StageModel::BackwardHead(const MicroBatch& batch, kernels::Values flow, dou
                    ops_.MatmulBackwardInput({logits_, weights_.output.head.In(parameters_),
                                              norm_gradient_ + chunk.row * shape_.hidden, chunk.rows,
                                              shape_.vocabulary, shape_.hidden});
-                 }
+                 });
                });
   BackwardNorm(batch, weights_.output.final_norm, weights_.output.final_norm_bias,
                SumRows(norm_gradient_, shape_.rows), Output(batch.slot),
@@ -684,7 +681,7 @@ void StageModel::BackwardEmbedding(const MicroBatch& batch, kernels::Values flow
 }
 
 void StageModel::Backward(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
-                          GradientLanes& lanes, const std::function<void(int layer)>& layer_done) {
+                          GradientLanes& lanes, absl::FunctionRef<void(int layer)> layer_done) {
   if (IsLast(batch)) {
     if (encoder_head_ != nullptr) {
       BackwardEncoderHead(batch, flow, losses, lanes);

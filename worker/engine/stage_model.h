@@ -8,11 +8,11 @@
 // (kernels/ops.h).
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "plan/memory_map.h"
 #include "plan/model_traits.h"
 #include "plan/precision.h"
@@ -83,7 +83,7 @@ class StageModel {
   // layer_done(layer) is called when the gradients of a layer are written: `layers of the model`
   // for the head, descending, -1 for the embedding.
   void Backward(const MicroBatch& batch, kernels::Values flow, const LossSums& losses,
-                GradientLanes& lanes, const std::function<void(int layer)>& layer_done);
+                GradientLanes& lanes, absl::FunctionRef<void(int layer)> layer_done);
 
  private:
   struct Chunk {
@@ -152,7 +152,7 @@ class StageModel {
   // What `multiply` writes to rows of `partial`, summed as by SumRows; in pieces, so that one is
   // summed while the next is computed.
   kernels::Values SumProduct(kernels::Values partial, int64_t rows,
-                             const std::function<void(const plan::RowPiece& piece)>& multiply);
+                             absl::FunctionRef<void(const plan::RowPiece& piece)> multiply);
   kernels::ConstValues SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
                                    kernels::ConstValues x, WeightRef weight, int64_t k);
   // All rows, from every tensor rank's part; valid until the next call.
@@ -189,7 +189,9 @@ class StageModel {
   void ForwardUp(const MicroBatch& batch, int layer);
   // Computes again what Forward did not keep of a layer.
   void Restore(const MicroBatch& batch, int layer);
-  std::vector<Chunk> ChunksOf(int64_t first_sequence, int64_t sequences) const;
+  // body(const Chunk&) for the chunks of those sequences, in order.
+  template <typename Body>
+  void ForChunks(int64_t first_sequence, int64_t sequences, const Body& body) const;
   kernels::LabelSmoothing SmoothingOf(const MicroBatch& batch) const {
     return batch.training ? smoothing_ : kernels::LabelSmoothing();
   }

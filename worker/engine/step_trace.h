@@ -3,11 +3,11 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "worker/engine/training_engine.h"
 
 namespace tercio {
@@ -24,7 +24,7 @@ class StepTrace {
   }
 
   // Does `work` and notes how long it took. REQUIRES: it has ended when it returns.
-  void Measure(const char* name, int micro_batch, int chunk, const std::function<void()>& work) {
+  void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
     const double start = on_ ? Now() : 0;
     work();
     if (on_) Add({name, micro_batch, chunk, start, Now() - start, false});

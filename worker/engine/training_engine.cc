@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <numeric>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/check.h"
@@ -101,6 +101,8 @@ class Engine : public TrainingEngine {
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
+    squares_.reserve(tensors_.tensors.size());
+    updates_.reserve(tensors_.tensors.size());
     Initialize();
   }
 
@@ -116,7 +118,10 @@ class Engine : public TrainingEngine {
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return saved_slices_; }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return needed_slices_; }
   int64_t planned_bytes() const override { return plan_.stage().memory().total_bytes(); }
-  int64_t peak_bytes() const override { return arena_.total_bytes(); }
+  int64_t used_bytes() const override { return arena_.UsedBytes(); }
+  absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() override {
+    return arena_.HighWaterMarks(*compute_);
+  }
 
  private:
   int stage() const { return plan_.placement().pipeline_index(); }
@@ -135,7 +140,7 @@ class Engine : public TrainingEngine {
   void Initialize();
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
-  void Measure(const char* name, int micro_batch, int chunk, const std::function<void()>& work);
+  void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
   int LaunchRepeatedActions(int64_t step);
   void Backward(const MicroBatch& batch, int flow_index);
   void SumOverSequenceParts();
@@ -148,7 +153,7 @@ class Engine : public TrainingEngine {
     compute_->SetZero(begin, (end - begin) * static_cast<int64_t>(sizeof(double)));
   }
   absl::Status LearnExchange(int64_t count);
-  void ReadSamples(const std::function<void(int64_t sequence, Sample* out)>& read);
+  void ReadSamples(absl::FunctionRef<void(int64_t sequence, Sample* out)> read);
   absl::Status CountPredictions();
   LossSums LossesAt(const MicroBatch& batch) const;
   absl::Status JudgeStep(int64_t step, StepResult* result);
@@ -201,6 +206,10 @@ class Engine : public TrainingEngine {
   float* tensor_scratch_;
   float* tied_gradient_;
   double signal_ = 0;
+  // Lists of a step, kept so that a step allocates nothing.
+  std::vector<kernels::SumOfSquares> squares_;
+  std::vector<double> counts_;
+  std::vector<kernels::AdamWTensor> updates_;
   StepTrace trace_;
   int64_t step_predictions_ = 0;  // of the global batch
   float* snapshot_;
@@ -225,7 +234,7 @@ void Engine::RoundParameters(int64_t offset, int64_t count) {
 }
 
 // A bert's stages all know which tokens are padding.
-void Engine::ReadSamples(const std::function<void(int64_t sequence, Sample* out)>& read) {
+void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, Sample* out)> read) {
   if (!shape_.first && !shape_.last && !encoder()) return;
   for (int64_t i = 0; i < shape_.sequences_per_rank; ++i) {
     read(FirstSequenceOfRank() + i, &sample_);
@@ -269,7 +278,7 @@ MicroBatch Engine::BatchAt(int64_t step, const v1::Action& action) const {
 void Engine::Run(const v1::Action& action, int64_t step) {
   const MicroBatch batch = BatchAt(step, action);
   const int flow = action.flow();
-  const auto measure = [&](const char* name, const std::function<void()>& work) {
+  const auto measure = [&](const char* name, absl::FunctionRef<void()> work) {
     Measure(name, batch.index, batch.chunk, work);
   };
   switch (action.kind()) {
@@ -337,8 +346,7 @@ int Engine::LaunchRepeatedActions(int64_t step) {
 }
 
 // A device that works later is waited for while a step is traced; its errors stay in the stream.
-void Engine::Measure(const char* name, int micro_batch, int chunk,
-                     const std::function<void()>& work) {
+void Engine::Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
   if (!trace_.on()) return work();
   compute_->Synchronize().IgnoreError();
   trace_.Measure(name, micro_batch, chunk, [&] {
@@ -440,15 +448,15 @@ void Engine::MeasureGradients() {
   compute_->CopyFromHost(exchange_.Signal(), &signal_, sizeof(signal_));
   ClearForeignSums();
   if (plan_.placement().data_index() == 0) {
-    std::vector<kernels::SumOfSquares> sums;
+    squares_.clear();
     for (const plan::StageTensor& entry : tensors_.tensors) {
       if (entry.role == plan::TensorRole::kHead) continue;
       if (plan::PolicyOf(entry.tensor, spec_.training()).frozen) continue;
       if (entry.tensor.shard == plan::Shard::kWhole && tensor_index != 0) continue;
-      sums.push_back({lanes_.result() + entry.gradient_offset, entry.elements,
-                      exchange_.NormSlot(entry.tensor.index, tensor_index)});
+      squares_.push_back({lanes_.result() + entry.gradient_offset, entry.elements,
+                          exchange_.NormSlot(entry.tensor.index, tensor_index)});
     }
-    compute_->ops().SumsOfSquares(sums.data(), static_cast<int64_t>(sums.size()));
+    compute_->ops().SumsOfSquares(squares_.data(), static_cast<int64_t>(squares_.size()));
   }
   communicators_.world->AllReduceSum(*compute_, exchange_.begin(), exchange_.count());
 }
@@ -457,10 +465,9 @@ void Engine::MeasureGradients() {
 void Engine::ClearForeignSums() {
   const bool mine = shape_.last && plan_.placement().tensor_index() == 0;
   if (encoder()) {
-    const std::vector<double> counts(samples_.predicted_counts().begin(),
-                                     samples_.predicted_counts().end());
-    compute_->CopyFromHost(exchange_.RankSums(Sum::kPredictions), counts.data(),
-                           static_cast<int64_t>(counts.size() * sizeof(double)));
+    counts_.assign(samples_.predicted_counts().begin(), samples_.predicted_counts().end());
+    compute_->CopyFromHost(exchange_.RankSums(Sum::kPredictions), counts_.data(),
+                           static_cast<int64_t>(counts_.size() * sizeof(double)));
   }
   for (double* sums = exchange_.begin(); sums < exchange_.SumsEnd();
        sums += spec_.training().global_batch()) {
@@ -556,7 +563,7 @@ void Engine::UpdateWeights(int64_t taken_step, const StepResult& result) {
   UpdateStageWeights(
       spec_.training(), tensors_, stages(),
       {parameters_, rounded_parameters_, lanes_.result(), first_moments_, second_moments_},
-      {taken_step, result.learning_rate, clip * unscale}, compute_->ops());
+      {taken_step, result.learning_rate, clip * unscale}, updates_, compute_->ops());
 }
 
 // One global batch of validation samples, micro-batch after micro-batch through activation slot 0.
@@ -728,9 +735,10 @@ absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
 
 absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
     const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
-    const Communicators& communicators, SampleSource& source) {
+    const Communicators& communicators, SampleSource& source, EngineOptions options) {
   TERCIO_RETURN_IF_ERROR(plan::CheckFp8(spec));
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stage().memory(), device));
+  if (options.fill_pattern) TERCIO_RETURN_IF_ERROR(arena.FillWithPattern(device));
   const Workspace workspace = {arena.Get<std::byte>("workspace.device"),
                                arena.Bytes("workspace.device")};
   TERCIO_ASSIGN_OR_RETURN(auto compute,

@@ -21,6 +21,7 @@
 #include "proto/tercio/v1/plan.pb.h"
 #include "worker/collective/communicator.h"
 #include "worker/device/device.h"
+#include "worker/engine/memory_use.h"
 #include "worker/engine/replica_check.h"
 #include "worker/engine/sample_source.h"
 #include "worker/engine/step_guard.h"
@@ -76,6 +77,13 @@ struct TraceEvent {
 //   inverse_square_root    peak * sqrt(warmup / k), at least the minimum (Vaswani et al. 2017)
 double LearningRate(const v1::TrainingSpec& training, int64_t step);
 
+struct EngineOptions {
+  // The arena begins with the pattern of worker/engine/memory_use.h instead of zeros: for tests and
+  // trials of the memory plan. Training has the same bits, for it reads nothing that it has not
+  // written.
+  bool fill_pattern = false;
+};
+
 class TrainingEngine {
  public:
   virtual ~TrainingEngine() = default;
@@ -83,11 +91,9 @@ class TrainingEngine {
   // Allocates the arena and initialises the weights from the seed; optimizer moments are zero.
   // `device`, communicators and `source` must outlive the engine. RESOURCE_EXHAUSTED names the
   // bytes.
-  static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(const v1::JobSpec& spec,
-                                                                const v1::RankPlan& plan,
-                                                                Device& device,
-                                                                const Communicators& communicators,
-                                                                SampleSource& source);
+  static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(
+      const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
+      const Communicators& communicators, SampleSource& source, EngineOptions options = {});
 
   // One optimizer step. Steps are given in ascending order. `signal` is what rank 0 wants all ranks
   // to know after this step (other ranks give 0): it travels with the losses, so it costs nothing.
@@ -127,9 +133,12 @@ class TrainingEngine {
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
   virtual absl::Status Load(int64_t slice_index, absl::Span<const float> values) = 0;
 
-  // Bytes: the plan's arena, and what the engine has really used of it at most.
+  // Bytes of the device's arena: by the plan, and, measured, in use (Arena::UsedBytes). Measuring
+  // takes up to a millisecond for each GiB: not for every step.
   virtual int64_t planned_bytes() const = 0;
-  virtual int64_t peak_bytes() const = 0;
+  virtual int64_t used_bytes() const = 0;
+  // What each planned buffer was used of, by the pattern. REQUIRES: EngineOptions::fill_pattern.
+  virtual absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() = 0;
 };
 
 }  // namespace tercio

@@ -9,9 +9,9 @@ namespace tercio {
 
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
                         int stages, const StageState& state, const UpdateNumbers& numbers,
-                        kernels::Ops& ops) {
+                        std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops) {
   const v1::OptimizerSpec& optimizer = training.optimizer();
-  std::vector<kernels::AdamWTensor> list;
+  list.clear();
   for (const plan::StageTensor& entry : tensors.tensors) {
     if (entry.role == plan::TensorRole::kHead && stages == 1) continue;
     const plan::TensorPolicy policy = plan::PolicyOf(entry.tensor, training);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/ops.h"
 #include "plan/model_tensors.h"
@@ -25,9 +26,9 @@ struct UpdateNumbers {
 };
 
 // Of `stages` pipeline stages; frozen tensors stay as they are, and with one stage a tied head is
-// the embedding.
+// the embedding. `list` is memory to work in, kept from step to step.
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
                         int stages, const StageState& state, const UpdateNumbers& numbers,
-                        kernels::Ops& ops);
+                        std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops);
 
 }  // namespace tercio

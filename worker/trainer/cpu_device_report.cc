@@ -1,9 +1,23 @@
+#include "nlohmann/json.hpp"
+#include "worker/device/cpu_device.h"
 #include "worker/trainer/device_report.h"
+#include "worker/trainer/memory_trial.h"
 
 namespace tercio {
 
 std::string DescribeLibraries() { return R"({"device": "cpu"})"; }
 
-std::string ExamineDevices() { return R"({"device": "cpu", "gpus": [], "peers": []})"; }
+std::string ExamineDevices() {
+  nlohmann::json report = {
+      {"device", "cpu"}, {"gpus", nlohmann::json::array()}, {"peers", nlohmann::json::array()}};
+  const auto device = CreateCpuDevice(1);
+  const auto trial = TryMemoryPlan(*device, TrialJob("cpu"), nullptr);
+  if (trial.ok()) {
+    report["memory_plan"] = *trial;
+  } else {
+    report["memory_plan"] = {{"error", std::string(trial.status().message())}};
+  }
+  return report.dump();
+}
 
 }  // namespace tercio

@@ -13,9 +13,11 @@
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
+#include "worker/collective/host_staged.h"
 #include "worker/device/cuda_device.h"
 #include "worker/device/cuda_status.h"
 #include "worker/trainer/device_report.h"
+#include "worker/trainer/memory_trial.h"
 
 namespace tercio {
 namespace {
@@ -181,6 +183,14 @@ absl::Status MeasureGpu(int gpu, Json* report) {
   return absl::OkStatus();
 }
 
+// A trial that fails is of the memory plan, not of the GPU.
+absl::Status TryMemory(int gpu, Json* report) {
+  TERCIO_ASSIGN_OR_RETURN(const auto device, CreateCudaDevice(gpu));
+  TERCIO_ASSIGN_OR_RETURN((*report)["memory_plan"],
+                          TryMemoryPlan(*device, TrialJob("cuda"), CreateHostStagedCommunicator));
+  return absl::OkStatus();
+}
+
 absl::Status MeasurePeers(int from, int to, Json* report) {
   int direct = 0;
   TERCIO_RETURN_IF_ERROR(
@@ -233,6 +243,7 @@ std::string ExamineDevices() {
       one["multiprocessors"] = properties.multiProcessorCount;
       status = MeasureGpu(gpu, &one);
     }
+    if (status.ok()) SetError(TryMemory(gpu, &one), &one["memory_plan"]);
     SetError(status, &one);
     report["gpus"].push_back(std::move(one));
   }

@@ -41,6 +41,10 @@ TEST_F(DeviceReport, MeasuresEachDeviceAndPair) {
                              "device_to_host_bytes_per_second"}) {
       EXPECT_GT(gpu[rate].get<double>(), 0) << rate;
     }
+    const Json& plan = gpu["memory_plan"];
+    EXPECT_EQ(plan["unused"], Json::array()) << plan;
+    EXPECT_EQ(plan["touched_bytes"], plan["planned_bytes"]);
+    EXPECT_LT(plan["outside_bytes"], plan["most_outside_bytes"]);
   }
   ASSERT_EQ(report["peers"].size(), 2u);
   EXPECT_EQ(report["peers"][1]["from"], 1);

@@ -16,6 +16,8 @@ std::string DescribeLibraries();
 // ("host_to_device_bytes_per_second", "device_to_host_bytes_per_second"); instead of what failed an
 // "error". "peers" is a list of pairs: "from", "to", "direct" (without the host between them),
 // "bytes_per_second". "error" where nothing can be asked of CUDA at all. Takes seconds.
+// "memory_plan", with CUDA of each GPU: what a small model has used of its planned memory
+// (worker/trainer/memory_trial.h).
 std::string ExamineDevices();
 
 }  // namespace tercio

@@ -39,7 +39,10 @@ class FakeEngine : public TrainingEngine {
     return absl::OkStatus();
   }
   int64_t planned_bytes() const override { return 0; }
-  int64_t peak_bytes() const override { return 0; }
+  int64_t used_bytes() const override { return 0; }
+  absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() override {
+    return std::vector<BufferUse>();
+  }
 
   std::vector<v1::TensorSlice> slices;
   std::vector<std::pair<int64_t, std::vector<float>>> loaded;

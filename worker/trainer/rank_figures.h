@@ -25,6 +25,8 @@ class FiguresKeeper {
   // The first step is about to begin.
   void Start();
   void StepEnded(int64_t step, double seconds);
+  // Bytes: of the arena by the plan, of the arena in use, and of the most that was seen of arena
+  // and memory beside it (worker/trainer/memory_meter.h).
   void SetMemory(int64_t planned, int64_t used, int64_t peak);
 
   // All figures as they are now; none before the first step has ended.

@@ -17,6 +17,7 @@
 #include "nlohmann/json.hpp"
 #include "plan/data_position.h"
 #include "plan/gpu_figures.h"
+#include "plan/memory_map.h"
 #include "plan/model_tensors.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
@@ -26,6 +27,7 @@
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/backend.h"
 #include "worker/trainer/initial_weights.h"
+#include "worker/trainer/memory_meter.h"
 #include "worker/trainer/rank_figures.h"
 #include "worker/trainer/snapshot_client.h"
 #include "worker/trainer/tensorboard.h"
@@ -58,6 +60,8 @@ class TrainingLoop {
 
   absl::StatusOr<TrainingOutcome> Run() {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll();
+    // Of a device that has failed nothing is asked any more.
+    if (outcome.ok()) MeasureAllMemory();
     ReportLastFigures();
     // The others must not wait for a rank that has given up.
     if (!outcome.ok()) {
@@ -89,6 +93,10 @@ class TrainingLoop {
   // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 where the peak of
   // this rank's device is not known.
   double Utilisation(double tokens_per_second, bool causal) const;
+  // After so many steps of this process.
+  void MeasureMemory(int64_t steps);
+  void MeasureAllMemory();
+  void NoteMemory();
   void ReportMemory();
   void ReportLastFigures();
   void ReportTrace(int64_t step);
@@ -107,6 +115,7 @@ class TrainingLoop {
   std::unique_ptr<SampleSource> source_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Device> device_;
+  std::unique_ptr<MemoryMeter> memory_;
   std::vector<std::unique_ptr<Communicator>> owned_;
   Communicators communicators_;
   std::unique_ptr<Stream> stream_;  // beside the engine's
@@ -121,7 +130,9 @@ class TrainingLoop {
   int64_t saved_step_ = 0;                          // of the last upload
   std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 where the job wants it
   absl::Time last_memory_report_ = absl::InfinitePast();
-  int64_t resident_bytes_ = 0;  // when it was last looked at
+  absl::Time last_measurement_ = absl::InfinitePast();  // of memory
+  bool told_of_memory_ = false;                         // that it is above its bound
+  int64_t resident_bytes_ = 0;                          // when it was last looked at
 };
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
@@ -142,6 +153,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
                      ", and this trainer is built for ", backend_->name()));
   }
   TERCIO_ASSIGN_OR_RETURN(device_, backend_->OpenDevice());
+  memory_ = std::make_unique<MemoryMeter>(*device_);
   TERCIO_RETURN_IF_ERROR(Connect());
   TERCIO_RETURN_IF_ERROR(ChooseProducts());
   TERCIO_ASSIGN_OR_RETURN(stream_, device_->CreateStream(Device::StreamKind::kCompute));
@@ -158,6 +170,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
       identity_, std::vector<std::string>(assignment_.snapshot_holders().begin(),
                                           assignment_.snapshot_holders().end()));
   TERCIO_RETURN_IF_ERROR(LoadState());
+  MeasureMemory(0);
   ReportMemory();
   if (IsRankZero()) tensorboard_ = TensorBoardWriter::Start(assignment_, identity_.run);
   EnterPhase(v1::TRAINER_PHASE_RUNNING);
@@ -268,7 +281,6 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   const int64_t every = assignment_.spec().checkpoint().every_steps();
-  figures_.SetMemory(engine_->planned_bytes(), engine_->peak_bytes(), engine_->peak_bytes());
   figures_.Start();
   for (int64_t step = assignment_.resume_step() + 1; step <= training().steps(); ++step) {
     TERCIO_ASSIGN_OR_RETURN(const AgentLink::Request request, TrainStep(step));
@@ -380,6 +392,8 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
                           double validation_loss, bool evaluated) {
   const absl::Time now = SteadyNow();
   figures_.StepEnded(step, seconds);
+  const int64_t steps = step - assignment_.resume_step();
+  if (steps == 1 || now - last_measurement_ >= kReportInterval) MeasureMemory(steps);
   if (!IsRankZero() && now - last_report_ < kReportInterval && step != training().steps()) return;
   last_report_ = now;
   const int64_t tokens_per_step = training().global_batch() * assignment_.spec().model().context();
@@ -408,7 +422,7 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
     record->set_tokens(step * tokens_per_step);
     record->set_step_seconds(seconds);
     record->set_resident_bytes(resident_bytes_);
-    record->set_used_bytes(engine_->peak_bytes());
+    record->set_used_bytes(memory_->used_bytes());
     record->set_skipped(result.skipped);
     record->set_spike(result.spike);
     if (result.loss_scale > 0) record->set_loss_scale(result.loss_scale);
@@ -446,6 +460,32 @@ void TrainingLoop::ReportTrace(int64_t step) {
   link_.Send(message);
 }
 
+void TrainingLoop::MeasureMemory(int64_t steps) {
+  last_measurement_ = SteadyNow();
+  memory_->Measure(*engine_, steps);
+  NoteMemory();
+}
+
+// The checkpoint after the last step is in it.
+void TrainingLoop::MeasureAllMemory() {
+  memory_->MeasureAll(*engine_);
+  NoteMemory();
+}
+
+// More than the bound is no fault of the job, but somebody should know before memory runs out.
+void TrainingLoop::NoteMemory() {
+  figures_.SetMemory(engine_->planned_bytes(), memory_->used_bytes(), memory_->peak_bytes());
+  const int64_t most = plan::MostBytesOutside(assignment_.spec(), assignment_.plan().layout(),
+                                              assignment_.plan().placement().pipeline_index());
+  if (told_of_memory_ || memory_->outside_bytes() <= most) return;
+  told_of_memory_ = true;
+  LogWarning(absl::StrCat("memory beside the planned arena: ", memory_->outside_bytes(),
+                          " bytes, more than the ", most, " that are reckoned with",
+                          assignment_.spec().resources().device() == "cuda"
+                              ? "; other processes may use the GPU"
+                              : ""));
+}
+
 void TrainingLoop::ReportMemory() {
   const absl::Time now = SteadyNow();
   if (now - last_memory_report_ < kReportInterval) return;
@@ -453,8 +493,8 @@ void TrainingLoop::ReportMemory() {
   v1::TrainerMessage message;
   v1::TrainerMemory* memory = message.mutable_memory();
   memory->set_planned_bytes(engine_->planned_bytes());
-  memory->set_used_bytes(engine_->peak_bytes());
-  memory->set_peak_bytes(engine_->peak_bytes());
+  memory->set_used_bytes(memory_->used_bytes());
+  memory->set_peak_bytes(memory_->peak_bytes());
   memory->set_resident_bytes(ResidentBytes());
   memory->set_log_lines_lost(LostLogLines());
   link_.Send(message);

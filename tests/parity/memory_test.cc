@@ -1,0 +1,196 @@
+// The memory plan against what the engine writes: with an arena that begins as a pattern, every
+// buffer of every rank is written to its last word, and the results have the bits of a run without
+// the pattern, so nothing is read that was not written.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/parity/thread_ranks.h"
+
+namespace tercio::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Case {
+  int tensor, pipeline, data, micro_batch;
+  const char* schedule;
+  const char* recompute = "none";
+  int virtual_pipeline = 1;
+  bool sequence_parallel = false;
+  int threads = 1;
+};
+
+const Case kOneRank = {1, 1, 1, 2, "1f1b"};
+
+std::string NameOf(const Case& c) {
+  return "tensor " + std::to_string(c.tensor) + " pipeline " + std::to_string(c.pipeline) +
+         " data " + std::to_string(c.data) + " micro_batch " + std::to_string(c.micro_batch) + " " +
+         c.schedule + " " + std::to_string(c.virtual_pipeline) + " recompute " + c.recompute +
+         (c.sequence_parallel ? " sequence parallel" : "");
+}
+
+RunResult Train(v1::JobSpec spec, const Case& c, RunOptions options) {
+  v1::ParallelismSpec* parallelism = spec.mutable_parallelism();
+  parallelism->set_tensor(c.tensor);
+  parallelism->set_pipeline(c.pipeline);
+  parallelism->set_data(c.data);
+  parallelism->set_schedule(c.schedule);
+  parallelism->set_virtual_pipeline(c.virtual_pipeline);
+  parallelism->set_recompute(c.recompute);
+  parallelism->set_sequence_parallel(c.sequence_parallel);
+  spec.mutable_resources()->set_ranks(c.tensor * c.pipeline * c.data);
+  spec.mutable_training()->set_micro_batch(c.micro_batch);
+  options.threads_per_rank = c.threads;
+  options.evaluate = true;
+  absl::StatusOr<RunResult> result = TrainWithThreads(spec, options);
+  EXPECT_TRUE(result.ok()) << result.status();
+  return result.ok() ? *std::move(result) : RunResult{};
+}
+
+// What a batch may need at most: some sequences of full length in which every token is predicted.
+class WorstCaseSource : public SampleSource {
+ public:
+  explicit WorstCaseSource(const v1::ModelSpec& model) : source_(model) {}
+  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
+    source_.TrainingSample(step, sequence, out);
+    if (sequence % 2 == 0) return;
+    out->length = static_cast<int32_t>(out->inputs.size());
+    for (size_t i = 0; i < out->inputs.size(); ++i) {
+      out->targets[i] = static_cast<int32_t>(5 + (i + static_cast<size_t>(step)) % 40);
+    }
+  }
+  int64_t validation_samples() const override { return source_.validation_samples(); }
+  void ValidationSample(int64_t index, Sample* out) override {
+    source_.ValidationSample(index, out);
+  }
+
+ private:
+  SyntheticEncoderSource source_;
+};
+
+// The table is one for all ranks of a stage, with the most that one of them needs: a stage's use of
+// a buffer is that of the rank that uses most of it.
+std::map<int, std::vector<BufferUse>> OfStages(const RunResult& result, int pipeline) {
+  std::map<int, std::vector<BufferUse>> stages;
+  for (const auto& [rank, buffers] : result.memory) {
+    std::vector<BufferUse>& most = stages[result.stages.at(rank)];
+    if (most.empty()) most = buffers;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      most[i].high_water_bytes = std::max(most[i].high_water_bytes, buffers[i].high_water_bytes);
+    }
+  }
+  EXPECT_EQ(stages.size(), static_cast<size_t>(pipeline));
+  return stages;
+}
+
+// All that is planned is written, and nothing is read before.
+void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
+  SCOPED_TRACE(spec.model().architecture() + " " + spec.training().precision() + " " + NameOf(c));
+  RunOptions options;
+  WorstCaseSource worst(spec.model());
+  if (spec.model().architecture() == "bert") options.source = &worst;
+  // What compares replicas tensor by tensor is used where they differ.
+  options.flip_bit_in_all_groups = c.data > 1;
+  const RunResult plain = Train(spec, c, options);
+  options.fill_pattern = true;
+  const RunResult filled = Train(spec, c, options);
+  ASSERT_EQ(filled.memory.size(), static_cast<size_t>(c.tensor * c.pipeline * c.data));
+  for (const auto& [stage, buffers] : OfStages(filled, c.pipeline)) {
+    EXPECT_EQ(UnusedText(buffers), "") << "stage " << stage;
+  }
+  ASSERT_EQ(plain.steps.size(), filled.steps.size());
+  for (size_t i = 0; i < plain.steps.size(); ++i) {
+    EXPECT_EQ(plain.steps[i].loss, filled.steps[i].loss) << "step " << i + 1;
+    EXPECT_EQ(std::bit_cast<uint64_t>(plain.steps[i].grad_norm),
+              std::bit_cast<uint64_t>(filled.steps[i].grad_norm))
+        << "step " << i + 1;
+  }
+  EXPECT_EQ(plain.validation_loss, filled.validation_loss);
+  EXPECT_TRUE(plain.state == filled.state);
+}
+
+v1::JobSpec With(v1::JobSpec spec, const char* precision) {
+  spec.mutable_training()->set_precision(precision);
+  return spec;
+}
+
+TEST(MemoryPlan, EveryArchitectureUsesAllOfIt) {
+  for (const v1::JobSpec& spec :
+       {SmallJob(), SmallLlama(), SmallBert("post"), SmallBert("pre"), SmallClassifier()}) {
+    for (const char* precision : {"fp32", "bf16"}) ExpectUsed(With(spec, precision), kOneRank);
+  }
+}
+
+TEST(MemoryPlan, EveryLayoutUsesAllOfIt) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama(), SmallBert("post")}) {
+    for (const Case& c :
+         {Case{2, 1, 1, 2, "1f1b"}, Case{1, 2, 1, 2, "1f1b"}, Case{1, 2, 1, 2, "gpipe"},
+          Case{1, 1, 2, 2, "1f1b"}, Case{1, 4, 2, 1, "1f1b"}, Case{2, 2, 2, 1, "gpipe"}}) {
+      ExpectUsed(spec, c);
+    }
+  }
+}
+
+TEST(MemoryPlan, RecomputationAndInterleavingUseAllOfIt) {
+  for (const v1::JobSpec& spec : {SmallJob(), SmallLlama()}) {
+    for (const Case& c :
+         {Case{1, 1, 1, 2, "1f1b", "selective"}, Case{1, 1, 1, 2, "1f1b", "full"},
+          Case{1, 2, 1, 1, "interleaved", "none", 2}, Case{1, 2, 2, 1, "interleaved", "full", 2},
+          Case{2, 1, 1, 2, "1f1b", "none", 1, true}, Case{2, 2, 1, 2, "1f1b", "full", 1, true}}) {
+      ExpectUsed(spec, c);
+    }
+  }
+}
+
+TEST(MemoryPlan, WithoutDropoutUsesAllOfIt) {
+  for (v1::JobSpec spec : {SmallJob(), SmallLlama(), SmallBert("post"), SmallClassifier()}) {
+    spec.mutable_model()->set_dropout(0);
+    for (const Case& c : {Case{1, 1, 1, 2, "1f1b"}, Case{2, 2, 1, 2, "1f1b"}}) ExpectUsed(spec, c);
+  }
+}
+
+TEST(MemoryPlan, CopiesOfSnapshotsUseAllOfIt) {
+  v1::JobSpec spec = SmallJob();
+  spec.mutable_checkpoint()->set_peer_copies(1);
+  for (const Case& c : {Case{1, 1, 1, 2, "1f1b"}, Case{1, 2, 2, 2, "1f1b"}}) ExpectUsed(spec, c);
+}
+
+TEST(MemoryPlan, ABufferThatIsNeverTouchedIsFound) {
+  RunOptions options;
+  options.fill_pattern = true;
+  options.change_plan = [](v1::Plan& plan) {
+    v1::MemoryTable* table = plan.mutable_stages(0)->mutable_memory();
+    v1::Buffer* bogus = table->add_buffers();
+    bogus->set_name("bogus");
+    bogus->set_kind(v1::BUFFER_KIND_WORKSPACE);
+    bogus->set_offset_bytes(table->total_bytes());
+    bogus->set_size_bytes(4096);
+    table->set_total_bytes(table->total_bytes() + 4096);
+  };
+  const RunResult result = Train(SmallJob(), kOneRank, options);
+  EXPECT_EQ(UnusedText(result.memory.at(0)), "bogus: 4096 bytes are planned, none is touched\n");
+}
+
+TEST(MemoryPlan, ABufferThatIsTooLargeIsFound) {
+  RunOptions options;
+  options.fill_pattern = true;
+  options.change_plan = [](v1::Plan& plan) {
+    v1::MemoryTable* table = plan.mutable_stages(0)->mutable_memory();
+    for (v1::Buffer& buffer : *table->mutable_buffers()) {
+      if (buffer.name() != "snapshot") continue;  // the last one
+      buffer.set_size_bytes(buffer.size_bytes() + 4096);
+      table->set_total_bytes(buffer.offset_bytes() + buffer.size_bytes());
+    }
+  };
+  const RunResult result = Train(SmallJob(), kOneRank, options);
+  EXPECT_THAT(UnusedText(result.memory.at(0)), HasSubstr("snapshot: "));
+}
+
+}  // namespace
+}  // namespace tercio::testing

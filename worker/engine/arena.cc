@@ -1,0 +1,90 @@
+#include "worker/engine/arena.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/check.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of a copy; whole words
+
+// Moments begin as zero: -0 is that, and no update leaves it there, but one by -0 itself.
+constexpr uint32_t kMinusZero = 0x80000000;
+
+uint32_t FirstWordOf(const v1::Buffer& buffer) {
+  return buffer.kind() == v1::BUFFER_KIND_OPTIMIZER ? kMinusZero : kPatternWord;
+}
+
+// A copy by a stream, or one that needs none.
+void CopyIn(Stream& stream, const v1::Buffer& buffer, std::byte* to, const void* from,
+            int64_t bytes) {
+  if (buffer.on_host()) {
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+  } else {
+    stream.CopyFromHost(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<Arena> Arena::Allocate(const v1::MemoryTable& table, Device& device) {
+  const absl::StatusOr<int64_t> before = device.BytesInUse();
+  TERCIO_ASSIGN_OR_RETURN(auto memory, device.Allocate(table.total_bytes()));
+  const absl::StatusOr<int64_t> after = device.BytesInUse();
+  TERCIO_ASSIGN_OR_RETURN(auto host, device.AllocateHost(table.host_bytes()));
+  const int64_t taken = before.ok() && after.ok() ? std::max<int64_t>(0, *after - *before) : 0;
+  return Arena(table, std::move(memory), std::move(host), taken);
+}
+
+int64_t Arena::UsedBytes() const {
+  return memory_->ResidentBytes(0, memory_->size_bytes()).value_or(taken_);
+}
+
+absl::Status Arena::FillWithPattern(Device& device) {
+  TERCIO_ASSIGN_OR_RETURN(const auto stream, device.CreateStream(Device::StreamKind::kCompute));
+  for (const v1::Buffer& buffer : table_.buffers()) {
+    const std::vector<uint32_t> words(kPieceBytes / sizeof(uint32_t), FirstWordOf(buffer));
+    for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {
+      CopyIn(*stream, buffer, BeginOf(buffer) + at, words.data(),
+             std::min(kPieceBytes, buffer.size_bytes() - at));
+    }
+  }
+  filled_ = true;
+  return stream->Synchronize();
+}
+
+absl::StatusOr<BufferUse> Arena::UseOf(const v1::Buffer& buffer, Stream& stream) {
+  BufferUse use = {buffer.name(), buffer.size_bytes(), 0, 0};
+  std::vector<std::byte> piece(static_cast<size_t>(std::min(kPieceBytes, buffer.size_bytes())));
+  for (int64_t at = 0; at < buffer.size_bytes(); at += kPieceBytes) {
+    const int64_t bytes = std::min(kPieceBytes, buffer.size_bytes() - at);
+    const std::byte* from = BeginOf(buffer) + at;
+    if (buffer.on_host()) {
+      std::memcpy(piece.data(), from, static_cast<size_t>(bytes));
+    } else {
+      stream.CopyToHost(piece.data(), from, bytes);
+      TERCIO_RETURN_IF_ERROR(stream.Synchronize());
+    }
+    const Touched touched = TouchedOf(absl::MakeConstSpan(piece).first(static_cast<size_t>(bytes)),
+                                      FirstWordOf(buffer));
+    if (touched.high_water > 0) use.high_water_bytes = at + touched.high_water;
+    use.touched_bytes += touched.bytes;
+  }
+  return use;
+}
+
+absl::StatusOr<std::vector<BufferUse>> Arena::HighWaterMarks(Stream& stream) {
+  TERCIO_CHECK(filled_);
+  std::vector<BufferUse> uses;
+  for (const v1::Buffer& buffer : table_.buffers()) {
+    if (buffer.size_bytes() == 0) continue;
+    TERCIO_ASSIGN_OR_RETURN(BufferUse use, UseOf(buffer, stream));
+    uses.push_back(std::move(use));
+  }
+  return uses;
+}
+
+}  // namespace tercio

@@ -1,0 +1,28 @@
+#include "worker/trainer/memory_meter.h"
+
+#include <algorithm>
+
+namespace tercio {
+
+MemoryMeter::MemoryMeter(Device& device)
+    : device_(device), before_(device.BytesInUse().value_or(0)) {}
+
+void MemoryMeter::Measure(const TrainingEngine& engine, int64_t steps) {
+  if (steps >= next_look_) {
+    next_look_ = std::max<int64_t>(1, 2 * steps);
+    return MeasureAll(engine);
+  }
+  const absl::StatusOr<int64_t> now = device_.BytesInUse();
+  if (now.ok()) peak_ = std::max(peak_, *now - before_);
+}
+
+void MemoryMeter::MeasureAll(const TrainingEngine& engine) {
+  const absl::StatusOr<int64_t> now = device_.BytesInUse();
+  used_ = engine.used_bytes();
+  peak_ = std::max(peak_, used_);
+  if (!now.ok()) return;
+  peak_ = std::max(peak_, *now - before_);
+  outside_ = std::max(outside_, *now - before_ - used_);
+}
+
+}  // namespace tercio

@@ -1,0 +1,120 @@
+#include "worker/trainer/memory_trial.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "common/status_macros.h"
+#include "plan/memory_map.h"
+#include "plan/plan_builder.h"
+#include "plan/rank_layout.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/engine/training_engine.h"
+#include "worker/trainer/memory_meter.h"
+
+namespace tercio {
+namespace {
+
+constexpr int64_t kSteps = 3;
+constexpr int kThreads = 1;
+constexpr char kLibraryBudget[] = "workspace.device";
+
+class TrialSource : public CausalSource {
+ public:
+  explicit TrialSource(const v1::ModelSpec& model) : model_(model) {}
+  void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
+    for (int64_t i = 0; i <= model_.context(); ++i) {
+      out[i] = static_cast<int32_t>((7 * step + 3 * sequence + i * i) % model_.vocab_size());
+    }
+  }
+  int64_t validation_samples() const override { return 1; }
+  void ReadValidation(int64_t index, int32_t* out) override { ReadTraining(0, index, out); }
+
+ private:
+  const v1::ModelSpec& model_;
+};
+
+// All that a rank does with its memory.
+absl::Status Train(TrainingEngine& engine) {
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    TERCIO_RETURN_IF_ERROR(engine.Step(step, 0).status());
+  }
+  TERCIO_RETURN_IF_ERROR(engine.CheckReplicas().status());
+  TERCIO_RETURN_IF_ERROR(engine.Evaluate().status());
+  return engine.Snapshot().status();
+}
+
+nlohmann::json Report(std::vector<BufferUse> buffers, int64_t outside, int64_t most_outside) {
+  std::erase_if(buffers, [](const BufferUse& use) { return use.name == kLibraryBudget; });
+  int64_t planned = 0;
+  int64_t touched = 0;
+  for (const BufferUse& buffer : buffers) {
+    planned += buffer.planned_bytes;
+    touched += buffer.high_water_bytes;
+  }
+  const std::vector<std::string> unused =
+      absl::StrSplit(UnusedText(buffers), '\n', absl::SkipEmpty());
+  return {{"buffers", buffers.size()}, {"planned_bytes", planned},
+          {"touched_bytes", touched},  {"unused", unused},
+          {"outside_bytes", outside},  {"most_outside_bytes", most_outside}};
+}
+
+}  // namespace
+
+v1::JobSpec TrialJob(const std::string& kind) {
+  v1::JobSpec job;
+  job.mutable_resources()->set_device(kind);
+  job.mutable_resources()->set_ranks(1);
+  v1::ModelSpec* model = job.mutable_model();
+  model->set_architecture("gpt2");
+  model->set_layers(2);
+  model->set_hidden(64);
+  model->set_heads(2);
+  model->set_ffn_hidden(256);
+  model->set_context(64);
+  model->set_vocab_size(320);
+  model->set_bias(true);
+  v1::TrainingSpec* training = job.mutable_training();
+  training->set_steps(kSteps);
+  training->set_global_batch(4);
+  training->set_micro_batch(2);
+  training->set_precision("bf16");
+  training->set_seed(1);
+  training->mutable_optimizer()->set_learning_rate(1e-3);
+  training->mutable_optimizer()->set_beta1(0.9);
+  training->mutable_optimizer()->set_beta2(0.95);
+  training->mutable_optimizer()->set_eps(1e-8);
+  training->mutable_schedule()->set_kind("constant");
+  v1::ParallelismSpec* parallelism = job.mutable_parallelism();
+  parallelism->set_tensor(1);
+  parallelism->set_pipeline(1);
+  parallelism->set_data(1);
+  return job;
+}
+
+absl::StatusOr<nlohmann::json> TryMemoryPlan(
+    Device& device, const v1::JobSpec& job,
+    const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& adapt) {
+  MemoryMeter meter(device);
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(job));
+  TERCIO_ASSIGN_OR_RETURN(const v1::Plan whole,
+                          plan::BuildPlan(job, layout, {{"here", 0}}, kThreads));
+  const v1::RankPlan plan = plan::SliceForRank(whole, 0);
+  auto self =
+      CreateCommunicator({"self", absl::Seconds(60)}, std::move(CreateThreadTransports(1).front()));
+  if (adapt) self = adapt(std::move(self));
+  TrialSource source(job.model());
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto engine,
+      TrainingEngine::Create(job, plan, device, {self.get(), self.get(), self.get(), self.get()},
+                             source, {.fill_pattern = true}));
+  TERCIO_RETURN_IF_ERROR(Train(*engine));
+  meter.MeasureAll(*engine);
+  TERCIO_ASSIGN_OR_RETURN(std::vector<BufferUse> buffers, engine->HighWaterMarks());
+  return Report(std::move(buffers), meter.outside_bytes(), plan::MostBytesOutside(job, layout, 0));
+}
+
+}  // namespace tercio

@@ -1,0 +1,32 @@
+// Holds the memory plan against what is used: trains a small model for some steps on a device, in
+// an arena that begins as a pattern (worker/engine/memory_use.h), and looks what of it was written
+// and what was taken beside it. For --doctor.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
+#include "proto/tercio/v1/job.pb.h"
+#include "worker/collective/communicator.h"
+#include "worker/device/device.h"
+
+namespace tercio {
+
+// The model of --doctor; `kind`: "cpu" | "cuda".
+v1::JobSpec TrialJob(const std::string& kind);
+
+// `job` is for one rank. `adapt` makes communicators for memory of the device from those for
+// memory of the host; null: they are that.
+//
+// An object: "planned_bytes" of all buffers, "touched_bytes" up to the high-water marks of them,
+// "unused", a list of lines about buffers that were not written to their ends, "outside_bytes", the
+// memory that was taken beside the arena, and "most_outside_bytes", its bound. What libraries of a
+// GPU may use while they compute ("workspace.device") is a budget and not in "unused".
+absl::StatusOr<nlohmann::json> TryMemoryPlan(
+    Device& device, const v1::JobSpec& job,
+    const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& adapt);
+
+}  // namespace tercio
