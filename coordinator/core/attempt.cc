@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
+#include "plan/save_timeout.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -114,6 +115,10 @@ const char* NameOf(SaveFailure failure) {
       return "disk_full";
     case SaveFailure::kDamaged:
       return "damaged";
+    case SaveFailure::kTimeout:
+      return "timeout";
+    case SaveFailure::kSkipped:
+      return "skipped";
     case SaveFailure::kUnreachable:
       return "unreachable";
     default:
@@ -604,17 +609,29 @@ void Stepper::Handle(const CheckpointFailed& failed) {
 void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
   const v1::JobRecord& record = job.record;
   if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
-  SaveFailed(job, said.step(), SaveFailure::kUnreachable,
-             absl::StrCat("rank ", said.rank(), " on node ", node,
-                          " cannot reach the coordinator to send its part: ", said.error()),
-             node, said.rank());
+  const std::string rank = absl::StrCat("rank ", said.rank(), " on node ", node);
+  if (said.error().starts_with(plan::kSkippedSave)) {
+    SaveFailed(job, said.step(), SaveFailure::kSkipped, said.error(), node, said.rank());
+  } else if (said.error().starts_with(plan::kSaveTimedOut)) {
+    SaveFailed(job, said.step(), SaveFailure::kTimeout,
+               absl::StrCat("the part of ", rank, " was ", said.error()), node, said.rank());
+  } else if (said.error().starts_with(plan::kPartNotWritten)) {
+    const bool full = said.error().find("No space left") != std::string::npos;
+    SaveFailed(job, said.step(), full ? SaveFailure::kDiskFull : SaveFailure::kOther,
+               absl::StrCat("the part of ", rank, " was ", said.error()), node, said.rank());
+  } else {
+    SaveFailed(job, said.step(), SaveFailure::kUnreachable,
+               absl::StrCat(rank, " cannot reach the coordinator to send its part: ", said.error()),
+               node, said.rank());
+  }
 }
 
 // A save counts once, whoever says that it has failed; one that its own attempt has left does not.
 void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
                          const std::string& node, int rank) {
   v1::JobRecord& record = job.record;
-  if (reason == SaveFailure::kUnreachable && step == record.failed_save_step()) return;
+  const bool by_rank = !node.empty();
+  if (by_rank && step == record.failed_save_step()) return;
   effects_.saves.push_back({record.id(), reason, 0});
   Note(job, "checkpoint_failed", absl::StrCat("step ", step, ": ", error), node, rank);
   const bool counts = reason != SaveFailure::kInterrupted &&

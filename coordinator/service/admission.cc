@@ -57,17 +57,7 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
         absl::StrFormat("checkpoint.peer_copies: %d, but it must be between 0 and %d", copies,
                         plan::kMostPeerCopies));
   }
-  const v1::CheckpointSpec& checkpoint = spec.checkpoint();
-  if (!(checkpoint.timeout_seconds() >= 0)) {
-    return absl::InvalidArgumentError("checkpoint.timeout: below 0; 10m is the default");
-  }
-  if (!checkpoint.path().empty() && !checkpoint.path().starts_with('/')) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("checkpoint.path: %s is not absolute", checkpoint.path()));
-  }
   TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MostMemory(spec, nodes)));
-  // Another file system than the state directory's.
-  if (!checkpoint.path().empty()) return absl::OkStatus();
   return CheckDisk(spec, state_dir);
 }
 
