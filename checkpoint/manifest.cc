@@ -2,8 +2,12 @@
 
 #include <algorithm>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "checkpoint/block_digests.h"
+#include "common/checksum.h"
 #include "common/status_macros.h"
 #include "nlohmann/json.hpp"
 
@@ -13,7 +17,13 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr char kFormat[] = "tercio-checkpoint";
-constexpr int kVersion = 2;
+constexpr int kVersion = 3;
+constexpr int kOldestVersion = 2;  // without digests of blocks and of itself
+constexpr char kDigest[] = "digest";
+// Of a training state: some numbers. One that is nested deeper would overflow the stack of whatever
+// writes it out again.
+constexpr size_t kMostStateBytes = size_t{1} << 20;
+constexpr int kMostStateDepth = 32;
 
 // Rows and columns of the matrix view: a vector is one column.
 int64_t Rows(const ManifestTensor& tensor) { return tensor.shape[0]; }
@@ -55,6 +65,7 @@ ManifestTensor TensorFromJson(const Json& json) {
     piece.row_end = item.at("rows").at(1);
     piece.column_begin = item.at("columns").at(0);
     piece.column_end = item.at("columns").at(1);
+    piece.block_digests = absl::HexStringToBytes(item.value("blocks", ""));
     tensor.pieces.push_back(piece);
   }
   return tensor;
@@ -73,6 +84,10 @@ Manifest Parse(const Json& json) {
   for (const auto& [name, file] : json.at("files").items()) {
     manifest.files[name] = {file.at("bytes"), file.at("xxh128")};
   }
+  manifest.tokenizer_file = json.value("tokenizer", "");
+  if (manifest.tokenizer_file.empty() && manifest.files.contains("tokenizer.json")) {
+    manifest.tokenizer_file = "tokenizer.json";  // by its name, in version 2
+  }
   return manifest;
 }
 
@@ -83,10 +98,14 @@ std::string ManifestToJson(const Manifest& manifest) {
   for (const auto& [name, tensor] : manifest.tensors) {
     Json pieces = Json::array();
     for (const Piece& piece : tensor.pieces) {
-      pieces.push_back({{"file", piece.file},
-                        {"offset", piece.offset},
-                        {"rows", {piece.row_begin, piece.row_end}},
-                        {"columns", {piece.column_begin, piece.column_end}}});
+      Json item = {{"file", piece.file},
+                   {"offset", piece.offset},
+                   {"rows", {piece.row_begin, piece.row_end}},
+                   {"columns", {piece.column_begin, piece.column_end}}};
+      if (!piece.block_digests.empty()) {
+        item["blocks"] = absl::BytesToHexString(piece.block_digests);
+      }
+      pieces.push_back(std::move(item));
     }
     tensors[name] = {{"shape", tensor.shape}, {"dtype", tensor.dtype}, {"pieces", pieces}};
   }
@@ -94,19 +113,39 @@ std::string ManifestToJson(const Manifest& manifest) {
   for (const auto& [name, file] : manifest.files) {
     files[name] = {{"bytes", file.bytes}, {"xxh128", file.checksum}};
   }
-  const Json json = {{"format", kFormat},
-                     {"version", kVersion},
-                     {"job", manifest.job},
-                     {"step", manifest.step},
-                     {"attempt", manifest.attempt},
-                     {"model", Json::parse(manifest.model_json)},
-                     {"training_state", Json::parse(manifest.training_state_json)},
-                     {"tensors", tensors},
-                     {"files", files}};
+  Json json = {{"format", kFormat},
+               {"version", kVersion},
+               {"job", manifest.job},
+               {"step", manifest.step},
+               {"attempt", manifest.attempt},
+               {"block_bytes", kBlockBytes},
+               {"model", Json::parse(manifest.model_json, nullptr, /*allow_exceptions=*/false)},
+               {"training_state",
+                Json::parse(manifest.training_state_json, nullptr, /*allow_exceptions=*/false)},
+               {"tensors", tensors},
+               {"files", files}};
+  if (!manifest.tokenizer_file.empty()) json["tokenizer"] = manifest.tokenizer_file;
+  json[kDigest] = ChecksumHex(json.dump());
   return json.dump(1);
 }
 
 namespace {
+
+// Whether it is what was written: the digest is that of all else.
+bool IsUnchanged(Json json) {
+  const std::string digest = json.value(kDigest, "");
+  json.erase(kDigest);
+  return ChecksumHex(json.dump()) == digest;
+}
+
+absl::Status CheckBlocks(const std::string& tensor, const Piece& piece) {
+  const size_t expected = static_cast<size_t>(BlocksOf(piece.bytes())) * kDigestBytes;
+  if (piece.block_digests.empty() || piece.block_digests.size() == expected) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(
+      absl::StrCat("a piece of tensor ", tensor, " has not one digest for each of its blocks"));
+}
 
 bool StaysInside(const std::string& name) {
   const std::vector<std::string> parts = absl::StrSplit(name, '/');
@@ -119,14 +158,23 @@ bool StaysInside(const std::string& name) {
 
 absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object() || json.value("format", "") != kFormat) {
-    return absl::DataLossError("not the manifest of a Tercio checkpoint");
-  }
-  if (json.value("version", 0) != kVersion) {
-    return absl::DataLossError(absl::StrCat("manifest version ", json.value("version", 0),
-                                            ", this program reads ", kVersion));
-  }
   try {
+    if (!json.is_object() || json.value("format", "") != kFormat) {
+      return absl::DataLossError("not the manifest of a Tercio checkpoint");
+    }
+    const int version = json.value("version", 0);
+    if (version > kVersion) {
+      return absl::FailedPreconditionError(absl::StrCat("manifest version ", version,
+                                                        " is of a newer program; this one reads ",
+                                                        kOldestVersion, " to ", kVersion));
+    }
+    if (version < kOldestVersion) {
+      return absl::DataLossError(absl::StrCat("there is no manifest version ", version));
+    }
+    if (version >= 3 && !IsUnchanged(json)) {
+      return absl::DataLossError(
+          "the manifest was changed after it was written: its digest is that of another text");
+    }
     Manifest manifest = Parse(json);
     for (const auto& [name, file] : manifest.files) {
       if (StaysInside(name)) continue;
@@ -148,15 +196,40 @@ absl::Status CheckCoverage(const Manifest& manifest) {
     }
     for (const Piece& piece : tensor.pieces) {
       const auto file = manifest.files.find(piece.file);
-      const int64_t bytes = (piece.row_end - piece.row_begin) *
-                            (piece.column_end - piece.column_begin) *
-                            static_cast<int64_t>(sizeof(float));
       if (file == manifest.files.end() || piece.offset < 0 ||
-          piece.offset + bytes > file->second.bytes) {
+          piece.offset + piece.bytes() > file->second.bytes) {
         return absl::DataLossError(
             absl::StrCat("a piece of tensor ", name, " lies outside of file ", piece.file));
       }
+      TERCIO_RETURN_IF_ERROR(CheckBlocks(name, piece));
     }
+  }
+  return absl::OkStatus();
+}
+
+std::string DigestOfManifest(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return "";
+  const auto digest = json.find(kDigest);
+  return digest != json.end() && digest->is_string() ? digest->get<std::string>() : "";
+}
+
+absl::Status CheckTrainingState(const std::string& text) {
+  if (text.size() > kMostStateBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the training state has ", text.size(), " bytes, at most ", kMostStateBytes));
+  }
+  bool deep = false;
+  const Json json = Json::parse(
+      text,
+      [&deep](int depth, Json::parse_event_t, Json&) {
+        deep = deep || depth > kMostStateDepth;
+        return !deep;
+      },
+      /*allow_exceptions=*/false);
+  if (deep || !json.is_object()) {
+    return absl::InvalidArgumentError(
+        "the training state is not a JSON object, or nested too deep");
   }
   return absl::OkStatus();
 }

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/block_digests.h"
 #include "common/checksum.h"
+#include "common/file.h"
 #include "common/machine.h"
 #include "common/ordered_parts.h"
 #include "common/status_macros.h"
@@ -13,85 +16,79 @@
 namespace tercio::checkpoint {
 namespace {
 
-constexpr size_t kReadAhead = size_t{8} << 20;
+constexpr int64_t kReadBytes = int64_t{8} << 20;
+// Values that ReadSlice asks for at a time.
+constexpr int64_t kPartElements = int64_t{4} << 20;
 
-absl::StatusOr<Manifest> ReadManifest(const std::string& directory) {
+absl::Status At(const std::string& path, const absl::Status& status) {
+  const std::string message(status.message());
+  const bool named = message.find(path) != std::string::npos;
+  return absl::Status(status.code(), named ? message : absl::StrCat(path, ": ", message));
+}
+
+absl::StatusOr<Manifest> ReadManifest(const std::string& directory, std::string* digest) {
   const std::string path = directory + "/manifest.json";
   TERCIO_ASSIGN_OR_RETURN(const std::string json, ReadFile(path));
   absl::StatusOr<Manifest> manifest = ManifestFromJson(json);
-  if (!manifest.ok()) {
-    return absl::Status(manifest.status().code(),
-                        absl::StrCat(path, ": ", std::string(manifest.status().message())));
-  }
+  if (!manifest.ok()) return At(path, manifest.status());
+  if (digest != nullptr) *digest = DigestOfManifest(json);
   return manifest;
 }
 
-// The disk reads ahead.
-std::string ChecksumOf(const MappedFile& file) {
+// A file of a manifest that is there is a part of the checkpoint: that it is missing is damage.
+absl::StatusOr<std::unique_ptr<const RandomAccessFile>> OpenFile(const std::string& path,
+                                                                 const ManifestFile& expected) {
+  auto file = RandomAccessFile::Open(path);
+  if (absl::IsNotFound(file.status()) || absl::IsInvalidArgument(file.status())) {
+    return absl::DataLossError(std::string(file.status().message()));
+  }
+  if (!file.ok()) return file.status();
+  if ((*file)->size() != expected.bytes) {
+    return absl::DataLossError(absl::StrCat(path, ": has ", (*file)->size(),
+                                            " bytes, the manifest says ", expected.bytes));
+  }
+  return file;
+}
+
+absl::Status CheckDigest(const RandomAccessFile& file, const ManifestFile& expected) {
   Checksum checksum;
-  const std::string_view content = file.content();
-  file.Prefetch(0, kReadAhead);
-  for (size_t at = 0; at < content.size(); at += kReadAhead) {
-    file.Prefetch(at + kReadAhead, kReadAhead);
-    checksum.Update(content.substr(at, kReadAhead));
+  std::vector<char> buffer(static_cast<size_t>(std::min(kReadBytes, expected.bytes)));
+  for (int64_t at = 0; at < expected.bytes; at += kReadBytes) {
+    const int64_t bytes = std::min(kReadBytes, expected.bytes - at);
+    TERCIO_RETURN_IF_ERROR(file.Read(at, bytes, buffer.data()));
+    checksum.Update({buffer.data(), static_cast<size_t>(bytes)});
+    file.ForgetPages(at, bytes);
   }
-  return checksum.Hex();
+  if (checksum.Hex() == expected.checksum) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(file.path(), ": its checksum differs from the manifest's"));
 }
 
-std::string SizeProblemOf(std::string_view content, const ManifestFile& expected) {
-  if (static_cast<int64_t>(content.size()) == expected.bytes) return "";
-  return absl::StrCat("has ", content.size(), " bytes, the manifest says ", expected.bytes);
-}
-
-std::string DigestProblemOf(const MappedFile& file, const ManifestFile& expected) {
-  return ChecksumOf(file) == expected.checksum ? "" : "its checksum differs from the manifest's";
-}
-
-// Copies the part of `piece` that lies in `slice`.
-void CopyOverlap(const Piece& piece, const char* bytes, const v1::TensorSlice& slice, float* out) {
-  const int64_t row_begin = std::max(piece.row_begin, slice.row_begin());
-  const int64_t row_end = std::min(piece.row_end, slice.row_end());
-  const int64_t column_begin = std::max(piece.column_begin, slice.column_begin());
-  const int64_t column_end = std::min(piece.column_end, slice.column_end());
-  if (column_begin >= column_end) return;
-  const int64_t piece_width = piece.column_end - piece.column_begin;
-  const int64_t slice_width = slice.column_end() - slice.column_begin();
-  if (row_begin < row_end && column_end - column_begin == piece_width &&
-      piece_width == slice_width) {  // whole rows, one after the other
-    std::memcpy(out + (row_begin - slice.row_begin()) * slice_width,
-                bytes + piece.offset + (row_begin - piece.row_begin) * piece_width * 4,
-                static_cast<size_t>((row_end - row_begin) * piece_width) * sizeof(float));
-    return;
-  }
-  for (int64_t row = row_begin; row < row_end; ++row) {
-    const int64_t from = (row - piece.row_begin) * piece_width + column_begin - piece.column_begin;
-    const int64_t to =
-        (row - slice.row_begin()) * slice_width + column_begin - slice.column_begin();
-    std::memcpy(out + to, bytes + piece.offset + from * 4,
-                static_cast<size_t>(column_end - column_begin) * sizeof(float));
-  }
+Finding FindingOf(const std::string& path, const absl::Status& status) {
+  if (status.ok()) return {path, "", false};
+  return {path, std::string(status.message()), absl::IsDataLoss(status)};
 }
 
 }  // namespace
 
+absl::Status VerifyFile(const std::string& path, const ManifestFile& expected) {
+  TERCIO_ASSIGN_OR_RETURN(const auto file, OpenFile(path, expected));
+  return CheckDigest(*file, expected);
+}
+
 std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
-  const absl::StatusOr<Manifest> manifest = ReadManifest(directory);
-  if (!manifest.ok()) {
-    return {{directory + "/manifest.json", std::string(manifest.status().message())}};
-  }
-  std::vector<Finding> findings = {{directory + "/manifest.json", ""}};
+  const absl::StatusOr<Manifest> manifest = ReadManifest(directory, nullptr);
+  std::vector<Finding> findings = {FindingOf(directory + "/manifest.json", manifest.status())};
+  if (!manifest.ok()) return findings;
   std::vector<const ManifestFile*> expected = {nullptr};
   for (const auto& [name, file] : manifest->files) {
-    findings.push_back({absl::StrCat(directory, "/", name), ""});
+    findings.push_back({absl::StrCat(directory, "/", name), "", false});
     expected.push_back(&file);
   }
   ForEachOnThreads(static_cast<int64_t>(findings.size()) - 1, MachineCores(), [&](int64_t i) {
     Finding& finding = findings[static_cast<size_t>(i + 1)];
     const ManifestFile& said = *expected[static_cast<size_t>(i + 1)];
-    const auto file = MappedFile::Open(finding.path);
-    finding.problem =
-        !file.ok() ? std::string(file.status().message()) : SizeProblemOf((*file)->content(), said);
-    if (finding.problem.empty()) finding.problem = DigestProblemOf(**file, said);
+    finding = FindingOf(finding.path, VerifyFile(finding.path, said));
   });
   return findings;
 }
@@ -99,14 +96,10 @@ std::vector<Finding> VerifyCheckpoint(const std::string& directory) {
 absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& directory, bool digests) {
   auto reader = std::make_unique<Reader>();
   reader->directory_ = directory;
-  TERCIO_ASSIGN_OR_RETURN(reader->manifest_, ReadManifest(directory));
+  TERCIO_ASSIGN_OR_RETURN(reader->manifest_, ReadManifest(directory, &reader->manifest_digest_));
   for (const auto& [name, expected] : reader->manifest_.files) {
-    const std::string path = absl::StrCat(directory, "/", name);
-    const auto file = MappedFile::Open(path);
-    const std::string problem = !file.ok() ? std::string(file.status().message())
-                                           : SizeProblemOf((*file)->content(), expected);
-    if (!problem.empty()) return absl::DataLossError(absl::StrCat(path, ": ", problem));
-    reader->files_[name] = *file;
+    TERCIO_ASSIGN_OR_RETURN(reader->files_[name],
+                            OpenFile(absl::StrCat(directory, "/", name), expected));
   }
   if (digests) TERCIO_RETURN_IF_ERROR(reader->CheckDigests());
   if (!google::protobuf::util::JsonStringToMessage(reader->manifest_.model_json, &reader->model_)
@@ -117,24 +110,29 @@ absl::StatusOr<std::unique_ptr<Reader>> Reader::Open(const std::string& director
 }
 
 absl::Status Reader::CheckDigests() const {
-  std::vector<std::string> names, problems(files_.size());
+  std::vector<std::string> names;
   for (const auto& [name, file] : files_) names.push_back(name);
+  std::vector<absl::Status> outcomes(names.size());
   ForEachOnThreads(static_cast<int64_t>(names.size()), MachineCores(), [&](int64_t i) {
     const std::string& name = names[static_cast<size_t>(i)];
-    problems[static_cast<size_t>(i)] = DigestProblemOf(*files_.at(name), manifest_.files.at(name));
+    outcomes[static_cast<size_t>(i)] = CheckDigest(*files_.at(name), manifest_.files.at(name));
   });
-  for (size_t i = 0; i < names.size(); ++i) {
-    if (problems[i].empty()) continue;
-    return absl::DataLossError(absl::StrCat(directory_, "/", names[i], ": ", problems[i]));
-  }
+  for (const absl::Status& outcome : outcomes) TERCIO_RETURN_IF_ERROR(outcome);
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::string> Reader::TokenizerJson() const {
-  if (!files_.contains("tokenizer.json")) {
+  const auto found = files_.find(manifest_.tokenizer_file);
+  if (found == files_.end()) {
     return absl::NotFoundError(absl::StrCat(directory_, " holds no tokenizer"));
   }
-  return std::string(files_.at("tokenizer.json")->content());
+  std::string content(static_cast<size_t>(found->second->size()), '\0');
+  TERCIO_RETURN_IF_ERROR(found->second->Read(0, found->second->size(), content.data()));
+  if (ChecksumHex(content) != manifest_.files.at(found->first).checksum) {
+    return absl::DataLossError(
+        absl::StrCat(found->second->path(), ": its checksum differs from the manifest's"));
+  }
+  return content;
 }
 
 absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
@@ -159,9 +157,80 @@ absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
 
 absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
   TERCIO_RETURN_IF_ERROR(CheckSlice(slice));
-  for (const Piece& piece : manifest_.tensors.at(slice.tensor()).pieces) {
-    CopyOverlap(piece, files_.at(piece.file)->content().data(), slice, out);
+  SliceCursor cursor(*this);
+  for (const v1::TensorSlice& part : DivideSlice(slice, kPartElements)) {
+    TERCIO_RETURN_IF_ERROR(cursor.Read(part, out));
+    out += (part.row_end() - part.row_begin()) * (part.column_end() - part.column_begin());
   }
+  return absl::OkStatus();
+}
+
+absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out) {
+  TERCIO_RETURN_IF_ERROR(reader_.CheckSlice(part));
+  const std::vector<Piece>& pieces = reader_.manifest_.tensors.at(part.tensor()).pieces;
+  blocks_.resize(pieces.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    TERCIO_RETURN_IF_ERROR(ReadPiece(pieces[i], part, &blocks_[i], out));
+  }
+  return absl::OkStatus();
+}
+
+// Copies what of the piece lies in the part.
+absl::Status SliceCursor::ReadPiece(const Piece& piece, const v1::TensorSlice& part, Block* cache,
+                                    float* out) {
+  constexpr auto kValue = static_cast<int64_t>(sizeof(float));
+  const int64_t row_begin = std::max(piece.row_begin, part.row_begin());
+  const int64_t row_end = std::min(piece.row_end, part.row_end());
+  const int64_t column_begin = std::max(piece.column_begin, part.column_begin());
+  const int64_t column_end = std::min(piece.column_end, part.column_end());
+  if (row_begin >= row_end || column_begin >= column_end) return absl::OkStatus();
+  const int64_t piece_width = piece.column_end - piece.column_begin;
+  const int64_t part_width = part.column_end() - part.column_begin();
+  // Whole rows of both lie one after the other in both.
+  const bool together = column_end - column_begin == piece_width && piece_width == part_width;
+  const int64_t rows = together ? row_end - row_begin : 1;
+  for (int64_t row = row_begin; row < row_end; row += rows) {
+    const int64_t from = (row - piece.row_begin) * piece_width + column_begin - piece.column_begin;
+    float* const to =
+        out + (row - part.row_begin()) * part_width + column_begin - part.column_begin();
+    TERCIO_RETURN_IF_ERROR(Copy(piece, from * kValue, rows * (column_end - column_begin) * kValue,
+                                cache, reinterpret_cast<char*>(to)));
+  }
+  return absl::OkStatus();
+}
+
+// Bytes [begin, begin + bytes) of the piece, by way of its blocks.
+absl::Status SliceCursor::Copy(const Piece& piece, int64_t begin, int64_t bytes, Block* cache,
+                               char* out) const {
+  while (bytes > 0) {
+    const int64_t number = begin / kBlockBytes;
+    if (cache->number != number) TERCIO_RETURN_IF_ERROR(Load(piece, number, cache));
+    const int64_t inside = begin - number * kBlockBytes;
+    const int64_t taken = std::min(bytes, static_cast<int64_t>(cache->bytes.size()) - inside);
+    std::memcpy(out, cache->bytes.data() + inside, static_cast<size_t>(taken));
+    out += taken;
+    begin += taken;
+    bytes -= taken;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SliceCursor::Load(const Piece& piece, int64_t number, Block* block) const {
+  const RandomAccessFile& file = *reader_.files_.at(piece.file);
+  const int64_t begin = number * kBlockBytes;
+  const int64_t bytes = std::min(kBlockBytes, piece.bytes() - begin);
+  block->number = -1;
+  block->bytes.resize(static_cast<size_t>(bytes));
+  TERCIO_RETURN_IF_ERROR(file.Read(piece.offset + begin, bytes, block->bytes.data()));
+  reader_.bytes_read_ += bytes;
+  const size_t digest = static_cast<size_t>(number) * kDigestBytes;
+  const bool known = !piece.block_digests.empty();
+  if (known && ChecksumBytes({block->bytes.data(), block->bytes.size()}) !=
+                   piece.block_digests.substr(digest, kDigestBytes)) {
+    return absl::DataLossError(absl::StrCat(file.path(), ": the digest of the block at byte ",
+                                            piece.offset + begin, " differs from the manifest's"));
+  }
+  block->number = number;
   return absl::OkStatus();
 }
 

@@ -1,20 +1,28 @@
 // Reads a committed checkpoint: any rectangle of any logical tensor, whatever layout wrote it.
 //
-// Threads: const methods from any thread.
-// Errors: NOT_FOUND when there is no checkpoint, DATA_LOSS when it is damaged (naming file and
-// fault).
+// What is read is verified: each block that a slice touches is compared with its digest before any
+// of it is given out. Files are read by pread, never mapped: a file that shrinks, or a disk that
+// fails, is an error and no signal.
+//
+// Threads: const methods from any thread; a SliceCursor by one at a time.
+// Errors: NOT_FOUND when there is no checkpoint; DATA_LOSS when it is damaged beyond doubt (a file
+// is missing or has another size, a digest differs); FAILED_PRECONDITION when a newer program wrote
+// it; anything else may pass (permission, I/O, out of memory). Each names the file.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/weight_source.h"
-#include "common/file.h"
+#include "common/read_file.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 
@@ -22,11 +30,17 @@ namespace tercio::checkpoint {
 
 struct Finding {
   std::string path;
-  std::string problem;  // empty: good
+  std::string problem;   // empty: good
+  bool damaged = false;  // proven, as opposed to what may pass
 };
+
+// Reads one file of a checkpoint and compares its size and digest. DATA_LOSS: it is damaged.
+absl::Status VerifyFile(const std::string& path, const ManifestFile& expected);
 
 // Reads everything and compares every digest; one finding per file.
 std::vector<Finding> VerifyCheckpoint(const std::string& directory);
+
+class SliceCursor;
 
 class Reader : public WeightSource {
  public:
@@ -38,6 +52,8 @@ class Reader : public WeightSource {
   absl::Status CheckDigests() const;
 
   const Manifest& manifest() const { return manifest_; }
+  // Of the manifest itself; empty: a version that has none.
+  const std::string& manifest_digest() const { return manifest_digest_; }
   const v1::ModelSpec& model() const override { return model_; }
   absl::StatusOr<std::string> TokenizerJson() const override;
   bool Has(const std::string& tensor) const override { return manifest_.tensors.contains(tensor); }
@@ -47,12 +63,44 @@ class Reader : public WeightSource {
   absl::Status CheckSlice(const v1::TensorSlice& slice) const;
   // Writes the slice's values row-major; the same errors.
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
+  // What all calls together have read of the files.
+  int64_t bytes_read() const { return bytes_read_; }
 
  private:
+  friend class SliceCursor;
+
   std::string directory_;
   Manifest manifest_;
+  std::string manifest_digest_;
   v1::ModelSpec model_;
-  std::map<std::string, std::shared_ptr<const MappedFile>> files_;
+  std::map<std::string, std::unique_ptr<const RandomAccessFile>> files_;
+  mutable std::atomic<int64_t> bytes_read_ = 0;
+};
+
+// Reads a slice in parts, one after the other (DivideSlice): keeps of each piece the block that it
+// has read last, so that neighbouring parts read and verify no block twice. Memory: one block for
+// each piece of the tensor.
+class SliceCursor {
+ public:
+  // The reader must outlive it.
+  explicit SliceCursor(const Reader& reader) : reader_(reader) {}
+
+  // As Reader::ReadSlice. All calls are about one tensor.
+  absl::Status Read(const v1::TensorSlice& part, float* out);
+
+ private:
+  struct Block {
+    int64_t number = -1;
+    std::vector<char> bytes;
+  };
+
+  absl::Status ReadPiece(const Piece& piece, const v1::TensorSlice& part, Block* cache, float* out);
+  absl::Status Load(const Piece& piece, int64_t number, Block* block) const;
+  absl::Status Copy(const Piece& piece, int64_t begin, int64_t bytes, Block* cache,
+                    char* out) const;
+
+  const Reader& reader_;
+  std::vector<Block> blocks_;  // by piece of the tensor
 };
 
 }  // namespace tercio::checkpoint

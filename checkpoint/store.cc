@@ -1,11 +1,15 @@
 #include "checkpoint/store.h"
 
-#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <cerrno>
 #include <filesystem>
+#include <random>
+#include <set>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -13,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/reader.h"
+#include "common/checksum.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -20,33 +25,40 @@
 namespace tercio::checkpoint {
 namespace {
 
-constexpr char kPrefix[] = "step-";
+constexpr char kStepPrefix[] = "step-";
+constexpr char kAttemptPrefix[] = "attempt-";
+constexpr char kManifest[] = "manifest.json";
+// Saves leave this much of a file system free (a twentieth where it is small) for what lies beside
+// the checkpoints, the coordinator's own state above all: a save must not be what stops every job.
+constexpr int64_t kMostHeadroomBytes = int64_t{256} << 20;
+constexpr int64_t kHeadroomPart = 20;
 
-// -1 when the name is not that of a committed checkpoint.
+// -1 when the name is not that of a step's directory.
 int64_t StepOfName(const std::string& name) {
   int64_t step = -1;
-  if (!absl::StartsWith(name, kPrefix) || !absl::SimpleAtoi(name.substr(5), &step)) return -1;
+  if (!absl::StartsWith(name, kStepPrefix) || !absl::SimpleAtoi(name.substr(5), &step)) return -1;
   return step;
 }
 
-int64_t DirectoryBytes(const std::string& path) {
-  int64_t bytes = 0;
+bool IsAttempt(const std::string& name) { return absl::StartsWith(name, kAttemptPrefix); }
+
+// As ListDirectory, but says why a directory cannot be listed.
+absl::StatusOr<std::vector<std::string>> Names(const std::string& path) {
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
-    bytes += static_cast<int64_t>(entry.file_size(error));
+  std::filesystem::directory_iterator at(path, error);
+  std::vector<std::string> names;
+  for (; !error && at != std::filesystem::directory_iterator(); at.increment(error)) {
+    names.push_back(at->path().filename().string());
   }
-  return bytes;
+  if (error) return FileError(error.value(), "cannot list", path);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
-// In one moment: a crash leaves the one or the other. What was at `path` is at `partial` then.
-absl::Status TakeThePlaceOf(const std::string& path, const std::string& partial) {
-  if (!PathExists(path)) return RenamePath(partial, path);
-  if (renameat2(AT_FDCWD, partial.c_str(), AT_FDCWD, path.c_str(), RENAME_EXCHANGE) == 0) {
-    return absl::OkStatus();
-  }
-  // File systems that cannot exchange (NFS).
-  TERCIO_RETURN_IF_ERROR(RemoveTree(path));
-  return RenamePath(partial, path);
+std::string FreshName(int rank) {
+  static thread_local std::mt19937_64 random{std::random_device{}()};
+  return absl::StrFormat("rank-%05d-%08x.safetensors", rank,
+                         static_cast<uint32_t>(random() & 0xffffffff));
 }
 
 absl::Status Join(const Manifest& part, Manifest* whole) {
@@ -64,170 +76,238 @@ absl::Status Join(const Manifest& part, Manifest* whole) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status RankUpload::Write(std::string_view bytes) {
-  received_bytes_ += static_cast<int64_t>(bytes.size());
-  if (received_bytes_ > expected_bytes_) {
-    return absl::InvalidArgumentError(absl::StrCat(name_, ": more bytes than its slices have"));
-  }
-  checksum_.Update(bytes);
-  return file_->Append(bytes);
+int64_t BytesOf(const Manifest& manifest, size_t manifest_bytes) {
+  int64_t bytes = static_cast<int64_t>(manifest_bytes);
+  for (const auto& [name, file] : manifest.files) bytes += file.bytes;
+  return bytes;
 }
 
-absl::Status RankUpload::Finish(const v1::UploadEnd& end) {
-  if (end.bytes() != received_bytes_ || received_bytes_ != expected_bytes_) {
-    return absl::DataLossError(absl::StrCat(name_, ": got ", received_bytes_,
-                                            " bytes, the sender says ", end.bytes(),
-                                            ", its slices need ", expected_bytes_));
+std::string AttemptName(int32_t attempt) { return absl::StrCat(kAttemptPrefix, attempt); }
+
+}  // namespace
+
+absl::Status RankUpload::Write(std::string_view bytes) { return file_->Append(bytes); }
+
+absl::StatusOr<Manifest> RankUpload::Finish(const v1::UploadEnd& end) {
+  TERCIO_ASSIGN_OR_RETURN(const v1::UploadEnd written, file_->Close());
+  if (end.bytes() != written.bytes()) {
+    return absl::DataLossError(
+        absl::StrCat(name_, ": got ", written.bytes(), " bytes, the sender says ", end.bytes()));
   }
-  const std::string checksum = checksum_.Hex();
-  if (checksum != end.checksum()) {
+  if (end.checksum() != written.checksum()) {
     return absl::DataLossError(
         absl::StrCat(name_, ": the checksum of the stream differs from the sender's"));
   }
-  TERCIO_RETURN_IF_ERROR(file_->Close());
-  part_.files[name_] = {header_bytes_ + received_bytes_, checksum};
-  return absl::OkStatus();
+  return PartOfManifest(name_, slices_, written);
 }
 
 Store::Store(const std::string& root)
     : root_(std::filesystem::absolute(root).lexically_normal().string()) {}
 
+std::string Store::PathOfJob(const std::string& job) const { return absl::StrCat(root_, "/", job); }
+
 std::string Store::PathOf(const std::string& job, int64_t step) const {
-  return absl::StrFormat("%s/%s/step-%08d", root_, job, step);
+  return absl::StrFormat("%s/%s%08d", PathOfJob(job), kStepPrefix, step);
 }
 
-std::string Store::PartialPath(const std::string& job, int64_t step, int32_t attempt) const {
-  return absl::StrCat(PathOf(job, step), ".partial-", attempt);
+std::string Store::AttemptPath(const std::string& job, int64_t step, int32_t attempt) const {
+  return absl::StrCat(PathOf(job, step), "/", AttemptName(attempt));
 }
 
-absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
+absl::Status Store::CheckRoom(int64_t bytes) const {
   if (absl::ToUnixNanos(SteadyNow()) < full_until_nanos_) {
     return absl::ResourceExhaustedError(absl::StrCat(root_, ": no space left on device (a drill)"));
   }
-  const std::string directory =
-      PartialPath(begin.run().job_id(), begin.step(), begin.run().attempt());
-  TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
-  std::unique_ptr<RankUpload> upload(new RankUpload);
-  upload->name_ = absl::StrFormat("rank-%05d.safetensors", begin.rank());
+  struct statvfs info = {};
+  if (statvfs(root_.c_str(), &info) != 0) return FileError(errno, "cannot ask for space of", root_);
+  const auto unit = static_cast<int64_t>(info.f_frsize);
+  const int64_t free = static_cast<int64_t>(info.f_bavail) * unit;
+  const int64_t headroom =
+      std::min(kMostHeadroomBytes, static_cast<int64_t>(info.f_blocks) * unit / kHeadroomPart);
+  if (bytes + headroom <= free) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(root_, ": no space left on device: ", bytes, " bytes are to be written, ", free,
+                   " are free, of which ", headroom, " stay free for all else"));
+}
+
+absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(begin.slices()));
-  upload->header_bytes_ = static_cast<int64_t>(file.header.size());
-  upload->expected_bytes_ = file.data_bytes();
-  for (int i = 0; i < begin.slices_size(); ++i) {
-    const v1::TensorSlice& slice = begin.slices(i);
-    ManifestTensor& tensor = upload->part_.tensors[slice.tensor()];
-    tensor.shape.assign(slice.shape().begin(), slice.shape().end());
-    tensor.pieces.push_back(
-        {upload->name_, upload->header_bytes_ + file.entries[static_cast<size_t>(i)].begin,
-         slice.row_begin(), slice.row_end(), slice.column_begin(), slice.column_end()});
-  }
-  TERCIO_ASSIGN_OR_RETURN(
-      upload->file_,
-      AppendFile::Create(absl::StrCat(directory, "/", upload->name_),
-                         AppendFile::Existing::kReplace, AppendFile::PageCache::kBypass,
-                         upload->header_bytes_ + upload->expected_bytes_));
-  upload->checksum_.Update(file.header);
-  TERCIO_RETURN_IF_ERROR(upload->file_->Append(file.header));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(root_));
+  TERCIO_RETURN_IF_ERROR(CheckRoom(static_cast<int64_t>(file.header.size()) + file.data_bytes()));
+  std::unique_ptr<RankUpload> upload(new RankUpload);
+  upload->name_ = absl::StrCat(AttemptName(begin.run().attempt()), "/", FreshName(begin.rank()));
+  upload->slices_ = begin.slices();
+  const std::string path =
+      absl::StrCat(PathOf(begin.run().job_id(), begin.step()), "/", upload->name_);
+  TERCIO_ASSIGN_OR_RETURN(upload->file_, PartWriter::Create(path, begin.slices()));
   return upload;
 }
 
-absl::StatusOr<Committed> Store::Commit(const std::string& job, int64_t step, int32_t attempt,
-                                        const std::string& model_json,
-                                        const std::string& training_state_json,
-                                        const std::string& tokenizer_json,
-                                        const std::vector<Manifest>& parts) {
-  const std::string partial = PartialPath(job, step, attempt);
-  Manifest manifest;
-  manifest.job = job;
-  manifest.step = step;
-  manifest.attempt = attempt;
-  manifest.model_json = model_json;
-  manifest.training_state_json = training_state_json;
-  for (const Manifest& part : parts) TERCIO_RETURN_IF_ERROR(Join(part, &manifest));
-  if (!tokenizer_json.empty()) {
-    TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/tokenizer.json", tokenizer_json));
-    manifest.files["tokenizer.json"] = {static_cast<int64_t>(tokenizer_json.size()),
-                                        ChecksumHex(tokenizer_json)};
+absl::StatusOr<Manifest> Store::Adopt(const v1::UploadBegin& begin,
+                                      const v1::UploadEnd& end) const {
+  const std::string prefix =
+      absl::StrCat(AttemptName(begin.run().attempt()), absl::StrFormat("/rank-%05d", begin.rank()));
+  if (!absl::StartsWith(begin.file(), prefix) ||
+      begin.file().find('/', prefix.size()) != std::string::npos) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", begin.rank(), " may not call its part ", begin.file()));
   }
-  TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
-  TERCIO_RETURN_IF_ERROR(WriteFileDurably(partial + "/manifest.json", ManifestToJson(manifest)));
-  // The same step of an attempt before: the newer one takes its place.
+  TERCIO_ASSIGN_OR_RETURN(Manifest part, PartOfManifest(begin.file(), begin.slices(), end));
+  const std::string path =
+      absl::StrCat(PathOf(begin.run().job_id(), begin.step()), "/", begin.file());
+  struct stat info = {};
+  if (lstat(path.c_str(), &info) != 0) return FileError(errno, "cannot find", path);
+  const int64_t expected = part.files.begin()->second.bytes;
+  if (!S_ISREG(info.st_mode) || info.st_size != expected) {
+    return absl::DataLossError(absl::StrCat(path, ": has ", info.st_size, " bytes, rank ",
+                                            begin.rank(), " says ", expected));
+  }
+  return part;
+}
+
+absl::Status Store::ReadBack(const std::string& job, int64_t step,
+                             const std::vector<Manifest>& parts) const {
   const std::string path = PathOf(job, step);
-  TERCIO_RETURN_IF_ERROR(TakeThePlaceOf(path, partial));
-  TERCIO_RETURN_IF_ERROR(SyncPath(absl::StrCat(root_, "/", job)));
-  TERCIO_RETURN_IF_ERROR(RemoveTree(partial));
-  return Committed{step, path, DirectoryBytes(path)};
-}
-
-absl::Status Store::Abandon(const std::string& job, int64_t step, int32_t attempt) {
-  return RemoveTree(PartialPath(job, step, attempt));
-}
-
-int32_t Store::AttemptOf(const std::string& job, int64_t step) const {
-  const absl::StatusOr<std::string> text = ReadFile(PathOf(job, step) + "/manifest.json");
-  if (!text.ok()) return 0;
-  const absl::StatusOr<Manifest> manifest = ManifestFromJson(*text);
-  return manifest.ok() ? manifest->attempt : 0;
-}
-
-std::vector<Committed> Store::List(const std::string& job) const {
-  std::vector<Committed> result;
-  for (const std::string& name : ListDirectory(absl::StrCat(root_, "/", job))) {
-    const int64_t step = StepOfName(name);
-    if (step < 0) continue;
-    const std::string path = PathOf(job, step);
-    result.push_back({step, path, DirectoryBytes(path)});
-  }
-  std::sort(result.begin(), result.end(),
-            [](const Committed& a, const Committed& b) { return a.step < b.step; });
-  return result;
-}
-
-Committed Store::LatestGood(const std::string& job, std::vector<std::string>* damaged) const {
-  const std::vector<Committed> all = List(job);
-  for (auto candidate = all.rbegin(); candidate != all.rend(); ++candidate) {
-    const auto reader = Reader::Open(candidate->path, /*digests=*/true);
-    if (reader.ok()) return *candidate;
-    if (damaged != nullptr) damaged->push_back(std::string(reader.status().message()));
-  }
-  return {};
-}
-
-std::vector<Committed> Store::Superfluous(const std::string& job, int keep_last,
-                                          int64_t keep_every) const {
-  std::vector<Committed> all = List(job);
-  const auto kept = static_cast<size_t>(std::max(1, keep_last));
-  all.resize(all.size() > kept ? all.size() - kept : 0);
-  std::erase_if(all, [keep_every](const Committed& committed) {
-    return keep_every > 0 && committed.step % keep_every == 0;
-  });
-  return all;
-}
-
-absl::Status Store::Remove(const std::string& job, int64_t step) {
-  return RemoveTree(PathOf(job, step));
-}
-
-absl::StatusOr<std::vector<int64_t>> Store::Prune(const std::string& job, int keep_last,
-                                                  int64_t keep_every) {
-  std::vector<int64_t> removed;
-  for (const Committed& committed : Superfluous(job, keep_last, keep_every)) {
-    TERCIO_RETURN_IF_ERROR(Remove(job, committed.step));
-    removed.push_back(committed.step);
-  }
-  return removed;
-}
-
-absl::Status Store::RemovePartials() {
-  for (const std::string& job : ListDirectory(root_)) {
-    const std::string directory = absl::StrCat(root_, "/", job);
-    for (const std::string& name : ListDirectory(directory)) {
-      if (!absl::StrContains(name, ".partial-")) continue;
-      TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(directory, "/", name)));
+  for (const Manifest& part : parts) {
+    for (const auto& [name, file] : part.files) {
+      TERCIO_RETURN_IF_ERROR(VerifyFile(absl::StrCat(path, "/", name), file));
     }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
+                                        const std::function<bool()>& still_wanted) {
+  const std::string path = PathOf(request.job, request.step);
+  Manifest manifest;
+  manifest.job = request.job;
+  manifest.step = request.step;
+  manifest.attempt = request.attempt;
+  manifest.model_json = request.model_json;
+  manifest.training_state_json = request.training_state_json;
+  for (const Manifest& part : request.parts) TERCIO_RETURN_IF_ERROR(Join(part, &manifest));
+  if (!request.tokenizer_json.empty()) {
+    manifest.tokenizer_file = absl::StrCat(AttemptName(request.attempt), "/tokenizer.json");
+    TERCIO_RETURN_IF_ERROR(
+        WriteFileDurably(absl::StrCat(path, "/", manifest.tokenizer_file), request.tokenizer_json));
+    manifest.files[manifest.tokenizer_file] = {static_cast<int64_t>(request.tokenizer_json.size()),
+                                               ChecksumHex(request.tokenizer_json)};
+  }
+  TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
+  const std::string json = ManifestToJson(manifest);
+  // The slow part under a name of its own; what a disk that hangs lets go of later becomes visible
+  // only if it is still wanted then.
+  const std::string written =
+      absl::StrCat(AttemptPath(request.job, request.step, request.attempt), "/", kManifest);
+  TERCIO_RETURN_IF_ERROR(WriteFileDurably(written, json));
+  // The names of the directories above, of which the first save of a job has made several.
+  for (const std::string& directory : {PathOfJob(request.job), root_}) {
+    TERCIO_RETURN_IF_ERROR(SyncPath(directory));
+  }
+  if (!still_wanted()) return absl::AbortedError("this save was given up");
+  TERCIO_RETURN_IF_ERROR(RenamePath(written, absl::StrCat(path, "/", kManifest)));
+  TERCIO_RETURN_IF_ERROR(SyncPath(path));
+  TERCIO_RETURN_IF_ERROR(RemoveUnnamed(request.job, request.step));
+  return Committed{request.step, request.attempt, path, BytesOf(manifest, json.size()),
+                   DigestOfManifest(json)};
+}
+
+// Whatever lies in a step's directory and is not of its checkpoint.
+absl::Status Store::RemoveUnnamed(const std::string& job, int64_t step) const {
+  const std::string path = PathOf(job, step);
+  const absl::StatusOr<std::string> text = ReadFile(absl::StrCat(path, "/", kManifest));
+  if (absl::IsNotFound(text.status())) return RemoveTree(path);
+  if (!text.ok()) return text.status();
+  const absl::StatusOr<Manifest> manifest = ManifestFromJson(*text);
+  if (!manifest.ok()) return absl::OkStatus();  // somebody may want to mend it
+  std::set<std::string> kept = {kManifest};
+  for (const auto& [name, file] : manifest->files) kept.insert(name);
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> attempts, Names(path));
+  for (const std::string& attempt : attempts) {
+    if (!IsAttempt(attempt)) continue;
+    const std::string directory = absl::StrCat(path, "/", attempt);
+    TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(directory));
+    size_t left = 0;
+    for (const std::string& name : names) {
+      if (kept.contains(absl::StrCat(attempt, "/", name))) {
+        ++left;
+      } else {
+        TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(directory, "/", name)));
+      }
+    }
+    if (left == 0) TERCIO_RETURN_IF_ERROR(RemoveTree(directory));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Store::Abandon(const std::string& job, int64_t step, int32_t attempt) {
+  const absl::StatusOr<Committed> there = Find(job, step);
+  if (there.ok() && there->attempt == attempt) return RemoveUnnamed(job, step);
+  if (!there.ok() && !absl::IsNotFound(there.status())) return there.status();
+  TERCIO_RETURN_IF_ERROR(RemoveTree(AttemptPath(job, step, attempt)));
+  std::error_code error;
+  std::filesystem::remove(PathOf(job, step), error);  // goes only when it is empty
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Committed> Store::Find(const std::string& job, int64_t step) const {
+  const std::string path = PathOf(job, step);
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(absl::StrCat(path, "/", kManifest)));
+  Committed committed{step, 0, path, static_cast<int64_t>(text.size()), ""};
+  const absl::StatusOr<Manifest> manifest = ManifestFromJson(text);
+  if (!manifest.ok()) return committed;
+  committed.attempt = manifest->attempt;
+  committed.bytes = BytesOf(*manifest, text.size());
+  committed.manifest_digest = DigestOfManifest(text);
+  return committed;
+}
+
+absl::StatusOr<std::vector<Committed>> Store::List(const std::string& job) const {
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> names, Names(PathOfJob(job)));
+  std::vector<Committed> result;
+  for (const std::string& name : names) {
+    const int64_t step = StepOfName(name);
+    if (step < 0) continue;
+    absl::StatusOr<Committed> committed = Find(job, step);
+    if (absl::IsNotFound(committed.status())) continue;  // not committed
+    if (!committed.ok()) return committed.status();
+    result.push_back(*std::move(committed));
+  }
+  std::sort(result.begin(), result.end(), [](const Committed& a, const Committed& b) {
+    return std::pair(a.attempt, a.step) < std::pair(b.attempt, b.step);
+  });
+  return result;
+}
+
+// First what makes it a checkpoint, so that a removal that is interrupted leaves none that is
+// damaged.
+absl::Status Store::Remove(const std::string& job, int64_t step) {
+  const std::string path = PathOf(job, step);
+  TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(path, "/", kManifest)));
+  return RemoveTree(path);
+}
+
+absl::Status Store::RemoveJob(const std::string& job) { return RemoveTree(PathOfJob(job)); }
+
+absl::Status Store::RemoveUnfinished(const std::string& job) {
+  const absl::StatusOr<std::vector<std::string>> names = Names(PathOfJob(job));
+  if (absl::IsNotFound(names.status())) return absl::OkStatus();
+  if (!names.ok()) return names.status();
+  for (const std::string& name : *names) {
+    // Version 2 wrote into directories of this name.
+    if (absl::StrContains(name, ".partial-")) {
+      TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(PathOfJob(job), "/", name)));
+    } else if (const int64_t step = StepOfName(name); step >= 0) {
+      TERCIO_RETURN_IF_ERROR(RemoveUnnamed(job, step));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Store::RemoveUnfinished() {
+  absl::Status first;
+  for (const std::string& job : ListDirectory(root_)) first.Update(RemoveUnfinished(job));
+  return first;
 }
 
 }  // namespace tercio::checkpoint

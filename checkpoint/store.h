@@ -1,59 +1,75 @@
-// The coordinator's checkpoints on disk:  ROOT/<job>/step-<8 digits>/ , visible by one rename.
+// Checkpoints of jobs below one root directory:
 //
-// A save is written into ROOT/<job>/step-N.partial-<attempt>/ : one safetensors file per rank, then
-// the manifest, everything synced, then renamed. What a crash leaves is a .partial directory, which
-// nobody reads and the next start removes.
+//   ROOT/<job>/step-<8 digits>/manifest.json              makes it a checkpoint: the last thing
+//   written ROOT/<job>/step-<8 digits>/attempt-<n>/rank-...       what the manifest names
+//
+// Every file that an attempt writes has a name that no other has, so nobody writes into what
+// somebody else has written; a checkpoint becomes visible by one rename of one file, and another
+// attempt that saves the same step replaces that file. Whatever no manifest names is what a crash,
+// or a save that was given up, has left: nobody reads it, and RemoveUnfinished removes it. Version
+// 2 had the ranks' files beside the manifest: they are read as well.
+//
+// The root is the coordinator's own, whose files are streamed to it, or a directory that all nodes
+// share (CheckpointSpec.path), where ranks write theirs.
 //
 // Threads: uploads of different ranks run in parallel; the other calls from any thread.
-// Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (checksum differs),
-// INVALID_ARGUMENT.
+// Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (a checksum differs, a file
+// is not what was said of it), INVALID_ARGUMENT; of listing also NOT_FOUND.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/manifest.h"
-#include "common/append_file.h"
-#include "common/checksum.h"
+#include "checkpoint/part_writer.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 
 namespace tercio::checkpoint {
 
-// One rank's stream on its way to disk.
+// One rank's stream on its way to disk. What is not finished is removed with it.
 class RankUpload {
  public:
   RankUpload(const RankUpload&) = delete;
   RankUpload& operator=(const RankUpload&) = delete;
 
   absl::Status Write(std::string_view bytes);
-  // Compares checksum and size, syncs the file. The rank's part of the manifest is then at
-  // `part()`.
-  absl::Status Finish(const v1::UploadEnd& end);
-  const Manifest& part() const { return part_; }
+  // Compares checksum and size, syncs the file. Returns the rank's part of the manifest.
+  absl::StatusOr<Manifest> Finish(const v1::UploadEnd& end);
 
  private:
   friend class Store;
   RankUpload() = default;
 
   std::string name_;
-  std::unique_ptr<AppendFile> file_;
-  int64_t expected_bytes_ = 0;  // of the stream
-  int64_t received_bytes_ = 0;
-  int64_t header_bytes_ = 0;
-  Checksum checksum_;  // of the file
-  Manifest part_;
+  Slices slices_;
+  std::unique_ptr<PartWriter> file_;
 };
 
 struct Committed {
   int64_t step = 0;
+  int32_t attempt = 0;
   std::string path;
   int64_t bytes = 0;
+  std::string manifest_digest;  // empty: of a version that has none
+};
+
+// All that Commit needs besides the files.
+struct CommitRequest {
+  std::string job;
+  int64_t step = 0;
+  int32_t attempt = 0;
+  std::string model_json;
+  std::string training_state_json;
+  std::string tokenizer_json;  // empty: none
+  std::vector<Manifest> parts;
 };
 
 class Store {
@@ -61,42 +77,48 @@ class Store {
   // Paths that it gives out are absolute, whatever `root` is.
   explicit Store(const std::string& root);
 
+  const std::string& root() const { return root_; }
+  std::string PathOfJob(const std::string& job) const;
   std::string PathOf(const std::string& job, int64_t step) const;
 
+  // A rank begins to send its part.
   absl::StatusOr<std::unique_ptr<RankUpload>> Begin(const v1::UploadBegin& begin);
+  // A rank says that it has written its part itself (UploadBegin.file): whether a file of this name
+  // and size is there, and what it adds to the manifest.
+  absl::StatusOr<Manifest> Adopt(const v1::UploadBegin& begin, const v1::UploadEnd& end) const;
 
-  // All ranks have finished: joins their parts, writes the manifest, renames.
-  absl::StatusOr<Committed> Commit(const std::string& job, int64_t step, int32_t attempt,
-                                   const std::string& model_json,
-                                   const std::string& training_state_json,
-                                   const std::string& tokenizer_json,
-                                   const std::vector<Manifest>& parts);
-  // Removes what a save that will not be committed has written.
+  // Reads what ranks have sent back from the disk, and compares every digest.
+  absl::Status ReadBack(const std::string& job, int64_t step,
+                        const std::vector<Manifest>& parts) const;
+
+  // All ranks have finished: joins their parts and makes the checkpoint visible. `still_wanted` is
+  // asked last, right before that: ABORTED when it says no.
+  absl::StatusOr<Committed> Commit(
+      const CommitRequest& request,
+      const std::function<bool()>& still_wanted = [] { return true; });
+  // Removes what this save has written, where it was not committed.
   absl::Status Abandon(const std::string& job, int64_t step, int32_t attempt);
 
-  // The attempt that committed this step; 0 when nothing readable is there.
-  int32_t AttemptOf(const std::string& job, int64_t step) const;
-
-  // Committed checkpoints, oldest first (whether good or not).
-  std::vector<Committed> List(const std::string& job) const;
-  // The newest one whose every digest is right; step 0 when there is none. Damaged ones are named
-  // in `damaged` (may be null).
-  Committed LatestGood(const std::string& job, std::vector<std::string>* damaged) const;
-  // All but the newest `keep_last` (at least one) and those of steps that are multiples of
-  // `keep_every` (0: none), oldest first.
-  std::vector<Committed> Superfluous(const std::string& job, int keep_last,
-                                     int64_t keep_every) const;
+  // Committed checkpoints (whether good or not) in the order of their commits: by attempt and step.
+  // A manifest that cannot be read has attempt 0. NOT_FOUND: the job has no directory here, as
+  // before its first save, or when the volume is not mounted.
+  absl::StatusOr<std::vector<Committed>> List(const std::string& job) const;
+  // What lies there as this step; NOT_FOUND when nothing does.
+  absl::StatusOr<Committed> Find(const std::string& job, int64_t step) const;
   absl::Status Remove(const std::string& job, int64_t step);
-  // Removes what is superfluous. Returns the steps removed.
-  absl::StatusOr<std::vector<int64_t>> Prune(const std::string& job, int keep_last,
-                                             int64_t keep_every);
+  absl::Status RemoveJob(const std::string& job);
+
   // For drills: until then (by SteadyNow) every save is refused as on a full disk. Any thread.
   void PretendFull(absl::Time until) { full_until_nanos_ = absl::ToUnixNanos(until); }
-  // Removes all .partial directories.
-  absl::Status RemovePartials();
+  // Removes whatever belongs to no checkpoint of the job. REQUIRES: no save of it is under way.
+  absl::Status RemoveUnfinished(const std::string& job);
+  // The same of every job below the root: goes through all of them and returns the first error.
+  absl::Status RemoveUnfinished();
 
  private:
-  std::string PartialPath(const std::string& job, int64_t step, int32_t attempt) const;
+  std::string AttemptPath(const std::string& job, int64_t step, int32_t attempt) const;
+  absl::Status CheckRoom(int64_t bytes) const;
+  absl::Status RemoveUnnamed(const std::string& job, int64_t step) const;
 
   const std::string root_;
   std::atomic<int64_t> full_until_nanos_{0};

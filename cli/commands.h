@@ -25,6 +25,8 @@ int NodesRelease(const Options& options);
 int CheckpointList(const Options& options);
 int CheckpointVerify(const Options& options);
 int CheckpointPrune(const Options& options);
+int CheckpointNow(const Options& options);
+int Delete(const Options& options);
 
 // What jobs have done, beside each other (report_commands.cc).
 int Plot(const Options& options);

@@ -250,6 +250,11 @@ void AddJobVerbs(CommandLine& line) {
   line.Reach(command, true);
   line.Job(command, true);
   command->add_flag("--no-save", o.no_save, "without a last checkpoint");
+  command = line.Add("delete", "remove a job that has ended, with its history and logs",
+                     "delete job-1a2b3c4d --checkpoints", Delete);
+  line.Reach(command, false);
+  line.Job(command, true);
+  command->add_flag("--checkpoints", o.with_checkpoints, "its checkpoints, too");
   AddDrill(line);
   command = line.Add("nodes", "the nodes of the cluster", "nodes -o json", Nodes);
   line.Reach(command, false);
@@ -275,6 +280,12 @@ void AddRunVerbs(CommandLine& line) {
   line.Set(command);
   command->add_flag("--accept-data-change", o.accept_data_change,
                     "go on although the data is not what the checkpoint was made with");
+  command->add_flag("--accept-change", o.accept_change,
+                    "resume although model or seed are not those of the checkpoints");
+  command
+      ->add_option("--from-step", o.from_step,
+                   "start from the checkpoint of this step; 0: from the beginning")
+      ->check(CLI::NonNegativeNumber);
 }
 
 void AddReportVerbs(CommandLine& line) {
@@ -330,6 +341,11 @@ void AddCheckpointVerbs(CommandLine& line) {
   command->add_option("--keep-last", o.keep_last, "how many (default: the job's keep_last)")
       ->check(CLI::PositiveNumber);
   command->add_flag("--dry-run", o.dry_run, "only say which would go");
+  command = line.Add("now", "save at the end of the running step; return when it is committed",
+                     "checkpoint now job-1a2b3c4d --timeout 5m", CheckpointNow, parent);
+  line.Reach(command, true);
+  line.Job(command, true);
+  line.Timeout(command, "wait at most this long (default: the job's checkpoint.timeout)");
   command = line.Add("import", "a Hugging Face directory becomes a checkpoint",
                      "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio",
                      CheckpointImport, parent);

@@ -59,6 +59,9 @@ struct Options {
   int64_t step = 0;
   bool no_save = false;
   bool accept_data_change = false;
+  bool accept_change = false;
+  int64_t from_step = -1;  // resume; below 0: none given
+  bool with_checkpoints = false;  // delete
   std::string input;
   std::string tokenizer;
   std::string prefix;

@@ -221,6 +221,8 @@ absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
   v1::ResumeRequest request;
   request.set_job(job.id());
   request.set_accept_data_change(options.accept_data_change);
+  request.set_accept_change(options.accept_change);
+  if (options.from_step >= 0) request.set_from_step(options.from_step);
   if (!options.set.empty()) {
     TERCIO_ASSIGN_OR_RETURN(*request.mutable_spec(), config::ChangeJob(job.spec(), options.set));
   }

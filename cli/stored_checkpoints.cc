@@ -1,4 +1,4 @@
-// checkpoint list, verify and prune: what the coordinator keeps of a job.
+// checkpoint list, verify, prune and now, and delete: what the coordinator keeps of a job.
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -96,6 +96,50 @@ int CheckpointVerify(const Options& options) {
     }
     if (options.format() != Output::kTable) PrintJson(findings, options.format());
     return good ? kExitOk : kExitConflict;
+  });
+}
+
+int CheckpointNow(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::SaveCheckpointRequest request;
+    request.set_job(options.job);
+    if (options.timeout_seconds > 0) request.set_timeout_seconds(options.timeout_seconds);
+    v1::CheckpointInfo saved;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().SaveCheckpoint(&context, request, &saved), client));
+    if (options.format() != Output::kTable) {
+      PrintJson(CheckpointToJson(saved), options.format());
+    } else {
+      std::cout << "step " << saved.step() << ", " << SizeText(saved.bytes()) << ", "
+                << saved.path() << "\n";
+    }
+    return kExitOk;
+  });
+}
+
+int Delete(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::DeleteRequest request;
+    request.set_job(options.job);
+    request.set_checkpoints(options.with_checkpoints);
+    v1::DeleteResponse response;
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Delete(&context, request, &response), client));
+    if (options.format() != Output::kTable) {
+      PrintJson({{"id", response.job_id()},
+                 {"checkpoints", response.checkpoints()},
+                 {"checkpoint_bytes", response.checkpoint_bytes()}},
+                options.format());
+    } else {
+      std::cout << "deleted " << response.job_id();
+      if (options.with_checkpoints) {
+        std::cout << " and " << response.checkpoints() << " checkpoints, "
+                  << SizeText(response.checkpoint_bytes());
+      }
+      std::cout << "\n";
+    }
+    return kExitOk;
   });
 }
 

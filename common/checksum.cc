@@ -12,9 +12,9 @@ struct Checksum::State {
   ~State() { XXH3_freeState(xxh3); }
 };
 
-Checksum::Checksum() : state_(std::make_unique<State>()) {
-  TERCIO_CHECK_EQ(XXH3_128bits_reset(state_->xxh3), XXH_OK);
-}
+Checksum::Checksum() : state_(std::make_unique<State>()) { Reset(); }
+
+void Checksum::Reset() { TERCIO_CHECK_EQ(XXH3_128bits_reset(state_->xxh3), XXH_OK); }
 
 Checksum::~Checksum() = default;
 
@@ -26,6 +26,18 @@ std::string Checksum::Hex() const {
   const XXH128_hash_t hash = XXH3_128bits_digest(state_->xxh3);
   return absl::StrCat(absl::Hex(hash.high64, absl::kZeroPad16),
                       absl::Hex(hash.low64, absl::kZeroPad16));
+}
+
+std::string Checksum::Bytes() const {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_->xxh3));
+  return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
+}
+
+std::string ChecksumBytes(std::string_view bytes) {
+  XXH128_canonical_t canonical;
+  XXH128_canonicalFromHash(&canonical, XXH3_128bits(bytes.data(), bytes.size()));
+  return std::string(reinterpret_cast<const char*>(canonical.digest), sizeof(canonical.digest));
 }
 
 std::string ChecksumHex(std::string_view bytes) {

@@ -19,6 +19,10 @@ class Checksum {
   void Update(std::string_view bytes);
   // Of all bytes so far: 32 lower-case hexadecimal digits, the same on every machine.
   std::string Hex() const;
+  // The same as 16 bytes, the most significant first.
+  std::string Bytes() const;
+  // Forgets all bytes so far.
+  void Reset();
 
  private:
   struct State;
@@ -26,5 +30,7 @@ class Checksum {
 };
 
 std::string ChecksumHex(std::string_view bytes);
+// 16 bytes, as Checksum::Bytes.
+std::string ChecksumBytes(std::string_view bytes);
 
 }  // namespace tercio

@@ -27,6 +27,7 @@ bool ReadAll(int descriptor, absl::Time deadline, std::string* text) {
     pollfd entry = {descriptor, POLLIN, 0};
     const int ready = poll(&entry, 1, static_cast<int>(std::clamp(left, 0.0, 1e6)));
     if (ready < 0 && errno == EINTR) continue;
+    if (ready == 0 && SteadyNow() < deadline) continue;  // poll waits for minutes at most
     if (ready <= 0) return false;
     const ssize_t count = read(descriptor, buffer, sizeof(buffer));
     if (count < 0 && errno == EINTR) continue;

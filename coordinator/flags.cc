@@ -43,6 +43,17 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
               "seconds between signs of life of an agent; one is lost after three");
   add_seconds("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF", 0,
               "seconds before the first restart; doubles with each");
+  add_seconds("--checkpoint-patience", &flags->checkpoint_patience, "TERCIO_CHECKPOINT_PATIENCE", 0,
+              "how long a job waits for checkpoints that cannot be read before it fails");
+  add_seconds("--scrub-interval", &flags->scrub_interval, "TERCIO_SCRUB_INTERVAL", 0,
+              "verify every byte of each checkpoint this often; 0: only on request");
+  app.add_option(
+         "--job-retention", flags->job_retention,
+         "forget jobs that ended this long ago (such as 90d), but not their checkpoints; 0: none")
+      ->envname("TERCIO_JOB_RETENTION")
+      ->transform(InSeconds())
+      ->check(Between(0.0, 36500 * 86400.0))
+      ->take_last();
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");

@@ -18,6 +18,9 @@ struct Flags {
   double heartbeat_interval = 5;
   double metrics_linger = 60;
   double first_backoff = 1;
+  double checkpoint_patience = 600;
+  double scrub_interval = 86400;
+  double job_retention = 0;
   TlsFiles tls = TlsFromEnvironment();
   std::string enroll_listen;
   std::string default_role = "admin";

@@ -6,11 +6,14 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "checkpoint/store.h"
@@ -32,10 +35,13 @@
 #include "coordinator/service/coordinator_metrics.h"
 #include "coordinator/service/rpc_metrics.h"
 #include "coordinator/service/stream_hub.h"
+#include "coordinator/verify_child.h"
 
 namespace tercio::coordinator {
 namespace {
 
+// For each of what is waited for at the end.
+constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr int kLookers = 5;
 constexpr absl::Duration kLookersPatience = absl::Milliseconds(10);
 
@@ -63,6 +69,9 @@ Settings MakeSettings(const Flags& flags) {
   settings.node_lease = 2.75 * flags.heartbeat_interval;
   settings.first_backoff = flags.first_backoff;
   settings.allow_drills = flags.allow_drills;
+  settings.checkpoint_patience = flags.checkpoint_patience;
+  settings.scrub_interval = flags.scrub_interval;
+  settings.job_retention = flags.job_retention;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
                           const RankShare& share) {
     Cluster cluster;
@@ -113,6 +122,22 @@ std::string StatusLine(const Coordinator& coordinator) {
                       " queued", coordinator.durable() ? "" : "; the disk takes nothing");
 }
 
+// What a crash has left is in nobody's way: that it cannot be removed stops no coordinator.
+void RemoveUnfinishedSaves(checkpoint::Store& checkpoints) {
+  const absl::Status removed = checkpoints.RemoveUnfinished();
+  if (!removed.ok()) LogWarning(std::string(removed.message()));
+}
+
+// Whether the work ends within `patience`; otherwise it stays behind, in a thread of its own.
+bool EndsWithin(absl::Duration patience, std::function<void()> work) {
+  const auto done = std::make_shared<absl::Notification>();
+  std::thread([done, work = std::move(work)] {
+    work();
+    done->Notify();
+  }).detach();
+  return done->WaitForNotificationWithTimeout(patience);
+}
+
 // What the first thread does beside the service itself.
 struct Lifecycle {
   std::vector<int> stop_signals;
@@ -141,12 +166,12 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
   TERCIO_ASSIGN_OR_RETURN(const auto access, Access::Open(AccessSettings(flags)));
   checkpoint::Store checkpoints(flags.state_dir + "/checkpoints");
-  if (!flags.read_only) TERCIO_RETURN_IF_ERROR(checkpoints.RemovePartials());
+  if (!flags.read_only) RemoveUnfinishedSaves(checkpoints);
   TERCIO_ASSIGN_OR_RETURN(auto store,
                           Store::Open(flags.state_dir + "/state.sqlite", flags.read_only));
-  TERCIO_ASSIGN_OR_RETURN(
-      const auto coordinator,
-      Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints, flags.read_only));
+  TERCIO_ASSIGN_OR_RETURN(const auto coordinator,
+                          Coordinator::Create(MakeSettings(flags), std::move(store), &checkpoints,
+                                              flags.read_only, LeaseClock(), VerifyInChild));
   StreamHub streams(LimitsOf(flags), [&coordinator] { return coordinator->version(); });
   RpcMetrics calls({"tercio.v1.JobService", "tercio.v1.NodeService", "tercio.v1.CheckpointService",
                     "tercio.v1.AccessService"});
@@ -186,9 +211,14 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   const int signal = RunDaemonLoop(life.manager, loop);
   LogInfo(absl::StrCat("signal ", signal, ": stopping"));
   coordinator->Stop();
-  server.Shutdown();
+  const bool idle = EndsWithin(kStopGrace, [&server] { server.Shutdown(); }) &&
+                    coordinator->Drain(kStopGrace) && server.Drain(kStopGrace);
   if (!flags.read_only) unlink(address_file.c_str());
-  return absl::OkStatus();
+  if (idle) return absl::OkStatus();
+  // What waits for a file system would be waited for. All that counts is durable.
+  LogError("a file system with checkpoints does not answer: stopping without it");
+  std::fflush(stdout);
+  _exit(kExitOk);
 }
 
 }  // namespace
@@ -198,6 +228,9 @@ int main(int argc, char** argv) {
   using namespace tercio;  // NOLINT: main
   if (coordinator::IsAccessCommand(argc, argv)) return coordinator::RunAccessCommand(argc, argv);
   HoldStandardStreams();
+  if (argc == 3 && std::string_view(argv[1]) == coordinator::kVerifyFlag) {
+    return coordinator::RunVerifyChild(argv[2]);
+  }
   coordinator::Lifecycle life;
   life.stop_signals = BlockDaemonSignals();
   KeepFreedMemory();

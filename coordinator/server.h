@@ -30,8 +30,10 @@ class Server {
   // be used. Called once, before the others.
   absl::Status Listen(const Flags& flags, std::string* address);
   void ShowHealth(bool alive, bool ready);
-  // Ends all calls.
+  // Ends all calls; waits for those that hang in a file system.
   void Shutdown();
+  // As CheckpointServiceImpl::Drain.
+  bool Drain(absl::Duration patience) { return checkpoints_.Drain(patience); }
 
  private:
   Access& access_;

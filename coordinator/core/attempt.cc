@@ -8,7 +8,6 @@
 #include "absl/strings/str_join.h"
 #include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
-#include "plan/save_timeout.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -111,12 +110,12 @@ const char* NameOf(SaveFailure failure) {
       return "interrupted";
     case SaveFailure::kSilence:
       return "silence";
+    case SaveFailure::kTimeout:
+      return "timeout";
     case SaveFailure::kDiskFull:
       return "disk_full";
     case SaveFailure::kDamaged:
       return "damaged";
-    case SaveFailure::kTimeout:
-      return "timeout";
     case SaveFailure::kSkipped:
       return "skipped";
     case SaveFailure::kUnreachable:
@@ -128,6 +127,9 @@ const char* NameOf(SaveFailure failure) {
 
 void Stepper::BeginAttempt(JobState& job) {
   v1::JobRecord& record = job.record;
+  const bool in_vain = record.attempt() > 0 && LastStarted(record) == record.attempt() &&
+                       record.resume_attempt() == 0 && !record.progress().stepped();
+  job.suspect_step = in_vain ? record.resume_step() : 0;
   DistrustSnapshot(record);
   int attempt = record.attempt() + 1;
   // A coordinator whose store was set back must not give out a number twice.
@@ -144,16 +146,12 @@ void Stepper::BeginAttempt(JobState& job) {
   record.set_failed_save_step(0);
   job.health = nullptr;
   job.searching = false;
+  job.searches = 0;
+  job.search_again_at = 0;
   SwitchTime(job, record.waiting_since() > 0 ? v1::TIME_KIND_RESTARTING : v1::TIME_KIND_STARTING);
   SetPhase(job, v1::JOB_PHASE_PREPARING);
   for (const auto& [name, node] : job.placement->nodes()) SendPrepare(job, name);
   Search(job);
-}
-
-// Every byte of a checkpoint is read: once, however many nodes come back meanwhile.
-void Stepper::Search(JobState& job) {
-  if (std::exchange(job.searching, true)) return;
-  effects_.searches.push_back({RunOf(job.record)});
 }
 
 void Stepper::RefuseData(JobState& job, const std::string& node, const std::string& error) {
@@ -184,25 +182,6 @@ void Stepper::Prepared(JobState& job, const std::string& node, const v1::DataPre
   StartWhenReady(job);
 }
 
-void Stepper::Handle(const CheckpointFound& answer) {
-  WithRun(answer.run, [&](JobState& job) {
-    v1::JobRecord& record = job.record;
-    if (record.phase() != v1::JOB_PHASE_PREPARING || record.progress().checkpoint_known()) return;
-    for (const std::string& damaged : answer.damaged) Note(job, "checkpoint_damaged", damaged);
-    record.mutable_progress()->set_checkpoint_known(true);
-    job.kept_step = std::max(record.checkpoint_step(), record.resume_step());
-    if (answer.step != record.checkpoint_step()) {  // when it was made is not known any more
-      record.set_checkpoint_at(0);
-      record.set_checkpoint_attempt(0);
-    }
-    record.set_checkpoint_step(answer.step);
-    record.set_checkpoint_path(answer.path);
-    record.set_checkpoint_bytes(answer.bytes);
-    effects_.changed_jobs.insert(record.id());
-    StartWhenReady(job);
-  });
-}
-
 bool Stepper::RefusesOtherData(JobState& job, int64_t start) {
   if (SameData(job.record, start)) return false;
   const std::string& node = job.placement->nodes().begin()->first;
@@ -213,10 +192,11 @@ bool Stepper::RefusesOtherData(JobState& job, int64_t start) {
 void Stepper::StartWhenReady(JobState& job) {
   v1::JobRecord& record = job.record;
   const v1::AttemptProgress& progress = record.progress();
-  if (!progress.checkpoint_known() ||
-      CountRanks(progress.prepared()) != static_cast<int>(job.placement->nodes().size())) {
-    return;
-  }
+  if (CountRanks(progress.prepared()) != static_cast<int>(job.placement->nodes().size())) return;
+  // Copies in memory wait for no storage.
+  const bool from_memory = !progress.checkpoint_known() && record.from_step_plus_one() == 0 &&
+                           plan::KeepsCopies(record.spec());
+  if (!progress.checkpoint_known() && !from_memory) return;
   if (RefusesOtherData(job, record.checkpoint_step())) return;
   record.mutable_spec()->mutable_model()->set_vocab_size(record.vocab_size());
   absl::StatusOr<v1::Plan> plan =
@@ -225,6 +205,11 @@ void Stepper::StartWhenReady(JobState& job) {
     record.set_error(std::string(plan.status().message()));
     Finish(job, v1::JOB_PHASE_FAILED);
     return;
+  }
+  if (from_memory) {
+    if (!FindSnapshot(job, *plan).has_value()) return;
+    record.mutable_progress()->set_checkpoint_known(true);
+    job.kept_step = std::max(record.checkpoint_step(), record.resume_step());
   }
   TakeProducts(job, *plan);
   ChooseStart(job, *plan);
@@ -237,6 +222,7 @@ void Stepper::StartWhenReady(JobState& job) {
   record.set_step(record.resume_step());
   record.set_tokens(record.resume_step() * record.spec().training().global_batch() *
                     record.spec().model().context());
+  record.set_from_step_plus_one(0);
   if (record.started_at() == 0) record.set_started_at(now_);
   SetPhase(job, v1::JOB_PHASE_STARTING);
   Note(job, "attempt_started",
@@ -553,32 +539,6 @@ void Stepper::Finish(JobState& job, v1::JobPhase phase) {
   Note(job, kind, record.error().empty() ? std::string(kind.name()) : record.error());
 }
 
-void Stepper::Handle(const CheckpointCommitted& committed) {
-  WithRun(committed.run, [&](JobState& job) {
-    v1::JobRecord& record = job.record;
-    if (!HasLiveRun(record.phase()) || committed.step <= record.checkpoint_step()) return;
-    effects_.saves.push_back({record.id(), std::nullopt, committed.seconds});
-    const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
-    if (record.step() > before) {
-      CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
-                                               static_cast<double>(record.step() - before));
-    }
-    record.set_checkpoint_step(committed.step);
-    record.set_checkpoint_path(committed.path);
-    record.set_checkpoint_bytes(committed.bytes);
-    record.set_checkpoint_attempt(record.attempt());
-    record.set_checkpoint_at(now_);
-    record.set_failed_saves(0);
-    record.set_saves_fail_since(0);
-    record.clear_save_error();
-    if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
-    Note(job, "checkpoint_committed",
-         absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
-                      committed.seconds > 0 ? absl::StrFormat(" in %.3f s", committed.seconds) : "",
-                      ", ", committed.path));
-  });
-}
-
 void Stepper::Handle(const StepsDone& done) {
   AddSteps(done.run, {done.steps.begin(), done.steps.end()});
 }
@@ -596,51 +556,6 @@ void Stepper::AddSteps(const v1::RunId& run,
 // attempt starts (ChooseStart), or when there is none (Finish).
 void Stepper::GiveUpWork(v1::JobRecord& record) {
   if (!plan::KeepsCopies(record.spec())) LoseWork(*record.mutable_ledger());
-}
-
-void Stepper::Handle(const CheckpointFailed& failed) {
-  WithRun(failed.run, [&](JobState& job) {
-    SaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
-  });
-}
-
-// The coordinator may know of it, too, by what other ranks have sent, or nothing, since a rank
-// whose messages reach its agent need not reach the coordinator.
-void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
-  const v1::JobRecord& record = job.record;
-  if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
-  const std::string rank = absl::StrCat("rank ", said.rank(), " on node ", node);
-  if (said.error().starts_with(plan::kSkippedSave)) {
-    SaveFailed(job, said.step(), SaveFailure::kSkipped, said.error(), node, said.rank());
-  } else if (said.error().starts_with(plan::kSaveTimedOut)) {
-    SaveFailed(job, said.step(), SaveFailure::kTimeout,
-               absl::StrCat("the part of ", rank, " was ", said.error()), node, said.rank());
-  } else if (said.error().starts_with(plan::kPartNotWritten)) {
-    const bool full = said.error().find("No space left") != std::string::npos;
-    SaveFailed(job, said.step(), full ? SaveFailure::kDiskFull : SaveFailure::kOther,
-               absl::StrCat("the part of ", rank, " was ", said.error()), node, said.rank());
-  } else {
-    SaveFailed(job, said.step(), SaveFailure::kUnreachable,
-               absl::StrCat(rank, " cannot reach the coordinator to send its part: ", said.error()),
-               node, said.rank());
-  }
-}
-
-// A save counts once, whoever says that it has failed; one that its own attempt has left does not.
-void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
-                         const std::string& node, int rank) {
-  v1::JobRecord& record = job.record;
-  const bool by_rank = !node.empty();
-  if (by_rank && step == record.failed_save_step()) return;
-  effects_.saves.push_back({record.id(), reason, 0});
-  Note(job, "checkpoint_failed", absl::StrCat("step ", step, ": ", error), node, rank);
-  const bool counts = reason != SaveFailure::kInterrupted &&
-                      record.phase() != v1::JOB_PHASE_STOPPING && step > record.checkpoint_step();
-  if (!counts || step == record.failed_save_step()) return;
-  record.set_failed_save_step(step);
-  record.set_failed_saves(record.failed_saves() + 1);
-  if (record.saves_fail_since() == 0) record.set_saves_fail_since(now_);
-  record.set_save_error(absl::StrCat("step ", step, ": ", error));
 }
 
 }  // namespace tercio::coordinator

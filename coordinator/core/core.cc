@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "coordinator/core/checkpoints.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -44,6 +45,7 @@ State Restore(Stored stored, double now) {
     if (record.ledger().micros_size() == 0) {
       OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_STOPPED, now);
     }
+    AddUnrecordedCheckpoint(job.record);
     PullBack(job.record, now);
     const auto plan = stored.plans.find(record.id());
     if (plan != stored.plans.end()) {

@@ -78,10 +78,10 @@ const char* NameOf(FaultCause cause);
 enum class SaveFailure {
   kInterrupted,  // the attempt is over, a rank has gone, or the next save has begun
   kSilence,      // not all ranks have sent their part
+  kTimeout,      // it has taken longer than checkpoint.timeout
   kDiskFull,
   kDamaged,      // what came is not what was sent
   kUnreachable,  // a rank could not reach the coordinator
-  kTimeout,      // not stored within checkpoint.timeout
   kSkipped,      // the save before was still under way when this one was due
   kOther,
 };
@@ -108,6 +108,12 @@ struct JobState {
   double too_large_since = 0;    // for all nodes that are known; 0: it is not
   bool lets_pass = false;        // those behind it in the queue
   bool searching = false;        // for the checkpoint of the present attempt
+  double searching_since = 0;    // when that search began
+  double search_again_at = 0;    // the last one failed in a way that may pass; 0: it did not
+  int searches = 0;              // that have failed so, one after the other
+  int64_t suspect_step = 0;      // the last attempt started from its checkpoint and made no step
+  bool verifying = false;        // one of its checkpoints
+  double scrub_at = 0;           // not before this time another one
   bool killed = false;           // a phase of stopping took too long: SIGKILL was asked for
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   Avoided avoided;
@@ -169,9 +175,12 @@ struct Settings {
   int crash_loop = 3;           // faults in a row at the same step: no restart helps
   int quarantine_faults = 3;    // of a node within the window
   double quarantine_window = 600;
-  double grow_delay = 10;     // room for all ranks must last this long
-  double pass_delay = 60;     // a job that no known nodes could hold stops others for so long
-  bool allow_drills = false;  // faults on purpose; asked for by the service
+  double grow_delay = 10;  // room for all ranks must last this long
+  double pass_delay = 60;  // a job that no known nodes could hold stops others for so long
+  double checkpoint_patience = 600;  // for a store that cannot be read at the moment
+  double scrub_interval = 86'400;    // between two verifications of a checkpoint; 0: none by itself
+  double job_retention = 0;          // a job that ended this long ago is forgotten; 0: none
+  bool allow_drills = false;         // faults on purpose; asked for by the service
   // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,
                                          const RankShare&)>
@@ -199,6 +208,17 @@ struct ResumeRequested {
   std::string job_id;
   v1::JobSpec spec;
   bool accept_data_change = false;
+  bool accept_change = false;        // of model and seed
+  std::optional<int64_t> from_step;  // start from this step's checkpoint; 0: from the beginning
+};
+// At the end of the running step.
+struct SaveRequested {
+  std::string job_id;
+};
+// A job that has ended goes with its history.
+struct DeleteRequested {
+  std::string job_id;
+  bool checkpoints = false;  // go, too
 };
 enum class NodeChange { kDrain, kUndrain, kRelease };
 struct NodeChangeRequested {
@@ -221,13 +241,24 @@ struct NodeSaid {
   std::string node;
   v1::AgentMessage message;
 };
+// Why a checkpoint cannot be started from. Step 0: it is about all of them.
+struct CheckpointFinding {
+  int64_t step = 0;
+  std::string problem;
+  bool damaged = false;  // proven, as opposed to what may pass
+};
 // The answer to FindCheckpoint; step 0: none.
 struct CheckpointFound {
   v1::RunId run;
   int64_t step = 0;
   std::string path;
   int64_t bytes = 0;
-  std::vector<std::string> damaged;
+  // Of those that were looked at before it. The search ends at one that is not damaged but cannot
+  // be read: it may be possible later.
+  std::vector<CheckpointFinding> findings;
+  // All that are on the disk, in the order of their commits: also those that a coordinator
+  // committed and died before it could record it.
+  std::vector<v1::CheckpointRecord> there;
 };
 struct CheckpointCommitted {
   v1::RunId run;
@@ -235,6 +266,20 @@ struct CheckpointCommitted {
   std::string path;
   int64_t bytes = 0;
   double seconds = 0;  // since its first byte came; 0: unknown
+  std::string manifest_digest;
+  bool verified = false;  // every byte was read back
+};
+// The answer to VerifyCheckpoint.
+struct CheckpointVerified {
+  std::string job_id;
+  int64_t step = 0;
+  std::string problem;   // empty: every byte is right
+  bool damaged = false;  // proven
+};
+// It is not on the disk any more.
+struct CheckpointRemoved {
+  std::string job_id;
+  int64_t step = 0;
 };
 // Steps that a checkpoint holds, told before it becomes visible: whatever becomes of the node that
 // has reported them, no attempt starts beyond the history.
@@ -253,8 +298,9 @@ struct Tick {};
 struct Event {
   double now = 0;     // seconds since 1970, never less than before
   std::string token;  // fresh randomness, used when the event starts an attempt
-  std::variant<Submitted, CancelRequested, ResumeRequested, NodeChangeRequested, DrillRequested,
-               NodeAttached, NodeDetached, NodeSaid, CheckpointFound, CheckpointCommitted,
+  std::variant<Submitted, CancelRequested, ResumeRequested, SaveRequested, DeleteRequested,
+               NodeChangeRequested, DrillRequested, NodeAttached, NodeDetached, NodeSaid,
+               CheckpointFound, CheckpointCommitted, CheckpointVerified, CheckpointRemoved,
                StepsDone, CheckpointFailed, Tick>
       body;
 };
@@ -265,8 +311,30 @@ struct SendToNode {
   std::string node;
   v1::CoordinatorMessage message;
 };
+// The newest checkpoint from which the attempt can start. Damage is proven before one is passed
+// over.
 struct FindCheckpoint {
   v1::RunId run;
+  v1::CheckpointSpec spec;                  // where they are
+  std::vector<v1::CheckpointRecord> known;  // that count, newest first
+  std::map<int32_t, int64_t> resume_steps;  // JobRecord
+  std::optional<int64_t> only;              // this one or none
+  int64_t suspect_step = 0;                 // every byte of this one is verified first
+};
+// Every byte of one.
+struct VerifyCheckpointBytes {
+  std::string job_id;
+  v1::CheckpointSpec spec;
+  int64_t step = 0;
+};
+struct RemoveAllCheckpoints {
+  std::string job_id;
+  v1::CheckpointSpec spec;
+};
+struct RemoveCheckpoint {
+  std::string job_id;
+  v1::CheckpointSpec spec;
+  int64_t step = 0;
 };
 
 // The end of a save, by its commit or not.
@@ -282,6 +350,7 @@ struct Effects {
   std::set<std::string> changed_plans;                        // jobs whose plan is another one
   std::set<std::string> changed_placements;                   // jobs whose placement is another one
   std::set<std::string> changed_nodes;                        // also those that are forgotten
+  std::vector<std::string> deleted_jobs;                      // with all that belongs to them
   std::vector<std::pair<std::string, v1::StepRecord>> steps;  // job, record
   std::vector<v1::JobEvent> events;  // sequence and time are set by the store
   std::vector<std::pair<std::string, v1::LogLine>> logs;
@@ -291,6 +360,9 @@ struct Effects {
   std::vector<SendToNode> messages;
   std::map<std::string, uint64_t> acknowledged;  // node -> up to this sequence
   std::vector<FindCheckpoint> searches;
+  std::vector<VerifyCheckpointBytes> verifications;
+  std::vector<RemoveCheckpoint> removals;
+  std::vector<RemoveAllCheckpoints> job_removals;
   // Nodes that count as lost: their streams are closed, so that they come again with a hello.
   std::vector<std::string> disconnected;
   // To be counted.

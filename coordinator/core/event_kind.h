@@ -16,6 +16,7 @@ inline constexpr std::string_view kEventKinds[] = {
     "checkpoint_committed",
     "checkpoint_damaged",
     "checkpoint_failed",
+    "checkpoint_unreadable",
     "data_refused",
     "device_faulty",
     "device_recovered",

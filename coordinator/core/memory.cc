@@ -19,14 +19,13 @@ bool SameLayout(const v1::Plan& a, const v1::Plan& b) {
          a.model().SerializeAsString() == b.model().SerializeAsString();
 }
 
-// The newest attempt that has started, 0 when none has.
+}  // namespace
+
 int LastStarted(const v1::JobRecord& record) {
   int last = 0;
   for (const auto& [attempt, step] : record.resume_steps()) last = std::max(last, attempt);
   return last;
 }
-
-}  // namespace
 
 void Stepper::Held(const std::string& name, const v1::SnapshotsHeld& said) {
   HeldSnapshots& held = state_.nodes.at(name).snapshots;

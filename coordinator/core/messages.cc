@@ -62,10 +62,10 @@ void Stepper::SaveAndStop(JobState& job) {
   for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name);
 }
 
-void Stepper::SendSave(const JobState& job, const std::string& node) {
+void Stepper::SendSave(const JobState& job, const std::string& node, bool then_stop) {
   v1::CoordinatorMessage message;
   *message.mutable_save_checkpoint()->mutable_run() = RunOf(job.record);
-  message.mutable_save_checkpoint()->set_then_stop(true);
+  message.mutable_save_checkpoint()->set_then_stop(then_stop);
   effects_.messages.push_back({node, std::move(message)});
 }
 

@@ -310,6 +310,9 @@ void Stepper::Handle(const Tick&) {
       HastenStop(job);
     }
   }
+  for (auto& [id, job] : state_.jobs) SearchAgainWhereDue(job);
+  Scrub();
+  DeleteOldJobs();
   GrowWhereRoom();
   WatchForHangs();
 }

@@ -81,11 +81,61 @@ void Stepper::Handle(const ResumeRequested& resume) {
   record.clear_error();
   record.clear_finished_at();
   if (resume.accept_data_change) record.clear_data_digest();
+  record.set_from_step_plus_one(resume.from_step.has_value() ? *resume.from_step + 1 : 0);
+  record.set_unreadable_since(0);
+  record.clear_unreadable_error();
   SwitchTime(job, v1::TIME_KIND_QUEUED);
   SetPhase(job, v1::JOB_PHASE_QUEUED);
   Note(job, "resumed",
        resume.accept_data_change ? "resumed by request, with other data if need be"
                                  : "resumed by request");
+}
+
+void Stepper::Handle(const SaveRequested& request) {
+  const auto found = state_.jobs.find(request.job_id);
+  if (found == state_.jobs.end()) {
+    effects_.answer = absl::NotFoundError(absl::StrCat("no job ", request.job_id));
+    return;
+  }
+  const JobState& job = found->second;
+  if (job.record.phase() != v1::JOB_PHASE_RUNNING) {
+    effects_.answer = absl::FailedPreconditionError(
+        absl::StrCat("job ", request.job_id, " is not running: there is nothing new to save"));
+    return;
+  }
+  for (const auto& [name, node] : job.placement->nodes()) SendSave(job, name, /*then_stop=*/false);
+}
+
+void Stepper::Handle(const DeleteRequested& request) {
+  const auto found = state_.jobs.find(request.job_id);
+  if (found == state_.jobs.end()) {
+    effects_.answer = absl::NotFoundError(absl::StrCat("no job ", request.job_id));
+    return;
+  }
+  const v1::JobRecord& record = found->second.record;
+  if (!IsTerminal(record.phase())) {
+    effects_.answer = absl::FailedPreconditionError(
+        absl::StrCat("job ", request.job_id, " has not ended; cancel it first"));
+    return;
+  }
+  if (request.checkpoints) {
+    effects_.job_removals.push_back({record.id(), record.spec().checkpoint()});
+  }
+  effects_.deleted_jobs.push_back(record.id());
+  effects_.changed_jobs.erase(record.id());
+  state_.jobs.erase(found);
+}
+
+// What they have saved stays.
+void Stepper::DeleteOldJobs() {
+  if (settings_.job_retention <= 0) return;
+  std::vector<std::string> old;
+  for (const auto& [id, job] : state_.jobs) {
+    const v1::JobRecord& record = job.record;
+    if (!IsTerminal(record.phase()) || record.finished_at() == 0) continue;
+    if (now_ - record.finished_at() > settings_.job_retention) old.push_back(id);
+  }
+  for (const std::string& id : old) Handle(DeleteRequested{id, /*checkpoints=*/false});
 }
 
 void Stepper::Handle(const NodeChangeRequested& request) {

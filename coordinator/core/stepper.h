@@ -1,8 +1,8 @@
 // One step of the coordinator's core at work. Private to coordinator/core; in several files by what
 // brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
-// (health.cc), their GPUs (device_faults.cc), the life of an attempt (attempt.cc), what its ranks
-// find wrong with it (findings.cc), snapshots in memory (memory.cc), devices (scheduling.cc), and
-// what is told to nodes (messages.cc).
+// (health.cc), their GPUs (device_faults.cc), the life of an attempt (attempt.cc), its checkpoints
+// (checkpoints.cc), what its ranks find wrong with it (findings.cc), snapshots in memory
+// (memory.cc), devices (scheduling.cc), and what is told to nodes (messages.cc).
 #pragma once
 
 #include <map>
@@ -33,6 +33,9 @@ bool HasLiveRun(v1::JobPhase phase);
 bool HoldsSlots(v1::JobPhase phase);
 v1::RunId RunOf(const v1::JobRecord& record);
 
+// The newest attempt that has started, 0 when none has.
+int LastStarted(const v1::JobRecord& record);
+
 // Whether ranks may be put on the node.
 bool TakesRanks(const NodeState& node);
 
@@ -48,6 +51,9 @@ class Stepper {
   void Handle(const Submitted& submitted);
   void Handle(const CancelRequested& cancel);
   void Handle(const ResumeRequested& resume);
+  void Handle(const SaveRequested& request);
+  void Handle(const DeleteRequested& request);
+  void DeleteOldJobs();
   void Handle(const NodeChangeRequested& request);
   void Handle(const DrillRequested& request);
   void Drain(NodeState& node);
@@ -106,10 +112,8 @@ class Stepper {
 
   // ---- attempt.cc ----
   void BeginAttempt(JobState& job);
-  void Search(JobState& job);
   void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
   void RefuseData(JobState& job, const std::string& node, const std::string& error);
-  void Handle(const CheckpointFound& answer);
   // Ends the job where it would go on from this step with other data than before.
   bool RefusesOtherData(JobState& job, int64_t start);
   void StartWhenReady(JobState& job);
@@ -131,15 +135,30 @@ class Stepper {
   void BackOff(JobState& job);
   void CountCrash(v1::JobRecord& record);
   void Finish(JobState& job, v1::JobPhase phase);
-  void Handle(const CheckpointCommitted& committed);
   void Handle(const StepsDone& done);
-  void Handle(const CheckpointFailed& failed);
-  void Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said);
-  void SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
-                  const std::string& node, int rank);
   void AddSteps(const v1::RunId& run,
                 const google::protobuf::RepeatedPtrField<v1::StepRecord>& steps);
   void GiveUpWork(v1::JobRecord& record);
+
+  // ---- checkpoints.cc ----
+  void Search(JobState& job);
+  void SearchAgainWhereDue(JobState& job);
+  void Handle(const CheckpointFound& answer);
+  void NoteFindings(JobState& job, const CheckpointFound& answer);
+  void AdoptUnrecorded(JobState& job, const CheckpointFound& answer);
+  void Unreadable(JobState& job, const std::string& why);
+  void StartFrom(JobState& job, const CheckpointFound& found);
+  void FailWithoutCheckpoint(JobState& job, const std::string& findings);
+  void Handle(const CheckpointCommitted& committed);
+  void Handle(const CheckpointVerified& verified);
+  void Handle(const CheckpointRemoved& removed);
+  void Handle(const CheckpointFailed& failed);
+  void Verify(JobState& job, int64_t step);
+  void Scrub();
+  void Prune(JobState& job);
+  void Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said);
+  void SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
+                  const std::string& node, int rank);
 
   // ---- memory.cc ----
   void Held(const std::string& node, const v1::SnapshotsHeld& said);
@@ -190,7 +209,7 @@ class Stepper {
   void SendStop(const std::string& node, const v1::RunId& run, double grace);
   void StopNodes(JobState& job, double grace);
   void SaveAndStop(JobState& job);
-  void SendSave(const JobState& job, const std::string& node);
+  void SendSave(const JobState& job, const std::string& node, bool then_stop = true);
   void SetPhase(JobState& job, v1::JobPhase phase);
   void SwitchTime(JobState& job, v1::TimeKind kind);
   void Note(const JobState& job, EventKind kind, const std::string& message,

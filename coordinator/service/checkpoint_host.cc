@@ -1,33 +1,74 @@
 #include "coordinator/service/checkpoint_host.h"
 
+#include <map>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
+#include "plan/model_tensors.h"
 
 namespace tercio::coordinator {
 namespace {
+
+constexpr absl::Duration kDefaultTimeout = absl::Minutes(10);
 
 class CoordinatorHost : public CheckpointHost {
  public:
   explicit CoordinatorHost(Coordinator& coordinator) : coordinator_(coordinator) {}
 
-  checkpoint::Store& store() override { return coordinator_.checkpoints(); }
+  checkpoint::Store& StoreOf(const std::string& job) override {
+    return coordinator_.CheckpointsOf(job);
+  }
 
   bool IsPresent(const v1::RunId& run, const std::string& token) const override {
     return coordinator_.IsPresent(run, token);
   }
 
-  absl::StatusOr<std::string> ModelOf(const std::string& job) const override {
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record, coordinator_.Find(job));
-    std::string model;
+  absl::StatusOr<SaveTerms> TermsOf(const v1::RunId& run) const override {
+    TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView view, coordinator_.View(run.job_id()));
+    const v1::JobSpec& spec = view.record.spec();
+    SaveTerms terms;
+    terms.ranks = view.placement->ranks();
+    const double timeout = spec.checkpoint().timeout_seconds();
+    terms.timeout = timeout > 0 ? absl::Seconds(timeout) : kDefaultTimeout;
+    terms.own_files = !spec.checkpoint().path().empty();
     google::protobuf::util::JsonPrintOptions options;
     options.preserve_proto_field_names = true;
     options.always_print_primitive_fields = true;
-    if (!google::protobuf::util::MessageToJsonString(record.spec().model(), &model, options).ok()) {
+    if (!google::protobuf::util::MessageToJsonString(spec.model(), &terms.model_json, options)
+             .ok()) {
       return absl::InternalError("cannot write the model as JSON");
     }
-    return model;
+    return terms;
+  }
+
+  absl::Status CheckWhole(const std::string& job,
+                          const std::vector<checkpoint::Manifest>& parts) const override {
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord record, coordinator_.Find(job));
+    std::map<std::string, const std::vector<int64_t>*> shapes;
+    for (const checkpoint::Manifest& part : parts) {
+      for (const auto& [name, tensor] : part.tensors) shapes[name] = &tensor.shape;
+    }
+    for (const plan::LogicalTensor& tensor : plan::ModelTensors(record.spec().model())) {
+      std::vector<int64_t> shape = {tensor.rows};
+      if (!tensor.is_vector) shape.push_back(tensor.columns);
+      for (const char* prefix : {"", "adamw.m.", "adamw.v."}) {
+        const std::string name = absl::StrCat(prefix, tensor.name);
+        const auto found = shapes.find(name);
+        if (found != shapes.end() && *found->second == shape) continue;
+        return absl::DataLossError(absl::StrCat(
+            "the ranks' parts together ",
+            found == shapes.end() ? "lack tensor " : "have another shape of tensor ", name));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  bool HasCommitted(const v1::RunId& run, int64_t step) const override {
+    const absl::StatusOr<v1::JobRecord> record = coordinator_.Find(run.job_id());
+    return record.ok() && record->checkpoint_step() == step &&
+           record->checkpoint_attempt() == run.attempt();
   }
 
   absl::Status Record(StepsDone steps) override { return coordinator_.Ask(std::move(steps)); }

@@ -1,10 +1,12 @@
 // Takes in streamed checkpoints (saves.h) and gives out slices of them (checkpoint_service.proto).
 //
-// Threads: gRPC's, and a pool for what the disk keeps waiting: an upload costs no thread, however
-// long it waits for the others.
+// Threads: gRPC's; a pool for what the disk keeps waiting, in which each job has a few threads: one
+// whose file system hangs keeps no other waiting; and one thread that answers, which no disk can
+// keep. An upload costs no thread, however long it waits for the others.
 #pragma once
 
-#include "common/thread_pool.h"
+#include "absl/time/time.h"
+#include "common/keyed_pool.h"
 #include "coordinator/service/checkpoint_host.h"
 #include "coordinator/service/reader_cache.h"
 #include "coordinator/service/saves.h"
@@ -24,15 +26,22 @@ class CheckpointServiceImpl
   grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest*,
                           grpc::ServerWriter<v1::TensorChunk>*) override;
 
+  // Whether all work for disks ends within `patience`. Where it does not, a file system hangs, and
+  // this must not be destroyed: it would wait for it.
+  bool Drain(absl::Duration patience) { return disks_.Drain(patience); }
+
  private:
   class UploadCall;
-  // So many uploads have a message handled at a time: one disk has no use for more.
-  static constexpr int kPoolThreads = 8;
+  // Uploads of one job that have messages handled at a time: one disk has no use for more.
+  static constexpr int kThreadsPerJob = 4;
+  static constexpr int kMostThreads = 128;
 
   CheckpointHost& host_;
   Saves saves_;
   ReaderCache readers_;
-  ThreadPool pool_{kPoolThreads};  // last: its tasks use the others
+  // Last: their tasks use the others.
+  KeyedPool answers_{1, 1};
+  KeyedPool disks_{kThreadsPerJob, kMostThreads};
 };
 
 }  // namespace tercio::coordinator

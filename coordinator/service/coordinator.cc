@@ -25,6 +25,8 @@ constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr auto kBatchInterval = std::chrono::milliseconds(5);
 
 constexpr auto kBackUpInterval = std::chrono::hours(1);
+// By request, at a time: each keeps cores and a disk busy.
+constexpr int kMostVerifications = 4;
 
 // getrandom gives up to 256 bytes at once, always all of them.
 std::string RandomBytes(int count) {
@@ -50,14 +52,16 @@ std::string TokenSource::Next() {
 absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settings,
                                                                  std::unique_ptr<Store> store,
                                                                  checkpoint::Store* checkpoints,
-                                                                 bool read_only, LeaseClock clock) {
+                                                                 bool read_only, LeaseClock clock,
+                                                                 VerifyDirectory verify) {
   Stored stored;
   TERCIO_ASSIGN_OR_RETURN(stored.jobs, store->LoadJobs());
   TERCIO_ASSIGN_OR_RETURN(stored.plans, store->LoadPlans());
   TERCIO_ASSIGN_OR_RETURN(stored.placements, store->LoadPlacements());
   TERCIO_ASSIGN_OR_RETURN(stored.nodes, store->LoadNodes());
   std::unique_ptr<Coordinator> made(new Coordinator(std::move(settings), std::move(store),
-                                                    checkpoints, read_only, std::move(clock)));
+                                                    checkpoints, read_only, std::move(clock),
+                                                    std::move(verify)));
   made->state_ = Restore(std::move(stored), made->clock_.Now());
   if (!read_only) {
     made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
@@ -67,10 +71,12 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settin
 }
 
 Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
-                         checkpoint::Store* checkpoints, bool read_only, LeaseClock clock)
+                         checkpoint::Store* checkpoints, bool read_only, LeaseClock clock,
+                         VerifyDirectory verify)
     : settings_(std::move(settings)),
       store_(std::move(store)),
       checkpoints_(checkpoints),
+      verify_(std::move(verify)),
       read_only_(read_only),
       clock_(std::move(clock)) {}
 
@@ -279,6 +285,8 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
     changes.steps.insert(changes.steps.end(), effect.steps.begin(), effect.steps.end());
     changes.logs.insert(changes.logs.end(), effect.logs.begin(), effect.logs.end());
     changes.traces.insert(changes.traces.end(), effect.traces.begin(), effect.traces.end());
+    changes.deleted_jobs.insert(changes.deleted_jobs.end(), effect.deleted_jobs.begin(),
+                                effect.deleted_jobs.end());
     for (const auto& [run, exit] : effect.exits) {
       changes.exits.push_back({run.job_id(), run.attempt(), exit});
     }
@@ -289,6 +297,11 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
       changes.events.push_back(event);
     }
   }
+  // Several events may be decided together: a job may have changed and then been deleted.
+  const auto deleted = [this](const std::string& id) { return !state_.jobs.contains(id); };
+  std::erase_if(jobs, deleted);
+  std::erase_if(plans, deleted);
+  std::erase_if(placements, deleted);
   for (const std::string& id : jobs) changes.jobs.push_back(state_.jobs.at(id).record);
   for (const std::string& id : plans) changes.plans.emplace_back(id, state_.jobs.at(id).plan);
   for (const std::string& id : placements) {
@@ -317,10 +330,7 @@ void Coordinator::Deliver(std::vector<Effects>& effects) {
     ++version_;
     changed_.notify_all();
   }
-  for (const Effects& effect : effects) {
-    for (const FindCheckpoint& search : effect.searches) Search(search.run);
-  }
-  for (const Effects& effect : effects) Prune(effect);
+  for (const Effects& effect : effects) DoForDisks(effect);
 }
 
 // Null when the node is away: it is told again when it comes back.
@@ -351,33 +361,57 @@ void Coordinator::SendAll(std::vector<Effects>& effects) {
   }
 }
 
-// The newest checkpoint of a job whose every byte is right. Other jobs need not wait for it.
-void Coordinator::Search(const v1::RunId& run) {
-  disk_work_.Run(run.job_id(), [this, run] {
-    if (IsStopped()) return;
-    CheckpointFound answer;
-    answer.run = run;
-    const checkpoint::Committed found = checkpoints_->LatestGood(run.job_id(), &answer.damaged);
-    answer.step = found.step;
-    answer.path = found.path;
-    answer.bytes = found.bytes;
-    Post(answer);
-  });
-}
-
-void Coordinator::Prune(const Effects& effects) {
-  for (const v1::JobEvent& event : effects.events) {
-    if (event.kind() != "checkpoint_committed") continue;
-    disk_work_.Run(event.job_id(), [this, id = event.job_id()] { Prune(id); });
+void Coordinator::DoForDisks(const Effects& effects) {
+  for (const FindCheckpoint& search : effects.searches) {
+    disks_.Run(search.run.job_id(), [this, search] {
+      if (!IsStopped()) Post(SearchCheckpoint(StoreAt(search.spec), search, verify_));
+    });
+  }
+  for (const VerifyCheckpointBytes& wanted : effects.verifications) {
+    disks_.Run(wanted.job_id, [this, wanted] {
+      if (!IsStopped()) Post(VerifyStep(StoreAt(wanted.spec), wanted.job_id, wanted.step, verify_));
+    });
+  }
+  for (const RemoveAllCheckpoints& removal : effects.job_removals) {
+    disks_.Run(removal.job_id, [this, removal] {
+      checkpoint::Store store(StoreAt(removal.spec).root());
+      const absl::Status removed = store.RemoveJob(removal.job_id);
+      if (!removed.ok()) LogWarning(std::string(removed.message()));
+    });
+  }
+  for (const RemoveCheckpoint& removal : effects.removals) {
+    disks_.Run(removal.job_id, [this, removal] { Remove(removal); });
   }
 }
 
-void Coordinator::Prune(const std::string& id) {
-  const absl::StatusOr<v1::JobRecord> job = Find(id);
-  if (!job.ok()) return;
-  const v1::CheckpointSpec& wanted = job->spec().checkpoint();
-  const auto removed = checkpoints_->Prune(id, wanted.keep_last(), wanted.keep_every());
-  if (!removed.ok()) LogWarning(std::string(removed.status().message()));
+void Coordinator::Remove(const RemoveCheckpoint& removal) {
+  const absl::Status removed = CheckpointsOf(removal.job_id).Remove(removal.job_id, removal.step);
+  if (removed.ok()) return Post(CheckpointRemoved{removal.job_id, removal.step});
+  LogWarning(absl::StrCat("checkpoint of step ", removal.step, " of ", removal.job_id,
+                          " is superfluous, but stays: ", std::string(removed.message())));
+}
+
+const checkpoint::Store& Coordinator::StoreAt(const v1::CheckpointSpec& spec) const {
+  if (spec.path().empty()) return *checkpoints_;
+  std::lock_guard<std::mutex> lock(stores_mutex_);
+  std::unique_ptr<checkpoint::Store>& store = stores_[spec.path()];
+  if (store == nullptr) store = std::make_unique<checkpoint::Store>(spec.path());
+  return *store;
+}
+
+checkpoint::Store& Coordinator::CheckpointsOf(const std::string& job) {
+  const absl::StatusOr<v1::JobRecord> record = Find(job);
+  if (!record.ok()) return *checkpoints_;
+  return const_cast<checkpoint::Store&>(StoreAt(record->spec().checkpoint()));
+}
+
+absl::StatusOr<std::vector<checkpoint::Finding>> Coordinator::Verify(const std::string& directory) {
+  const absl::Cleanup done = [this] { --verifications_; };
+  if (++verifications_ > kMostVerifications) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kMostVerifications, " checkpoints are being verified; retry later"));
+  }
+  return verify_(directory);
 }
 
 absl::Status Coordinator::MayWrite() const {
@@ -503,8 +537,8 @@ Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
   // Where it is now: the record may be of a time when the state directory was elsewhere, or named
   // from another working directory.
   if (view.record.checkpoint_step() > 0) {
-    view.record.set_checkpoint_path(
-        checkpoints_->PathOf(view.record.id(), view.record.checkpoint_step()));
+    view.record.set_checkpoint_path(StoreAt(view.record.spec().checkpoint())
+                                        .PathOf(view.record.id(), view.record.checkpoint_step()));
   }
   return view;
 }

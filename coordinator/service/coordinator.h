@@ -20,8 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "checkpoint/store.h"
+#include "common/keyed_pool.h"
 #include "coordinator/core/core.h"
-#include "coordinator/service/disk_work.h"
+#include "coordinator/service/checkpoint_search.h"
 #include "coordinator/service/lease_clock.h"
 #include "coordinator/service/tally.h"
 #include "coordinator/store/store.h"
@@ -44,11 +45,11 @@ class TokenSource {
 
 class Coordinator {
  public:
-  // Loads the state from `store`. `read_only`: no events are taken.
-  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(Settings settings,
-                                                             std::unique_ptr<Store> store,
-                                                             checkpoint::Store* checkpoints,
-                                                             bool read_only, LeaseClock clock = {});
+  // Loads the state from `store`. Jobs without a directory of their own have their checkpoints in
+  // `checkpoints`. `read_only`: no events are taken.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(
+      Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
+      bool read_only, LeaseClock clock = {}, VerifyDirectory verify = checkpoint::VerifyCheckpoint);
   ~Coordinator();
 
   // Nothing is taken from now on, and who waits for an answer gets UNAVAILABLE where what was asked
@@ -145,7 +146,14 @@ class Coordinator {
   };
   Totals Count() const;
   Store& store() { return *store_; }
-  checkpoint::Store& checkpoints() { return *checkpoints_; }
+  // Where the job has its checkpoints: that directory of all, or its own (CheckpointSpec.path).
+  // Lives as long as this.
+  checkpoint::Store& CheckpointsOf(const std::string& job);
+  // Reads every byte of a checkpoint, some at a time: RESOURCE_EXHAUSTED when there are enough.
+  absl::StatusOr<std::vector<checkpoint::Finding>> Verify(const std::string& directory);
+  // Whether all work for disks with checkpoints ends within `patience`. Where it does not, a file
+  // system hangs, and this must not be destroyed: it would wait for it.
+  bool Drain(absl::Duration patience) { return disks_.Drain(patience); }
 
   // Whether (job, attempt, token) is the present attempt.
   bool IsPresent(const v1::RunId& run, const std::string& token) const;
@@ -177,7 +185,7 @@ class Coordinator {
   };
 
   Coordinator(Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
-              bool read_only, LeaseClock clock);
+              bool read_only, LeaseClock clock, VerifyDirectory verify);
   absl::Status AskEvent(decltype(Event::body) body,
                         std::vector<std::pair<std::string, std::string>> requests);
   void Enqueue(Pending pending);
@@ -188,9 +196,9 @@ class Coordinator {
   void Disappoint(std::vector<Pending>& batch);
   void Deliver(std::vector<Effects>& effects);
   void SendAll(std::vector<Effects>& effects);
-  void Search(const v1::RunId& run);
-  void Prune(const Effects& effects);
-  void Prune(const std::string& job);
+  void DoForDisks(const Effects& effects);
+  void Remove(const RemoveCheckpoint& removal);
+  const checkpoint::Store& StoreAt(const v1::CheckpointSpec& spec) const;
   absl::Status NotDurable() const;
   bool IsStopped() const;
   Changes ChangesOf(const std::vector<Effects>& effects, double now) const;
@@ -205,6 +213,10 @@ class Coordinator {
   Settings settings_;  // guarded by mutex_ where it changes: Change
   std::unique_ptr<Store> store_;
   checkpoint::Store* checkpoints_;
+  const VerifyDirectory verify_;
+  std::atomic<int> verifications_ = 0;  // that people have asked for and that are under way
+  mutable std::mutex stores_mutex_;
+  mutable std::map<std::string, std::unique_ptr<checkpoint::Store>> stores_;  // by directory
   const bool read_only_;
   const LeaseClock clock_;
   const double started_ = clock_.Now();
@@ -237,7 +249,9 @@ class Coordinator {
   std::condition_variable submitted_;
   std::set<std::string> submitting_;  // request ids that are being submitted
 
-  DiskWork disk_work_{4};  // last: its threads use the others
+  // Work with checkpoints that may keep a disk busy for minutes, that of one job in the order in
+  // which it came. Last: its threads use the others.
+  KeyedPool disks_{/*per_key=*/1, /*most=*/64};
 };
 
 }  // namespace tercio::coordinator

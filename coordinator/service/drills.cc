@@ -45,7 +45,8 @@ double SecondsOf(const google::protobuf::Timestamp& time) {
 
 // One byte in the middle of the largest file.
 absl::Status CorruptNewest(Coordinator& coordinator, const std::string& job) {
-  const std::vector<checkpoint::Committed> all = coordinator.checkpoints().List(job);
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<checkpoint::Committed> all,
+                          coordinator.CheckpointsOf(job).List(job));
   if (all.empty()) return absl::FailedPreconditionError("the job has no checkpoint");
   std::filesystem::path largest;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(all.back().path)) {
@@ -95,14 +96,14 @@ class Drill {
     // Before any harm is done.
     TERCIO_RETURN_IF_ERROR(CheckDrill(before_, *view.placement, fault.rank()));
     TERCIO_RETURN_IF_ERROR(CheckFlip());
-    if (Corrupts() && coordinator_.checkpoints().List(before_.id()).size() < 2) {
+    if (Corrupts() && Checkpoints() < 2) {
       return absl::FailedPreconditionError(
           "corrupt-checkpoint needs a job with two checkpoints, so that one is left");
     }
     TERCIO_RETURN_IF_ERROR(
         coordinator_.Ask(DrillRequested{before_.id(), fault, kind_.inject != nullptr}));
     if (request_.fault() == "full-disk") {
-      coordinator_.checkpoints().PretendFull(SteadyNow() + absl::Seconds(seconds_));
+      coordinator_.CheckpointsOf(before_.id()).PretendFull(SteadyNow() + absl::Seconds(seconds_));
     }
     response_.set_fault(request_.fault());
     response_.set_rank(request_.rank());
@@ -155,6 +156,10 @@ class Drill {
         "(fault_tolerance.check_replicas_every)");
   }
 
+  size_t Checkpoints() const {
+    const auto all = coordinator_.CheckpointsOf(before_.id()).List(before_.id());
+    return all.ok() ? all->size() : 0;
+  }
   bool Corrupts() const { return request_.fault() == "corrupt-checkpoint"; }
 
   // Between two attempts: nothing newer is committed then, and nobody has looked for the newest.

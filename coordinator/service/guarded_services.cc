@@ -145,6 +145,30 @@ grpc::Status GuardedJobService::PruneCheckpoints(grpc::ServerContext* context,
   return call.Done(exact.job(), JobServiceImpl::PruneCheckpoints(context, &exact, response));
 }
 
+grpc::Status GuardedJobService::SaveCheckpoint(grpc::ServerContext* context,
+                                               const v1::SaveCheckpointRequest* request,
+                                               v1::CheckpointInfo* response) {
+  GuardedCall call(gate_, *context, "JobService/SaveCheckpoint");
+  if (call.refused()) return call.refusal();
+  v1::SaveCheckpointRequest exact = *request;
+  if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
+    return NotChanged(call, exact.job(), std::move(status));
+  }
+  return call.Done(exact.job(), JobServiceImpl::SaveCheckpoint(context, &exact, response));
+}
+
+grpc::Status GuardedJobService::Delete(grpc::ServerContext* context,
+                                       const v1::DeleteRequest* request,
+                                       v1::DeleteResponse* response) {
+  GuardedCall call(gate_, *context, "JobService/Delete");
+  if (call.refused()) return call.refusal();
+  v1::DeleteRequest exact = *request;
+  if (absl::Status status = MayChange(call.caller(), exact.mutable_job()); !status.ok()) {
+    return NotChanged(call, exact.job(), std::move(status));
+  }
+  return call.Done(exact.job(), JobServiceImpl::Delete(context, &exact, response));
+}
+
 grpc::Status GuardedJobService::Version(grpc::ServerContext* context,
                                         const v1::VersionRequest* request,
                                         v1::VersionResponse* response) {

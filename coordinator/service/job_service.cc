@@ -1,18 +1,23 @@
 #include "coordinator/service/job_service.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
+#include "coordinator/core/checkpoints.h"
+#include "coordinator/service/checkpoint_search.h"
 #include "coordinator/service/drills.h"
 #include "coordinator/service/views.h"
 
@@ -44,13 +49,60 @@ Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
   };
 }
 
-v1::CheckpointInfo InfoOf(const std::string& job, const checkpoint::Committed& committed) {
+void SetTime(double seconds, google::protobuf::Timestamp* time) {
+  time->set_seconds(static_cast<int64_t>(seconds));
+  time->set_nanos(static_cast<int32_t>((seconds - std::floor(seconds)) * 1e9));
+}
+
+constexpr absl::Duration kDefaultSaveTimeout = absl::Minutes(10);
+constexpr double kLookSeconds = 0.5;
+
+// A job that goes on as another model, or with other random numbers, is another job: that must be
+// meant.
+absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
+                          const v1::ResumeRequest& request) {
+  const bool from_beginning = request.has_from_step() && request.from_step() == 0;
+  if (request.accept_change() || from_beginning || job.checkpoint_step() == 0) {
+    return absl::OkStatus();
+  }
+  v1::ModelSpec ours = spec.model();
+  // The data decides it where the job file does not.
+  if (ours.vocab_size() == 0) ours.set_vocab_size(job.spec().model().vocab_size());
+  std::vector<std::string> changes;
+  for (const checkpoint::ModelDifference& difference :
+       checkpoint::DifferencesOf(ours, job.spec().model())) {
+    changes.push_back(absl::StrCat("model.", difference.key, ": ", difference.ours, ", before ",
+                                   difference.theirs));
+  }
+  if (spec.training().seed() != job.spec().training().seed()) {
+    changes.push_back(absl::StrCat("training.seed: ", spec.training().seed(), ", before ",
+                                   job.spec().training().seed()));
+  }
+  if (changes.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the job's checkpoints were made with other values: ", absl::StrJoin(changes, "; "),
+      ". If that is meant: --accept-change; to start over: --from-step 0"));
+}
+
+v1::CheckpointInfo InfoOf(const v1::JobRecord& job, const checkpoint::Committed& committed) {
   v1::CheckpointInfo info;
-  info.set_job_id(job);
+  info.set_job_id(job.id());
   info.set_step(committed.step);
   info.set_path(committed.path);
   info.set_bytes(committed.bytes);
+  info.set_attempt(committed.attempt);
+  for (const v1::CheckpointRecord& known : job.checkpoints()) {
+    if (known.step() != committed.step) continue;
+    if (known.committed_at() > 0) SetTime(known.committed_at(), info.mutable_committed_at());
+    if (known.verified_at() > 0) SetTime(known.verified_at(), info.mutable_verified_at());
+    info.set_problem(known.problem());
+  }
   return info;
+}
+
+std::vector<checkpoint::Committed> InOrderOfSteps(std::vector<checkpoint::Committed> all) {
+  std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.step < b.step; });
+  return all;
 }
 
 }  // namespace
@@ -170,8 +222,10 @@ grpc::Status JobServiceImpl::Resume(grpc::ServerContext*, const v1::ResumeReques
   if (!job.ok()) return ToGrpc(job.status());
   v1::JobSpec spec = request->has_spec() ? request->spec() : job->spec();
   if (absl::Status status = admit_(&spec); !status.ok()) return ToGrpc(status);
-  const absl::Status status =
-      coordinator_.Ask(ResumeRequested{job->id(), spec, request->accept_data_change()});
+  if (absl::Status status = CheckChanges(*job, spec, *request); !status.ok()) return ToGrpc(status);
+  ResumeRequested resume{job->id(), spec, request->accept_data_change(), {}};
+  if (request->has_from_step()) resume.from_step = request->from_step();
+  const absl::Status status = coordinator_.Ask(std::move(resume));
   if (!status.ok()) return ToGrpc(status);
   *response = StatusOf(*coordinator_.View(job->id()));
   return grpc::Status::OK;
@@ -323,14 +377,16 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
                                          v1::CheckpointsResponse* response) {
   const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
-  for (const checkpoint::Committed& committed : coordinator_.checkpoints().List(job->id())) {
-    *response->add_checkpoints() = InfoOf(job->id(), committed);
+  const auto there = coordinator_.CheckpointsOf(job->id()).List(job->id());
+  if (absl::IsNotFound(there.status()) && job->checkpoints_size() == 0) return grpc::Status::OK;
+  if (!there.ok()) return ToGrpc(there.status());
+  for (const checkpoint::Committed& committed : InOrderOfSteps(*there)) {
+    *response->add_checkpoints() = InfoOf(*job, committed);
   }
   return grpc::Status::OK;
 }
 
-// A job that starts loads its newest good checkpoint, so that one stays also where newer ones are
-// damaged.
+// What was verified stays: newer ones may be damaged.
 grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
                                               const v1::PruneCheckpointsRequest* request,
                                               v1::PruneCheckpointsResponse* response) {
@@ -342,24 +398,25 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   }
   const v1::CheckpointSpec& wanted = job->spec().checkpoint();
   const int keep_last = request->keep_last() > 0 ? request->keep_last() : wanted.keep_last();
-  checkpoint::Store& store = coordinator_.checkpoints();
-  const std::vector<checkpoint::Committed> superfluous =
-      store.Superfluous(job->id(), keep_last, wanted.keep_every());
-  const int64_t good = superfluous.empty() ? 0 : store.LatestGood(job->id(), nullptr).step;
+  checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());
   std::set<int64_t> removed;
-  for (const checkpoint::Committed& committed : superfluous) {
-    if (committed.step != good) removed.insert(committed.step);
+  for (const v1::CheckpointRecord& old :
+       SuperfluousCheckpoints(*job, keep_last, wanted.keep_every())) {
+    removed.insert(old.step());
   }
-  for (const checkpoint::Committed& committed : store.List(job->id())) {
+  const auto there = store.List(job->id());
+  if (!there.ok()) return ToGrpc(there.status());
+  for (const checkpoint::Committed& committed : InOrderOfSteps(*there)) {
     if (!removed.contains(committed.step)) {
-      *response->add_kept() = InfoOf(job->id(), committed);
+      *response->add_kept() = InfoOf(*job, committed);
       continue;
     }
-    *response->add_removed() = InfoOf(job->id(), committed);
+    *response->add_removed() = InfoOf(*job, committed);
     if (request->dry_run()) continue;
     if (const absl::Status status = store.Remove(job->id(), committed.step); !status.ok()) {
       return ToGrpc(status);
     }
+    coordinator_.Post(CheckpointRemoved{job->id(), committed.step});
   }
   return grpc::Status::OK;
 }
@@ -369,20 +426,78 @@ grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
                                               v1::VerifyCheckpointResponse* response) {
   const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
-  for (const checkpoint::Committed& committed : coordinator_.checkpoints().List(job->id())) {
+  const auto there = coordinator_.CheckpointsOf(job->id()).List(job->id());
+  if (!there.ok()) return ToGrpc(there.status());
+  for (const checkpoint::Committed& committed : InOrderOfSteps(*there)) {
     if (request->step() > 0 && committed.step != request->step()) continue;
-    for (const checkpoint::Finding& found : checkpoint::VerifyCheckpoint(committed.path)) {
+    const auto findings = coordinator_.Verify(committed.path);
+    if (!findings.ok()) return ToGrpc(findings.status());
+    for (const checkpoint::Finding& found : *findings) {
       v1::CheckpointFinding* finding = response->add_findings();
       finding->set_path(found.path);
       finding->set_ok(found.problem.empty());
       finding->set_problem(found.problem);
       finding->set_step(committed.step);
     }
+    if (coordinator_.MayWrite().ok()) {
+      coordinator_.Post(VerdictOf(job->id(), committed.step, *findings));
+    }
   }
   if (response->findings_size() == 0) {
     return grpc::Status(grpc::StatusCode::NOT_FOUND, "the job has no such checkpoint");
   }
   return grpc::Status::OK;
+}
+
+// Answers when a step after the one that was running is committed, or its save has failed.
+grpc::Status JobServiceImpl::SaveCheckpoint(grpc::ServerContext* context,
+                                            const v1::SaveCheckpointRequest* request,
+                                            v1::CheckpointInfo* response) {
+  const absl::StatusOr<v1::JobRecord> before = coordinator_.Find(request->job());
+  if (!before.ok()) return ToGrpc(before.status());
+  const double limit = request->timeout_seconds() > 0
+                           ? request->timeout_seconds()
+                           : before->spec().checkpoint().timeout_seconds();
+  const absl::Time deadline =
+      SteadyNow() + (limit > 0 ? absl::Seconds(limit) : kDefaultSaveTimeout);
+  uint64_t version = coordinator_.version();
+  if (absl::Status asked = coordinator_.Ask(SaveRequested{before->id()}); !asked.ok()) {
+    return ToGrpc(asked);
+  }
+  const int64_t least = std::min(before->step() + 1, before->spec().training().steps());
+  while (!context->IsCancelled()) {
+    const absl::StatusOr<v1::JobRecord> now = coordinator_.Find(before->id());
+    if (!now.ok()) return ToGrpc(now.status());
+    if (now->checkpoint_attempt() == before->attempt() && now->checkpoint_step() >= least) {
+      *response = *StatusOf(*coordinator_.View(before->id())).mutable_checkpoint();
+      return grpc::Status::OK;
+    }
+    if (now->failed_save_step() >= least) return ToGrpc(absl::AbortedError(now->save_error()));
+    if (now->attempt() != before->attempt() || IsTerminal(now->phase())) {
+      return ToGrpc(absl::AbortedError(
+          absl::StrCat("the attempt has ended before it could save: ", now->error())));
+    }
+    if (SteadyNow() > deadline) {
+      return ToGrpc(absl::DeadlineExceededError(
+          absl::StrCat("step ", least, " is not committed yet; the save goes on")));
+    }
+    version = coordinator_.WaitForChange(version, kLookSeconds);
+  }
+  return grpc::Status(grpc::StatusCode::CANCELLED, "the caller has gone");
+}
+
+grpc::Status JobServiceImpl::Delete(grpc::ServerContext*, const v1::DeleteRequest* request,
+                                    v1::DeleteResponse* response) {
+  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
+  if (!job.ok()) return ToGrpc(job.status());
+  response->set_job_id(job->id());
+  if (request->checkpoints()) {
+    response->set_checkpoints(job->checkpoints_size());
+    for (const v1::CheckpointRecord& known : job->checkpoints()) {
+      response->set_checkpoint_bytes(response->checkpoint_bytes() + known.bytes());
+    }
+  }
+  return ToGrpc(coordinator_.Ask(DeleteRequested{job->id(), request->checkpoints()}));
 }
 
 grpc::Status JobServiceImpl::Version(grpc::ServerContext*, const v1::VersionRequest*,

@@ -52,6 +52,9 @@ class JobServiceImpl : public JobServiceBase {
                                 v1::VerifyCheckpointResponse*) override;
   grpc::Status PruneCheckpoints(grpc::ServerContext*, const v1::PruneCheckpointsRequest*,
                                 v1::PruneCheckpointsResponse*) override;
+  grpc::Status SaveCheckpoint(grpc::ServerContext*, const v1::SaveCheckpointRequest*,
+                              v1::CheckpointInfo*) override;
+  grpc::Status Delete(grpc::ServerContext*, const v1::DeleteRequest*, v1::DeleteResponse*) override;
   grpc::Status Version(grpc::ServerContext*, const v1::VersionRequest*,
                        v1::VersionResponse*) override;
 

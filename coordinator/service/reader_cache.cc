@@ -11,22 +11,18 @@ namespace tercio::coordinator {
 
 absl::StatusOr<std::shared_ptr<checkpoint::Reader>> ReaderCache::Open(const std::string& job,
                                                                       const std::string& path) {
-  std::lock_guard<std::mutex> lock(mutex_);
   Entry now;
   now.path = path;
-  now.used = ++uses_;
   struct stat info = {};
   if (stat((path + "/manifest.json").c_str(), &info) == 0) {
     now.inode = info.st_ino;
     now.changed = int64_t{info.st_mtim.tv_sec} * 1'000'000'000 + info.st_mtim.tv_nsec;
   }
-  const auto known = entries_.find(job);
-  if (known != entries_.end() && known->second.path == path && known->second.inode == now.inode &&
-      known->second.changed == now.changed) {
-    known->second.used = now.used;
-    return known->second.reader;
-  }
+  if (auto known = Known(job, now)) return known;
+  // Without the lock: a file system that hangs keeps only its own job waiting.
   TERCIO_ASSIGN_OR_RETURN(now.reader, checkpoint::Reader::Open(path, /*digests=*/false));
+  std::lock_guard<std::mutex> lock(mutex_);
+  now.used = ++uses_;
   entries_[job] = now;
   if (entries_.size() > kMostJobs) {
     entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](auto& a, auto& b) {
@@ -34,6 +30,17 @@ absl::StatusOr<std::shared_ptr<checkpoint::Reader>> ReaderCache::Open(const std:
     }));
   }
   return now.reader;
+}
+
+std::shared_ptr<checkpoint::Reader> ReaderCache::Known(const std::string& job, const Entry& now) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = entries_.find(job);
+  if (known == entries_.end() || known->second.path != now.path ||
+      known->second.inode != now.inode || known->second.changed != now.changed) {
+    return nullptr;
+  }
+  known->second.used = ++uses_;
+  return known->second.reader;
 }
 
 void ReaderCache::Forget(const std::string& job) {

@@ -1,8 +1,8 @@
 // The checkpoints from which jobs load now: each is opened once for all ranks of its job.
 //
-// A reader maps the files of its checkpoint, so that those keep their place on the disk as long as
-// it lives, also when the checkpoint is removed. So readers are kept no longer than they are
-// needed: until the job saves, and of a few jobs only.
+// A reader holds the files of its checkpoint open, so that those keep their place on the disk as
+// long as it lives, also when the checkpoint is removed. So readers are kept no longer than they
+// are needed: until the job saves, and of a few jobs only.
 //
 // Threads: any.
 #pragma once
@@ -20,8 +20,8 @@ namespace tercio::coordinator {
 
 class ReaderCache {
  public:
-  // Of the checkpoint that is at `path` now, without its digests: these were checked when it was
-  // chosen. Errors are those of checkpoint::Reader.
+  // Of the checkpoint that is at `path` now; what is read of it is verified then. Errors are those
+  // of checkpoint::Reader.
   absl::StatusOr<std::shared_ptr<checkpoint::Reader>> Open(const std::string& job,
                                                            const std::string& path);
   // The job has loaded.
@@ -37,6 +37,9 @@ class ReaderCache {
     std::shared_ptr<checkpoint::Reader> reader;
     uint64_t used = 0;
   };
+
+  // Null: none of the same files.
+  std::shared_ptr<checkpoint::Reader> Known(const std::string& job, const Entry& now);
 
   std::mutex mutex_;
   std::map<std::string, Entry> entries_;  // by job

@@ -1,9 +1,11 @@
 #include "coordinator/service/saves.h"
 
+#include <atomic>
 #include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checkpoint/reader.h"
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
@@ -12,7 +14,7 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr std::chrono::milliseconds kLookInterval{200};
-// So long after the last part the others are not expected any more.
+// After this long without a byte the ranks that are missing are not expected any more.
 constexpr absl::Duration kSilence = absl::Minutes(5);
 
 SaveFailure ReasonOf(const absl::Status& outcome) {
@@ -21,8 +23,6 @@ SaveFailure ReasonOf(const absl::Status& outcome) {
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kUnavailable:
       return SaveFailure::kInterrupted;
-    case absl::StatusCode::kDeadlineExceeded:
-      return SaveFailure::kSilence;
     case absl::StatusCode::kResourceExhausted:
       return SaveFailure::kDiskFull;
     case absl::StatusCode::kDataLoss:
@@ -40,23 +40,27 @@ struct Saves::Save {
   v1::RunId run;
   std::string token;
   int64_t step = 0;
-  int world_size = 0;
-  absl::Time begun = SteadyNow();
-  absl::Time last_part = begun;
+  SaveTerms terms;
+  const absl::Time begun = SteadyNow();
+  std::atomic<int64_t> last_byte_nanos = absl::ToUnixNanos(begun);
   std::map<int, checkpoint::Manifest> parts;  // by rank
   std::string training_state;
   std::string tokenizer;
   std::vector<v1::StepRecord> steps;
-  int uploads = 0;  // that have joined
+  int uploads = 0;          // that have joined
+  bool committing = false;  // all parts are there
   std::vector<std::function<void(absl::Status)>> waiting;
   bool ended = false;
   absl::Status outcome;  // when ended
-
-  // Nobody changes it any more: it ends by its commit.
-  bool complete() const { return static_cast<int>(parts.size()) >= world_size; }
 };
 
-Saves::Saves(CheckpointHost& host) : host_(host), watcher_([this] { LookForLostRanks(); }) {}
+// By value: what ends the save meanwhile clears it.
+struct Saves::Whole {
+  checkpoint::CommitRequest request;
+  std::vector<v1::StepRecord> steps;
+};
+
+Saves::Saves(CheckpointHost& host) : host_(host), watcher_([this] { LookForEnds(); }) {}
 
 Saves::~Saves() {
   {
@@ -67,7 +71,19 @@ Saves::~Saves() {
   watcher_.join();
 }
 
-absl::StatusOr<Saves::SavePtr> Saves::Join(const v1::UploadBegin& begin) {
+absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
+  TERCIO_RETURN_IF_ERROR(checkpoint::CheckTrainingState(begin.training_state()));
+  TERCIO_ASSIGN_OR_RETURN(SaveTerms terms, host_.TermsOf(begin.run()));
+  if (begin.world_size() != terms.ranks || begin.rank() < 0 || begin.rank() >= terms.ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("there is no rank ", begin.rank(), " of ",
+                                                   begin.world_size(), ": the plan has ",
+                                                   terms.ranks, " ranks"));
+  }
+  if (begin.file().empty() == terms.own_files) {
+    return absl::InvalidArgumentError(
+        terms.own_files ? "the job's checkpoints are in checkpoint.path: nothing is sent here"
+                        : "the job has no checkpoint.path: its checkpoints are sent here");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   SavePtr& save = saves_[begin.run().job_id()];
   if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
@@ -76,20 +92,15 @@ absl::StatusOr<Saves::SavePtr> Saves::Join(const v1::UploadBegin& begin) {
     return absl::AbortedError(absl::StrCat("the save of step ", save->step, " has begun"));
   }
   if (same && save->step == begin.step() && save->ended) {
-    if (save->outcome.ok()) return nullptr;
+    if (save->outcome.ok()) return Joined{};
     return save->outcome;
   }
   if (!same || save->step < begin.step()) {
-    if (host_.store().AttemptOf(begin.run().job_id(), begin.step()) == begin.run().attempt()) {
-      // Committed before this coordinator started, which may not have heard of it.
-      CheckpointCommitted committed{begin.run(), begin.step(), "", 0};
-      for (const checkpoint::Committed& there : host_.store().List(begin.run().job_id())) {
-        if (there.step != begin.step()) continue;
-        committed.path = there.path;
-        committed.bytes = there.bytes;
-      }
-      host_.Tell(std::move(committed));
-      return nullptr;
+    // A coordinator before this one may have committed it, and its answer been lost.
+    if (host_.HasCommitted(begin.run(), begin.step())) return Joined{};
+    if (save != nullptr && save->committing && !save->ended) {
+      return absl::UnavailableError(
+          absl::StrCat("the save of step ", save->step, " is being committed"));
     }
     if (save != nullptr) {
       End(*save,
@@ -100,32 +111,83 @@ absl::StatusOr<Saves::SavePtr> Saves::Join(const v1::UploadBegin& begin) {
     save->run = begin.run();
     save->token = begin.token();
     save->step = begin.step();
-    save->world_size = begin.world_size();
+    save->terms = std::move(terms);
   }
   ++save->uploads;
-  return save;
+  return Joined{save, save->committing || save->parts.contains(begin.rank())};
 }
 
+void Saves::Progress(Save& save) { save.last_byte_nanos = absl::ToUnixNanos(SteadyNow()); }
+
 void Saves::AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part, Save& save) {
+  Whole whole;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    // Sent again while the commit is under way.
-    if (save.ended || save.complete()) return;
+    // Another upload of the same rank was faster: its file is the one that counts.
+    if (save.ended || save.committing || save.parts.contains(begin.rank())) return;
     save.parts[begin.rank()] = std::move(part);
-    save.last_part = SteadyNow();
+    Progress(save);
     if (!begin.training_state().empty()) save.training_state = begin.training_state();
     if (!begin.tokenizer().empty()) save.tokenizer = begin.tokenizer();
     if (begin.steps_size() > 0) save.steps.assign(begin.steps().begin(), begin.steps().end());
-    if (!save.complete()) return;
+    if (static_cast<int>(save.parts.size()) < save.terms.ranks) return;
+    save.committing = true;
+    whole.steps = save.steps;
+    whole.request = {save.run.job_id(),
+                     save.step,
+                     save.run.attempt(),
+                     save.terms.model_json,
+                     save.training_state,
+                     save.tokenizer,
+                     {}};
+    for (const auto& [rank, sent] : save.parts) whole.request.parts.push_back(sent);
   }
-  const absl::Status status = Commit(begin, save);
+  CommitWhole(save, std::move(whole));
+}
+
+void Saves::CommitWhole(Save& save, Whole whole) {
+  const absl::StatusOr<checkpoint::Committed> committed = Commit(save, whole);
+  absl::Status status = committed.status();
+  if (committed.ok()) {
+    const CheckpointCommitted news{save.run,
+                                   committed->step,
+                                   committed->path,
+                                   committed->bytes,
+                                   absl::ToDoubleSeconds(SteadyNow() - save.begun),
+                                   committed->manifest_digest,
+                                   /*verified=*/!save.terms.own_files};
+    // It may have been given up in the moment of its rename: it is there, whatever was answered.
+    status = host_.Record(news);
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   End(save, status);
 }
 
+bool Saves::IsWanted(const Save& save) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (save.ended) return false;
+  }
+  return host_.IsPresent(save.run, save.token);
+}
+
+absl::StatusOr<checkpoint::Committed> Saves::Commit(const Save& save, const Whole& whole) {
+  const std::string& job = whole.request.job;
+  if (!IsWanted(save)) return AttemptIsOver();
+  TERCIO_RETURN_IF_ERROR(host_.CheckWhole(job, whole.request.parts));
+  checkpoint::Store& store = host_.StoreOf(job);
+  if (!save.terms.own_files) {
+    TERCIO_RETURN_IF_ERROR(store.ReadBack(job, save.step, whole.request.parts));
+  }
+  TERCIO_RETURN_IF_ERROR(host_.Record(StepsDone{save.run, whole.steps}));
+  // Between the last byte and the rename the attempt may have been replaced: an old one commits
+  // nothing.
+  return store.Commit(whole.request, [&] { return IsWanted(save); });
+}
+
 void Saves::GiveUp(Save& save, const absl::Status& why) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!save.complete()) End(save, why);
+  if (!save.committing) End(save, why);
 }
 
 std::optional<absl::Status> Saves::OutcomeOf(const Save& save) {
@@ -142,18 +204,11 @@ void Saves::Await(Save& save, std::function<void(absl::Status)> ended) {
   }
 }
 
-void Saves::LookForLostRanks() {
+void Saves::LookForEnds() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
     for (const auto& [job, save] : saves_) {
-      if (save == nullptr || save->ended || save->complete()) continue;
-      if (!host_.IsPresent(save->run, save->token)) {
-        End(*save, AttemptIsOver());
-      } else if (!save->waiting.empty() && SteadyNow() - save->last_part > kSilence) {
-        End(*save, absl::DeadlineExceededError(absl::StrCat("only ", save->parts.size(), " of ",
-                                                            save->world_size,
-                                                            " ranks have sent their part")));
-      }
+      if (save != nullptr && !save->ended) EndWhereDue(*save);
     }
     // Nobody asks any more how those of an attempt that is over have ended.
     std::erase_if(saves_, [this](const auto& entry) {
@@ -163,7 +218,29 @@ void Saves::LookForLostRanks() {
   }
 }
 
-void Saves::End(Save& save, const absl::Status& outcome) {
+void Saves::EndWhereDue(Save& save) {
+  const absl::Time now = SteadyNow();
+  const absl::Time last_byte = absl::FromUnixNanos(save.last_byte_nanos);
+  if (now - save.begun > save.terms.timeout) {
+    return End(
+        save,
+        absl::DeadlineExceededError(absl::StrCat(
+            "not stored within checkpoint.timeout, ", absl::FormatDuration(save.terms.timeout),
+            ": ", save.parts.size(), " of ", save.terms.ranks, " ranks have brought their part",
+            save.committing ? ", and the file system does not answer" : "")),
+        SaveFailure::kTimeout);
+  }
+  if (save.committing) return;
+  if (!host_.IsPresent(save.run, save.token)) return End(save, AttemptIsOver());
+  if (now - last_byte <= kSilence) return;
+  End(save,
+      absl::DeadlineExceededError(absl::StrCat(
+          "no byte has come for ", absl::FormatDuration(kSilence), "; ", save.parts.size(), " of ",
+          save.terms.ranks, " ranks have brought their part")),
+      SaveFailure::kSilence);
+}
+
+void Saves::End(Save& save, const absl::Status& outcome, std::optional<SaveFailure> reason) {
   if (save.ended) return;
   save.ended = true;
   save.outcome = outcome;
@@ -176,8 +253,8 @@ void Saves::End(Save& save, const absl::Status& outcome) {
   if (outcome.ok()) return;
   LogWarning(absl::StrCat("checkpoint of step ", save.step, ": ", std::string(outcome.message())),
              {{"job", save.run.job_id()}, {"attempt", save.run.attempt()}});
-  host_.Tell(
-      CheckpointFailed{save.run, save.step, std::string(outcome.message()), ReasonOf(outcome)});
+  host_.Tell(CheckpointFailed{save.run, save.step, std::string(outcome.message()),
+                              reason.value_or(ReasonOf(outcome))});
 }
 
 // The last upload to leave a save that was given up removes it: nobody writes there any more.
@@ -187,25 +264,8 @@ void Saves::Leave(Save& save) {
     if (--save.uploads > 0 || !save.ended || save.outcome.ok()) return;
   }
   const absl::Status removed =
-      host_.store().Abandon(save.run.job_id(), save.step, save.run.attempt());
+      host_.StoreOf(save.run.job_id()).Abandon(save.run.job_id(), save.step, save.run.attempt());
   if (!removed.ok()) LogWarning(std::string(removed.message()));
-}
-
-absl::Status Saves::Commit(const v1::UploadBegin& begin, const Save& save) {
-  // Between the last byte and the rename the attempt may have been replaced: an old one commits
-  // nothing.
-  if (!host_.IsPresent(begin.run(), begin.token())) return AttemptIsOver();
-  TERCIO_ASSIGN_OR_RETURN(const std::string model, host_.ModelOf(begin.run().job_id()));
-  std::vector<checkpoint::Manifest> parts;
-  for (const auto& [rank, part] : save.parts) parts.push_back(part);
-  TERCIO_RETURN_IF_ERROR(host_.Record(StepsDone{begin.run(), save.steps}));
-  TERCIO_ASSIGN_OR_RETURN(
-      const checkpoint::Committed committed,
-      host_.store().Commit(begin.run().job_id(), begin.step(), begin.run().attempt(), model,
-                           save.training_state, save.tokenizer, parts));
-  return host_.Record(CheckpointCommitted{begin.run(), committed.step, committed.path,
-                                          committed.bytes,
-                                          absl::ToDoubleSeconds(SteadyNow() - save.begun)});
 }
 
 }  // namespace tercio::coordinator

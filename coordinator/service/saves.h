@@ -3,11 +3,11 @@
 //
 // An upload is answered when the whole save is visible, or given up: a rank that has its answer
 // need not send again. A save is given up when one of its uploads fails, when a rank begins a later
-// one (ranks begin the next only after the answer to the last, or when they no longer want it),
-// when its attempt is over, or when no part has come for kSilence. What it has written is removed
-// then, by the last upload that leaves it.
+// one, when its attempt is over, when no byte has come for kSilence, or when it has taken longer
+// than the job's checkpoint.timeout: then also while it is being committed, since a disk that hangs
+// answers nobody. What it has written is removed by the last upload that leaves it.
 //
-// Threads: any.
+// Threads: any. No call but AddPart and Leave waits for a disk.
 #pragma once
 
 #include <condition_variable>
@@ -34,30 +34,44 @@ class Saves {
   struct Save;
   using SavePtr = std::shared_ptr<Save>;
 
+  // How an upload takes part in a save.
+  struct Joined {
+    SavePtr save;           // null: it is committed already
+    bool has_part = false;  // of this rank: nothing is to be sent, only to be waited for
+  };
+
   // The host must outlive it.
   explicit Saves(CheckpointHost& host);
   ~Saves();
   Saves(const Saves&) = delete;
   Saves& operator=(const Saves&) = delete;
 
-  // The save that an upload belongs to, null when it is committed already; ABORTED when the upload
-  // comes too late. Who has joined leaves.
-  absl::StatusOr<SavePtr> Join(const v1::UploadBegin& begin);
+  // ABORTED when the upload comes too late, UNAVAILABLE while the save before it is being
+  // committed, INVALID_ARGUMENT when it is not one of this job. Whoever has joined a save leaves
+  // it.
+  absl::StatusOr<Joined> Join(const v1::UploadBegin& begin);
+  // Bytes of the save have come.
+  void Progress(Save& save);
   // The upload that completes the save commits it, here.
   void AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part, Save& save);
   // No effect on a save that has all its parts, or has ended.
   void GiveUp(Save& save, const absl::Status& why);
   // How it ended, once it has.
   std::optional<absl::Status> OutcomeOf(const Save& save);
-  // `ended` is called once, now or later, by whoever ends the save; it must not call back.
+  // `ended` is called once, now or later, by whichever call ends the save; it must not call back.
   void Await(Save& save, std::function<void(absl::Status outcome)> ended);
   void Leave(Save& save);
 
  private:
-  absl::Status Commit(const v1::UploadBegin& begin, const Save& save);
-  void LookForLostRanks();
+  struct Whole;  // all that a commit needs
+
+  void CommitWhole(Save& save, Whole whole);
+  absl::StatusOr<checkpoint::Committed> Commit(const Save& save, const Whole& whole);
+  bool IsWanted(const Save& save);
+  void LookForEnds();
   // With mutex_ held.
-  void End(Save& save, const absl::Status& outcome);
+  void EndWhereDue(Save& save);
+  void End(Save& save, const absl::Status& outcome, std::optional<SaveFailure> reason = {});
 
   CheckpointHost& host_;
   std::mutex mutex_;

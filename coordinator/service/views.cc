@@ -94,6 +94,7 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
     status.mutable_loading()->set_bytes(view.loading->bytes);
     status.mutable_loading()->set_total_bytes(view.loading->total_bytes);
   }
+  status.set_checkpoint_unreadable(record.unreadable_error());
   status.set_error(record.error());
   SetTime(record.submitted_at(), status.mutable_submitted_at());
   if (record.started_at() > 0) SetTime(record.started_at(), status.mutable_started_at());

@@ -214,7 +214,8 @@ absl::Status Store::Commit(const Changes& changes) {
 absl::Status Store::WriteAll(const Changes& changes) {
   TERCIO_RETURN_IF_ERROR(WriteState(changes));
   TERCIO_RETURN_IF_ERROR(WriteExits(changes));
-  return WriteHistory(changes);
+  TERCIO_RETURN_IF_ERROR(WriteHistory(changes));
+  return DeleteJobs(changes);
 }
 
 absl::Status Store::WriteState(const Changes& changes) {
@@ -255,6 +256,22 @@ absl::Status Store::WriteState(const Changes& changes) {
   for (const std::string& name : changes.forgotten_nodes) {
     forget.Bind(1, name);
     TERCIO_RETURN_IF_ERROR(forget.Execute());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Store::DeleteJobs(const Changes& changes) {
+  for (const std::string& job : changes.deleted_jobs) {
+    for (const char* sql : {"DELETE FROM jobs WHERE id=?", "DELETE FROM plans WHERE job=?",
+                            "DELETE FROM placements WHERE job=?",
+                            "DELETE FROM requests WHERE job=?", "DELETE FROM steps WHERE job=?",
+                            "DELETE FROM events WHERE job=?", "DELETE FROM logs WHERE job=?",
+                            "DELETE FROM traces WHERE job=?", "DELETE FROM exits WHERE job=?"}) {
+      SqliteStatement remove(database_, sql);
+      remove.Bind(1, job);
+      TERCIO_RETURN_IF_ERROR(remove.Execute());
+    }
+    untrimmed_lines_.erase(job);
   }
   return absl::OkStatus();
 }

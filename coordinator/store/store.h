@@ -41,6 +41,7 @@ struct Changes {
   std::vector<std::pair<std::string, std::shared_ptr<const v1::RankSlots>>> placements;
   std::vector<v1::NodeRecord> nodes;
   std::vector<std::string> forgotten_nodes;
+  std::vector<std::string> deleted_jobs;  // with history, events, logs, plan and requests
   std::vector<std::pair<std::string, v1::StepRecord>> steps;
   std::vector<v1::JobEvent> events;
   std::vector<std::pair<std::string, v1::LogLine>> logs;
@@ -49,7 +50,7 @@ struct Changes {
   std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
   bool empty() const {
     return jobs.empty() && plans.empty() && placements.empty() && nodes.empty() &&
-           forgotten_nodes.empty() && steps.empty() && events.empty() && logs.empty() &&
+           forgotten_nodes.empty() && deleted_jobs.empty() && steps.empty() && events.empty() && logs.empty() &&
            traces.empty() && exits.empty() && requests.empty();
   }
 };
@@ -115,6 +116,7 @@ class Store {
   absl::Status WriteState(const Changes& changes);
   absl::Status WriteHistory(const Changes& changes);
   absl::Status WriteExits(const Changes& changes);
+  absl::Status DeleteJobs(const Changes& changes);
   absl::Status TrimLogs();
 
   const std::string path_;

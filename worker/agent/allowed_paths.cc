@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -99,10 +100,14 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
     TERCIO_RETURN_IF_ERROR(CheckPath("data.tokenizer", data.tokenizer()));
   }
   TERCIO_RETURN_IF_ERROR(CheckPath("model.from", spec.model().from()));
-  if (spec.tensorboard().empty() || IsInside(spec.tensorboard())) return absl::OkStatus();
-  return absl::PermissionDeniedError(absl::StrCat(
-      "tensorboard: ", spec.tensorboard(),
-      " is outside where jobs may write on this node; its agent's --data-root says where"));
+  for (const auto& [key, path] : {std::pair{"tensorboard", &spec.tensorboard()},
+                                  std::pair{"checkpoint.path", &spec.checkpoint().path()}}) {
+    if (path->empty() || IsInside(*path)) continue;
+    return absl::PermissionDeniedError(absl::StrCat(
+        key, ": ", *path,
+        " is outside where jobs may write on this node; its agent's --data-root says where"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace tercio

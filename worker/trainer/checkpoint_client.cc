@@ -4,6 +4,7 @@
 #include <chrono>
 #include <random>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -87,9 +88,19 @@ absl::Status CheckpointClient::UploadFile(v1::UploadBegin begin, const ValuePart
     std::lock_guard<std::mutex> lock(mutex_);
     part_ = part;
   }
-  while (open && !part->Ended(kProgressInterval)) {
-    message.mutable_progress()->set_bytes(part->bytes());
+  // A part that stands still says nothing: that is silence.
+  int64_t told = 0;
+  while (open && !part->Ended(kProgressInterval) && SteadyNow() < deadline) {
+    const int64_t bytes = part->bytes();
+    if (std::exchange(told, bytes) == bytes) continue;
+    message.mutable_progress()->set_bytes(bytes);
     open = stream.Write(checkpoint::ToBuffer(message));
+  }
+  if (SteadyNow() >= deadline) {
+    part->Remove();
+    stream.Cancel();
+    stream.Finish().IgnoreError();
+    return absl::DeadlineExceededError("the part was not written in time");
   }
   if (!open) {
     part->Remove();

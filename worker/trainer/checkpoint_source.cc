@@ -2,6 +2,8 @@
 
 #include <cstring>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -87,13 +89,19 @@ class DirectorySource : public CheckpointSource {
 
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
                     const Arrived& arrived) override {
-    TERCIO_RETURN_IF_ERROR(reader_->ReadSlice(slice, values.data()));
+    if (!cursor_.has_value() || slice.tensor() != tensor_) {
+      tensor_ = slice.tensor();
+      cursor_.emplace(*reader_);
+    }
+    TERCIO_RETURN_IF_ERROR(cursor_->Read(slice, values.data()));
     arrived(static_cast<int64_t>(values.size() * sizeof(float)));
     return absl::OkStatus();
   }
 
  private:
   const std::unique_ptr<checkpoint::Reader> reader_;
+  std::string tensor_;  // that the cursor reads
+  std::optional<checkpoint::SliceCursor> cursor_;
 };
 
 }  // namespace
@@ -105,8 +113,12 @@ std::shared_ptr<StateSource> CheckpointAtCoordinator(const std::shared_ptr<grpc:
 }
 
 absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(const std::string& directory,
-                                                                   const std::string&) {
+                                                                   const std::string& digest) {
   TERCIO_ASSIGN_OR_RETURN(auto reader, checkpoint::Reader::Open(directory, /*digests=*/false));
+  if (!digest.empty() && reader->manifest_digest() != digest) {
+    return absl::DataLossError(
+        absl::StrCat(directory, ": its manifest is not the one that was committed"));
+  }
   return std::make_shared<DirectorySource>(std::move(reader));
 }
 

@@ -5,7 +5,11 @@
 #include <condition_variable>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <utility>
+
+#include "checkpoint/part_writer.h"
+#include "common/status_macros.h"
 
 namespace tercio {
 namespace {
@@ -15,11 +19,17 @@ constexpr absl::Duration kEndTime = absl::Seconds(2);
 
 }  // namespace
 
-// STUB
 absl::StatusOr<v1::UploadEnd> WritePartFile(const std::string& path,
-                                            const std::vector<v1::TensorSlice>&, const ValueParts&,
-                                            const std::function<bool(int64_t bytes)>&) {
-  return absl::UnimplementedError(path);
+                                            const std::vector<v1::TensorSlice>& slices,
+                                            const ValueParts& values,
+                                            const std::function<bool(int64_t bytes)>& wrote) {
+  const checkpoint::Slices all(slices.begin(), slices.end());
+  TERCIO_ASSIGN_OR_RETURN(auto writer, checkpoint::PartWriter::Create(path, all));
+  for (const std::string_view chunk : ChunksOf(values)) {
+    TERCIO_RETURN_IF_ERROR(writer->Append(chunk));
+    if (!wrote(writer->written_bytes())) return absl::CancelledError(path + " is not wanted");
+  }
+  return writer->Close();
 }
 
 struct PartFile::Shared {

@@ -20,7 +20,11 @@ namespace tercio {
 namespace {
 
 constexpr int64_t kPieceElements = int64_t{2} << 20;  // 8 MiB
-constexpr size_t kPiecesAhead = 4;
+// Neighbouring pieces have one reader: a checkpoint is read in blocks that know no pieces
+// (checkpoint/reader.h), and only a block at the end of such a run is read twice.
+constexpr int64_t kPiecesOfRun = 8;
+// So that a rank has read its run when its turn comes.
+constexpr size_t kPiecesAhead = kPiecesOfRun;
 // A read that has not ended so long after it was cancelled hangs in the kernel.
 constexpr absl::Duration kCancelTime = absl::Seconds(2);
 
@@ -191,17 +195,26 @@ class PieceBroadcast {
 
 std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
                                  const StateSource& source, int ranks) {
+  int64_t all = 0;
+  for (const v1::TensorSlice& slice : slices) all += source.Wants(slice) ? ElementsOf(slice) : 0;
+  // Several runs for each rank, where there is little: then they share it evenly.
+  const int64_t run = std::min(kPiecesOfRun * kPieceElements, all / (8 * ranks));
   std::vector<int64_t> share(static_cast<size_t>(ranks));
   std::vector<StatePiece> pieces;
   for (size_t i = 0; i < slices.size(); ++i) {
     if (!source.Wants(slices[i])) continue;
+    auto reader = share.end();
     int64_t offset = 0;
+    int64_t begun = 0;  // where the reader's run begins
     for (v1::TensorSlice& part : checkpoint::DivideSlice(slices[i], kPieceElements)) {
-      const auto least = std::min_element(share.begin(), share.end());
+      if (reader == share.end() || offset - begun >= run) {
+        reader = std::min_element(share.begin(), share.end());
+        begun = offset;
+      }
       const int64_t elements = ElementsOf(part);
       pieces.push_back(
-          {i, std::move(part), offset, elements, static_cast<int>(least - share.begin())});
-      *least += elements;
+          {i, std::move(part), offset, elements, static_cast<int>(reader - share.begin())});
+      *reader += elements;
       offset += elements;
     }
   }

@@ -1,0 +1,95 @@
+#include "common/keyed_pool.h"
+
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/catch_all.h"
+#include "common/check.h"
+#include "common/log.h"
+
+namespace tercio {
+
+KeyedPool::KeyedPool(int per_key, int most) : per_key_(per_key), most_(most) {
+  TERCIO_CHECK(per_key >= 1 && most >= 1);
+}
+
+KeyedPool::~KeyedPool() {
+  std::vector<std::thread> threads;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+    threads = std::move(threads_);
+    changed_.notify_all();
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+void KeyedPool::Run(const std::string& key, std::function<void()> task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Queue& queue = queues_[key];
+  queue.tasks.push_back(std::move(task));
+  MakeReady(key, queue);
+  if (idle_ < static_cast<int>(ready_.size())) AddThread();
+  changed_.notify_all();
+}
+
+void KeyedPool::MakeReady(const std::string& key, Queue& queue) {
+  if (queue.waits || queue.tasks.empty() || queue.running == per_key_) return;
+  queue.waits = true;
+  ready_.push_back(key);
+}
+
+void KeyedPool::AddThread() {
+  if (stop_ || static_cast<int>(threads_.size()) >= most_) return;
+  try {
+    threads_.emplace_back([this] { Work(); });
+  } catch (const std::system_error& error) {
+    LogWarning(absl::StrCat("no further thread for work on disks, ", threads_.size(),
+                            " do it: ", error.what()));
+  }
+}
+
+void KeyedPool::Work() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (true) {
+    ++idle_;
+    changed_.wait(lock, [this] { return stop_ || !ready_.empty(); });
+    --idle_;
+    if (ready_.empty()) return;
+    const std::string key = std::move(ready_.front());
+    ready_.pop_front();
+    Queue& queue = queues_.at(key);
+    queue.waits = false;
+    std::function<void()> task = std::move(queue.tasks.front());
+    queue.tasks.pop_front();
+    ++queue.running;
+    ++busy_;
+    MakeReady(key, queue);
+    if (idle_ < static_cast<int>(ready_.size())) AddThread();
+    changed_.notify_all();
+    lock.unlock();
+    const absl::Status done = CatchAll([&task] {
+      task();
+      return absl::OkStatus();
+    });
+    if (!done.ok()) LogError(absl::StrCat("work for ", key, ": ", std::string(done.message())));
+    task = nullptr;  // what it holds goes without the lock
+    lock.lock();
+    --busy_;
+    Queue& after = queues_.at(key);
+    --after.running;
+    MakeReady(key, after);
+    if (after.running == 0 && after.tasks.empty()) queues_.erase(key);
+    changed_.notify_all();
+  }
+}
+
+bool KeyedPool::Drain(absl::Duration patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, absl::ToChronoNanoseconds(patience),
+                           [this] { return queues_.empty(); });
+}
+
+}  // namespace tercio

@@ -1,0 +1,63 @@
+// Threads for work that may block on a disk for long, or for ever: each key (a job, say) has a few
+// of them at most, so that one whose disk hangs keeps nobody else waiting.
+//
+// Threads are made when they are needed. Where none can be made, work waits for those there are.
+// A task that throws is an error in the log; the thread stays.
+//
+// Threads: any.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace tercio {
+
+class KeyedPool {
+ public:
+  // At most `per_key` tasks of one key at a time, and `most` in all. REQUIRES: both >= 1.
+  KeyedPool(int per_key, int most);
+  // Does first what was given to it.
+  ~KeyedPool();
+  KeyedPool(const KeyedPool&) = delete;
+  KeyedPool& operator=(const KeyedPool&) = delete;
+
+  // Tasks of one key begin in the order in which they came; keys take turns.
+  void Run(const std::string& key, std::function<void()> task);
+
+  // Whether all that was given to it is done, at the latest after `patience`. Where it is not, a
+  // disk hangs, and the destructor would wait for it.
+  bool Drain(absl::Duration patience);
+
+ private:
+  struct Queue {
+    std::deque<std::function<void()>> tasks;
+    int running = 0;
+    bool waits = false;  // is in ready_
+  };
+
+  void Work();
+  // With mutex_ held.
+  void MakeReady(const std::string& key, Queue& queue);
+  void AddThread();
+
+  const int per_key_;
+  const int most_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, Queue> queues_;  // of keys that have tasks
+  std::deque<std::string> ready_;        // keys whose next task may begin
+  int idle_ = 0;
+  int busy_ = 0;
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace tercio

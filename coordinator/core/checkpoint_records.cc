@@ -1,0 +1,96 @@
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "coordinator/core/checkpoints.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr size_t kMostFindings = 8;
+
+}  // namespace
+
+bool Counts(const v1::JobRecord& record, const v1::CheckpointRecord& checkpoint) {
+  v1::StepRecord step;
+  step.set_step(checkpoint.step());
+  step.set_attempt(checkpoint.attempt());
+  return StepCounts(record, step);
+}
+
+std::vector<v1::CheckpointRecord> CheckpointsThatCount(const v1::JobRecord& record) {
+  std::vector<v1::CheckpointRecord> found;
+  for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
+    if (Counts(record, *at)) found.push_back(*at);
+  }
+  return found;
+}
+
+v1::CheckpointRecord* FindCheckpointRecord(v1::JobRecord& record, int64_t step) {
+  for (v1::CheckpointRecord& known : *record.mutable_checkpoints()) {
+    if (known.step() == step) return &known;
+  }
+  return nullptr;
+}
+
+void AddCheckpointRecord(v1::JobRecord& record, v1::CheckpointRecord checkpoint) {
+  RemoveCheckpointRecord(record, checkpoint.step());
+  *record.add_checkpoints() = std::move(checkpoint);
+}
+
+void RemoveCheckpointRecord(v1::JobRecord& record, int64_t step) {
+  auto& all = *record.mutable_checkpoints();
+  all.erase(
+      std::remove_if(all.begin(), all.end(),
+                     [step](const v1::CheckpointRecord& known) { return known.step() == step; }),
+      all.end());
+}
+
+void AddUnrecordedCheckpoint(v1::JobRecord& record) {
+  if (record.checkpoints_size() > 0 || record.checkpoint_step() == 0) return;
+  v1::CheckpointRecord* known = record.add_checkpoints();
+  known->set_step(record.checkpoint_step());
+  known->set_attempt(record.checkpoint_attempt() > 0 ? record.checkpoint_attempt()
+                                                     : record.attempt());
+  known->set_bytes(record.checkpoint_bytes());
+}
+
+std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& record, int keep_last,
+                                                         int64_t keep_every) {
+  std::vector<v1::CheckpointRecord> superfluous;
+  int verified = 0;
+  for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
+    const bool kept =
+        verified < std::max(1, keep_last) || (keep_every > 0 && at->step() % keep_every == 0);
+    if (!kept) superfluous.push_back(*at);
+    verified += at->verified_at() > 0 && at->problem().empty() ? 1 : 0;
+  }
+  std::reverse(superfluous.begin(), superfluous.end());
+  return superfluous;
+}
+
+const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record, double now, double interval) {
+  const v1::CheckpointRecord* next = nullptr;
+  for (const v1::CheckpointRecord& known : record.checkpoints()) {
+    const bool due = known.verified_at() == 0 || now - known.verified_at() > interval;
+    if (!due || !known.problem().empty()) continue;
+    if (next == nullptr || known.verified_at() < next->verified_at()) next = &known;
+  }
+  return next;
+}
+
+std::string DescribeFindings(const std::vector<CheckpointFinding>& findings) {
+  std::vector<std::string> texts;
+  for (const CheckpointFinding& finding : findings) {
+    if (texts.size() == kMostFindings) {
+      texts.push_back(absl::StrCat(findings.size() - kMostFindings, " more"));
+      break;
+    }
+    texts.push_back(finding.step > 0 ? absl::StrCat("step ", finding.step, ": ", finding.problem)
+                                     : finding.problem);
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
+}  // namespace tercio::coordinator

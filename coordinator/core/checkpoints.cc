@@ -1,0 +1,299 @@
+// Checkpoints in the life of a job: which one an attempt starts from, what becomes of saves, and
+// what is kept.
+//
+// A job that has a checkpoint never starts below its newest one by itself. One is passed over only
+// when its damage is proven; where none can be read at the moment the search is repeated, and in
+// the end the job fails with all that was found: starting over is for people to decide.
+#include "coordinator/core/checkpoints.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "coordinator/core/ledger.h"
+#include "coordinator/core/stepper.h"
+#include "plan/save_timeout.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr double kFirstSearchAgain = 1;
+constexpr double kLongestSearchAgain = 60;
+// How many checkpoints of all jobs are verified at a time by themselves.
+constexpr int kMostScrubs = 1;
+
+double PauseBefore(int search) {
+  double pause = kFirstSearchAgain;
+  for (int i = 1; i < search && pause < kLongestSearchAgain; ++i) pause *= 2;
+  return std::min(pause, kLongestSearchAgain);
+}
+
+}  // namespace
+
+// Once for an attempt, however many nodes come back meanwhile.
+void Stepper::Search(JobState& job) {
+  if (std::exchange(job.searching, true)) return;
+  v1::JobRecord& record = job.record;
+  job.searching_since = now_;
+  FindCheckpoint search;
+  search.run = RunOf(record);
+  search.spec = record.spec().checkpoint();
+  search.known = CheckpointsThatCount(record);
+  search.resume_steps = {record.resume_steps().begin(), record.resume_steps().end()};
+  if (record.from_step_plus_one() > 0) search.only = record.from_step_plus_one() - 1;
+  search.suspect_step = job.suspect_step;
+  effects_.searches.push_back(std::move(search));
+}
+
+// A search that gets no answer at all hangs in the file system.
+void Stepper::SearchAgainWhereDue(JobState& job) {
+  const v1::JobRecord& record = job.record;
+  if (record.phase() != v1::JOB_PHASE_PREPARING || record.progress().checkpoint_known()) return;
+  if (job.search_again_at > 0 && now_ >= job.search_again_at) {
+    job.search_again_at = 0;
+    job.searching = false;
+    return Search(job);
+  }
+  const bool waits = job.searching && job.search_again_at == 0;
+  if (waits && now_ - job.searching_since > settings_.checkpoint_patience) {
+    FailWithoutCheckpoint(job, "the file system of the checkpoints does not answer");
+  }
+}
+
+void Stepper::Handle(const CheckpointFound& answer) {
+  WithRun(answer.run, [&](JobState& job) {
+    v1::JobRecord& record = job.record;
+    if (record.phase() != v1::JOB_PHASE_PREPARING || record.progress().checkpoint_known()) return;
+    effects_.changed_jobs.insert(record.id());
+    AdoptUnrecorded(job, answer);
+    NoteFindings(job, answer);
+    const bool from_beginning = record.from_step_plus_one() == 1;
+    if (answer.step > 0 || from_beginning) return StartFrom(job, answer);
+    const bool passes = std::any_of(answer.findings.begin(), answer.findings.end(),
+                                    [](const CheckpointFinding& found) { return !found.damaged; });
+    if (passes) return Unreadable(job, DescribeFindings(answer.findings));
+    const bool wants_one = record.from_step_plus_one() > 0;
+    if (!wants_one && CheckpointsThatCount(record).empty()) return StartFrom(job, answer);
+    const std::string none =
+        wants_one ? absl::StrCat("there is no checkpoint of step ", record.from_step_plus_one() - 1)
+                  : "none is where it was";
+    FailWithoutCheckpoint(job, answer.findings.empty() ? none : DescribeFindings(answer.findings));
+  });
+}
+
+// What is on the disk is there, whether or not its commit could be recorded.
+void Stepper::AdoptUnrecorded(JobState& job, const CheckpointFound& answer) {
+  v1::JobRecord& record = job.record;
+  for (const v1::CheckpointRecord& there : answer.there) {
+    const v1::CheckpointRecord* known = FindCheckpointRecord(record, there.step());
+    if (known != nullptr && known->attempt() >= there.attempt()) continue;
+    if (there.attempt() <= 0 || there.attempt() > record.attempt()) continue;
+    AddCheckpointRecord(record, there);
+  }
+  std::sort(record.mutable_checkpoints()->begin(), record.mutable_checkpoints()->end(),
+            [](const v1::CheckpointRecord& a, const v1::CheckpointRecord& b) {
+              return std::pair(a.attempt(), a.step()) < std::pair(b.attempt(), b.step());
+            });
+}
+
+void Stepper::NoteFindings(JobState& job, const CheckpointFound& answer) {
+  for (const CheckpointFinding& finding : answer.findings) {
+    if (!finding.damaged) continue;
+    if (v1::CheckpointRecord* known = FindCheckpointRecord(job.record, finding.step)) {
+      known->set_problem(finding.problem);
+    }
+    Note(job, "checkpoint_damaged", absl::StrCat("step ", finding.step, ": ", finding.problem));
+  }
+}
+
+// It may pass: a volume that is not mounted yet, a server that restarts.
+void Stepper::Unreadable(JobState& job, const std::string& why) {
+  v1::JobRecord& record = job.record;
+  if (record.unreadable_since() == 0) record.set_unreadable_since(now_);
+  if (record.unreadable_error() != why) Note(job, "checkpoint_unreadable", why);
+  record.set_unreadable_error(why);
+  if (now_ - record.unreadable_since() >= settings_.checkpoint_patience) {
+    return FailWithoutCheckpoint(job, why);
+  }
+  job.search_again_at = now_ + PauseBefore(++job.searches);
+}
+
+void Stepper::FailWithoutCheckpoint(JobState& job, const std::string& findings) {
+  v1::JobRecord& record = job.record;
+  StopNodes(job, 0);
+  record.set_error(absl::StrCat(
+      "no checkpoint of the job can be read, and it does not start over by itself: ", findings,
+      ". Bring one back and resume the job, or choose where it starts: `tercio resume ",
+      record.id(), " --from-step N` (0: from the beginning)"));
+  record.set_unreadable_since(0);
+  record.clear_unreadable_error();
+  Finish(job, v1::JOB_PHASE_FAILED);
+}
+
+void Stepper::StartFrom(JobState& job, const CheckpointFound& found) {
+  v1::JobRecord& record = job.record;
+  record.mutable_progress()->set_checkpoint_known(true);
+  record.set_unreadable_since(0);
+  record.clear_unreadable_error();
+  const bool on_purpose = record.from_step_plus_one() > 0;
+  job.kept_step =
+      on_purpose ? found.step : std::max(record.checkpoint_step(), record.resume_step());
+  const v1::CheckpointRecord* known = FindCheckpointRecord(record, found.step);
+  if (found.step != record.checkpoint_step()) {
+    record.set_checkpoint_at(known == nullptr ? 0 : known->committed_at());
+    record.set_checkpoint_attempt(known == nullptr ? 0 : known->attempt());
+  }
+  record.set_checkpoint_step(found.step);
+  record.set_checkpoint_path(found.path);
+  record.set_checkpoint_bytes(found.bytes);
+  StartWhenReady(job);
+}
+
+void Stepper::Handle(const CheckpointCommitted& committed) {
+  WithRun(committed.run, [&](JobState& job) {
+    v1::JobRecord& record = job.record;
+    if (!HasLiveRun(record.phase()) || committed.step <= record.checkpoint_step()) return;
+    effects_.saves.push_back({record.id(), std::nullopt, committed.seconds});
+    const int64_t before = std::max(record.checkpoint_step(), record.resume_step());
+    if (record.step() > before) {
+      CommitWork(*record.mutable_ledger(), static_cast<double>(committed.step - before) /
+                                               static_cast<double>(record.step() - before));
+    }
+    record.set_checkpoint_step(committed.step);
+    record.set_checkpoint_path(committed.path);
+    record.set_checkpoint_bytes(committed.bytes);
+    record.set_checkpoint_attempt(record.attempt());
+    record.set_checkpoint_at(now_);
+    record.set_failed_saves(0);
+    record.set_saves_fail_since(0);
+    record.clear_save_error();
+    v1::CheckpointRecord known;
+    known.set_step(committed.step);
+    known.set_attempt(record.attempt());
+    known.set_committed_at(now_);
+    known.set_bytes(committed.bytes);
+    known.set_manifest_digest(committed.manifest_digest);
+    if (committed.verified) known.set_verified_at(now_);
+    AddCheckpointRecord(record, std::move(known));
+    if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
+    Note(job, "checkpoint_committed",
+         absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
+                      committed.seconds > 0 ? absl::StrFormat(" in %.3f s", committed.seconds) : "",
+                      ", ", committed.path));
+    if (committed.verified) {
+      Prune(job);
+    } else {
+      Verify(job, committed.step);
+    }
+  });
+}
+
+void Stepper::Verify(JobState& job, int64_t step) {
+  if (std::exchange(job.verifying, true)) return;
+  effects_.verifications.push_back({job.record.id(), job.record.spec().checkpoint(), step});
+}
+
+void Stepper::Handle(const CheckpointVerified& verified) {
+  const auto found = state_.jobs.find(verified.job_id);
+  if (found == state_.jobs.end()) return;
+  JobState& job = found->second;
+  job.verifying = false;
+  v1::CheckpointRecord* known = FindCheckpointRecord(job.record, verified.step);
+  if (known == nullptr) return;
+  if (verified.problem.empty()) {
+    known->set_verified_at(now_);
+    known->clear_problem();
+    effects_.changed_jobs.insert(verified.job_id);
+    return Prune(job);
+  }
+  if (!verified.damaged) {
+    Note(job, "checkpoint_unreadable",
+         absl::StrCat("step ", verified.step, " could not be verified: ", verified.problem));
+    return;
+  }
+  effects_.changed_jobs.insert(verified.job_id);
+  known->set_problem(verified.problem);
+  Note(job, "checkpoint_damaged", absl::StrCat("step ", verified.step, ": ", verified.problem));
+}
+
+// What was never verified first, as after a restart of the coordinator, then what was verified
+// longest ago.
+void Stepper::Scrub() {
+  if (settings_.scrub_interval <= 0) return;
+  int under_way = 0;
+  for (const auto& [id, job] : state_.jobs) under_way += job.verifying ? 1 : 0;
+  for (auto& [id, job] : state_.jobs) {
+    if (under_way >= kMostScrubs) return;
+    if (now_ < job.scrub_at) continue;
+    const v1::CheckpointRecord* next = NextToVerify(job.record, now_, settings_.scrub_interval);
+    if (next == nullptr) continue;
+    // One that cannot be read now is not tried again at once.
+    job.scrub_at = now_ + kLongestSearchAgain;
+    ++under_way;
+    Verify(job, next->step());
+  }
+}
+
+void Stepper::Prune(JobState& job) {
+  const v1::CheckpointSpec& wanted = job.record.spec().checkpoint();
+  for (const v1::CheckpointRecord& old :
+       SuperfluousCheckpoints(job.record, wanted.keep_last(), wanted.keep_every())) {
+    effects_.removals.push_back({job.record.id(), wanted, old.step()});
+  }
+}
+
+void Stepper::Handle(const CheckpointRemoved& removed) {
+  const auto found = state_.jobs.find(removed.job_id);
+  if (found == state_.jobs.end()) return;
+  RemoveCheckpointRecord(found->second.record, removed.step);
+  effects_.changed_jobs.insert(removed.job_id);
+}
+
+void Stepper::Handle(const CheckpointFailed& failed) {
+  WithRun(failed.run, [&](JobState& job) {
+    SaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
+  });
+}
+
+// The coordinator may know of it, too, by what other ranks have sent, or nothing, since a rank
+// whose messages reach its agent need not reach the coordinator.
+void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
+  const v1::JobRecord& record = job.record;
+  if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
+  const std::string rank = absl::StrCat("rank ", said.rank(), " on node ", node);
+  const std::string& error = said.error();
+  SaveFailure reason = SaveFailure::kUnreachable;
+  std::string text = absl::StrCat(rank, " cannot reach the coordinator to send its part: ", error);
+  if (error.starts_with(plan::kSkippedSave)) {
+    reason = SaveFailure::kSkipped;
+    text = error;
+  } else if (error.starts_with(plan::kSaveTimedOut)) {
+    reason = SaveFailure::kTimeout;
+    text = absl::StrCat("the part of ", rank, " was ", error);
+  } else if (error.starts_with(plan::kPartNotWritten)) {
+    const bool full = error.find("No space left") != std::string::npos;
+    reason = full ? SaveFailure::kDiskFull : SaveFailure::kOther;
+    text = absl::StrCat("the part of ", rank, " was ", error);
+  }
+  SaveFailed(job, said.step(), reason, text, node, said.rank());
+}
+
+// A save counts once, whoever says that it has failed; one that its own attempt has left does not.
+void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
+                         const std::string& node, int rank) {
+  v1::JobRecord& record = job.record;
+  const bool by_rank = !node.empty();
+  if (by_rank && step == record.failed_save_step()) return;
+  effects_.saves.push_back({record.id(), reason, 0});
+  Note(job, "checkpoint_failed", absl::StrCat("step ", step, ": ", error), node, rank);
+  const bool counts = reason != SaveFailure::kInterrupted &&
+                      record.phase() != v1::JOB_PHASE_STOPPING && step > record.checkpoint_step();
+  if (!counts || step == record.failed_save_step()) return;
+  record.set_failed_save_step(step);
+  record.set_failed_saves(record.failed_saves() + 1);
+  if (record.saves_fail_since() == 0) record.set_saves_fail_since(now_);
+  record.set_save_error(absl::StrCat("step ", step, ": ", error));
+}
+
+}  // namespace tercio::coordinator

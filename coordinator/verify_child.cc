@@ -1,0 +1,82 @@
+#include "coordinator/verify_child.h"
+
+#include <sys/prctl.h>
+
+#include <csignal>
+#include <cstdio>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "common/run_program.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::coordinator {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMostChildren = 2;
+// A terabyte at 100 MB/s.
+constexpr absl::Duration kPatience = absl::Hours(3);
+
+// Holds one of the places for children.
+class Turn {
+ public:
+  Turn() {
+    absl::MutexLock lock(&mutex_);
+    mutex_.Await(absl::Condition(
+        +[](int* children) { return *children < kMostChildren; }, &children_));
+    ++children_;
+  }
+  ~Turn() {
+    absl::MutexLock lock(&mutex_);
+    --children_;
+  }
+
+ private:
+  static inline absl::Mutex mutex_{absl::kConstInit};
+  static inline int children_ = 0;
+};
+
+absl::StatusOr<std::vector<checkpoint::Finding>> FindingsOf(const std::string& text) {
+  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  std::vector<checkpoint::Finding> findings;
+  if (!json.is_array() || json.empty()) return absl::InternalError("it said nothing");
+  for (const Json& item : json) {
+    if (!item.is_object()) return absl::InternalError("it said something else");
+    findings.push_back(
+        {item.value("path", ""), item.value("problem", ""), item.value("damaged", false)});
+  }
+  return findings;
+}
+
+}  // namespace
+
+std::vector<checkpoint::Finding> VerifyInChild(const std::string& directory) {
+  const Turn turn;
+  const absl::StatusOr<std::string> text =
+      RunProgram({"/proc/self/exe", kVerifyFlag, directory}, kPatience);
+  absl::StatusOr<std::vector<checkpoint::Finding>> findings =
+      text.ok() ? FindingsOf(*text) : text.status();
+  if (findings.ok()) return *std::move(findings);
+  return {{directory,
+           absl::StrCat(directory,
+                        " could not be verified: ", std::string(findings.status().message())),
+           /*damaged=*/false}};
+}
+
+int RunVerifyChild(const std::string& directory) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Json json = Json::array();
+  for (const checkpoint::Finding& finding : checkpoint::VerifyCheckpoint(directory)) {
+    json.push_back(
+        {{"path", finding.path}, {"problem", finding.problem}, {"damaged", finding.damaged}});
+  }
+  const std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return std::fwrite(text.data(), 1, text.size(), stdout) == text.size() ? 0 : 1;
+}
+
+}  // namespace tercio::coordinator
