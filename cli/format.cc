@@ -163,6 +163,7 @@ Json JobToJson(const v1::JobStatus& job) {
   }
   json["checkpoint_trouble"] = TroubleToJson(job);
   json["loading"] = LoadingToJson(job);
+  json["checkpoint_unreadable"] = TextOrNull(job.checkpoint_unreadable());
   json["error"] = TextOrNull(job.error());
   json["last_lines"] = Json::array();
   for (const v1::LogLine& line : job.last_lines()) json["last_lines"].push_back(LogToJson(line));
@@ -245,7 +246,11 @@ Json CheckpointToJson(const v1::CheckpointInfo& checkpoint) {
   return {{"job", checkpoint.job_id()},
           {"step", checkpoint.step()},
           {"path", checkpoint.path()},
-          {"bytes", checkpoint.bytes()}};
+          {"bytes", checkpoint.bytes()},
+          {"attempt", checkpoint.attempt() > 0 ? Json(checkpoint.attempt()) : Json(nullptr)},
+          {"committed_at", TextOrNull(TimeText(checkpoint.committed_at()))},
+          {"verified_at", TextOrNull(TimeText(checkpoint.verified_at()))},
+          {"problem", TextOrNull(checkpoint.problem())}};
 }
 
 Json PlanReportToJson(const v1::PlanReport& report) {

@@ -32,10 +32,14 @@ int CheckpointList(const Options& options) {
       PrintJson(ToJson(checkpoints), options.format());
       return kExitOk;
     }
-    std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "PATH"}};
+    std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "VERIFIED", "PATH"}};
     for (const v1::CheckpointInfo& checkpoint : checkpoints) {
-      rows.push_back(
-          {absl::StrCat(checkpoint.step()), SizeText(checkpoint.bytes()), checkpoint.path()});
+      const std::string verified = !checkpoint.problem().empty() ? "DAMAGED"
+                                   : checkpoint.has_verified_at()
+                                       ? TimeText(checkpoint.verified_at())
+                                       : "not yet";
+      rows.push_back({absl::StrCat(checkpoint.step()), SizeText(checkpoint.bytes()), verified,
+                      checkpoint.path()});
     }
     std::cout << Table(rows);
     return kExitOk;

@@ -54,6 +54,11 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       ->transform(InSeconds())
       ->check(Between(0.0, 36500 * 86400.0))
       ->take_last();
+  app.add_option(
+         "--checkpoint-root", flags->checkpoint_roots,
+         "directory below which jobs may have a checkpoint.path; may be given several times "
+         "(default: anywhere without TLS, nowhere with it)")
+      ->envname("TERCIO_CHECKPOINT_ROOT");
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");

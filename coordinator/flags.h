@@ -21,6 +21,7 @@ struct Flags {
   double checkpoint_patience = 600;
   double scrub_interval = 86400;
   double job_retention = 0;
+  std::vector<std::string> checkpoint_roots;
   TlsFiles tls = TlsFromEnvironment();
   std::string enroll_listen;
   std::string default_role = "admin";

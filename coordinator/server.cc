@@ -13,6 +13,15 @@
 #include "grpcpp/server_builder.h"
 
 namespace tercio::coordinator {
+namespace {
+
+// Without TLS the only clients are on this machine, where the file system says who may do what.
+CheckpointPlaces PlacesOf(const Flags& flags, const Access& access) {
+  return {flags.state_dir, flags.checkpoint_roots,
+          flags.checkpoint_roots.empty() && access.identity() == nullptr};
+}
+
+}  // namespace
 
 Server::Server(Access& access, Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls,
                const Flags& flags, std::string metrics_address)
@@ -20,8 +29,8 @@ Server::Server(Access& access, Coordinator& coordinator, StreamHub& streams, Rpc
       calls_(calls),
       jobs_(
           access.gate(), coordinator, streams,
-          [&coordinator, directory = flags.state_dir](v1::JobSpec* spec) {
-            return Admit(spec, coordinator.Nodes(), directory);
+          [&coordinator, places = PlacesOf(flags, access)](v1::JobSpec* spec) {
+            return Admit(spec, coordinator.Nodes(), coordinator.Views(), places);
           },
           flags.state_dir, std::move(metrics_address)),
       nodes_(access.gate(), coordinator, flags.heartbeat_interval),

@@ -103,6 +103,9 @@ inline constexpr MetricSpec kAll[] = {
     // ---- checkpoints ----
     {"tercio_checkpoint_last_success_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the last checkpoint was committed; absent before the first."},
     {"tercio_checkpoint_step", kCoordinator, kGauge, "steps", kJob, "Step of the last committed checkpoint; 0: there is none."},
+    {"tercio_checkpoint_verified_step", kCoordinator, kGauge, "steps", kJob, "Step of the newest checkpoint whose every byte was read back and found right; 0: there is none."},
+    {"tercio_checkpoint_damaged", kCoordinator, kGauge, "checkpoints", kJob, "Checkpoints of the job that are known to be damaged and still lie there."},
+    {"tercio_checkpoint_unreadable", kCoordinator, kGauge, "", kJob, "1 while the job waits because no checkpoint can be read; else 0."},
     {"tercio_checkpoint_every_steps", kCoordinator, kGauge, "steps", kJob, "Steps between two checkpoints, as the job asks for."},
     {"tercio_checkpoint_bytes", kCoordinator, kGauge, "bytes", kJob, "Size of the last committed checkpoint."},
     {"tercio_checkpoint_duration_seconds", kCoordinator, kHistogram, "seconds", kJob, "From the first byte of a checkpoint to its commit.", kSaveBuckets},

@@ -1,7 +1,10 @@
 #include "coordinator/service/admission.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/file.h"
 #include "common/status_macros.h"
@@ -26,23 +29,71 @@ int64_t MostMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeV
   return memory == 0 ? kUnknownMemory : memory;
 }
 
-absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& state_dir) {
+int64_t CheckpointsAtOnce(const v1::JobSpec& spec) {
+  return int64_t{spec.checkpoint().keep_last()} + 1;
+}
+
+// What other jobs that go on may still write to the same place.
+int64_t PromisedBytes(const v1::JobSpec& spec, const std::vector<Coordinator::JobView>& jobs) {
+  int64_t promised = 0;
+  for (const Coordinator::JobView& job : jobs) {
+    const v1::JobSpec& other = job.record.spec();
+    if (IsTerminal(job.record.phase()) || other.checkpoint().path() != spec.checkpoint().path()) {
+      continue;
+    }
+    int64_t written = 0;
+    for (const v1::CheckpointRecord& known : job.record.checkpoints()) written += known.bytes();
+    promised += std::max<int64_t>(0, CheckpointsAtOnce(other) * CheckpointBytes(other) - written);
+  }
+  return promised;
+}
+
+absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& directory,
+                       const std::vector<Coordinator::JobView>& jobs) {
   constexpr double kMiB = 1 << 20;
-  TERCIO_ASSIGN_OR_RETURN(const int64_t free, FreeBytes(state_dir));
+  TERCIO_ASSIGN_OR_RETURN(const int64_t free, FreeBytes(directory));
   const int64_t one = CheckpointBytes(spec);
-  const int64_t count = int64_t{spec.checkpoint().keep_last()} + 1;
-  if (one <= free / count) return absl::OkStatus();
+  const int64_t count = CheckpointsAtOnce(spec);
+  const int64_t promised = PromisedBytes(spec, jobs);
+  if (one <= std::max<int64_t>(0, free - promised) / count) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "disk full: %d checkpoints of %.1f MiB each (checkpoint.keep_last and the one being written) "
-      "do not fit into the %.1f MiB that are free in the state directory %s; make room, or lower "
-      "checkpoint.keep_last",
-      count, static_cast<double>(one) / kMiB, static_cast<double>(free) / kMiB, state_dir));
+      "do not fit into the %.1f MiB that are free in %s, of which other jobs may still need %.1f "
+      "MiB; make room, or lower checkpoint.keep_last",
+      count, static_cast<double>(one) / kMiB, static_cast<double>(free) / kMiB, directory,
+      static_cast<double>(promised) / kMiB));
+}
+
+// A directory of the job's own is named by a person: only below what the operator allows.
+absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) {
+  if (!path.starts_with('/')) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("checkpoint.path: %s is not an absolute path", path));
+  }
+  std::error_code error;
+  const std::string real = std::filesystem::weakly_canonical(path, error).string() + "/";
+  const bool allowed =
+      places.any || std::any_of(places.roots.begin(), places.roots.end(), [&](auto root) {
+        if (!root.ends_with('/')) root += '/';
+        return real.starts_with(root);
+      });
+  if (error || !allowed) {
+    return absl::PermissionDeniedError(absl::StrFormat(
+        "checkpoint.path: %s is outside of what jobs may use; the coordinator's --checkpoint-root "
+        "says what",
+        path));
+  }
+  if (absl::Status made = MakeDirectories(path); !made.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("checkpoint.path, as the coordinator sees it: ", std::string(made.message())));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
-                   const std::string& state_dir) {
+                   const std::vector<Coordinator::JobView>& jobs, const CheckpointPlaces& places) {
   config::ResolveDevice(wanted, std::any_of(nodes.begin(), nodes.end(), [](const auto& node) {
                           return node.state.hello.device_kind() == "cuda";
                         }));
@@ -58,7 +109,9 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
                         plan::kMostPeerCopies));
   }
   TERCIO_RETURN_IF_ERROR(AdmitJob(spec, MostMemory(spec, nodes)));
-  return CheckDisk(spec, state_dir);
+  const std::string& path = spec.checkpoint().path();
+  if (!path.empty()) TERCIO_RETURN_IF_ERROR(CheckPath(path, places));
+  return CheckDisk(spec, path.empty() ? places.state_dir : path, jobs);
 }
 
 }  // namespace tercio::coordinator

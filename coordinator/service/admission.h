@@ -10,11 +10,19 @@
 
 namespace tercio::coordinator {
 
+// Where checkpoints may be.
+struct CheckpointPlaces {
+  std::string state_dir;           // of jobs without a checkpoint.path
+  std::vector<std::string> roots;  // below which such a path may lie
+  bool any = false;                // it may lie anywhere
+};
+
 // Settles what `auto` means (config::ResolveDevice). INVALID_ARGUMENT: can never run, or does not
 // fit into the memory of any of these nodes (checked again where it is placed; without a node only
-// then). FAILED_PRECONDITION: its checkpoints do not fit on the disk of `state_dir`, where
-// keep_last and the one being written must.
+// then), or has a checkpoint.path that is none. PERMISSION_DENIED: that lies elsewhere than
+// `places` allow. FAILED_PRECONDITION: its checkpoints, keep_last and the one being written, do not
+// fit on their disk beside what other jobs may still write.
 absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,
-                   const std::string& state_dir);
+                   const std::vector<Coordinator::JobView>& jobs, const CheckpointPlaces& places);
 
 }  // namespace tercio::coordinator

@@ -142,6 +142,18 @@ class JobSeries {
 
   void AddCheckpoints() {
     Set("tercio_checkpoint_step", Double(job_.checkpoint_step()));
+    int64_t verified = 0;
+    int64_t damaged = 0;
+    for (const v1::CheckpointRecord& known : job_.checkpoints()) {
+      if (!known.problem().empty()) {
+        ++damaged;
+      } else if (known.verified_at() > 0) {
+        verified = known.step();
+      }
+    }
+    Set("tercio_checkpoint_verified_step", Double(verified));
+    Set("tercio_checkpoint_damaged", Double(damaged));
+    Set("tercio_checkpoint_unreadable", job_.unreadable_since() > 0 ? 1 : 0);
     Set("tercio_checkpoint_bytes", Double(job_.checkpoint_bytes()));
     Set("tercio_checkpoint_every_steps", Double(job_.spec().checkpoint().every_steps()));
     SetTime("tercio_checkpoint_last_success_timestamp_seconds", job_.checkpoint_at());

@@ -386,11 +386,32 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-// What was verified stays: newer ones may be damaged.
+// Of the newest ones, as many as are to be kept are read first: what is removed does not come back,
+// and what was right when it was verified may be damaged since.
+absl::Status JobServiceImpl::VerifyNewest(int count, v1::JobRecord* job) {
+  checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());
+  int good = 0;
+  for (int i = job->checkpoints_size() - 1; i >= 0 && good < count; --i) {
+    v1::CheckpointRecord& known = *job->mutable_checkpoints(i);
+    TERCIO_ASSIGN_OR_RETURN(const auto findings,
+                            coordinator_.Verify(store.PathOf(job->id(), known.step())));
+    const CheckpointVerified verdict = VerdictOf(job->id(), known.step(), findings);
+    if (!verdict.problem.empty() && !verdict.damaged) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("nothing is removed while a checkpoint cannot be read: ", verdict.problem));
+    }
+    known.set_problem(verdict.problem);
+    if (verdict.problem.empty()) known.set_verified_at(1);
+    good += verdict.problem.empty() ? 1 : 0;
+    coordinator_.Post(verdict);
+  }
+  return absl::OkStatus();
+}
+
 grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
                                               const v1::PruneCheckpointsRequest* request,
                                               v1::PruneCheckpointsResponse* response) {
-  const absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
+  absl::StatusOr<v1::JobRecord> job = coordinator_.Find(request->job());
   if (!job.ok()) return ToGrpc(job.status());
   if (const absl::Status status = coordinator_.MayWrite(); !status.ok()) return ToGrpc(status);
   if (request->keep_last() < 0) {
@@ -399,6 +420,9 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   const v1::CheckpointSpec& wanted = job->spec().checkpoint();
   const int keep_last = request->keep_last() > 0 ? request->keep_last() : wanted.keep_last();
   checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());
+  if (absl::Status verified = VerifyNewest(std::max(1, keep_last), &*job); !verified.ok()) {
+    return ToGrpc(verified);
+  }
   std::set<int64_t> removed;
   for (const v1::CheckpointRecord& old :
        SuperfluousCheckpoints(*job, keep_last, wanted.keep_every())) {

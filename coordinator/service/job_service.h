@@ -71,6 +71,7 @@ class JobServiceImpl : public JobServiceBase {
   using JobServiceBase::Watch;
 
  private:
+  absl::Status VerifyNewest(int count, v1::JobRecord* job);
   class Watcher;
   // Ranks where they are wanted, and the last words of the one at fault. `plan` may be null.
   absl::Status AddDetails(const Coordinator::JobView& job, const v1::Plan* plan, bool ranks,

@@ -66,7 +66,7 @@ class Blends(DataTest):
         def trainers_after_a_checkpoint():
             store = os.path.join(self.state, "checkpoints")
             jobs = os.listdir(store) if os.path.isdir(store) else []
-            if not jobs or not os.path.isdir(os.path.join(store, jobs[0], "step-00000010")):
+            if not jobs or not os.path.exists(os.path.join(store, jobs[0], "step-00000010", "manifest.json")):
                 return False
             found[:] = self.trainers(jobs[0])
             return found

@@ -83,21 +83,22 @@ class Recovery(TercioTest):
         self.killed(lambda: self.job_id() != "none", *layout(1, 2, 1))
 
     def test_killed_while_training(self):
-        self.killed(lambda: self.checkpoints("step-00000010"), *layout(1, 2, 2))
+        self.killed(lambda: self.checkpoints("step-00000010/manifest.json"), *layout(1, 2, 2))
 
     def test_killed_while_a_checkpoint_streams(self):
-        self.killed(lambda: self.checkpoints("*.partial-*"), *layout(2, 1, 2))
+        self.killed(lambda: self.checkpoints("step-*/attempt-*/rank-*"), *layout(2, 1, 2))
 
     def test_killed_at_the_commit(self):
         # All parts are there, or the new name just appeared and nobody has been told.
-        self.killed(lambda: self.checkpoints("*.partial-*/manifest.json*") or
-                    self.checkpoints("step-00000010"), *layout(1, 1, 2))
+        self.killed(lambda: self.checkpoints("step-*/attempt-*/manifest.json*") or
+                    self.checkpoints("step-00000010/manifest.json"), *layout(1, 1, 2))
 
     def test_the_private_daemons_are_killed(self):
         steps = ["--set", "training.steps=2000", "--set", "checkpoint.every_steps=50"]
         reference = self.run_job(self.path("reference"), *steps)
         child = self.start("run", self.path("job.yaml"), "--state-dir", self.state, *steps, "-o", "json")
-        newest = lambda: max((int(path[-8:]) for path in self.checkpoints("step-????????")), default=0)
+        newest = lambda: max((int(path.split("step-")[1][:8]) for path in self.checkpoints("step-*/manifest.json")),
+                             default=0)
         for program in ("tercio-agent", "tercio-coordinator", "tercio-agent"):
             seen = newest()
             wait_for(lambda: newest() > seen, "a checkpoint")  # noqa: B023
@@ -119,7 +120,7 @@ class Recovery(TercioTest):
         reference = self.run_job(self.path("reference"), "--set", "training.steps=60",
                                  "--set", "training.schedule.decay_steps=40")
         newest = sorted(glob.glob(os.path.join(self.state, "checkpoints", "*", "step-*")))[-1]
-        part = glob.glob(os.path.join(newest, "*.safetensors"))[0]
+        part = glob.glob(os.path.join(newest, "attempt-1", "*.safetensors"))[0]
         with open(part, "r+b") as file:
             file.seek(os.path.getsize(part) // 2)
             byte = file.read(1)
@@ -138,7 +139,7 @@ class Recovery(TercioTest):
     def test_interrupted_and_resumed_in_another_layout(self):
         child = self.start("run", self.path("job.yaml"), "--state-dir", self.state, "--set",
                            "training.steps=400", "-o", "json", *layout(1, 2, 1))
-        wait_for(lambda: self.checkpoints("step-00000010"), "a checkpoint")
+        wait_for(lambda: self.checkpoints("step-00000010/manifest.json"), "a checkpoint")
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
         self.assertEqual(child.returncode, 130, err)
@@ -329,7 +330,7 @@ class FullDisk(TercioTest):
         self.agent(ready["coordinator"])
         reach = ["--coordinator", ready["coordinator"]]
         job = self.tercio("submit", self.path("job.yaml"), "--set", "training.steps=2000", *reach)[0].strip()
-        wait_for(lambda: glob.glob(os.path.join(self.state, "checkpoints", "*", "step-????????")),
+        wait_for(lambda: glob.glob(os.path.join(self.state, "checkpoints", "*", "step-*", "manifest.json")),
                  "a checkpoint")
         self.leave(0)
 

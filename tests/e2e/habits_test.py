@@ -306,17 +306,18 @@ class Prune(ClusterTest):
         out, _ = self.tercio(*self.reach("checkpoint", "prune", job, "--keep-last", "4"))
         self.assertRegex(out, r"(?s)removed .*step-00000010\nremoved .*step-00000020\nremoved 2 checkpoints, .*; 4 stay\n")
         self.assertEqual(self.kept(job), [30, 40, 50, 60])
-        # The newest two are damaged: the last that can be loaded stays.
+        # The newest two are damaged: they take no other's place.
         for step in (50, 60):
-            path = os.path.join(self.state, "checkpoints", job, f"step-{step:08}", "rank-0.safetensors")
-            path = path if os.path.exists(path) else self.largest(os.path.dirname(path))
+            path = self.largest(os.path.join(self.state, "checkpoints", job, f"step-{step:08}", "attempt-1"))
             with open(path, "r+b") as file:
                 file.seek(-1, os.SEEK_END)
                 byte = file.read(1)
                 file.seek(-1, os.SEEK_END)
                 file.write(bytes([byte[0] ^ 1]))
-        self.assertEqual(self.prune(job, "--keep-last", "1"), ([30, 50], [40, 60]))
-        self.assertEqual(self.kept(job), [40, 60])
+        self.assertEqual(self.prune(job, "--keep-last", "1"), ([30], [40, 50, 60]))
+        self.assertEqual(self.kept(job), [40, 50, 60])
+        listed = self.json(*self.reach("checkpoint", "list", job))
+        self.assertEqual([bool(checkpoint["problem"]) for checkpoint in listed], [False, True, True])
         for words in (("--keep-last", "0"), ("--keep-last", "-1")):
             self.tercio(*self.reach("checkpoint", "prune", job, *words), code=2)
         self.tercio(*self.reach("checkpoint", "prune", "nobody"), code=3)

@@ -27,7 +27,8 @@ class Hangs(TercioTest):
         reference = self.run_job(self.path("reference"), *changes)
         child = self.start("run", self.path("job.yaml"), "--state-dir", self.state, *changes, "-o", "json")
         self.addCleanup(lambda: child.poll() is None and child.kill())
-        wait_for(lambda: glob.glob(os.path.join(self.state, "checkpoints", "*", "step-*")), "a checkpoint")
+        wait_for(lambda: glob.glob(os.path.join(self.state, "checkpoints", "*", "step-*", "manifest.json")),
+                 "a checkpoint")
         frozen = wait_for(lambda: [pid for pid in processes("tercio-trainer --progress")
                                    if self.descends(pid, child.pid)], "a trainer")[-1]
         page = argument(frozen, "--progress")
