@@ -103,6 +103,23 @@ std::string TimeText(const google::protobuf::Timestamp& time) {
   return absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", at, absl::UTCTimeZone());
 }
 
+namespace {
+
+Json TroubleToJson(const v1::JobStatus& job) {
+  if (!job.has_checkpoint_trouble()) return nullptr;
+  const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
+  return {{"since", TextOrNull(TimeText(trouble.since()))},
+          {"failures", trouble.failures()},
+          {"error", trouble.error()}};
+}
+
+Json LoadingToJson(const v1::JobStatus& job) {
+  if (!job.has_loading()) return nullptr;
+  return {{"bytes", job.loading().bytes()}, {"total_bytes", job.loading().total_bytes()}};
+}
+
+}  // namespace
+
 Json JobToJson(const v1::JobStatus& job) {
   Json json = {{"id", job.id()},
                {"name", job.name()},
@@ -144,13 +161,8 @@ Json JobToJson(const v1::JobStatus& job) {
   if (job.has_checkpoint()) {
     json["checkpoint"] = {{"step", job.checkpoint().step()}, {"path", job.checkpoint().path()}};
   }
-  json["checkpoint_trouble"] = nullptr;
-  if (job.has_checkpoint_trouble()) {
-    const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
-    json["checkpoint_trouble"] = {{"since", TextOrNull(TimeText(trouble.since()))},
-                                  {"failures", trouble.failures()},
-                                  {"error", trouble.error()}};
-  }
+  json["checkpoint_trouble"] = TroubleToJson(job);
+  json["loading"] = LoadingToJson(job);
   json["checkpoint_unreadable"] = TextOrNull(job.checkpoint_unreadable());
   json["error"] = TextOrNull(job.error());
   json["last_lines"] = Json::array();
@@ -263,8 +275,21 @@ std::string DurationText(double seconds) {
   return absl::StrCat(whole / 3600, "h", whole % 3600 / 60, "m");
 }
 
+std::string LoadingText(const v1::LoadProgress& loading) {
+  const char* const units[] = {"B", "kB", "MB", "GB", "TB"};
+  double scale = 1;
+  size_t unit = 0;
+  const auto total = static_cast<double>(loading.total_bytes());
+  for (; total >= 1000 * scale && unit + 1 < std::size(units); ++unit) scale *= 1000;
+  const int digits = unit == 0 ? 0 : 1;
+  return absl::StrFormat("loading %.*f of %.*f %s", digits,
+                         static_cast<double>(loading.bytes()) / scale, digits, total / scale,
+                         units[unit]);
+}
+
 std::string ProgressLine(const v1::JobStatus& job, double now) {
   std::string line = StateName(job.state());
+  if (job.has_loading()) absl::StrAppend(&line, "  ", LoadingText(job.loading()));
   const double percent =
       job.steps() > 0 ? 100.0 * static_cast<double>(job.step()) / static_cast<double>(job.steps())
                       : 0;

@@ -29,6 +29,9 @@ Json PlanReportToJson(const v1::PlanReport& report);
 // RFC 3339, UTC; empty when not set.
 std::string TimeText(const google::protobuf::Timestamp& time);
 
+// "loading 3.1 of 84.0 GB".
+std::string LoadingText(const v1::LoadProgress& loading);
+
 // "step 120/2000  6.0%  loss 2.3456  1234 tok/s  ETA 1m20s  checkpoint 12s ago"; now in seconds
 // since 1970.
 std::string ProgressLine(const v1::JobStatus& job, double now);

@@ -20,7 +20,7 @@ TEST(JobToJson, NothingIsKnownYet) {
   const Json json = JobToJson(job);
   for (const char* key :
        {"owner", "loss", "validation_loss", "tokens_per_second", "mfu", "plan", "predicted",
-        "ranks", "checkpoint", "error", "submitted_at", "started_at", "finished_at"}) {
+        "ranks", "checkpoint", "loading", "error", "submitted_at", "started_at", "finished_at"}) {
     ASSERT_TRUE(json.contains(key)) << key;
     EXPECT_TRUE(json[key].is_null()) << key;
   }
@@ -36,6 +36,20 @@ TEST(JobToJson, NothingIsKnownYet) {
   EXPECT_EQ(JobToJson(job)["error"], "no such file");
   EXPECT_TRUE(JobToJson(job)["loss"].is_null());
   EXPECT_TRUE(JobToJson(job)["queue_position"].is_null());
+}
+
+TEST(JobToJson, AndTheLineOfProgressSayHowFarLoadingIs) {
+  v1::JobStatus job;
+  job.set_state(v1::JOB_STATE_STARTING);
+  job.mutable_loading()->set_bytes(3'100'000'000);
+  job.mutable_loading()->set_total_bytes(84'000'000'000);
+  const Json loading = JobToJson(job)["loading"];
+  EXPECT_EQ(loading["bytes"], 3'100'000'000);
+  EXPECT_EQ(loading["total_bytes"], 84'000'000'000);
+  EXPECT_NE(ProgressLine(job, 0).find("starting  loading 3.1 of 84.0 GB"), std::string::npos);
+  job.mutable_loading()->set_bytes(999);
+  job.mutable_loading()->set_total_bytes(999);
+  EXPECT_EQ(LoadingText(job.loading()), "loading 999 of 999 B");
 }
 
 TEST(JobToJson, NumbersComeBackToTheBit) {

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/file.h"
@@ -18,6 +19,7 @@
 #include "plan/lanes.h"
 #include "plan/limits.h"
 #include "plan/plan_builder.h"
+#include "plan/save_timeout.h"
 #include "plan/snapshots.h"
 #include "plan/tensor_policy.h"
 #include "yaml-cpp/eventhandler.h"
@@ -253,8 +255,18 @@ class JobParser {
     out->set_keep_every(checkpoint.Integer("keep_every", 0, 0));
     out->set_peer_copies(
         static_cast<int32_t>(checkpoint.Integer("peer_copies", 0, 0, plan::kMostPeerCopies)));
-    if (checkpoint.Has("path"))
-      checkpoint.Fault("path", NotYet("a checkpoint path of the job's own"));
+    out->set_timeout_seconds(checkpoint.Seconds("timeout", plan::kSaveTimeoutSeconds));
+    if (out->timeout_seconds() == 0) {
+      checkpoint.Fault("timeout", "expected more than 0; 10m is the default");
+    }
+    const std::string path = checkpoint.Text("path", "");
+    if (absl::StrContains(path, "://")) {
+      checkpoint.Fault("path", NotYet(absl::StrCat("'", path, "', which is no directory,")));
+    } else if (checkpoint.Has("path") && path.empty()) {
+      checkpoint.Fault("path", "expected the directory for the job's checkpoints");
+    } else if (!path.empty()) {
+      out->set_path(Resolved(path));
+    }
     checkpoint.Finish();
   }
 
@@ -286,11 +298,14 @@ class JobParser {
     if (root_.Has("tensorboard") && text.empty()) {
       root_.Fault("tensorboard", "expected the directory for TensorBoard's event files");
     }
-    if (text.empty()) return;
-    const std::filesystem::path path = text;
-    spec_.set_tensorboard((path.is_absolute() ? path : std::filesystem::path(directory_) / path)
-                              .lexically_normal()
-                              .string());
+    if (!text.empty()) spec_.set_tensorboard(Resolved(text));
+  }
+
+  // Of a path in the job file, which is relative to that file.
+  std::string Resolved(const std::filesystem::path& path) const {
+    return (path.is_absolute() ? path : std::filesystem::path(directory_) / path)
+        .lexically_normal()
+        .string();
   }
 
   Faults& faults_;
@@ -431,6 +446,21 @@ std::string FaultToleranceYaml(const v1::FaultToleranceSpec& fault) {
   return yaml;
 }
 
+std::string CheckpointYaml(const v1::JobSpec& spec) {
+  const v1::CheckpointSpec& checkpoint = spec.checkpoint();
+  std::string yaml = absl::StrCat(
+      "checkpoint: {every_steps: ", checkpoint.every_steps(), ", every_seconds: ",
+      checkpoint.every_seconds() > 0 ? absl::StrCat(Number(checkpoint.every_seconds()), "s")
+                                     : "null",
+      ", keep_last: ", checkpoint.keep_last(), ", keep_every: ", checkpoint.keep_every());
+  absl::StrAppend(&yaml, ", peer_copies: ", checkpoint.peer_copies(),
+                  ", timeout: ", Number(plan::SaveTimeoutSeconds(spec)), "s");
+  if (!checkpoint.path().empty()) {
+    absl::StrAppend(&yaml, ", path: ", nlohmann::json(checkpoint.path()).dump());
+  }
+  return yaml + "}\n";
+}
+
 std::string TensorBoardYaml(const v1::JobSpec& spec) {
   if (spec.tensorboard().empty()) return "";
   return absl::StrCat("tensorboard: ", nlohmann::json(spec.tensorboard()).dump(), "\n");
@@ -511,15 +541,8 @@ std::string EffectiveYaml(const v1::JobSpec& spec) {
                   spec.resources().collectives().empty() ? "auto" : spec.resources().collectives(),
                   ", ranks: ", spec.resources().ranks(),
                   ", threads_per_rank: ", or_auto(spec.resources().threads_per_rank()), "}\n");
-  absl::StrAppend(&yaml, "checkpoint: {every_steps: ", spec.checkpoint().every_steps(),
-                  ", every_seconds: ",
-                  spec.checkpoint().every_seconds() > 0
-                      ? absl::StrCat(Number(spec.checkpoint().every_seconds()), "s")
-                      : "null",
-                  ", keep_last: ", spec.checkpoint().keep_last(),
-                  ", keep_every: ", spec.checkpoint().keep_every(),
-                  ", peer_copies: ", spec.checkpoint().peer_copies(), "}\n");
-  return yaml + FaultToleranceYaml(spec.fault_tolerance()) + TensorBoardYaml(spec);
+  return yaml + CheckpointYaml(spec) + FaultToleranceYaml(spec.fault_tolerance()) +
+         TensorBoardYaml(spec);
 }
 
 absl::StatusOr<v1::JobSpec> ChangeJob(const v1::JobSpec& spec,

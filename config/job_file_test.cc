@@ -53,6 +53,8 @@ TEST(JobFile, DefaultsAreThoseThatAreDocumented) {
   EXPECT_EQ(spec->checkpoint().every_steps(), 500);
   EXPECT_EQ(spec->checkpoint().keep_last(), 3);
   EXPECT_EQ(spec->checkpoint().peer_copies(), 0);
+  EXPECT_EQ(spec->checkpoint().timeout_seconds(), 600);
+  EXPECT_EQ(spec->checkpoint().path(), "");
   EXPECT_EQ(spec->fault_tolerance().max_restarts(), 3);
   EXPECT_TRUE(spec->parallelism().automatic());
   EXPECT_EQ(spec->resources().ranks(), 1);
@@ -64,7 +66,8 @@ TEST(JobFile, EffectiveYamlParsesBackToTheSameSpec) {
            {"parallelism={tensor: 2, pipeline: 2, data: 2, schedule: gpipe}"},
            {"data.validation=0.1", "training.optimizer.learning_rate=0.1234567890123",
             "fault_tolerance.elastic_wait=90s", "resources.threads_per_rank=3",
-            "checkpoint.peer_copies=2"},
+            "checkpoint.peer_copies=2", "checkpoint.timeout=90s",
+            "checkpoint.path='/shared/a b, c}'"},
            {"data.validation=other.txt", "training.micro_batch=2", "resources.ranks=4"},
            {"training.schedule.kind=wsd", "training.label_smoothing=0.1",
             "training.frozen=[embedding.*]",
@@ -381,6 +384,26 @@ TEST(JobFile, EventsOfTensorBoardGoToADirectoryBesideTheJobFile) {
   const auto empty = Parse(kGood, {"tensorboard=''"});
   EXPECT_THAT(std::string(empty.status().message()),
               HasSubstr("tensorboard: expected the directory"));
+}
+
+TEST(JobFile, ACheckpointPathIsRelativeToTheJobFile) {
+  const auto spec = Parse(kGood, {"checkpoint.path=runs/../kept"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->checkpoint().path(), "/where/kept");
+  EXPECT_THAT(FaultOf(kGood, {"checkpoint.path=s3://bucket/runs"}),
+              HasSubstr("'s3://bucket/runs', which is no directory, is not supported by this "
+                        "version"));
+  EXPECT_THAT(FaultOf(kGood, {"checkpoint.path=''"}), HasSubstr("expected the directory"));
+}
+
+TEST(JobFile, ASaveHasATimeAboveZero) {
+  const auto spec = Parse(kGood, {"checkpoint.timeout=2m"});
+  ASSERT_TRUE(spec.ok()) << spec.status();
+  EXPECT_EQ(spec->checkpoint().timeout_seconds(), 120);
+  EXPECT_THAT(FaultOf(kGood, {"checkpoint.timeout=0s"}), HasSubstr("checkpoint.timeout"));
+  v1::JobSpec old = *spec;
+  old.mutable_checkpoint()->clear_timeout_seconds();
+  EXPECT_THAT(EffectiveYaml(old), HasSubstr("timeout: 600.0s"));
 }
 
 TEST(JobFile, DataSetsOfManyKinds) {

@@ -70,6 +70,7 @@ inline constexpr MetricSpec kAll[] = {
     {"tercio_job_submitted_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job was submitted."},
     {"tercio_job_last_progress_timestamp_seconds", kCoordinator, kGauge, "seconds", kJob, "When the job last got any further: a rank ended an action of a step or of an evaluation, or the job entered a phase."},
     {"tercio_job_ranks", kCoordinator, kGauge, "ranks", "job_id job_name kind", "Ranks of the job: asked for (wanted), and those that hold devices now (present)."},
+    {"tercio_job_loading_bytes", kCoordinator, kGauge, "bytes", "job_id job_name kind", "State that the ranks of the job load before their first step: all of it (wanted), and what has been read so far (loaded); both 0 while none loads."},
     {"tercio_job_time_seconds", kCoordinator, kGauge, "seconds", "job_id job_name kind", "Where the time of the job has gone since it was submitted; the kinds sum to its age. Not a counter: productive time becomes lost work when an attempt breaks."},
 
     // ---- training ----

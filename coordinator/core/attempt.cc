@@ -116,6 +116,8 @@ const char* NameOf(SaveFailure failure) {
       return "disk_full";
     case SaveFailure::kDamaged:
       return "damaged";
+    case SaveFailure::kSkipped:
+      return "skipped";
     case SaveFailure::kUnreachable:
       return "unreachable";
     default:

@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "coordinator/core/ledger.h"
 #include "coordinator/core/stepper.h"
+#include "plan/save_timeout.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -260,17 +261,30 @@ void Stepper::Handle(const CheckpointFailed& failed) {
 void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
   const v1::JobRecord& record = job.record;
   if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
-  SaveFailed(job, said.step(), SaveFailure::kUnreachable,
-             absl::StrCat("rank ", said.rank(), " on node ", node,
-                          " cannot reach the coordinator to send its part: ", said.error()),
-             node, said.rank());
+  const std::string rank = absl::StrCat("rank ", said.rank(), " on node ", node);
+  const std::string& error = said.error();
+  SaveFailure reason = SaveFailure::kUnreachable;
+  std::string text = absl::StrCat(rank, " cannot reach the coordinator to send its part: ", error);
+  if (error.starts_with(plan::kSkippedSave)) {
+    reason = SaveFailure::kSkipped;
+    text = error;
+  } else if (error.starts_with(plan::kSaveTimedOut)) {
+    reason = SaveFailure::kTimeout;
+    text = absl::StrCat("the part of ", rank, " was ", error);
+  } else if (error.starts_with(plan::kPartNotWritten)) {
+    const bool full = error.find("No space left") != std::string::npos;
+    reason = full ? SaveFailure::kDiskFull : SaveFailure::kOther;
+    text = absl::StrCat("the part of ", rank, " was ", error);
+  }
+  SaveFailed(job, said.step(), reason, text, node, said.rank());
 }
 
 // A save counts once, whoever says that it has failed; one that its own attempt has left does not.
 void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
                          const std::string& node, int rank) {
   v1::JobRecord& record = job.record;
-  if (reason == SaveFailure::kUnreachable && step == record.failed_save_step()) return;
+  const bool by_rank = !node.empty();
+  if (by_rank && step == record.failed_save_step()) return;
   effects_.saves.push_back({record.id(), reason, 0});
   Note(job, "checkpoint_failed", absl::StrCat("step ", step, ": ", error), node, rank);
   const bool counts = reason != SaveFailure::kInterrupted &&

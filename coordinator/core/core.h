@@ -50,6 +50,15 @@ struct RunHealthState {
   std::map<int, v1::RankFigures> figures;  // by rank, as they were last said
   uint64_t figures_heard = 0;              // another number after each change of them
   bool noted_lost_lines = false;           // that lines of logs are missing
+  // By node, while any rank of the run loads its state.
+  struct Loading {
+    int64_t bytes = 0;
+    int64_t total_bytes = 0;
+    bool ended = false;  // all ranks there have loaded
+  };
+  std::map<std::string, Loading> loading;
+  // Of all nodes together; nullopt: nobody loads.
+  std::optional<Loading> LoadingOfAll() const;
 };
 
 // What has broken an attempt, for the counts of restarts.
@@ -75,6 +84,7 @@ enum class SaveFailure {
   kDiskFull,
   kDamaged,      // what came is not what was sent
   kUnreachable,  // a rank could not reach the coordinator
+  kSkipped,      // the save before was still under way when this one was due
   kOther,
 };
 inline constexpr int kSaveFailures = static_cast<int>(SaveFailure::kOther) + 1;

@@ -6,9 +6,11 @@
 namespace tercio::coordinator {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 TEST(Quarantine, ANodeThatKeepsFailingWhileAnotherCouldWork) {
   Cluster cluster;
@@ -366,6 +368,58 @@ TEST(Hang, ANodeThatDoesNotAnswerEndsTheWaitForIt) {
     cluster.Do(Tick{});
   }
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
+}
+
+// A run whose ranks load their state, of which heartbeats come every five seconds.
+class Loading : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    cluster_.Do(Submitted{kJob, SmallSpec(2)});
+    cluster_.Attach("a");
+    cluster_.Do(CheckpointFound{RunWith(1), 10, "", 0, {}});
+    cluster_.Say("a", [&](v1::AgentMessage& m) {
+      *m.mutable_data_prepared()->mutable_run() = RunWith(1);
+      m.mutable_data_prepared()->set_vocab_size(20);
+      m.mutable_data_prepared()->set_digest("d");
+    });
+    ASSERT_EQ(cluster_.job().phase(), v1::JOB_PHASE_STARTING);
+  }
+  void Heartbeat(int64_t bytes, double stalled) {
+    cluster_.now_ += 5;
+    v1::AgentMessage message = Health(stalled);
+    v1::RunHealth* health = message.mutable_heartbeat()->mutable_health(0);
+    health->set_loaded_bytes(bytes);
+    health->set_load_total_bytes(84'000'000'000);
+    cluster_.Do(NodeSaid{"a", message});
+    for (const v1::JobEvent& event : cluster_.Do(Tick{}).events) {
+      texts_.push_back(event.kind() + ": " + event.message());
+    }
+  }
+  Cluster cluster_;
+  std::vector<std::string> texts_;
+};
+
+TEST_F(Loading, IsNoHangWhileBytesArrive) {
+  for (int i = 1; i <= 240; ++i) Heartbeat(i * 1'000'000, 5.0 * i);  // 20 minutes
+  EXPECT_THAT(cluster_.kinds_, Not(Contains("no_progress")));
+  EXPECT_EQ(cluster_.job().phase(), v1::JOB_PHASE_STARTING);
+  const auto& health = *cluster_.state_.jobs.at(kJob).health;
+  ASSERT_TRUE(health.LoadingOfAll().has_value());
+  EXPECT_EQ(health.LoadingOfAll()->bytes, 240'000'000);
+  EXPECT_EQ(health.LoadingOfAll()->total_bytes, 84'000'000'000);
+  cluster_.Do(NodeSaid{"a", Health(0)});
+  EXPECT_FALSE(health.LoadingOfAll().has_value()) << "all have loaded";
+}
+
+TEST_F(Loading, ThatStandsStillIsAHang) {
+  for (int i = 1; i <= 59; ++i) Heartbeat(3'100'000'000, 5.0 * (i - 1));
+  EXPECT_THAT(cluster_.kinds_, Not(Contains("no_progress")));
+  for (int i = 60; i <= 64; ++i) Heartbeat(3'100'000'000, 5.0 * (i - 1));
+  for (const char* kind : {"no_progress: ", "hang: "}) {
+    EXPECT_THAT(texts_, Contains(AllOf(StartsWith(kind),
+                                       HasSubstr("its ranks load their state, 3.100 of 84.000"))));
+  }
+  EXPECT_EQ(cluster_.job().phase(), v1::JOB_PHASE_STOPPING);
 }
 
 TEST(Hang, ProgressEndsTheSuspicion) {

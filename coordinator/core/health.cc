@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -10,6 +12,27 @@ namespace {
 
 // Nodes answer within this time, or have nothing to say.
 constexpr double kInspectSeconds = 5;
+
+// Notes how far the node's ranks are with loading; whether bytes have come since it said so last.
+bool HeardLoading(const std::string& node, const v1::RunHealth& health, RunHealthState* state) {
+  const auto known = state->loading.find(node);
+  if (health.load_total_bytes() <= 0) {
+    if (known != state->loading.end()) known->second.ended = true;
+    return false;
+  }
+  const int64_t before = known == state->loading.end() ? 0 : known->second.bytes;
+  state->loading[node] = {health.loaded_bytes(), health.load_total_bytes(), false};
+  return health.loaded_bytes() > before;
+}
+
+// "; its ranks load their state, 3.10 of 84.00 GB"; empty: they do not.
+std::string DescribeLoading(const RunHealthState& state) {
+  const auto loading = state.LoadingOfAll();
+  if (!loading.has_value()) return "";
+  return absl::StrFormat("; its ranks load their state, %.3f of %.3f GB",
+                         static_cast<double>(loading->bytes) / 1e9,
+                         static_cast<double>(loading->total_bytes) / 1e9);
+}
 
 }  // namespace
 
@@ -38,7 +61,8 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
         return;
       }
       RunHealthState& state = HealthOf(job);
-      state.watchdog.Heard(node, now_, health.stalled_seconds());
+      const bool loads_more = HeardLoading(node, health, &state);
+      state.watchdog.Heard(node, now_, loads_more ? 0 : health.stalled_seconds());
       for (const v1::RankFigures& figures : health.figures()) {
         if (figures.rank() < 0 || figures.rank() >= job.placement->ranks()) continue;
         state.figures[figures.rank()] = figures;
@@ -54,6 +78,16 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
       for (const StragglerChange& change : state.stragglers->Add(timings)) Changed(job, change);
     });
   }
+}
+
+std::optional<RunHealthState::Loading> RunHealthState::LoadingOfAll() const {
+  Loading all{0, 0, /*ended=*/true};
+  for (const auto& [node, part] : loading) {
+    all.bytes += part.bytes;
+    all.total_bytes += part.total_bytes;
+    all.ended = all.ended && part.ended;
+  }
+  return all.ended ? std::nullopt : std::make_optional(all);
 }
 
 // Once for an attempt: the agents count them.
@@ -109,8 +143,8 @@ void Stepper::WatchForHangs() {
     state.stacks.Clear();
     Note(job, "no_progress",
          absl::StrCat("no rank has made progress for ",
-                      static_cast<int64_t>(state.watchdog.StalledSeconds(now_)),
-                      " s; all are asked where they are"));
+                      static_cast<int64_t>(state.watchdog.StalledSeconds(now_)), " s",
+                      DescribeLoading(state), "; all are asked where they are"));
     for (const auto& [name, node] : job.placement->nodes()) {
       v1::CoordinatorMessage message;
       *message.mutable_inspect_run()->mutable_run() = RunOf(job.record);
@@ -143,6 +177,8 @@ void Stepper::Hang(JobState& job) {
     line.set_line(std::move(text));
     effects_.logs.emplace_back(job.record.id(), std::move(line));
   }
+  Diagnosis diagnosis = Diagnose(*job.plan, state.positions);
+  diagnosis.text += DescribeLoading(state);
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);

@@ -20,12 +20,13 @@ class ProgressTest : public ::testing::Test {
     cluster_.StartAll();
   }
   std::optional<double> Left() { return SecondsLeft(cluster_.job()); }
-  Effects Unanswered(int rank, int64_t step, int attempt = 1) {
+  Effects Unanswered(int rank, int64_t step, int attempt = 1,
+                     const std::string& error = "connection refused") {
     return cluster_.Say("a", [&](v1::AgentMessage& m) {
       *m.mutable_save_unanswered()->mutable_run() = RunWith(attempt);
       m.mutable_save_unanswered()->set_rank(rank);
       m.mutable_save_unanswered()->set_step(step);
-      m.mutable_save_unanswered()->set_error("connection refused");
+      m.mutable_save_unanswered()->set_error(error);
     });
   }
   void Fail(int64_t step, SaveFailure reason = SaveFailure::kDiskFull) {
@@ -118,6 +119,23 @@ TEST_F(ProgressTest, UploadsThatReachNobodyAreToldOnce) {
   EXPECT_TRUE(Unanswered(1, 20).events.empty()) << "all was there, the answer was lost";
   EXPECT_EQ(cluster_.job().failed_saves(), 0);
   EXPECT_TRUE(Unanswered(1, 30, /*attempt=*/0).events.empty()) << "another attempt";
+}
+
+TEST_F(ProgressTest, ARankSaysThatASaveTookTooLongOrWasLeftOut) {
+  const Effects late = Unanswered(1, 10, 1, "not stored within 10m");
+  ASSERT_EQ(late.saves.size(), 1u);
+  EXPECT_EQ(late.saves[0].failure, SaveFailure::kTimeout);
+  EXPECT_EQ(late.events[0].message(),
+            "step 10: the part of rank 1 on node a was not stored within 10m");
+  EXPECT_TRUE(Unanswered(0, 10, 1, "not stored within 10m").events.empty()) << "the same save";
+  const Effects skipped = Unanswered(0, 20, 1, "skipped: the one of step 10 is under way");
+  ASSERT_EQ(skipped.saves.size(), 1u);
+  EXPECT_EQ(skipped.saves[0].failure, SaveFailure::kSkipped);
+  EXPECT_EQ(skipped.events[0].message(), "step 20: skipped: the one of step 10 is under way");
+  EXPECT_EQ(cluster_.job().failed_saves(), 2);
+  const Effects full = Unanswered(1, 30, 1, "not written: /shared/part: No space left on device");
+  ASSERT_EQ(full.saves.size(), 1u);
+  EXPECT_EQ(full.saves[0].failure, SaveFailure::kDiskFull);
 }
 
 }  // namespace

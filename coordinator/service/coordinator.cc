@@ -523,8 +523,17 @@ absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
   return found->record;
 }
 
+namespace {
+
+std::optional<RunHealthState::Loading> LoadingOf(const JobState& job) {
+  if (job.health == nullptr || job.record.phase() != v1::JOB_PHASE_STARTING) return std::nullopt;
+  return job.health->LoadingOfAll();
+}
+
+}  // namespace
+
 Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
-  JobView view{job.record, job.plan, job.placement, 0, clock_.Now(), {}, 0};
+  JobView view{job.record, job.plan, job.placement, 0, clock_.Now(), LoadingOf(job), {}, 0};
   // Where it is now: the record may be of a time when the state directory was elsewhere, or named
   // from another working directory.
   if (view.record.checkpoint_step() > 0) {
@@ -601,7 +610,8 @@ Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
   for (const JobState* job : shown) {
     if (jobs.shown.size() < most) {
       jobs.shown.push_back(
-          {{job->record, job->plan, job->placement, 0, now, {}, 0}, LastProgress(*job)});
+          {{job->record, job->plan, job->placement, 0, now, LoadingOf(*job), {}, 0},
+           LastProgress(*job)});
     } else if (!IsTerminal(job->record.phase())) {
       ++jobs.not_shown;
     }

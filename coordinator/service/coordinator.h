@@ -105,6 +105,7 @@ class Coordinator {
     PlacementPtr placement = NoPlacement();
     int queue_position = 0;  // from 1; 0: not queued
     double now = 0;
+    std::optional<RunHealthState::Loading> loading;  // while its ranks load their state
     // Of the present attempt's ranks, where they are wanted; the number is another one after each
     // change of them.
     std::map<int, v1::RankFigures> figures;

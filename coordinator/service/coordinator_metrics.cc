@@ -90,6 +90,10 @@ class JobSeries {
     SetTime("tercio_job_last_progress_timestamp_seconds", last_progress_);
     page_.Set("tercio_job_ranks", {id_, name_, "wanted"}, plan::RanksOfJob(spec));
     page_.Set("tercio_job_ranks", {id_, name_, "present"}, view_.placement->ranks());
+    const RunHealthState::Loading loading =
+        view_.loading.value_or(RunHealthState::Loading{0, 0, /*ended=*/true});
+    page_.Set("tercio_job_loading_bytes", {id_, name_, "loaded"}, Double(loading.bytes));
+    page_.Set("tercio_job_loading_bytes", {id_, name_, "wanted"}, Double(loading.total_bytes));
   }
 
   void AddProgress() {

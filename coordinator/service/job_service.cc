@@ -167,7 +167,9 @@ class JobServiceImpl::Watcher {
     page.ended = IsTerminal(job.record.phase());
     const absl::Time now = SteadyNow();
     const bool details = page.ended || now - detailed_ >= kDetailInterval;
-    std::string bytes = absl::StrCat(job.queue_position, " ", job.record.SerializeAsString());
+    std::string bytes =
+        absl::StrCat(job.queue_position, " ", job.loading.has_value() ? job.loading->bytes : -1,
+                     " ", job.record.SerializeAsString());
     const bool other_figures = details && request_.ranks() && job.figures_heard != figures_heard_;
     if (bytes == last_ && !other_figures) return page;
     last_ = std::move(bytes);

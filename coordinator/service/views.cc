@@ -90,6 +90,10 @@ v1::JobStatus BriefStatusOf(const Coordinator::JobView& view) {
     trouble->set_failures(record.failed_saves());
     trouble->set_error(record.save_error());
   }
+  if (view.loading.has_value()) {
+    status.mutable_loading()->set_bytes(view.loading->bytes);
+    status.mutable_loading()->set_total_bytes(view.loading->total_bytes);
+  }
   status.set_checkpoint_unreadable(record.unreadable_error());
   status.set_error(record.error());
   SetTime(record.submitted_at(), status.mutable_submitted_at());

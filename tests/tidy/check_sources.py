@@ -92,6 +92,7 @@ WALL_CLOCK_FILES = {
     "coordinator/access/enroll_service.cc": "the times of tokens and certificates; gRPC's deadline of its shutdown",
     "coordinator/access_commands.cc": "the times of tokens and certificates",
     "worker/agent/membership.cc": "the times of certificates",
+    "worker/trainer/upload_stream.cc": "gRPC's deadline of a call",
     "coordinator/service/lease_clock.cc": "where the coordinator's time begins",
     "coordinator/service/node_service.cc": "gRPC's deadline of a call, made a duration",
     "common/log.cc": "the time that people read on a log line",

@@ -79,10 +79,13 @@ TEST_F(AllowedPathsTest, EveryKeyThatNamesAPathIsChecked) {
   model.mutable_model()->set_from(Path("secret"));
   v1::JobSpec events;
   events.set_tensorboard(Path("secret/not/yet/there"));
+  v1::JobSpec checkpoints;
+  checkpoints.mutable_checkpoint()->set_path(Path("secret/not/yet/there"));
   for (const auto& [spec, key] :
        {std::pair{validation, "data.validation"}, std::pair{blend, "data.train"},
         std::pair{validation_blend, "data.validation"}, std::pair{tokenizer, "data.tokenizer"},
-        std::pair{model, "model.from"}, std::pair{events, "tensorboard"}}) {
+        std::pair{model, "model.from"}, std::pair{events, "tensorboard"},
+        std::pair{checkpoints, "checkpoint.path"}}) {
     EXPECT_THAT(std::string(allowed_.Check(spec).message()), HasSubstr(key));
   }
 }

@@ -166,6 +166,26 @@ void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   entry.timed_step = progress->timed_step;
   entry.step_seconds.push_back(progress->step_seconds);
   entry.compute_seconds.push_back(progress->compute_seconds);
+  const RankProgress progress = entry.page->Read();
+  entry.last_beat = std::max(entry.last_beat, progress.last_beat);
+  entry.loading = progress.phase == v1::TRAINER_PHASE_LOADING;
+  entry.loaded_bytes = progress.loaded_bytes;
+  entry.load_total_bytes = progress.load_total_bytes;
+  if (progress.timed_step <= entry.timed_step) return;
+  entry.timed_step = progress.timed_step;
+  entry.step_seconds.push_back(progress.step_seconds);
+  entry.compute_seconds.push_back(progress.compute_seconds);
+}
+
+// While one of them loads, those that have loaded count, too.
+void RankWatch::AddLoading(const std::map<int, Rank>& ranks, v1::RunHealth* health) {
+  const bool loading = std::any_of(ranks.begin(), ranks.end(),
+                                   [](const auto& entry) { return entry.second.loading; });
+  if (!loading) return;
+  for (const auto& [rank, entry] : ranks) {
+    health->set_loaded_bytes(health->loaded_bytes() + entry.loaded_bytes);
+    health->set_load_total_bytes(health->load_total_bytes() + entry.load_total_bytes);
+  }
 }
 
 v1::RunHealth RankWatch::Take(const RunKey& run) {
@@ -174,6 +194,7 @@ v1::RunHealth RankWatch::Take(const RunKey& run) {
   const auto found = runs_.find(run);
   if (found == runs_.end()) return health;
   double latest = 0;
+  AddLoading(found->second, &health);
   for (auto& [rank, entry] : found->second) {
     latest = std::max(latest, entry.last_beat);
     if (entry.step_seconds.empty()) continue;

@@ -55,7 +55,12 @@ class RankWatch {
     int64_t timed_step = 0;
     std::vector<double> step_seconds;
     std::vector<double> compute_seconds;
+    bool loading = false;
+    int64_t loaded_bytes = 0;
+    int64_t load_total_bytes = 0;
   };
+  static void AddLoading(const std::map<int, Rank>& ranks, v1::RunHealth* health);
+
   std::map<RunKey, std::map<int, Rank>> runs_;
 };
 

@@ -222,6 +222,29 @@ TEST(RankWatchTest, SurvivesATrainerThatCutsItsPage) {
   std::filesystem::resize_file(path, 0);
   watch.Sample(run, 0, path);
   EXPECT_EQ(watch.Take(run).timings_size(), 1) << "what was seen before";
+TEST(RankWatchTest, SumsTheBytesThatRanksLoad) {
+  const TempDir directory;
+  const RunKey run{"job", 1};
+  RankWatch watch;
+  const auto first = *ProgressPage::Create(directory.path() + "/0.page");
+  const auto second = *ProgressPage::Create(directory.path() + "/1.page");
+  const auto take = [&] {
+    watch.Sample(run, 0, directory.path() + "/0.page");
+    watch.Sample(run, 1, directory.path() + "/1.page");
+    return watch.Take(run);
+  };
+  first->SetLoaded(0, 100);
+  EXPECT_EQ(take().load_total_bytes(), 0) << "it does not load yet";
+  first->SetPhase(v1::TRAINER_PHASE_LOADING);
+  second->SetPhase(v1::TRAINER_PHASE_LOADING);
+  second->SetLoaded(10, 200);
+  EXPECT_EQ(take().loaded_bytes(), 10);
+  EXPECT_EQ(take().load_total_bytes(), 300);
+  first->SetLoaded(100, 100);
+  first->SetPhase(v1::TRAINER_PHASE_RUNNING);
+  EXPECT_EQ(take().loaded_bytes(), 110) << "what has been loaded counts while others load";
+  second->SetPhase(v1::TRAINER_PHASE_RUNNING);
+  EXPECT_EQ(take().loaded_bytes(), 0);
 }
 
 }  // namespace

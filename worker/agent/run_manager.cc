@@ -608,6 +608,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   assignment.set_data_cache_dir(options_.state_dir + "/data-cache");
   assignment.set_agent_grace_seconds(options_.agent_grace_seconds);
   assignment.set_threads(plan.threads());
+  assignment.set_resume_manifest_digest(start.resume_manifest_digest());
   AssignSnapshots(start, hello.rank(), &assignment);
   return attachment;
 }

@@ -76,7 +76,9 @@ struct ProgressPage::Layout {
   uint32_t has_exit;
   int32_t exit_code;
   uint32_t permanent;
-  char reason[2048];
+  char reason[2036];
+  std::atomic<int64_t> loaded_bytes;
+  std::atomic<int64_t> load_total_bytes;
 };
 
 double MonotonicSeconds() {
@@ -168,6 +170,12 @@ void ProgressPage::EndStep(int64_t step, double step_seconds, double compute_sec
   Beat();
 }
 
+void ProgressPage::SetLoaded(int64_t bytes, int64_t total) {
+  page_->load_total_bytes = total;
+  page_->loaded_bytes = bytes;
+  Beat();
+}
+
 void ProgressPage::NoteExit(const ExitNote& note) {
   page_->exit_code = note.exit_code;
   page_->permanent = note.permanent ? 1 : 0;
@@ -224,6 +232,11 @@ std::optional<RankProgress> ProgressReader::Read() const {
   progress.timed_step = page.timed_step;
   progress.step_seconds = Finite(page.step_seconds);
   progress.compute_seconds = Finite(page.compute_seconds);
+  progress.timed_step = page_->timed_step.load(std::memory_order_acquire);
+  progress.step_seconds = page_->step_seconds;
+  progress.compute_seconds = page_->compute_seconds;
+  progress.loaded_bytes = page_->loaded_bytes;
+  progress.load_total_bytes = page_->load_total_bytes;
   return progress;
 }
 

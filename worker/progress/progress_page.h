@@ -46,6 +46,9 @@ struct RankProgress {
   int64_t timed_step = 0;
   double step_seconds = 0;
   double compute_seconds = 0;
+  // Of its state, which it loads before its first step: read so far, and its share.
+  int64_t loaded_bytes = 0;
+  int64_t load_total_bytes = 0;
 };
 
 struct ExitNote {
@@ -69,6 +72,8 @@ class ProgressPage {
   void BeginWait(const CollectivePosition& position);
   void EndWait();
   void EndStep(int64_t step, double step_seconds, double compute_seconds);
+  // Bytes of this rank's share of the state that is loaded, of `total`.
+  void SetLoaded(int64_t bytes, int64_t total);
   // The last thing that a process says.
   void NoteExit(const ExitNote& note);
 

@@ -2,75 +2,59 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <random>
 #include <string_view>
+#include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/upload_message.h"
 #include "common/checksum.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
+#include "plan/save_timeout.h"
 #include "worker/engine/state_slices.h"
 #include "worker/trainer/upload_stream.h"
 
 namespace tercio {
 namespace {
 
-constexpr std::chrono::milliseconds kRetryInterval{500};
-constexpr std::chrono::seconds kStillWaitingInterval{1};
+constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
+constexpr absl::Duration kLongestRetryInterval = absl::Seconds(8);
+constexpr absl::Duration kStillWaitingInterval = absl::Seconds(1);
+constexpr absl::Duration kProgressInterval = absl::Seconds(1);
+// The coordinator gives a save up after the same time, and knows better why: its answer has as long
+// to come.
+constexpr absl::Duration kAnswerTime = absl::Seconds(2);
+constexpr absl::Duration kClockSlack = absl::Milliseconds(200);
+
+// Where a server's memory for calls is used up, gRPC itself ends some of them with the code of a
+// full disk: those are worth another try. What a server says by itself comes as its own words.
+bool IsShortOfMemoryForCalls(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) &&
+         (absl::StrContains(status.message(), "RST_STREAM") ||
+          absl::StrContains(status.message(), "Buffers full") ||
+          absl::StrContains(status.message(), "emory quota"));
+}
+
+// Nobody has written under this name before: a part that is sent again does not touch the first.
+std::string FileNameOf(const v1::UploadBegin& begin) {
+  std::random_device device;
+  return absl::StrFormat("attempt-%d/rank-%05d-%08x.safetensors", begin.run().attempt(),
+                         begin.rank(), device());
+}
 
 }  // namespace
 
-absl::Status CheckpointClient::ReadSlice(int64_t step, const v1::TensorSlice& slice,
-                                         std::vector<float>* values) {
-  const int64_t elements =
-      (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
-  values->resize(static_cast<size_t>(elements));
-  grpc::ClientContext context;
-  v1::ReadTensorRequest request;
-  request.set_job_id(identity_.run.job_id());
-  request.set_step(step);
-  *request.mutable_slice() = slice;
-  *request.mutable_run() = identity_.run;
-  request.set_token(identity_.token);
-  const auto reader = stub_->ReadTensor(&context, request);
-  v1::TensorChunk chunk;
-  size_t received = 0;  // bytes
-  while (reader->Read(&chunk)) {
-    const size_t room = values->size() * sizeof(float);
-    if (received + chunk.data().size() <= room) {
-      std::memcpy(reinterpret_cast<char*>(values->data()) + received, chunk.data().data(),
-                  chunk.data().size());
-    }
-    received += chunk.data().size();
-  }
-  TERCIO_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
-  if (received != values->size() * sizeof(float)) {
-    return absl::DataLossError(absl::StrCat("tensor ", slice.tensor(), " came with ", received,
-                                            " bytes instead of ", elements * 4));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointClient::Load(int64_t step, TrainingEngine& engine) {
-  std::vector<float> values;
-  for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
-    const absl::Status read = ReadSlice(step, engine.NeededSlices()[i], &values);
-    // Saved by a job that could not skip steps: what that tensor holds begins now.
-    if (absl::IsNotFound(read) && IsOptionalState(engine.NeededSlices()[i].tensor())) continue;
-    TERCIO_RETURN_IF_ERROR(read);
-    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), values));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueParts& values) {
+absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueParts& values,
+                                      absl::Time deadline) {
   TERCIO_ASSIGN_OR_RETURN(const checkpoint::RankFile file, checkpoint::RankFileOf(begin.slices()));
   Checksum checksum;
   checksum.Update(file.header);
-  UploadStream stream(channel_);
+  UploadStream stream(channel_, deadline);
   v1::UploadMessage message;
   *message.mutable_begin() = begin;
   bool open = stream.Write(checkpoint::ToBuffer(message));
@@ -87,10 +71,61 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueP
   return stream.Finish();
 }
 
+// The rank writes the file and tells the coordinator about it.
+absl::Status CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts& values,
+                                          absl::Time deadline) {
+  begin.set_file(FileNameOf(begin));
+  const std::string path =
+      absl::StrFormat("%s/step-%08d/%s", own_parts_.directory, begin.step(), begin.file());
+  UploadStream stream(channel_, deadline);
+  v1::UploadMessage message;
+  *message.mutable_begin() = begin;
+  bool open = stream.Write(checkpoint::ToBuffer(message));
+  const auto part = std::make_shared<PartFile>(
+      path, std::vector<v1::TensorSlice>(begin.slices().begin(), begin.slices().end()), values,
+      own_parts_.write);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    part_ = part;
+  }
+  // A part that stands still says nothing: that is silence.
+  int64_t told = 0;
+  while (open && !part->Ended(kProgressInterval) && SteadyNow() < deadline) {
+    const int64_t bytes = part->bytes();
+    if (std::exchange(told, bytes) == bytes) continue;
+    message.mutable_progress()->set_bytes(bytes);
+    open = stream.Write(checkpoint::ToBuffer(message));
+  }
+  if (SteadyNow() >= deadline) {
+    part->Remove();
+    stream.Cancel();
+    stream.Finish().IgnoreError();
+    return absl::DeadlineExceededError("the part was not written in time");
+  }
+  if (!open) {
+    part->Remove();
+    return stream.Finish();
+  }
+  const absl::StatusOr<v1::UploadEnd> end = part->result();
+  if (!end.ok()) {
+    stream.Cancel();
+    stream.Finish().IgnoreError();
+    return absl::Status(end.status().code(),
+                        absl::StrCat(plan::kPartNotWritten, std::string(end.status().message())));
+  }
+  *message.mutable_end() = *end;
+  // Once it is told of the end the coordinator may commit the file, whatever becomes of its answer.
+  if (stream.Write(checkpoint::ToBuffer(message))) {
+    part->Keep();
+  } else {
+    part->Remove();
+  }
+  return stream.Finish();
+}
+
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                                    const ValueParts& values, CheckpointTexts texts,
-                                   absl::Duration patience, Done done,
-                                   std::function<void()> before) {
+                                   SaveLimits limits, Done done, std::function<void()> before) {
   WaitForUpload().IgnoreError();  // its `done` has told it
   v1::UploadBegin begin;
   *begin.mutable_run() = identity_.run;
@@ -104,19 +139,43 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.mutable_steps()->Add(texts.steps.begin(), texts.steps.end());
   stop_ = false;
   uploading_ = true;
+  begun_ = SteadyNow();
   uploader_ = std::thread(
-      [this, begin, values, patience, done = std::move(done), before = std::move(before)] {
+      [this, begin, values, limits, done = std::move(done), before = std::move(before)] {
         if (before) before();
         const absl::Time start = SteadyNow();
-        outcome_ = Upload(begin, values);
-        while (absl::IsUnavailable(outcome_) && SteadyNow() - start < patience && !StopsWithin()) {
-          outcome_ = Upload(begin, values);
-        }
+        outcome_ = UploadUntil(begin, values, limits);
         done(outcome_, BytesOf(values), absl::ToDoubleSeconds(SteadyNow() - start));
         std::lock_guard<std::mutex> lock(mutex_);
         uploading_ = false;
         stopped_.notify_all();
       });
+}
+
+absl::Status CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
+                                           const SaveLimits& limits) {
+  const absl::Time start = SteadyNow();
+  const absl::Time deadline = start + limits.timeout + kAnswerTime;
+  absl::Duration pause = kRetryInterval;
+  while (true) {
+    const absl::Status status = own_parts_.directory.empty() ? Upload(begin, values, deadline)
+                                                             : UploadFile(begin, values, deadline);
+    // The call's clock is another one.
+    if (absl::IsDeadlineExceeded(status) && SteadyNow() + kClockSlack >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(plan::kSaveTimedOut, absl::FormatDuration(limits.timeout)));
+    }
+    if (status.message().find(plan::kPartNotWritten) == 0) return status;
+    const bool crowded = IsShortOfMemoryForCalls(status);
+    if (!absl::IsUnavailable(status) && !crowded) return status;
+    const absl::Time next = SteadyNow() + pause;
+    if (next - start >= limits.patience || next >= deadline || StopsWithin(pause)) return status;
+    // It has been told that nobody wants its file any more.
+    while (WritesPart()) {
+      if (SteadyNow() >= deadline || StopsWithin(kRetryInterval)) return status;
+    }
+    if (crowded) pause = std::min(kLongestRetryInterval, 2 * pause);
+  }
 }
 
 CheckpointClient::~CheckpointClient() {
@@ -130,15 +189,43 @@ void CheckpointClient::StopRetrying() {
   stopped_.notify_all();
 }
 
-bool CheckpointClient::StopsWithin() {
+bool CheckpointClient::StopsWithin(absl::Duration pause) {
   std::unique_lock<std::mutex> lock(mutex_);
-  return stopped_.wait_for(lock, kRetryInterval, [this] { return stop_; });
+  return stopped_.wait_for(lock, absl::ToChronoMilliseconds(pause), [this] { return stop_; });
+}
+
+bool CheckpointClient::EndsBefore(absl::Duration age, const std::function<void()>& still_waiting) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto busy = [this] { return uploading_ || WritesPartLocked(); };
+  while (busy()) {
+    const absl::Duration left = begun_ + age - SteadyNow();
+    if (left <= absl::ZeroDuration()) return false;
+    stopped_.wait_for(lock, absl::ToChronoNanoseconds(std::min(left, kStillWaitingInterval)),
+                      [&] { return !busy(); });
+    if (busy()) still_waiting();
+  }
+  return true;
+}
+
+bool CheckpointClient::WritesPartLocked() const {
+  return part_ != nullptr && !part_->Ended(absl::ZeroDuration());
+}
+
+bool CheckpointClient::WritesPart() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return WritesPartLocked();
+}
+
+bool CheckpointClient::WriteHangs() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return !uploading_ && WritesPartLocked();
 }
 
 absl::Status CheckpointClient::WaitForUpload(const std::function<void()>& still_waiting) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    while (!stopped_.wait_for(lock, kStillWaitingInterval, [this] { return !uploading_; })) {
+    while (!stopped_.wait_for(lock, absl::ToChronoNanoseconds(kStillWaitingInterval),
+                              [this] { return !uploading_; })) {
       still_waiting();
     }
   }

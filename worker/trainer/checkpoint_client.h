@@ -14,8 +14,8 @@
 #include "absl/time/time.h"
 #include "grpcpp/channel.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
-#include "worker/engine/training_engine.h"
 #include "worker/trainer/chunks.h"
+#include "worker/trainer/part_file.h"
 
 namespace tercio {
 
@@ -33,48 +33,73 @@ struct CheckpointTexts {
   std::vector<v1::StepRecord> steps;  // of rank 0 only: since the checkpoint before
 };
 
+// How long a save may take.
+struct SaveLimits {
+  // While nobody answers, or the coordinator has no memory for the upload, it is tried again.
+  absl::Duration patience;
+  // From its start to the answer that the whole checkpoint is visible.
+  absl::Duration timeout;
+};
+
+// Where ranks write their parts themselves.
+struct OwnParts {
+  std::string directory;  // of the job's checkpoints; empty: the parts go to the coordinator
+  WritePart write = WritePartFile;
+};
+
 class CheckpointClient {
  public:
-  CheckpointClient(std::shared_ptr<grpc::Channel> channel, CheckpointIdentity identity)
+  CheckpointClient(std::shared_ptr<grpc::Channel> channel, CheckpointIdentity identity,
+                   OwnParts own_parts = {})
       : channel_(std::move(channel)),
-        stub_(v1::CheckpointService::NewStub(channel_)),
-        identity_(std::move(identity)) {}
+        identity_(std::move(identity)),
+        own_parts_(std::move(own_parts)) {}
   ~CheckpointClient();
-
-  // Reads every slice the engine needs from the checkpoint of `step`.
-  absl::Status Load(int64_t step, TrainingEngine& engine);
 
   // Streams the values (of one slice each) in the background; they must stay unchanged until
   // WaitForUpload returns. The same thread calls `before` first, where there is something to do
-  // with them that does not wait for the coordinator. While nobody answers it tries again for as
-  // long as `patience`.
+  // with them that does not wait for the coordinator; the save's time begins after that.
   // `done(status, bytes, seconds)` is called from the uploading thread when the whole checkpoint is
-  // visible, or given up.
+  // visible, or given up: with DEADLINE_EXCEEDED once limits.timeout is over. An upload
+  // that is under way is waited for first.
   using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
-                   const ValueParts& values, CheckpointTexts texts, absl::Duration patience,
-                   Done done, std::function<void()> before = {});
+                   const ValueParts& values, CheckpointTexts texts, SaveLimits limits, Done done,
+                   std::function<void()> before = {});
   // An upload that nobody has answered is not tried again; one under way goes on.
   void StopRetrying();
   // How the last upload ended; OK before the first. `still_waiting` is called every second
-  // meanwhile: the coordinator answers when the whole checkpoint is visible, which may take long.
+  // meanwhile: the coordinator answers when the whole checkpoint is visible, which may take long,
+  // but never longer than the limits of that upload.
   absl::Status WaitForUpload(const std::function<void()>& still_waiting = [] {});
+  // Waits until the last upload has ended, or is older than `age`: whether it has ended, and its
+  // values are free.
+  bool EndsBefore(absl::Duration age, const std::function<void()>& still_waiting);
+  // Whether a part of an upload that has ended is still being written, by a thread that hangs in
+  // the file system: its values are not free, and the process ends without it.
+  bool WriteHangs() const;
 
  private:
-  absl::Status ReadSlice(int64_t step, const v1::TensorSlice& slice, std::vector<float>* values);
-  absl::Status Upload(const v1::UploadBegin& begin, const ValueParts& values);
+  absl::Status Upload(const v1::UploadBegin& begin, const ValueParts& values, absl::Time deadline);
+  absl::Status UploadFile(v1::UploadBegin begin, const ValueParts& values, absl::Time deadline);
+  absl::Status UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
+                           const SaveLimits& limits);
+  bool WritesPart() const;
+  bool WritesPartLocked() const;
   // Waits for the next try; true when there is to be none.
-  bool StopsWithin();
+  bool StopsWithin(absl::Duration pause);
 
   std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<v1::CheckpointService::Stub> stub_;
   CheckpointIdentity identity_;
+  const OwnParts own_parts_;
   std::thread uploader_;
   absl::Status outcome_;  // written by the uploader, read when it has ended
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable stopped_;
+  std::shared_ptr<PartFile> part_;  // the last one, where ranks write them; null: none yet
   bool stop_ = false;
   bool uploading_ = false;
+  absl::Time begun_;  // of the last upload
 };
 
 }  // namespace tercio

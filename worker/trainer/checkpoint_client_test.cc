@@ -5,19 +5,27 @@
 #include <cstring>
 #include <numeric>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "checkpoint/rank_file.h"
 #include "common/channel.h"
 #include "common/checksum.h"
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/device/cpu_device.h"
 #include "worker/engine/fp8_scaling.h"
+#include "worker/trainer/checkpoint_source.h"
 #include "worker/trainer/fake_engine.h"
+#include "worker/trainer/state_loader.h"
 
 namespace tercio {
 namespace {
 
 using ::testing::HasSubstr;
+
+SaveLimits Patience(absl::Duration patience) { return {patience, absl::Minutes(10)}; }
 
 class FakeService : public v1::CheckpointService::Service {
  public:
@@ -32,7 +40,7 @@ class FakeService : public v1::CheckpointService::Service {
   ~FakeService() override { server_->Shutdown(); }
   const std::string& address() const { return address_; }
 
-  grpc::Status Upload(grpc::ServerContext*, grpc::ServerReader<v1::UploadMessage>* reader,
+  grpc::Status Upload(grpc::ServerContext* context, grpc::ServerReader<v1::UploadMessage>* reader,
                       v1::UploadResponse*) override {
     v1::UploadMessage message;
     if (!reader->Read(&message) || !message.has_begin()) {
@@ -40,6 +48,11 @@ class FakeService : public v1::CheckpointService::Service {
     }
     begin = message.begin();
     if (refuse) return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "the disk is full");
+    if (crowded > 0) {
+      --crowded;
+      return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED,
+                          "Received RST_STREAM with error code 11");
+    }
     if (away > 0) {
       --away;
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "away");
@@ -47,10 +60,12 @@ class FakeService : public v1::CheckpointService::Service {
     bytes.clear();
     while (reader->Read(&message)) {
       if (message.has_end()) end = message.end();
+      if (message.has_progress()) last_progress = message.progress().bytes();
       if (!message.has_chunk()) continue;
       largest_chunk = std::max(largest_chunk, message.chunk().data().size());
       bytes += message.chunk().data();
     }
+    while (hangs && !context->IsCancelled()) absl::SleepFor(absl::Milliseconds(5));
     return grpc::Status::OK;
   }
 
@@ -74,13 +89,16 @@ class FakeService : public v1::CheckpointService::Service {
   }
 
   std::atomic<bool> refuse{false};
-  std::atomic<int> away{0};  // so many uploads fail
+  std::atomic<int> away{0};        // so many uploads fail
+  std::atomic<int> crowded{0};     // so many uploads find no memory for calls
+  std::atomic<bool> hangs{false};  // takes every byte, and does not answer
   std::atomic<bool> truncate{false};
   std::string lacks;  // this tensor
   v1::UploadBegin begin;
   v1::UploadEnd end;
   std::string bytes;
   size_t largest_chunk = 0;
+  std::atomic<int64_t> last_progress{0};
 
  private:
   std::unique_ptr<grpc::Server> server_;
@@ -89,14 +107,28 @@ class FakeService : public v1::CheckpointService::Service {
 
 class CheckpointClientTest : public ::testing::Test {
  protected:
-  std::unique_ptr<CheckpointClient> Client() {
+  static CheckpointIdentity Identity() {
     CheckpointIdentity identity;
     identity.run.set_job_id("j1");
     identity.run.set_attempt(2);
     identity.token = "token";
     identity.rank = 1;
     identity.world_size = 4;
-    return std::make_unique<CheckpointClient>(*OpenChannel(service_.address(), {}), identity);
+    return identity;
+  }
+  std::unique_ptr<CheckpointClient> Client() {
+    return std::make_unique<CheckpointClient>(*OpenChannel(service_.address(), {}), Identity());
+  }
+  std::shared_ptr<StateSource> Source() {
+    return CheckpointAtCoordinator(*OpenChannel(service_.address(), {}), Identity(), 40);
+  }
+  static absl::Status LoadFrom(std::shared_ptr<StateSource> source, FakeEngine& engine) {
+    const auto device = CreateCpuDevice(1);
+    const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+    const auto data =
+        CreateCommunicator({"data", absl::Seconds(20)}, std::move(CreateThreadTransports(1)[0]));
+    return LoadState(
+        std::move(source), {*data, *device, *stream}, [](int64_t, int64_t) {}, engine);
   }
   FakeService service_;
 };
@@ -109,7 +141,7 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithAChecksum) {
   std::vector<v1::StepRecord> steps(3);
   steps[2].set_step(40);
   client->StartUpload(40, {Rows("w", 0, 700'000)}, {values}, {"{\"step\":40}", "{}", steps},
-                      absl::ZeroDuration(),
+                      Patience(absl::ZeroDuration()),
                       [&](const absl::Status& s, int64_t bytes, double seconds) {
                         status = s;
                         EXPECT_EQ(bytes, 2'800'000);
@@ -139,10 +171,12 @@ TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.refuse = true;
-  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, {values}, {}, absl::Seconds(20), done);
+  client->StartUpload(1, {Rows("w", 0, 1'000'000)}, {values}, {}, Patience(absl::Seconds(20)),
+                      done);
   client->WaitForUpload().IgnoreError();
   service_.refuse = false;
-  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, {values}, {}, absl::Seconds(20), done);
+  client->StartUpload(2, {Rows("w", 0, 1'000'000)}, {values}, {}, Patience(absl::Seconds(20)),
+                      done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kResourceExhausted);
@@ -156,10 +190,10 @@ TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
   std::vector<absl::Status> outcomes;
   const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
   service_.away = 2;
-  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, absl::ZeroDuration(), done);
+  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::ZeroDuration()), done);
   client->WaitForUpload().IgnoreError();
   EXPECT_EQ(service_.away, 1);
-  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, absl::Seconds(20), done);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Seconds(20)), done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
   EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kUnavailable);
@@ -172,18 +206,122 @@ TEST_F(CheckpointClientTest, AnUploadThatNobodyAnswersIsGivenUpForTheNext) {
   const auto client = Client();
   const auto done = [](const absl::Status&, int64_t, double) {};
   service_.away = 1'000'000;
-  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, absl::Hours(1), done);
+  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Hours(1)), done);
   client->StopRetrying();
   EXPECT_EQ(client->WaitForUpload().code(), absl::StatusCode::kUnavailable);
   service_.away = 1;
-  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, absl::Hours(1), done);
+  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Hours(1)), done);
   EXPECT_TRUE(client->WaitForUpload().ok());
+}
+
+TEST_F(CheckpointClientTest, AnUploadThatIsNotStoredInTimeIsGivenUp) {
+  const std::vector<float> values(1000, 1.0f);
+  const auto client = Client();
+  std::vector<absl::Status> outcomes;
+  const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
+  service_.hangs = true;
+  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {},
+                      {absl::Seconds(20), absl::Milliseconds(100)}, done);
+  int waited = 0;
+  EXPECT_FALSE(client->EndsBefore(absl::Milliseconds(10), [&] { ++waited; }));
+  EXPECT_GE(waited, 1);
+  EXPECT_EQ(client->WaitForUpload().code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_TRUE(client->EndsBefore(absl::ZeroDuration(), [] {}));
+  service_.hangs = false;
+  client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Seconds(20)), done);
+  EXPECT_TRUE(client->WaitForUpload().ok());
+  ASSERT_EQ(outcomes.size(), 2u);
+  EXPECT_EQ(std::string(outcomes[0].message()), "not stored within 100ms");
+}
+
+TEST_F(CheckpointClientTest, AServerWithoutMemoryForTheCallIsTriedAgain) {
+  const std::vector<float> values(1000, 1.0f);
+  const auto client = Client();
+  const auto done = [](const absl::Status&, int64_t, double) {};
+  service_.crowded = 1;
+  client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Seconds(20)), done);
+  EXPECT_TRUE(client->WaitForUpload().ok());
+  EXPECT_EQ(service_.bytes.size(), 4000u);
+}
+
+using Wrote = std::function<bool(int64_t bytes)>;
+
+class OwnPartsTest : public CheckpointClientTest {
+ protected:
+  std::unique_ptr<CheckpointClient> Client(WritePart write) {
+    return std::make_unique<CheckpointClient>(*OpenChannel(service_.address(), {}), Identity(),
+                                              OwnParts{"/shared/j1", std::move(write)});
+  }
+  absl::Status Upload(CheckpointClient& client, absl::Duration timeout = absl::Minutes(1)) {
+    client.StartUpload(40, {Rows("w", 0, 1000)}, {values_}, {}, {absl::Seconds(20), timeout},
+                       [](const absl::Status&, int64_t, double) {});
+    return client.WaitForUpload();
+  }
+  const std::vector<float> values_ = std::vector<float>(1000, 1.0f);
+};
+
+TEST_F(OwnPartsTest, TheCoordinatorIsToldWhatWasWritten) {
+  std::string path;
+  const auto client = Client([&](const std::string& p, const auto& slices, const ValueParts& values,
+                                 const Wrote& wrote) -> absl::StatusOr<v1::UploadEnd> {
+    path = p;
+    EXPECT_EQ(slices.size(), 1u);
+    EXPECT_TRUE(wrote(123));
+    // Until that was told.
+    for (int i = 0; i < 2000 && service_.last_progress != 123; ++i) {
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    v1::UploadEnd end;
+    end.set_checksum("c");
+    end.set_bytes(BytesOf(values));
+    end.set_block_digests("digests");
+    return end;
+  });
+  const absl::Status status = Upload(*client);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_THAT(service_.begin.file(),
+              ::testing::MatchesRegex("attempt-2/rank-00001-[0-9a-f]{8}.safetensors"));
+  EXPECT_EQ(path, "/shared/j1/step-00000040/" + service_.begin.file());
+  EXPECT_EQ(service_.begin.slices_size(), 1);
+  EXPECT_EQ(service_.last_progress, 123);
+  EXPECT_EQ(service_.end.checksum(), "c");
+  EXPECT_EQ(service_.end.bytes(), 4000);
+  EXPECT_EQ(service_.end.block_digests(), "digests");
+  EXPECT_TRUE(service_.bytes.empty());
+}
+
+TEST_F(OwnPartsTest, APartThatCannotBeWrittenEndsTheUploadWithItsWords) {
+  const auto client = Client([](const std::string& path, const auto&, const auto&, const auto&) {
+    return absl::ResourceExhaustedError("cannot write " + path + ": No space left on device");
+  });
+  const absl::Status status = Upload(*client);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("not written: cannot write /shared/j1/"));
+  EXPECT_TRUE(service_.end.checksum().empty());
+}
+
+// As on a file system that hangs; what the thread uses outlives the test, which leaves it behind.
+TEST_F(OwnPartsTest, AWriteThatHangsKeepsItsValuesAndNobodyWaitsForIt) {
+  static absl::Notification over;
+  const auto client = Client(
+      [](const auto&, const auto&, const auto&, const auto&) -> absl::StatusOr<v1::UploadEnd> {
+        over.WaitForNotification();
+        return absl::CancelledError("too late");
+      });
+  const absl::Status status = Upload(*client, absl::Milliseconds(100));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(std::string(status.message()), "not stored within 100ms");
+  EXPECT_TRUE(client->WriteHangs());
+  EXPECT_FALSE(client->EndsBefore(absl::ZeroDuration(), [] {}));
+  over.Notify();
+  EXPECT_TRUE(client->EndsBefore(absl::Minutes(1), [] {}));
+  EXPECT_FALSE(client->WriteHangs());
 }
 
 TEST_F(CheckpointClientTest, LoadsEverySliceTheEngineNeeds) {
   FakeEngine engine;
   engine.slices = {Rows("a", 10, 14), Rows("b", 0, 3)};
-  const absl::Status status = Client()->Load(40, engine);
+  const absl::Status status = LoadFrom(Source(), engine);
   ASSERT_TRUE(status.ok()) << status;
   ASSERT_EQ(engine.loaded.size(), 2u);
   EXPECT_EQ(engine.loaded[0].second, (std::vector<float>{10, 11, 12, 13}));
@@ -196,11 +334,11 @@ TEST_F(CheckpointClientTest, OnlyTheStateOfGuardAndScalesMayBeMissing) {
     FakeEngine engine;
     engine.slices = {Rows("a", 10, 14), Rows(missing, 0, 5)};
     service_.lacks = missing;
-    absl::Status status = Client()->Load(40, engine);
+    absl::Status status = LoadFrom(Source(), engine);
     EXPECT_TRUE(status.ok()) << status;
     ASSERT_EQ(engine.loaded.size(), 1u);
     service_.lacks = "a";
-    status = Client()->Load(40, engine);
+    status = LoadFrom(Source(), engine);
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(engine.loaded.size(), 1u);
   }
@@ -210,7 +348,7 @@ TEST_F(CheckpointClientTest, ATensorThatIsTooShortIsDataLoss) {
   FakeEngine engine;
   engine.slices = {Rows("a", 10, 14)};
   service_.truncate = true;
-  const absl::Status status = Client()->Load(40, engine);
+  const absl::Status status = LoadFrom(Source(), engine);
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(status.message()), HasSubstr("tensor a"));
   EXPECT_TRUE(engine.loaded.empty());

@@ -1,6 +1,7 @@
 #include "worker/trainer/initial_weights.h"
 
-#include <vector>
+#include <string>
+#include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -10,26 +11,41 @@
 #include "worker/engine/state_slices.h"
 
 namespace tercio {
+namespace {
 
-absl::Status LoadInitialWeights(const v1::ModelSpec& model, TrainingEngine& engine) {
+class InitialWeights : public StateSource {
+ public:
+  explicit InitialWeights(std::unique_ptr<checkpoint::WeightSource> weights)
+      : weights_(std::move(weights)) {}
+
+  bool Wants(const v1::TensorSlice& slice) const override {
+    return !absl::StartsWith(slice.tensor(), "adamw.") && !IsOptionalState(slice.tensor());
+  }
+  bool MayLack(const v1::TensorSlice& slice) const override {
+    return plan::BelongsToTask(slice.tensor());
+  }
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
+                    const Arrived& arrived) override {
+    TERCIO_RETURN_IF_ERROR(checkpoint::ReadSliceFor(*weights_, slice, values.data()));
+    arrived(static_cast<int64_t>(values.size() * sizeof(float)));
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::unique_ptr<checkpoint::WeightSource> weights_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model) {
   // The agent has read every byte before it started this rank.
-  TERCIO_ASSIGN_OR_RETURN(const auto source,
+  TERCIO_ASSIGN_OR_RETURN(auto weights,
                           checkpoint::OpenWeightSource(model.from(), /*digests=*/false));
-  if (absl::Status same = checkpoint::CheckStartsFrom(model, source->model()); !same.ok()) {
+  if (absl::Status same = checkpoint::CheckStartsFrom(model, weights->model()); !same.ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("model.from ", model.from(), ": ", std::string(same.message())));
   }
-  std::vector<float> values;
-  for (size_t i = 0; i < engine.NeededSlices().size(); ++i) {
-    const v1::TensorSlice& slice = engine.NeededSlices()[i];
-    if (absl::StartsWith(slice.tensor(), "adamw.") || IsOptionalState(slice.tensor())) continue;
-    if (plan::BelongsToTask(slice.tensor()) && !source->Has(slice.tensor())) continue;
-    values.resize(static_cast<size_t>((slice.row_end() - slice.row_begin()) *
-                                      (slice.column_end() - slice.column_begin())));
-    TERCIO_RETURN_IF_ERROR(checkpoint::ReadSliceFor(*source, slice, values.data()));
-    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), values));
-  }
-  return absl::OkStatus();
+  return std::make_shared<InitialWeights>(std::move(weights));
 }
 
 }  // namespace tercio

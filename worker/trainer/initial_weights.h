@@ -1,14 +1,15 @@
 // The weights of a job's first step, where it does not begin with random ones.
 #pragma once
 
-#include "absl/status/status.h"
+#include <memory>
+
+#include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
-#include "worker/engine/training_engine.h"
+#include "worker/trainer/state_source.h"
 
 namespace tercio {
 
-// Reads this rank's slices of the weights in model.from; moments stay zero. Each rank reads only
-// what it needs, whatever its layout. Errors name the directory.
-absl::Status LoadInitialWeights(const v1::ModelSpec& model, TrainingEngine& engine);
+// The weights in model.from; moments stay zero. Errors name the directory.
+absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model);
 
 }  // namespace tercio

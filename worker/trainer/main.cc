@@ -193,8 +193,12 @@ int main(int argc, char** argv) {
     rotation = std::make_unique<tercio::LogRotation>(arguments.log, arguments.log_bytes);
   }
   std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is an error to report
-  const auto page = tercio::OpenProgress(arguments, argv[0]);
+  auto page = tercio::OpenProgress(arguments, argv[0]);
   const tercio::ExitNote note = tercio::Run(arguments, page.get());
   tercio::NoteExit(page.get(), note);
-  return note.exit_code;
+  page.reset();
+  rotation.reset();
+  std::fflush(nullptr);
+  // No destructors of static objects: a thread that hangs in a file system may still use them.
+  _exit(note.exit_code);
 }

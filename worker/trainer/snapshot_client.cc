@@ -144,7 +144,7 @@ std::vector<absl::Status> SnapshotClient::Put(int64_t step,
 }
 
 absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_t step,
-                                  TrainingEngine& engine) {
+                                  const LoadedBytes& loaded, TrainingEngine& engine) {
   TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));
   v1::GetSnapshotRequest request;
   *request.mutable_run() = identity_.run;
@@ -164,12 +164,16 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
   Checksum sum;
   absl::Status status;
   bool verified = false;
+  int64_t received = 0;
+  loaded(0, bytes);
   while (status.ok() && !verified && reader->Read(&message)) {
     if (message.has_begin()) {
       status = CheckSlices(message.begin(), engine);
     } else if (message.has_chunk()) {
       sum.Update(message.chunk().data());
       status = filler.Add(message.chunk().data());
+      received += static_cast<int64_t>(message.chunk().data().size());
+      loaded(received, bytes);
     } else if (message.has_end()) {
       verified = filler.complete() && sum.Hex() == message.end().checksum();
       if (!verified) status = absl::DataLossError("the checksum of the copy does not match");

@@ -15,6 +15,7 @@
 #include "worker/engine/training_engine.h"
 #include "worker/trainer/checkpoint_client.h"
 #include "worker/trainer/chunks.h"
+#include "worker/trainer/state_loader.h"
 
 namespace tercio {
 
@@ -32,7 +33,9 @@ class SnapshotClient {
   // Fills the engine from the copy that `holder` has of this rank's snapshot. On an error the
   // engine holds no state that could be trained on: DATA_LOSS (checksum, or other slices than the
   // engine needs), NOT_FOUND (it is gone), or what the call ended with.
-  absl::Status Load(const std::string& holder, int attempt, int64_t step, TrainingEngine& engine);
+  // `loaded` is called as bytes come.
+  absl::Status Load(const std::string& holder, int attempt, int64_t step, const LoadedBytes& loaded,
+                    TrainingEngine& engine);
 
  private:
   absl::StatusOr<v1::SnapshotService::Stub*> StubOf(const std::string& holder);

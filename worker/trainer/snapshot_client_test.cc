@@ -17,6 +17,10 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
+LoadedBytes Nowhere() {
+  return [](int64_t, int64_t) {};
+}
+
 struct Agent {
   Agent()
       : store({0, [] { return int64_t{1} << 40; }}),
@@ -69,7 +73,16 @@ TEST_F(SnapshotClientTest, WhatIsPutToAllIsLoadedFromAny) {
     agent->attempt = 2;
     FakeEngine engine;
     engine.slices = slices_;
-    ASSERT_TRUE(Client(2, {}).Load(agent->server->address(), 1, 10, engine).ok());
+    int64_t bytes = 0;
+    int64_t total = 0;
+    const auto loaded = [&](int64_t so_far, int64_t all) {
+      EXPECT_GE(so_far, bytes);
+      bytes = so_far;
+      total = all;
+    };
+    ASSERT_TRUE(Client(2, {}).Load(agent->server->address(), 1, 10, loaded, engine).ok());
+    EXPECT_EQ(bytes, static_cast<int64_t>((large_.size() + small_.size()) * sizeof(float)));
+    EXPECT_EQ(total, bytes);
     EXPECT_THAT(engine.loaded, ElementsAre(Pair(0, large_), Pair(1, small_)));
   }
 }
@@ -94,7 +107,7 @@ TEST_F(SnapshotClientTest, OthersThanRanksOfTheAttemptAreRefused) {
   EXPECT_THAT(Put(Client(1, {address})), IsEmpty());
   FakeEngine engine;
   engine.slices = slices_;
-  EXPECT_EQ(Client(1, {}, "guessed").Load(address, 1, 10, engine).code(),
+  EXPECT_EQ(Client(1, {}, "guessed").Load(address, 1, 10, Nowhere(), engine).code(),
             absl::StatusCode::kAborted);
   EXPECT_THAT(engine.loaded, IsEmpty());
 }
@@ -104,9 +117,10 @@ TEST_F(SnapshotClientTest, WhatIsNotThereOrDoesNotFitIsAnError) {
   EXPECT_THAT(Put(Client(1, {address})), IsEmpty());
   FakeEngine engine;
   engine.slices = slices_;
-  EXPECT_EQ(Client(1, {}).Load(address, 1, 11, engine).code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(Client(1, {}).Load(address, 1, 11, Nowhere(), engine).code(),
+            absl::StatusCode::kNotFound);
   engine.slices = {slices_[0], Rows("b", 5, 7)};
-  const absl::Status other = Client(1, {}).Load(address, 1, 10, engine);
+  const absl::Status other = Client(1, {}).Load(address, 1, 10, Nowhere(), engine);
   EXPECT_EQ(other.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(other.message()), HasSubstr("another layout"));
 }
@@ -118,7 +132,8 @@ TEST_F(SnapshotClientTest, ABitThatFlippedInMemoryIsFound) {
   copy->data[1'000'000] ^= 1;
   FakeEngine engine;
   engine.slices = slices_;
-  EXPECT_EQ(Client(1, {}).Load(address, 1, 10, engine).code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Client(1, {}).Load(address, 1, 10, Nowhere(), engine).code(),
+            absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

@@ -7,7 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "common/channel.h"
 #include "common/file.h"
@@ -21,15 +23,18 @@
 #include "plan/model_tensors.h"
 #include "plan/precision.h"
 #include "plan/rank_layout.h"
+#include "plan/save_timeout.h"
 #include "plan/snapshots.h"
 #include "worker/data/sample_sources.h"
 #include "worker/engine/training_engine.h"
 #include "worker/progress/whereabouts.h"
 #include "worker/trainer/backend.h"
+#include "worker/trainer/checkpoint_source.h"
 #include "worker/trainer/initial_weights.h"
 #include "worker/trainer/memory_meter.h"
 #include "worker/trainer/rank_figures.h"
 #include "worker/trainer/snapshot_client.h"
+#include "worker/trainer/state_loader.h"
 #include "worker/trainer/tensorboard.h"
 
 namespace tercio {
@@ -37,6 +42,9 @@ namespace {
 
 // A coordinator may be away for so long without the loss of a checkpoint.
 constexpr absl::Duration kSavePatience = absl::Minutes(5);
+// A save that is due waits for one that has begun no longer ago than this: they are of a small
+// model and close together.
+constexpr absl::Duration kShortSave = absl::Seconds(5);
 // The longest wait for another rank: a last resort for when nobody watches, since the coordinator
 // finds a hang earlier (coordinator/core/watchdog.h) and can say more about it.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(30);
@@ -57,6 +65,9 @@ class TrainingLoop {
         whereabouts_(page),
         figures_(identity.rank, whereabouts_.phases()),
         backend_(CreateBackend(assignment_)) {}
+
+  // A thread that hangs in the kernel reads from the engine's memory.
+  bool MustStay() const { return checkpoints_ != nullptr && checkpoints_->WriteHangs(); }
 
   absl::StatusOr<TrainingOutcome> Run() {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll();
@@ -80,10 +91,22 @@ class TrainingLoop {
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status LoadState();
+  // Of this job's checkpoints, where they have a place of their own.
+  std::string JobsDirectory() const {
+    return absl::StrCat(assignment_.spec().checkpoint().path(), "/", identity_.run.job_id());
+  }
+  absl::Status LoadFrom(std::shared_ptr<StateSource> source);
+  LoadedBytes LoadedToPage() const;
   // A step, and what is said about it.
   absl::StatusOr<AgentLink::Request> TrainStep(int64_t step);
   absl::Status CheckReplicas(int64_t step, bool saves);
+  absl::StatusOr<bool> MaySave(int64_t step);
+  absl::StatusOr<int> RanksThatStillSave();
   absl::Status Save(int64_t step);
+  void ReportSave(int64_t step, const absl::Status& status, int64_t bytes, double seconds);
+  void Beat() const {
+    if (page_ != nullptr) page_->Beat();
+  }
   absl::Status AwaitAllRanks();
   std::function<void()> GiveCopies(int64_t step, const StateSnapshot& snapshot);
   absl::Status WaitForUpload();
@@ -118,9 +141,11 @@ class TrainingLoop {
   std::unique_ptr<MemoryMeter> memory_;
   std::vector<std::unique_ptr<Communicator>> owned_;
   Communicators communicators_;
-  std::unique_ptr<Stream> stream_;  // beside the engine's
+  std::unique_ptr<Stream> stream_;       // beside the engine's
+  std::unique_ptr<DeviceMemory> count_;  // one double; null until it is needed
   std::unique_ptr<TrainingEngine> engine_;
   std::unique_ptr<SnapshotClient> copies_;  // used by the thread of `checkpoints_`
+  std::shared_ptr<grpc::Channel> channel_;  // to the coordinator
   std::unique_ptr<CheckpointClient> checkpoints_;
   absl::Time last_report_ = absl::InfinitePast();
   absl::Time last_save_ = SteadyNow();
@@ -163,9 +188,11 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
   TERCIO_ASSIGN_OR_RETURN(engine_, TrainingEngine::Create(assignment_.spec(), assignment_.plan(),
                                                           *device_, communicators_, *source_));
-  TERCIO_ASSIGN_OR_RETURN(const auto channel,
+  TERCIO_ASSIGN_OR_RETURN(channel_,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
-  checkpoints_ = std::make_unique<CheckpointClient>(channel, identity_);
+  OwnParts own_parts;
+  if (!assignment_.spec().checkpoint().path().empty()) own_parts.directory = JobsDirectory();
+  checkpoints_ = std::make_unique<CheckpointClient>(channel_, identity_, std::move(own_parts));
   copies_ = std::make_unique<SnapshotClient>(
       identity_, std::vector<std::string>(assignment_.snapshot_holders().begin(),
                                           assignment_.snapshot_holders().end()));
@@ -189,13 +216,34 @@ absl::Status TrainingLoop::LoadState() {
   const int64_t step = assignment_.resume_step();
   if (step > 0) {
     EnterPhase(v1::TRAINER_PHASE_LOADING);
-    if (assignment_.snapshot_source().empty()) return checkpoints_->Load(step, *engine_);
-    return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
-                         *engine_);
+    if (!assignment_.snapshot_source().empty()) {
+      return copies_->Load(assignment_.snapshot_source(), assignment_.resume_attempt(), step,
+                           LoadedToPage(), *engine_);
+    }
+    if (assignment_.spec().checkpoint().path().empty()) {
+      return LoadFrom(CheckpointAtCoordinator(channel_, identity_, step));
+    }
+    TERCIO_ASSIGN_OR_RETURN(
+        auto checkpoint,
+        CheckpointInDirectory(absl::StrFormat("%s/step-%08d", JobsDirectory(), step),
+                              assignment_.resume_manifest_digest()));
+    return LoadFrom(std::move(checkpoint));
   }
   if (assignment_.spec().model().from().empty()) return absl::OkStatus();
   EnterPhase(v1::TRAINER_PHASE_LOADING);
-  return LoadInitialWeights(assignment_.spec().model(), *engine_);
+  TERCIO_ASSIGN_OR_RETURN(auto weights, OpenInitialWeights(assignment_.spec().model()));
+  return LoadFrom(std::move(weights));
+}
+
+absl::Status TrainingLoop::LoadFrom(std::shared_ptr<StateSource> source) {
+  return tercio::LoadState(std::move(source), {*communicators_.data, *device_, *stream_},
+                           LoadedToPage(), *engine_);
+}
+
+LoadedBytes TrainingLoop::LoadedToPage() const {
+  return [page = page_](int64_t bytes, int64_t total) {
+    if (page != nullptr) page->SetLoaded(bytes, total);
+  };
 }
 
 void TrainingLoop::EnterPhase(v1::TrainerPhase phase) {
@@ -286,8 +334,11 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
     TERCIO_ASSIGN_OR_RETURN(const AgentLink::Request request, TrainStep(step));
     const bool finished = step == training().steps();
     const bool stops = request == AgentLink::Request::kSaveAndStop && !finished;
-    const bool saves =
-        request != AgentLink::Request::kNone || finished || (every > 0 && step % every == 0);
+    bool saves = request != AgentLink::Request::kNone || (every > 0 && step % every == 0);
+    if (saves && !finished && !stops) {
+      TERCIO_ASSIGN_OR_RETURN(saves, MaySave(step));
+    }
+    saves = saves || finished;
     TERCIO_RETURN_IF_ERROR(CheckReplicas(step, saves));
     if (saves) TERCIO_RETURN_IF_ERROR(Save(step));
     if (stops) return TrainingOutcome::kStoppedAfterSave;
@@ -306,13 +357,48 @@ absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
   return absl::DataLossError(absl::StrCat("after step ", step, ": ", verdict.text));
 }
 
-// Waiting for the coordinator is no hang, however long it takes to store a checkpoint.
+// Waiting for the coordinator is no hang: an upload ends within the time of a save.
 absl::Status TrainingLoop::WaitForUpload() {
   const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
-  return checkpoints_->WaitForUpload([this] {
-    if (page_ != nullptr) page_->Beat();
-  });
+  return checkpoints_->WaitForUpload([this] { Beat(); });
+}
+
+// Training does not stand still behind a store that is slow or hangs: while the save before is
+// under way, one that is due is left out, by all ranks together. The last saves of a run are not
+// asked about here: they wait.
+absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
+  const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
+  whereabouts_.BeginAction("checkpoint upload");
+  // A coordinator that is away costs the checkpoint before, not this one.
+  checkpoints_->StopRetrying();
+  checkpoints_->EndsBefore(kShortSave, [this] { Beat(); });
+  TERCIO_ASSIGN_OR_RETURN(const int busy, RanksThatStillSave());
+  if (busy == 0) return true;
+  last_save_ = SteadyNow();
+  if (!IsRankZero()) return false;
+  ReportSave(step,
+             absl::UnavailableError(absl::StrCat(plan::kSkippedSave, "the one of step ",
+                                                 saved_step_, " is still under way on ", busy,
+                                                 " of ", assignment_.world_size(),
+                                                 " ranks; save less often where the store is slow "
+                                                 "(checkpoint.every_steps)")),
+             0, 0);
+  return false;
+}
+
+absl::StatusOr<int> TrainingLoop::RanksThatStillSave() {
+  double busy = checkpoints_->EndsBefore(absl::ZeroDuration(), [] {}) ? 0 : 1;
+  if (communicators_.world->size() == 1) return static_cast<int>(busy);
+  if (count_ == nullptr) {
+    TERCIO_ASSIGN_OR_RETURN(count_, device_->Allocate(sizeof(double)));
+  }
+  auto* sum = reinterpret_cast<double*>(count_->data());
+  stream_->CopyFromHost(sum, &busy, sizeof(busy));
+  communicators_.world->AllReduceSum(*stream_, sum, 1);
+  stream_->CopyToHost(&busy, sum, sizeof(busy));
+  TERCIO_RETURN_IF_ERROR(stream_->Synchronize());
+  return static_cast<int>(busy);
 }
 
 // An agent gives up the copy before the last when a newer one begins to come: nobody may begin one
@@ -346,6 +432,11 @@ absl::Status TrainingLoop::Save(int64_t step) {
     std::erase_if(unsaved_steps_,
                   [this](const v1::StepRecord& record) { return record.step() <= saved_step_; });
   }
+  if (checkpoints_->WriteHangs()) {
+    return absl::UnavailableError(
+        absl::StrCat("the checkpoint of step ", step, " cannot be saved: the file system of ",
+                     JobsDirectory(), " hangs in the write of step ", saved_step_));
+  }
   saved_step_ = step;
   TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
   TERCIO_ASSIGN_OR_RETURN(const StateSnapshot snapshot, engine_->Snapshot());
@@ -359,26 +450,35 @@ absl::Status TrainingLoop::Save(int64_t step) {
                         IsRankZero() ? tokenizer_json_ : "",
                         {unsaved_steps_.begin(), unsaved_steps_.end()}};
   checkpoints_->StartUpload(
-      step, engine_->SavedSlices(), snapshot.saved, std::move(texts), kSavePatience,
+      step, engine_->SavedSlices(), snapshot.saved, std::move(texts),
+      SaveLimits{kSavePatience, absl::Seconds(plan::SaveTimeoutSeconds(assignment_.spec()))},
       [this, step](const absl::Status& status, int64_t bytes, double seconds) {
-        v1::TrainerMessage message;
-        v1::CheckpointProgress* progress = message.mutable_checkpoint();
-        progress->set_step(step);
-        progress->set_bytes(bytes);
-        progress->set_seconds(seconds);
-        progress->set_done(true);
-        if (!status.ok()) {
-          progress->set_error(std::string(status.message()));
-          progress->set_unanswered(absl::IsUnavailable(status));
-          LogWarning(absl::StrCat("checkpoint of step ", step,
-                                  " failed: ", std::string(status.message())));
-        }
-        link_.Send(message);
+        ReportSave(step, status, bytes, seconds);
       },
       GiveCopies(step, snapshot));
   last_save_ = SteadyNow();
   save_seconds_ += absl::ToDoubleSeconds(last_save_ - begin);
   return absl::OkStatus();
+}
+
+// Any thread.
+void TrainingLoop::ReportSave(int64_t step, const absl::Status& status, int64_t bytes,
+                              double seconds) {
+  v1::TrainerMessage message;
+  v1::CheckpointProgress* progress = message.mutable_checkpoint();
+  progress->set_step(step);
+  progress->set_bytes(bytes);
+  progress->set_seconds(seconds);
+  progress->set_done(true);
+  if (!status.ok()) {
+    progress->set_error(std::string(status.message()));
+    // The coordinator may hang, too, and does not know what a rank has met in writing.
+    progress->set_unanswered(absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+                             absl::StartsWith(status.message(), plan::kPartNotWritten));
+    LogWarning(
+        absl::StrCat("checkpoint of step ", step, " failed: ", std::string(status.message())));
+  }
+  link_.Send(std::move(message));
 }
 
 double TrainingLoop::Utilisation(double tokens_per_second, bool causal) const {
@@ -513,7 +613,11 @@ void TrainingLoop::ReportLastFigures() {
 
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
                                             ProgressPage* page, v1::TrainerFailure* failure) {
-  return TrainingLoop(link, identity, page, failure).Run();
+  auto loop = std::make_unique<TrainingLoop>(link, identity, page, failure);
+  absl::StatusOr<TrainingOutcome> outcome = loop->Run();
+  // The process ends soon, without that thread.
+  if (loop->MustStay()) static_cast<void>(loop.release());
+  return outcome;
 }
 
 }  // namespace tercio

@@ -14,6 +14,7 @@ enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 // On an error `*failure` says what else is known of it: whether a restart cannot help, since the
 // fault is in the job's data or configuration; which rank has other weights than its replicas;
 // whether the run is to go back. Its message is left to the caller.
+// Threads that hang in a file system are left behind: the caller ends the process by _exit.
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
                                             ProgressPage* page, v1::TrainerFailure* failure);
 

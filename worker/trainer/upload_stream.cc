@@ -1,8 +1,10 @@
 #include "worker/trainer/upload_stream.h"
 
+#include <chrono>
 #include <utility>
 
 #include "common/grpc_status.h"
+#include "common/steady_time.h"
 
 namespace tercio {
 namespace {
@@ -11,8 +13,11 @@ constexpr char kMethod[] = "/tercio.v1.CheckpointService/Upload";
 
 }  // namespace
 
-UploadStream::UploadStream(const std::shared_ptr<grpc::Channel>& channel)
-    : stub_(channel), call_(stub_.PrepareCall(&context_, kMethod, &queue_)) {
+UploadStream::UploadStream(const std::shared_ptr<grpc::Channel>& channel, absl::Time deadline)
+    : stub_(channel) {
+  context_.set_deadline(std::chrono::system_clock::now() +
+                        absl::ToChronoMilliseconds(deadline - SteadyNow()));
+  call_ = stub_.PrepareCall(&context_, kMethod, &queue_);
   call_->StartCall(this);
   open_ = Await();
 }

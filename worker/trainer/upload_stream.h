@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "grpcpp/channel.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/completion_queue.h"
@@ -17,13 +18,16 @@ namespace tercio {
 
 class UploadStream {
  public:
-  explicit UploadStream(const std::shared_ptr<grpc::Channel>& channel);
+  // The call, and so every wait below, ends at `deadline` (common/steady_time.h) at the latest.
+  UploadStream(const std::shared_ptr<grpc::Channel>& channel, absl::Time deadline);
   ~UploadStream();
   UploadStream(const UploadStream&) = delete;
   UploadStream& operator=(const UploadStream&) = delete;
 
   // The message goes out while the next is made. False: the call is over, Finish says why.
   bool Write(const grpc::ByteBuffer& message);
+  // What was sent is not wanted; Finish comes next.
+  void Cancel() { context_.TryCancel(); }
   // Ends the stream and waits for the answer. Called once, last.
   absl::Status Finish();
 

@@ -1,0 +1,125 @@
+#include "worker/trainer/checkpoint_source.h"
+
+#include <cstring>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/reader.h"
+#include "common/grpc_status.h"
+#include "common/status_macros.h"
+#include "grpcpp/client_context.h"
+#include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
+#include "worker/engine/state_slices.h"
+
+namespace tercio {
+namespace {
+
+class CheckpointSource : public StateSource {
+ public:
+  // Saved by a job that could not skip steps: what that tensor holds begins now.
+  bool MayLack(const v1::TensorSlice& slice) const override {
+    return IsOptionalState(slice.tensor());
+  }
+};
+
+class CoordinatorSource : public CheckpointSource {
+ public:
+  CoordinatorSource(const std::shared_ptr<grpc::Channel>& channel,
+                    const CheckpointIdentity& identity, int64_t step)
+      : stub_(v1::CheckpointService::NewStub(channel)) {
+    request_.set_job_id(identity.run.job_id());
+    request_.set_step(step);
+    *request_.mutable_run() = identity.run;
+    request_.set_token(identity.token);
+  }
+
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
+                    const Arrived& arrived) override {
+    const auto context = Begin();
+    if (context == nullptr) return absl::CancelledError("loading has ended");
+    *request_.mutable_slice() = slice;
+    const auto reader = stub_->ReadTensor(context.get(), request_);
+    const size_t room = values.size() * sizeof(float);
+    v1::TensorChunk chunk;
+    size_t received = 0;  // bytes
+    while (reader->Read(&chunk)) {
+      if (received + chunk.data().size() <= room) {
+        std::memcpy(reinterpret_cast<char*>(values.data()) + received, chunk.data().data(),
+                    chunk.data().size());
+      }
+      received += chunk.data().size();
+      arrived(static_cast<int64_t>(chunk.data().size()));
+    }
+    TERCIO_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
+    if (received != room) {
+      return absl::DataLossError(absl::StrCat("tensor ", slice.tensor(), " came with ", received,
+                                              " bytes instead of ", room));
+    }
+    return absl::OkStatus();
+  }
+
+  void Cancel() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = true;
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+ private:
+  std::shared_ptr<grpc::ClientContext> Begin() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (cancelled_) return nullptr;
+    context_ = std::make_shared<grpc::ClientContext>();
+    return context_;
+  }
+
+  const std::unique_ptr<v1::CheckpointService::Stub> stub_;
+  v1::ReadTensorRequest request_;
+  std::mutex mutex_;                              // what follows
+  std::shared_ptr<grpc::ClientContext> context_;  // of the call under way
+  bool cancelled_ = false;
+};
+
+class DirectorySource : public CheckpointSource {
+ public:
+  explicit DirectorySource(std::unique_ptr<checkpoint::Reader> reader)
+      : reader_(std::move(reader)) {}
+
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
+                    const Arrived& arrived) override {
+    if (!cursor_.has_value() || slice.tensor() != tensor_) {
+      tensor_ = slice.tensor();
+      cursor_.emplace(*reader_);
+    }
+    TERCIO_RETURN_IF_ERROR(cursor_->Read(slice, values.data()));
+    arrived(static_cast<int64_t>(values.size() * sizeof(float)));
+    return absl::OkStatus();
+  }
+
+ private:
+  const std::unique_ptr<checkpoint::Reader> reader_;
+  std::string tensor_;  // that the cursor reads
+  std::optional<checkpoint::SliceCursor> cursor_;
+};
+
+}  // namespace
+
+std::shared_ptr<StateSource> CheckpointAtCoordinator(const std::shared_ptr<grpc::Channel>& channel,
+                                                     const CheckpointIdentity& identity,
+                                                     int64_t step) {
+  return std::make_shared<CoordinatorSource>(channel, identity, step);
+}
+
+absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(const std::string& directory,
+                                                                   const std::string& digest) {
+  TERCIO_ASSIGN_OR_RETURN(auto reader, checkpoint::Reader::Open(directory, /*digests=*/false));
+  if (!digest.empty() && reader->manifest_digest() != digest) {
+    return absl::DataLossError(
+        absl::StrCat(directory, ": its manifest is not the one that was committed"));
+  }
+  return std::make_shared<DirectorySource>(std::move(reader));
+}
+
+}  // namespace tercio

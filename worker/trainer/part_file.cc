@@ -1,0 +1,118 @@
+#include "worker/trainer/part_file.h"
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "checkpoint/part_writer.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+// A file system that answers ends a write, or removes a file, within this time.
+constexpr absl::Duration kEndTime = absl::Seconds(2);
+
+}  // namespace
+
+absl::StatusOr<v1::UploadEnd> WritePartFile(const std::string& path,
+                                            const std::vector<v1::TensorSlice>& slices,
+                                            const ValueParts& values,
+                                            const std::function<bool(int64_t bytes)>& wrote) {
+  const checkpoint::Slices all(slices.begin(), slices.end());
+  TERCIO_ASSIGN_OR_RETURN(auto writer, checkpoint::PartWriter::Create(path, all));
+  for (const std::string_view chunk : ChunksOf(values)) {
+    TERCIO_RETURN_IF_ERROR(writer->Append(chunk));
+    if (!wrote(writer->written_bytes())) return absl::CancelledError(path + " is not wanted");
+  }
+  return writer->Close();
+}
+
+struct PartFile::Shared {
+  enum class Fate { kOpen, kKept, kRemoved };
+
+  void Run() {
+    absl::StatusOr<v1::UploadEnd> written = write(path, slices, values, [this](int64_t so_far) {
+      std::lock_guard<std::mutex> lock(mutex);
+      bytes = so_far;
+      return fate != Fate::kRemoved;
+    });
+    std::unique_lock<std::mutex> lock(mutex);
+    if (!written.ok()) fate = Fate::kRemoved;
+    result = std::move(written);
+    changed.notify_all();
+    changed.wait(lock, [this] { return fate != Fate::kOpen; });
+    const bool removes = fate == Fate::kRemoved;
+    lock.unlock();
+    if (removes) unlink(path.c_str());
+    lock.lock();
+    gone = true;
+    changed.notify_all();
+  }
+
+  void Decide(Fate decided) {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (fate == Fate::kOpen) fate = decided;
+    changed.notify_all();
+  }
+
+  std::string path;
+  std::vector<v1::TensorSlice> slices;
+  ValueParts values;
+  WritePart write;
+  std::mutex mutex;  // what follows
+  std::condition_variable changed;
+  int64_t bytes = 0;
+  Fate fate = Fate::kOpen;
+  std::optional<absl::StatusOr<v1::UploadEnd>> result;
+  bool gone = false;  // the thread is at its end
+};
+
+PartFile::PartFile(std::string path, std::vector<v1::TensorSlice> slices, ValueParts values,
+                   WritePart write)
+    : shared_(std::make_shared<Shared>()) {
+  shared_->path = std::move(path);
+  shared_->slices = std::move(slices);
+  shared_->values = std::move(values);
+  shared_->write = std::move(write);
+  thread_ = std::thread([shared = shared_] { shared->Run(); });
+}
+
+PartFile::~PartFile() {
+  Remove();
+  std::unique_lock<std::mutex> lock(shared_->mutex);
+  const bool gone = shared_->changed.wait_for(lock, absl::ToChronoMilliseconds(kEndTime),
+                                              [this] { return shared_->gone; });
+  lock.unlock();
+  if (gone) {
+    thread_.join();
+  } else {
+    thread_.detach();
+  }
+}
+
+int64_t PartFile::bytes() const {
+  std::lock_guard<std::mutex> lock(shared_->mutex);
+  return shared_->bytes;
+}
+
+bool PartFile::Ended(absl::Duration patience) const {
+  std::unique_lock<std::mutex> lock(shared_->mutex);
+  return shared_->changed.wait_for(lock, absl::ToChronoMilliseconds(patience),
+                                   [this] { return shared_->result.has_value(); });
+}
+
+absl::StatusOr<v1::UploadEnd> PartFile::result() const {
+  std::lock_guard<std::mutex> lock(shared_->mutex);
+  return *shared_->result;
+}
+
+void PartFile::Keep() { shared_->Decide(Shared::Fate::kKept); }
+
+void PartFile::Remove() { shared_->Decide(Shared::Fate::kRemoved); }
+
+}  // namespace tercio

@@ -1,0 +1,253 @@
+#include "worker/trainer/state_loader.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "checkpoint/weight_source.h"
+#include "common/status_macros.h"
+
+namespace tercio {
+namespace {
+
+constexpr int64_t kPieceElements = int64_t{2} << 20;  // 8 MiB
+// Neighbouring pieces have one reader: a checkpoint is read in blocks that know no pieces
+// (checkpoint/reader.h), and only a block at the end of such a run is read twice.
+constexpr int64_t kPiecesOfRun = 8;
+// So that a rank has read its run when its turn comes.
+constexpr size_t kPiecesAhead = kPiecesOfRun;
+// A read that has not ended so long after it was cancelled hangs in the kernel.
+constexpr absl::Duration kCancelTime = absl::Seconds(2);
+
+int64_t ElementsOf(const v1::TensorSlice& slice) {
+  return (slice.row_end() - slice.row_begin()) * (slice.column_end() - slice.column_begin());
+}
+
+struct ReadPiece {
+  absl::Status status;
+  std::vector<float> values;
+};
+
+// Reads this rank's pieces in their order, some of them ahead. What the thread uses is shared with
+// it: one that hangs is left behind.
+class ReadAhead {
+ public:
+  ReadAhead(std::shared_ptr<StateSource> source, const std::vector<StatePiece>& pieces, int rank,
+            const LoadedBytes& loaded)
+      : shared_(std::make_shared<Shared>()) {
+    shared_->source = std::move(source);
+    shared_->loaded = loaded;
+    for (const StatePiece& piece : pieces) {
+      if (piece.reader != rank) continue;
+      shared_->pieces.push_back(piece);
+      shared_->total += piece.elements * static_cast<int64_t>(sizeof(float));
+    }
+    loaded(0, shared_->total);
+    thread_ = std::thread([shared = shared_] { shared->Run(); });
+  }
+  ~ReadAhead() {
+    {
+      std::unique_lock<std::mutex> lock(shared_->mutex);
+      shared_->stops = true;
+      shared_->loaded = {};
+      shared_->changed.notify_all();
+    }
+    shared_->source->Cancel();
+    std::unique_lock<std::mutex> lock(shared_->mutex);
+    const bool ended = shared_->changed.wait_for(lock, absl::ToChronoMilliseconds(kCancelTime),
+                                                 [this] { return shared_->ended; });
+    lock.unlock();
+    if (ended) {
+      thread_.join();
+    } else {
+      thread_.detach();
+    }
+  }
+  ReadAhead(const ReadAhead&) = delete;
+  ReadAhead& operator=(const ReadAhead&) = delete;
+
+  ReadPiece Next() {
+    std::unique_lock<std::mutex> lock(shared_->mutex);
+    shared_->changed.wait(lock, [this] { return !shared_->ready.empty(); });
+    ReadPiece piece = std::move(shared_->ready.front());
+    shared_->ready.pop_front();
+    shared_->changed.notify_all();
+    return piece;
+  }
+
+ private:
+  struct Shared {
+    void Run() {
+      for (const StatePiece& piece : pieces) {
+        {
+          std::unique_lock<std::mutex> lock(mutex);
+          changed.wait(lock, [this] { return stops || ready.size() < kPiecesAhead; });
+          if (stops) break;
+        }
+        ReadPiece read;
+        read.values.resize(static_cast<size_t>(piece.elements));
+        read.status = source->Read(piece.part, absl::MakeSpan(read.values),
+                                   [this](int64_t bytes) { Arrived(bytes); });
+        std::lock_guard<std::mutex> lock(mutex);
+        ready.push_back(std::move(read));
+        changed.notify_all();
+      }
+      std::lock_guard<std::mutex> lock(mutex);
+      ended = true;
+      changed.notify_all();
+    }
+    void Arrived(int64_t bytes) {
+      std::lock_guard<std::mutex> lock(mutex);
+      done += bytes;
+      if (loaded) loaded(done, total);
+    }
+
+    std::shared_ptr<StateSource> source;
+    std::vector<StatePiece> pieces;
+    int64_t total = 0;
+    std::mutex mutex;  // what follows
+    std::condition_variable changed;
+    LoadedBytes loaded;
+    int64_t done = 0;
+    std::deque<ReadPiece> ready;
+    bool stops = false;
+    bool ended = false;
+  };
+
+  const std::shared_ptr<Shared> shared_;
+  std::thread thread_;
+};
+
+// Comes before the values of a piece in its broadcast.
+struct PieceHeader {
+  int32_t code = 0;  // absl::StatusCode
+  int32_t size = 0;  // of the message
+  char message[1016] = {};
+};
+static_assert(std::is_trivially_copyable_v<PieceHeader>);
+
+// From the rank that has read a piece to all.
+class PieceBroadcast {
+ public:
+  PieceBroadcast(const LoadGroup& group, const std::vector<StatePiece>& pieces) : group_(group) {
+    for (const StatePiece& piece : pieces) most_ = std::max(most_, piece.elements);
+  }
+
+  // `read` is what this rank has read, if it was its turn; then what that rank has.
+  absl::Status Share(const StatePiece& piece, ReadPiece* read) {
+    if (group_.data.size() == 1) return absl::OkStatus();
+    if (memory_ == nullptr) {
+      TERCIO_ASSIGN_OR_RETURN(memory_, group_.device.Allocate(BytesOf(most_)));
+      host_.resize(static_cast<size_t>(BytesOf(most_)));
+    }
+    const bool reads = piece.reader == group_.data.rank();
+    const size_t values = static_cast<size_t>(piece.elements) * sizeof(float);
+    if (reads) {
+      const PieceHeader header = HeaderOf(read->status);
+      std::memcpy(host_.data(), &header, sizeof(header));
+      std::memcpy(host_.data() + sizeof(header), read->values.data(), values);
+      group_.stream.CopyFromHost(memory_->data(), host_.data(), BytesOf(piece.elements));
+    }
+    group_.data.Broadcast(group_.stream, memory_->data(), BytesOf(piece.elements), piece.reader);
+    if (!reads) group_.stream.CopyToHost(host_.data(), memory_->data(), BytesOf(piece.elements));
+    TERCIO_RETURN_IF_ERROR(group_.stream.Synchronize());
+    if (reads) return absl::OkStatus();
+    PieceHeader header;
+    std::memcpy(&header, host_.data(), sizeof(header));
+    read->status = absl::Status(static_cast<absl::StatusCode>(header.code),
+                                std::string(header.message, static_cast<size_t>(header.size)));
+    read->values.resize(static_cast<size_t>(piece.elements));
+    std::memcpy(read->values.data(), host_.data() + sizeof(header), values);
+    return absl::OkStatus();
+  }
+
+ private:
+  static int64_t BytesOf(int64_t elements) {
+    return static_cast<int64_t>(sizeof(PieceHeader)) +
+           elements * static_cast<int64_t>(sizeof(float));
+  }
+  static PieceHeader HeaderOf(const absl::Status& status) {
+    PieceHeader header;
+    header.code = static_cast<int32_t>(status.code());
+    const std::string message(status.message());
+    const size_t size = std::min(message.size(), sizeof(header.message));
+    header.size = static_cast<int32_t>(size);
+    std::memcpy(header.message, message.data(), size);
+    return header;
+  }
+
+  const LoadGroup& group_;
+  int64_t most_ = 0;                      // elements of a piece
+  std::unique_ptr<DeviceMemory> memory_;  // of a header and a piece; null until it is needed
+  std::vector<char> host_;
+};
+
+}  // namespace
+
+std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
+                                 const StateSource& source, int ranks) {
+  int64_t all = 0;
+  for (const v1::TensorSlice& slice : slices) all += source.Wants(slice) ? ElementsOf(slice) : 0;
+  // Several runs for each rank, where there is little: then they share it evenly.
+  const int64_t run = std::min(kPiecesOfRun * kPieceElements, all / (8 * ranks));
+  std::vector<int64_t> share(static_cast<size_t>(ranks));
+  std::vector<StatePiece> pieces;
+  for (size_t i = 0; i < slices.size(); ++i) {
+    if (!source.Wants(slices[i])) continue;
+    auto reader = share.end();
+    int64_t offset = 0;
+    int64_t begun = 0;  // where the reader's run begins
+    for (v1::TensorSlice& part : checkpoint::DivideSlice(slices[i], kPieceElements)) {
+      if (reader == share.end() || offset - begun >= run) {
+        reader = std::min_element(share.begin(), share.end());
+        begun = offset;
+      }
+      const int64_t elements = ElementsOf(part);
+      pieces.push_back(
+          {i, std::move(part), offset, elements, static_cast<int>(reader - share.begin())});
+      *reader += elements;
+      offset += elements;
+    }
+  }
+  return pieces;
+}
+
+absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
+                       const LoadedBytes& loaded, TrainingEngine& engine) {
+  const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
+  const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
+  ReadAhead reads(source, pieces, group.data.rank(), loaded);
+  PieceBroadcast broadcast(group, pieces);
+  std::vector<float> values;
+  bool lacks = false;  // the slice at work
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const StatePiece& piece = pieces[i];
+    const v1::TensorSlice& slice = slices[piece.slice];
+    ReadPiece read;
+    if (piece.reader == group.data.rank()) read = reads.Next();
+    TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
+    if (piece.offset == 0) {
+      values.resize(static_cast<size_t>(ElementsOf(slice)));
+      lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
+    }
+    if (!lacks) {
+      TERCIO_RETURN_IF_ERROR(read.status);
+      std::copy(read.values.begin(), read.values.end(), values.begin() + piece.offset);
+    }
+    const bool last = i + 1 == pieces.size() || pieces[i + 1].slice != piece.slice;
+    if (!last || lacks) continue;
+    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(piece.slice), values));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace tercio

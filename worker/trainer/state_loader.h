@@ -1,0 +1,52 @@
+// Fills an engine with its state from storage. The slices that it needs are cut into pieces; each
+// of them is read by one rank of the data-parallel group, all ranks of which need the same, and
+// broadcast to the others: the bytes that are read do not grow with the group, and its ranks read
+// at the same time.
+//
+// Threads: the engine's; the loader reads ahead in one of its own.
+// Errors: that of a piece that could not be read ends the loading of the whole group, on every rank
+// with the words of the one that has read; else those of the collectives and of the engine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "worker/collective/communicator.h"
+#include "worker/device/device.h"
+#include "worker/engine/training_engine.h"
+#include "worker/trainer/state_source.h"
+
+namespace tercio {
+
+// Consecutive values of a slice.
+struct StatePiece {
+  size_t slice = 0;  // index in the engine's NeededSlices
+  v1::TensorSlice part;
+  int64_t offset = 0;  // of its first value in the slice
+  int64_t elements = 0;
+  int reader = 0;  // rank in the group
+};
+
+// In the order in which they are loaded, for a group of so many ranks; each reads about as many
+// bytes. Pure.
+std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
+                                 const StateSource& source, int ranks);
+
+// The data-parallel group, and what its collectives need. Not owned.
+struct LoadGroup {
+  Communicator& data;
+  Device& device;
+  Stream& stream;
+};
+
+// Called from any thread whenever bytes have come: those that this rank has read, of its share.
+using LoadedBytes = std::function<void(int64_t bytes, int64_t total)>;
+
+absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,
+                       const LoadedBytes& loaded, TrainingEngine& engine);
+
+}  // namespace tercio

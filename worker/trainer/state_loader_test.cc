@@ -1,0 +1,189 @@
+// Data-parallel groups as threads that load from a source of the test's own.
+#include "worker/trainer/state_loader.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/synchronization/notification.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "worker/collective/thread_transport.h"
+#include "worker/device/cpu_device.h"
+#include "worker/trainer/fake_engine.h"
+
+namespace tercio {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// Value i of every tensor is i.
+class Source : public StateSource {
+ public:
+  bool Wants(const v1::TensorSlice& slice) const override { return slice.tensor() != "unwanted"; }
+  bool MayLack(const v1::TensorSlice& slice) const override { return slice.tensor() == "optional"; }
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
+                    const Arrived& arrived) override {
+    if (slice.tensor() == lacks) return absl::NotFoundError("no tensor " + lacks);
+    if (slice.tensor() == bad) return absl::DataLossError("a flipped bit in " + bad);
+    for (size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(slice.row_begin()) + static_cast<float>(i);
+    }
+    *read += static_cast<int64_t>(values.size() * sizeof(float));
+    arrived(static_cast<int64_t>(values.size() * sizeof(float)));
+    return absl::OkStatus();
+  }
+
+  std::atomic<int64_t>* read = nullptr;  // by all ranks
+  std::string lacks;
+  std::string bad;
+};
+
+struct Loaded {
+  std::vector<absl::Status> statuses;  // by rank
+  std::vector<FakeEngine> engines;
+  std::vector<int64_t> own;  // bytes of each rank's share, as it told them last
+  int64_t read = 0;
+};
+
+const std::vector<v1::TensorSlice>& Slices() {
+  // 12.6 million values, of which one tensor has most.
+  static const std::vector<v1::TensorSlice> slices = {
+      Rows("unwanted", 0, 9), Rows("bias", 0, 100),     Rows("large", 0, 11'000'000),
+      Rows("b", 7, 900'000),  Rows("optional", 0, 200), Rows("c", 0, 700'000)};
+  return slices;
+}
+
+Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad = "") {
+  Loaded all;
+  const auto size = static_cast<size_t>(ranks);
+  all.statuses.resize(size);
+  all.engines.resize(size);
+  all.own.resize(size);
+  std::atomic<int64_t> read{0};
+  auto transports = CreateThreadTransports(ranks);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = CreateCpuDevice(1);
+      const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+      const auto data =
+          CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
+      auto source = std::make_shared<Source>();
+      source->read = &read;
+      source->lacks = lacks;
+      source->bad = bad;
+      all.engines[rank].slices = Slices();
+      all.statuses[rank] = LoadState(
+          source, {*data, *device, *stream}, [&](int64_t bytes, int64_t) { all.own[rank] = bytes; },
+          all.engines[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  all.read = read;
+  return all;
+}
+
+TEST(StateLoaderTest, NoByteIsReadTwiceInAGroup) {
+  const Loaded one = LoadOn(1);
+  const Loaded four = LoadOn(4);
+  ASSERT_TRUE(one.statuses[0].ok()) << one.statuses[0];
+  ASSERT_EQ(one.engines[0].loaded.size(), 5u);
+  EXPECT_EQ(one.engines[0].loaded[0].first, 1) << "the first slice is not wanted";
+  const std::vector<float>& b = one.engines[0].loaded[2].second;
+  ASSERT_EQ(b.size(), 899'993u);
+  EXPECT_EQ(b.front(), 7);
+  EXPECT_EQ(b.back(), 899'999);
+  for (size_t rank = 0; rank < 4; ++rank) {
+    ASSERT_TRUE(four.statuses[rank].ok()) << four.statuses[rank];
+    EXPECT_TRUE(four.engines[rank].loaded == one.engines[0].loaded) << "rank " << rank;
+  }
+  EXPECT_EQ(four.read, one.read);
+  EXPECT_EQ(one.own[0], one.read);
+  EXPECT_LE(*std::max_element(four.own.begin(), four.own.end()), one.read / 4 + (8 << 20));
+}
+
+TEST(StateLoaderTest, PiecesAreOrderedAndSpread) {
+  const Source source;
+  std::vector<int64_t> share(3);
+  std::vector<int64_t> next(Slices().size());
+  size_t slice = 0;
+  for (const StatePiece& piece : PiecesOf(Slices(), source, 3)) {
+    EXPECT_GE(piece.slice, slice);
+    slice = piece.slice;
+    EXPECT_EQ(piece.offset, next[slice]);
+    next[slice] += piece.elements;
+    share[static_cast<size_t>(piece.reader)] += piece.elements;
+  }
+  EXPECT_EQ(next[0], 0);
+  EXPECT_EQ(next[2], 11'000'000);
+  EXPECT_THAT(share, Each(::testing::Gt(3'000'000)));
+}
+
+TEST(StateLoaderTest, WhatTheSourceLacksIsLeftOutOnAllRanksOrEndsAll) {
+  const Loaded optional = LoadOn(3, "optional");
+  for (const FakeEngine& engine : optional.engines) EXPECT_EQ(engine.loaded.size(), 4u);
+  EXPECT_THAT(optional.statuses, Each(absl::OkStatus()));
+  const Loaded needed = LoadOn(3, "bias");
+  for (const absl::Status& status : needed.statuses) EXPECT_TRUE(absl::IsNotFound(status));
+}
+
+TEST(StateLoaderTest, AReadThatFailsEndsTheGroupWithItsWords) {
+  const Loaded all = LoadOn(3, "", "b");
+  for (const absl::Status& status : all.statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("a flipped bit in b"));
+  }
+}
+
+// As in the kernel, on a file system that hangs.
+class HangingSource : public Source {
+ public:
+  explicit HangingSource(absl::Notification* over) : over_(*over) {}
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
+                    const Arrived& arrived) override {
+    if (slice.tensor() != "b") return Source::Read(slice, values, arrived);
+    if (slice.row_begin() == 0) return absl::DataLossError("damaged");
+    over_.WaitForNotification();
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Notification& over_;
+};
+
+// Rank 0 fails while rank 1 reads ahead what never comes.
+TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
+  static absl::Notification over;  // outlives the thread that is left behind
+  static std::atomic<int64_t> read{0};
+  auto transports = CreateThreadTransports(2);
+  std::vector<absl::Status> statuses(2);
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      const auto device = CreateCpuDevice(1);
+      const auto stream = *device->CreateStream(Device::StreamKind::kCompute);
+      const auto data =
+          CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
+      FakeEngine engine;
+      auto source = std::make_shared<HangingSource>(&over);
+      source->read = &read;
+      engine.slices = {Rows("b", 0, 1000), Rows("b", 1, 1000)};
+      statuses[rank] = LoadState(
+          source, {*data, *device, *stream}, [](int64_t, int64_t) {}, engine);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  over.Notify();
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  }
+}
+
+}  // namespace
+}  // namespace tercio

@@ -1,0 +1,35 @@
+// Where a rank's state before its first step comes from: a checkpoint, behind the coordinator or in
+// a directory, or the weights of another model.
+//
+// Threads: one at a time; Cancel from any.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/tercio/v1/checkpoint_service.pb.h"
+
+namespace tercio {
+
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+
+  // Whether the slice is to be read at all; the same on every rank.
+  virtual bool Wants(const v1::TensorSlice&) const { return true; }
+  // Whether the engine keeps what it has where the source lacks the tensor.
+  virtual bool MayLack(const v1::TensorSlice& slice) const = 0;
+
+  // Fills `values` with those of the slice, row-major. `arrived` is called with bytes as they come.
+  // NOT_FOUND: there is no such tensor.
+  using Arrived = std::function<void(int64_t bytes)>;
+  virtual absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
+                            const Arrived& arrived) = 0;
+
+  // Ends a Read that is under way, where that is possible.
+  virtual void Cancel() {}
+};
+
+}  // namespace tercio
