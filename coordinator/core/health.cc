@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_split.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -167,7 +166,7 @@ void Stepper::Inspected(JobState& job, const std::string& node, const v1::RunIns
 
 // The report comes first, then the attempt ends: aborting it destroys what there is to see.
 void Stepper::Hang(JobState& job) {
-  const Diagnosis diagnosis = Diagnose(*job.plan, job.health->positions);
+  Diagnosis diagnosis = Diagnose(*job.plan, job.health->positions);
   for (auto& [rank, text] : job.health->stacks.Report(diagnosis.culprits)) {
     v1::LogLine line;
     line.mutable_time()->set_seconds(static_cast<int64_t>(now_));
@@ -177,8 +176,7 @@ void Stepper::Hang(JobState& job) {
     line.set_line(std::move(text));
     effects_.logs.emplace_back(job.record.id(), std::move(line));
   }
-  Diagnosis diagnosis = Diagnose(*job.plan, state.positions);
-  diagnosis.text += DescribeLoading(state);
+  diagnosis.text += DescribeLoading(*job.health);
   const int culprit = diagnosis.culprits.empty() ? -1 : diagnosis.culprits.front();
   const std::string node = culprit < 0 ? "" : job.placement->NodeOf(culprit);
   Note(job, "hang", diagnosis.text, node, culprit);

@@ -162,19 +162,13 @@ void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   const std::optional<RankProgress> progress = entry.page->Read();
   if (!progress.has_value()) return;
   entry.last_beat = std::max(entry.last_beat, progress->last_beat);
+  entry.loading = progress->phase == v1::TRAINER_PHASE_LOADING;
+  entry.loaded_bytes = progress->loaded_bytes;
+  entry.load_total_bytes = progress->load_total_bytes;
   if (progress->timed_step <= entry.timed_step) return;
   entry.timed_step = progress->timed_step;
   entry.step_seconds.push_back(progress->step_seconds);
   entry.compute_seconds.push_back(progress->compute_seconds);
-  const RankProgress progress = entry.page->Read();
-  entry.last_beat = std::max(entry.last_beat, progress.last_beat);
-  entry.loading = progress.phase == v1::TRAINER_PHASE_LOADING;
-  entry.loaded_bytes = progress.loaded_bytes;
-  entry.load_total_bytes = progress.load_total_bytes;
-  if (progress.timed_step <= entry.timed_step) return;
-  entry.timed_step = progress.timed_step;
-  entry.step_seconds.push_back(progress.step_seconds);
-  entry.compute_seconds.push_back(progress.compute_seconds);
 }
 
 // While one of them loads, those that have loaded count, too.

@@ -222,6 +222,8 @@ TEST(RankWatchTest, SurvivesATrainerThatCutsItsPage) {
   std::filesystem::resize_file(path, 0);
   watch.Sample(run, 0, path);
   EXPECT_EQ(watch.Take(run).timings_size(), 1) << "what was seen before";
+}
+
 TEST(RankWatchTest, SumsTheBytesThatRanksLoad) {
   const TempDir directory;
   const RunKey run{"job", 1};

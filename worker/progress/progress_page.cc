@@ -77,8 +77,8 @@ struct ProgressPage::Layout {
   int32_t exit_code;
   uint32_t permanent;
   char reason[2036];
-  std::atomic<int64_t> loaded_bytes;
-  std::atomic<int64_t> load_total_bytes;
+  int64_t loaded_bytes;
+  int64_t load_total_bytes;
 };
 
 double MonotonicSeconds() {
@@ -171,8 +171,8 @@ void ProgressPage::EndStep(int64_t step, double step_seconds, double compute_sec
 }
 
 void ProgressPage::SetLoaded(int64_t bytes, int64_t total) {
-  page_->load_total_bytes = total;
-  page_->loaded_bytes = bytes;
+  Store(page_->load_total_bytes, total);
+  Store(page_->loaded_bytes, bytes);
   Beat();
 }
 
@@ -232,11 +232,8 @@ std::optional<RankProgress> ProgressReader::Read() const {
   progress.timed_step = page.timed_step;
   progress.step_seconds = Finite(page.step_seconds);
   progress.compute_seconds = Finite(page.compute_seconds);
-  progress.timed_step = page_->timed_step.load(std::memory_order_acquire);
-  progress.step_seconds = page_->step_seconds;
-  progress.compute_seconds = page_->compute_seconds;
-  progress.loaded_bytes = page_->loaded_bytes;
-  progress.load_total_bytes = page_->load_total_bytes;
+  progress.loaded_bytes = std::max<int64_t>(0, page.loaded_bytes);
+  progress.load_total_bytes = std::max<int64_t>(0, page.load_total_bytes);
   return progress;
 }
 

@@ -75,10 +75,8 @@ TEST_F(ProgressPageTest, TheExitNoteOutlivesAKilledWriter) {
   ASSERT_TRUE(note.has_value());
   EXPECT_EQ(note->exit_code, 3);
   EXPECT_TRUE(note->permanent);
-  EXPECT_EQ(note->reason, std::string(2047, 'x'));
-  EXPECT_EQ(reader->Read()->pid, child);
   EXPECT_EQ(note->reason, std::string(2035, 'x'));
-  EXPECT_EQ((*reader)->Read().pid, child);
+  EXPECT_EQ(reader->Read()->pid, child);
 }
 
 // Every field of a position carries the same number: a mixture would show.
@@ -117,11 +115,11 @@ TEST_F(ProgressPageTest, PositionsAreWholeWhileTheyChange) {
 
 TEST_F(ProgressPageTest, LoadingIsASignOfLife) {
   auto writer = ProgressPage::Create(path_);
-  auto reader = ProgressPage::Open(path_);
+  auto reader = ProgressReader::Open(path_);
   ASSERT_TRUE(writer.ok() && reader.ok());
-  const uint64_t beats = (*reader)->Read().beats;
+  const uint64_t beats = reader->Read()->beats;
   (*writer)->SetLoaded(int64_t{3} << 32, int64_t{5} << 32);
-  const RankProgress seen = (*reader)->Read();
+  const RankProgress seen = reader->Read().value();
   EXPECT_EQ(seen.loaded_bytes, int64_t{3} << 32);
   EXPECT_EQ(seen.load_total_bytes, int64_t{5} << 32);
   EXPECT_GT(seen.beats, beats);
