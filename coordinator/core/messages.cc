@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "coordinator/core/rank_set.h"
+#include "coordinator/core/checkpoints.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -29,6 +30,10 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   start->set_resume_step(job.record.resume_step());
   start->set_vocab_size(job.record.vocab_size());
   AddSnapshots(job, node, start);
+  const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, job.record.resume_step());
+  if (known != nullptr && job.record.resume_attempt() == 0) {
+    start->set_resume_manifest_digest(known->manifest_digest());
+  }
   // What the ranks of a stage share is as large as all the rest: once for the node.
   for (const int rank : job.placement->nodes().at(node).ranks) {
     v1::RankPlan* slice = start->add_ranks();
