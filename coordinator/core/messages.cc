@@ -1,8 +1,8 @@
 // What is told to nodes, to people, and to the store.
 #include <utility>
 
-#include "coordinator/core/rank_set.h"
 #include "coordinator/core/checkpoints.h"
+#include "coordinator/core/rank_set.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {

@@ -95,8 +95,7 @@ bool HasBlockDigests(const checkpoint::Manifest& manifest) {
 }
 
 // Empty problem: the attempt can start from it.
-CheckpointFinding Examine(const Candidate& candidate, const FindCheckpoint& wanted,
-                          const VerifyDirectory& verify) {
+CheckpointFinding Examine(const Candidate& candidate, bool suspect, const VerifyDirectory& verify) {
   const v1::CheckpointRecord& record = candidate.record;
   if (!candidate.on_disk) {
     return {record.step(), "its directory, or the manifest in it, is gone", true};
@@ -107,8 +106,8 @@ CheckpointFinding Examine(const Candidate& candidate, const FindCheckpoint& want
     return FindingOf(record.step(), same);
   }
   const bool ranks_notice = HasBlockDigests((*reader)->manifest());
-  const bool trusted = record.problem().empty() && record.step() != wanted.suspect_step &&
-                       (ranks_notice || record.verified_at() > 0);
+  const bool trusted =
+      record.problem().empty() && !suspect && (ranks_notice || record.verified_at() > 0);
   if (trusted) return {record.step(), "", false};
   return Summarize(record.step(), verify(candidate.path));
 }
@@ -136,7 +135,9 @@ CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheck
   for (const checkpoint::Committed& committed : *there) answer.there.push_back(RecordOf(committed));
   for (const Candidate& candidate : Merge(wanted, *there)) {
     if (wanted.only.has_value() && candidate.record.step() != *wanted.only) continue;
-    CheckpointFinding finding = Examine(candidate, wanted, verify);
+    // Where one is damaged its neighbours may be.
+    const bool suspect = candidate.record.step() == wanted.suspect_step || !answer.findings.empty();
+    CheckpointFinding finding = Examine(candidate, suspect, verify);
     if (finding.problem.empty()) {
       answer.step = candidate.record.step();
       answer.path = candidate.path;
