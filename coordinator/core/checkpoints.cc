@@ -29,6 +29,16 @@ double PauseBefore(int search) {
   return std::min(pause, kLongestSearchAgain);
 }
 
+// What earlier attempts found, and went back behind.
+void AddKnownDamage(const v1::JobRecord& record, std::vector<CheckpointFinding>* findings) {
+  for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
+    const bool told =
+        std::any_of(findings->begin(), findings->end(),
+                    [&](const CheckpointFinding& finding) { return finding.step == at->step(); });
+    if (!at->problem().empty() && !told) findings->push_back({at->step(), at->problem(), true});
+  }
+}
+
 }  // namespace
 
 // Once for an attempt, however many nodes come back meanwhile.
@@ -78,7 +88,9 @@ void Stepper::Handle(const CheckpointFound& answer) {
     const std::string none =
         wants_one ? absl::StrCat("there is no checkpoint of step ", record.from_step_plus_one() - 1)
                   : "none is where it was";
-    FailWithoutCheckpoint(job, answer.findings.empty() ? none : DescribeFindings(answer.findings));
+    std::vector<CheckpointFinding> all = answer.findings;
+    AddKnownDamage(record, &all);
+    FailWithoutCheckpoint(job, all.empty() ? none : DescribeFindings(all));
   });
 }
 

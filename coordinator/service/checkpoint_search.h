@@ -3,7 +3,8 @@
 //
 // A checkpoint is taken without reading its bytes where each rank will verify what it reads (a
 // manifest with digests of blocks). All bytes are read first where the core suspects it, where it
-// is known to have been damaged, and where nobody could notice later (version 2).
+// is known to have been damaged, where a newer one is, and where nobody could notice later (version
+// 2).
 //
 // Threads: any; both may wait for the disk, or for ever where it hangs.
 #pragma once
