@@ -60,7 +60,7 @@ struct Options {
   bool no_save = false;
   bool accept_data_change = false;
   bool accept_change = false;
-  int64_t from_step = -1;  // resume; below 0: none given
+  int64_t from_step = -1;         // resume; below 0: none given
   bool with_checkpoints = false;  // delete
   std::string input;
   std::string tokenizer;

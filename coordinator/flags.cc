@@ -16,6 +16,40 @@ const std::set<std::string>& LiveFlags() {
   return *names;
 }
 
+namespace {
+
+void AddSeconds(CLI::App& app, const char* name, double* value, const char* variable, double least,
+                const char* help) {
+  app.add_option(name, *value, help)
+      ->envname(variable)
+      ->transform(InSeconds())
+      ->check(Between(least, 86400.0))
+      ->capture_default_str()
+      ->take_last();
+}
+
+void AddCheckpointFlags(CLI::App& app, Flags* flags) {
+  AddSeconds(app, "--checkpoint-patience", &flags->checkpoint_patience,
+             "TERCIO_CHECKPOINT_PATIENCE", 0,
+             "how long a job waits for checkpoints that cannot be read before it fails");
+  AddSeconds(app, "--scrub-interval", &flags->scrub_interval, "TERCIO_SCRUB_INTERVAL", 0,
+             "verify every byte of each checkpoint this often; 0: only on request");
+  app.add_option(
+         "--job-retention", flags->job_retention,
+         "forget jobs that ended this long ago (such as 90d), but not their checkpoints; 0: none")
+      ->envname("TERCIO_JOB_RETENTION")
+      ->transform(InSeconds())
+      ->check(Between(0.0, 36500 * 86400.0))
+      ->take_last();
+  app.add_option(
+         "--checkpoint-root", flags->checkpoint_roots,
+         "directory below which jobs may have a checkpoint.path; may be given several times "
+         "(default: anywhere without TLS, nowhere with it)")
+      ->envname("TERCIO_CHECKPOINT_ROOT");
+}
+
+}  // namespace
+
 int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
   CLI::App app("Tercio coordinator: plans, places and watches training jobs.",
                "tercio-coordinator");
@@ -30,12 +64,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
       "HOST:PORT of gRPC's health service alone, in plain text, for probes; default: none");
   const auto add_seconds = [&](const char* name, double* value, const char* variable, double least,
                                const char* help) {
-    app.add_option(name, *value, help)
-        ->envname(variable)
-        ->transform(InSeconds())
-        ->check(Between(least, 86400.0))
-        ->capture_default_str()
-        ->take_last();
+    AddSeconds(app, name, value, variable, least, help);
   };
   add_seconds("--metrics-linger", &flags->metrics_linger, "TERCIO_METRICS_LINGER", 0,
               "seconds for which a job that has ended stays on /metrics");
@@ -43,22 +72,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
               "seconds between signs of life of an agent; one is lost after three");
   add_seconds("--first-backoff", &flags->first_backoff, "TERCIO_FIRST_BACKOFF", 0,
               "seconds before the first restart; doubles with each");
-  add_seconds("--checkpoint-patience", &flags->checkpoint_patience, "TERCIO_CHECKPOINT_PATIENCE", 0,
-              "how long a job waits for checkpoints that cannot be read before it fails");
-  add_seconds("--scrub-interval", &flags->scrub_interval, "TERCIO_SCRUB_INTERVAL", 0,
-              "verify every byte of each checkpoint this often; 0: only on request");
-  app.add_option(
-         "--job-retention", flags->job_retention,
-         "forget jobs that ended this long ago (such as 90d), but not their checkpoints; 0: none")
-      ->envname("TERCIO_JOB_RETENTION")
-      ->transform(InSeconds())
-      ->check(Between(0.0, 36500 * 86400.0))
-      ->take_last();
-  app.add_option(
-         "--checkpoint-root", flags->checkpoint_roots,
-         "directory below which jobs may have a checkpoint.path; may be given several times "
-         "(default: anywhere without TLS, nowhere with it)")
-      ->envname("TERCIO_CHECKPOINT_ROOT");
+  AddCheckpointFlags(app, flags);
   add("--tls-cert", &flags->tls.certificate, "TERCIO_TLS_CERT", "PEM certificate");
   add("--tls-key", &flags->tls.key, "TERCIO_TLS_KEY", "PEM key");
   add("--tls-ca", &flags->tls.authority, "TERCIO_TLS_CA", "PEM authority of clients and agents");

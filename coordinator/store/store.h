@@ -50,8 +50,8 @@ struct Changes {
   std::vector<std::pair<std::string, std::string>> requests;  // request id, job id
   bool empty() const {
     return jobs.empty() && plans.empty() && placements.empty() && nodes.empty() &&
-           forgotten_nodes.empty() && deleted_jobs.empty() && steps.empty() && events.empty() && logs.empty() &&
-           traces.empty() && exits.empty() && requests.empty();
+           forgotten_nodes.empty() && deleted_jobs.empty() && steps.empty() && events.empty() &&
+           logs.empty() && traces.empty() && exits.empty() && requests.empty();
   }
 };
 
