@@ -287,9 +287,13 @@ void AddCommunication(const v1::JobSpec& job, const v1::Layout& layout, const St
   table->Values("gradient_flow.0", v1::BUFFER_KIND_COMMUNICATION, shape.precision, flow);
   table->Values("gradient_flow.1", v1::BUFFER_KIND_COMMUNICATION, shape.precision,
                 layout.pipeline() > 1 ? flow : 0);
-  add("tensor_scratch",
-      AllReduceScratch(LargestTensorSum(job.model(), layout, shape, stage), layout.tensor()));
-  add("data_scratch", AllReduceScratch(bucket, layout.data()));
+  // Sums of GPUs are NCCL's, which has buffers of its own, or are made on the host.
+  const auto add_scratch = [&](const char* name, int64_t count, int ranks) {
+    add(name, OnGpu(job) ? 0 : AllReduceScratch(count, ranks));
+  };
+  add_scratch("tensor_scratch", LargestTensorSum(job.model(), layout, shape, stage),
+              layout.tensor());
+  add_scratch("data_scratch", bucket, layout.data());
   const ModelTraits traits = TraitsOf(job.model());
   const bool tied = traits.tied_head && traits.head != Head::kNone;
   const bool tied_exchange = tied && layout.pipeline() > 1 && (shape.first || shape.last);

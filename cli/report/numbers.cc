@@ -70,7 +70,9 @@ void AddRanks(const v1::JobStatus& status, Numbers* numbers) {
       ++with_phases;
     }
     most(figures.planned_bytes(), &numbers->planned_bytes_most);
+    most(figures.used_bytes(), &numbers->used_bytes_most);
     most(figures.peak_bytes(), &numbers->peak_bytes_most);
+    most(figures.peak_bytes() - figures.used_bytes(), &numbers->outside_bytes_most);
     most(figures.resident_bytes(), &numbers->resident_bytes_most);
     add(figures.peak_bytes(), &numbers->peak_bytes_total);
     add(figures.resident_bytes(), &numbers->resident_bytes_total);
@@ -193,6 +195,8 @@ Json NumbersToJson(const Numbers& numbers) {
   json["wait_share"] = OrNull(numbers.wait_share);
   json["wait_per_compute"] = OrNull(numbers.wait_per_compute);
   json["planned_bytes_most"] = OrNull(numbers.planned_bytes_most);
+  json["used_bytes_most"] = OrNull(numbers.used_bytes_most);
+  json["outside_bytes_most"] = OrNull(numbers.outside_bytes_most);
   json["peak_bytes_most"] = OrNull(numbers.peak_bytes_most);
   json["peak_bytes_total"] = OrNull(numbers.peak_bytes_total);
   json["resident_bytes_most"] = OrNull(numbers.resident_bytes_most);

@@ -46,9 +46,11 @@ struct Numbers {
   std::optional<double> wait_share;          // of the step loop, mean over ranks
   std::optional<double>
       wait_per_compute;  // waiting / (forward + backward): beside the predicted bubble
-  std::optional<int64_t> planned_bytes_most;  // of a rank
-  std::optional<int64_t> peak_bytes_most;
-  std::optional<int64_t> peak_bytes_total;  // of all ranks
+  std::optional<int64_t> planned_bytes_most;  // of a rank's arena
+  std::optional<int64_t> used_bytes_most;     // of a rank's arena, measured
+  std::optional<int64_t> peak_bytes_most;     // of a rank, memory beside the arena included
+  std::optional<int64_t> outside_bytes_most;  // beside the arena of a rank: its peak - used
+  std::optional<int64_t> peak_bytes_total;    // of all ranks
   std::optional<int64_t> resident_bytes_most;
   std::optional<int64_t> resident_bytes_total;
   std::optional<double> goodput;        // productive share of all time, without that it was stopped

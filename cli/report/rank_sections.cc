@@ -124,8 +124,8 @@ std::string MemoryChart(const Subject& subject) {
     int64_t (v1::RankFigures::*bytes)() const;
   };
   constexpr Kind kKinds[] = {{"planned", &v1::RankFigures::planned_bytes},
-                             {"used", &v1::RankFigures::used_bytes},
-                             {"peak", &v1::RankFigures::peak_bytes},
+                             {"used of that", &v1::RankFigures::used_bytes},
+                             {"peak, with what is beside it", &v1::RankFigures::peak_bytes},
                              {"resident (whole process)", &v1::RankFigures::resident_bytes}};
   double most = 0;
   int colour = 0;
@@ -204,9 +204,11 @@ void AddPlanned(const Subjects& subjects, Page* page) {
     int64_t planned = 0;
     for (const v1::StagePlan& stage : plan.stages())
       planned = std::max(planned, stage.memory().total_bytes());
-    AddPlanRow("", "memory of a rank, the most",
+    AddPlanRow("", "arena of a rank, the most; measured: in use",
                planned > 0 ? std::optional<double>(planned) : std::nullopt,
-               AsDouble(numbers.peak_bytes_most), BytesText, &table);
+               AsDouble(numbers.used_bytes_most), BytesText, &table);
+    AddPlanRow("", "memory beside the arena of a rank, the most", std::nullopt,
+               AsDouble(numbers.outside_bytes_most), BytesText, &table);
   }
   page->Section("Plan against measured");
   if (table.size() == 1) return page->Paragraph("There is no plan yet.", "soft");

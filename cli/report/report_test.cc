@@ -55,6 +55,7 @@ JobData Job(const std::string& name, int count, int ranks) {
     rank->set_rank(i);
     rank->set_data(i);
     v1::RankFigures* figures = rank->mutable_figures();
+    figures->set_used_bytes(3 << 18);
     figures->set_peak_bytes(1 << 20);
     figures->set_planned_bytes(1 << 20);
     figures->set_cpu_seconds(3);
@@ -95,6 +96,8 @@ TEST(Numbers, OfAJob) {
   EXPECT_DOUBLE_EQ(*numbers.cores_used, 2);
   EXPECT_DOUBLE_EQ(*numbers.wait_share, 0.25);
   EXPECT_NEAR(*numbers.wait_per_compute, 1.0 / 3, 1e-12);
+  EXPECT_EQ(*numbers.used_bytes_most, 3 << 18);
+  EXPECT_EQ(*numbers.outside_bytes_most, 1 << 18);
   EXPECT_EQ(*numbers.peak_bytes_most, 1 << 20);
   EXPECT_EQ(*numbers.peak_bytes_total, 4 << 20);
   EXPECT_DOUBLE_EQ(*numbers.goodput, 0.75);

@@ -1,12 +1,9 @@
 // The memory plan against what the engine writes: with an arena that begins as a pattern, every
 // buffer of every rank is written to its last word, and the results have the bits of a run without
 // the pattern, so nothing is read that was not written.
-#include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <map>
 #include <string>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -74,21 +71,6 @@ class WorstCaseSource : public SampleSource {
   SyntheticEncoderSource source_;
 };
 
-// The table is one for all ranks of a stage, with the most that one of them needs: a stage's use of
-// a buffer is that of the rank that uses most of it.
-std::map<int, std::vector<BufferUse>> OfStages(const RunResult& result, int pipeline) {
-  std::map<int, std::vector<BufferUse>> stages;
-  for (const auto& [rank, buffers] : result.memory) {
-    std::vector<BufferUse>& most = stages[result.stages.at(rank)];
-    if (most.empty()) most = buffers;
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      most[i].high_water_bytes = std::max(most[i].high_water_bytes, buffers[i].high_water_bytes);
-    }
-  }
-  EXPECT_EQ(stages.size(), static_cast<size_t>(pipeline));
-  return stages;
-}
-
 // All that is planned is written, and nothing is read before.
 void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
   SCOPED_TRACE(spec.model().architecture() + " " + spec.training().precision() + " " + NameOf(c));
@@ -101,7 +83,9 @@ void ExpectUsed(const v1::JobSpec& spec, const Case& c) {
   options.fill_pattern = true;
   const RunResult filled = Train(spec, c, options);
   ASSERT_EQ(filled.memory.size(), static_cast<size_t>(c.tensor * c.pipeline * c.data));
-  for (const auto& [stage, buffers] : OfStages(filled, c.pipeline)) {
+  const auto stages = UseOfStages(filled);
+  EXPECT_EQ(stages.size(), static_cast<size_t>(c.pipeline));
+  for (const auto& [stage, buffers] : stages) {
     EXPECT_EQ(UnusedText(buffers), "") << "stage " << stage;
   }
   ASSERT_EQ(plain.steps.size(), filled.steps.size());

@@ -1,5 +1,6 @@
 #include "tests/parity/thread_ranks.h"
 
+#include <algorithm>
 #include <mutex>
 #include <thread>
 
@@ -189,6 +190,18 @@ absl::Status RunRank(int rank, Shared& shared) {
 }
 
 }  // namespace
+
+std::map<int, std::vector<BufferUse>> UseOfStages(const RunResult& result) {
+  std::map<int, std::vector<BufferUse>> stages;
+  for (const auto& [rank, buffers] : result.memory) {
+    std::vector<BufferUse>& most = stages[result.stages.at(rank)];
+    if (most.empty()) most = buffers;
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      most[i].high_water_bytes = std::max(most[i].high_water_bytes, buffers[i].high_water_bytes);
+    }
+  }
+  return stages;
+}
 
 v1::JobSpec SmallJob() {
   v1::JobSpec spec;

@@ -72,6 +72,10 @@ struct RunResult {
   std::map<int, int> stages;  // the pipeline stage of each rank
 };
 
+// The memory table is one for all ranks of a stage, with the most that one of them needs: a stage's
+// use of a buffer, by stage, is that of the rank that uses most of it.
+std::map<int, std::vector<BufferUse>> UseOfStages(const RunResult& result);
+
 // A small model and batch; tests change what they are about.
 v1::JobSpec SmallJob();
 // The same as a llama: grouped queries, rotary positions, gated feed-forward, a head of its own.

@@ -38,9 +38,9 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Every rank ends with the sum over ranks, added in `order`. `scratch` holds
-  // ScratchElements(count) floats of the device; it must not overlap `data` nor be used by another
-  // stream meanwhile.
+  // Every rank ends with the sum over ranks, added in `order`. On the CPU `scratch` holds
+  // ScratchElements(count) floats; it must not overlap `data` nor be used by another stream
+  // meanwhile. Communicators for memory of a GPU use none. So for ReduceScatterSum.
   virtual void AllReduceSum(Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                             float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }

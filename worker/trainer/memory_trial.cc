@@ -18,7 +18,7 @@
 namespace tercio {
 namespace {
 
-constexpr int64_t kSteps = 3;
+constexpr int64_t kSteps = 2;
 constexpr int kThreads = 1;
 constexpr char kLibraryBudget[] = "workspace.device";
 
@@ -70,12 +70,12 @@ v1::JobSpec TrialJob(const std::string& kind) {
   job.mutable_resources()->set_ranks(1);
   v1::ModelSpec* model = job.mutable_model();
   model->set_architecture("gpt2");
-  model->set_layers(2);
-  model->set_hidden(64);
+  model->set_layers(1);
+  model->set_hidden(32);
   model->set_heads(2);
-  model->set_ffn_hidden(256);
-  model->set_context(64);
-  model->set_vocab_size(320);
+  model->set_ffn_hidden(64);
+  model->set_context(32);
+  model->set_vocab_size(96);
   model->set_bias(true);
   v1::TrainingSpec* training = job.mutable_training();
   training->set_steps(kSteps);
