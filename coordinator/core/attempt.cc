@@ -144,6 +144,9 @@ void Stepper::BeginAttempt(JobState& job) {
   record.set_stop_reason(v1::STOP_REASON_UNSPECIFIED);
   record.clear_progress();
   record.set_failed_save_step(0);
+  // Patience is for what this attempt has tried.
+  record.set_unreadable_since(0);
+  record.clear_unreadable_error();
   job.health = nullptr;
   job.searching = false;
   job.searches = 0;
@@ -530,6 +533,8 @@ void Stepper::Finish(JobState& job, v1::JobPhase phase) {
   if (phase != v1::JOB_PHASE_SUCCEEDED) LoseWork(*record.mutable_ledger());
   DropCopies(record.id());
   record.set_finished_at(now_);
+  record.set_unreadable_since(0);
+  record.clear_unreadable_error();
   Place(job, NoPlacement());
   SwitchTime(job, v1::TIME_KIND_STOPPED);
   SetPhase(job, phase);

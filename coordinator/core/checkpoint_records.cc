@@ -64,7 +64,8 @@ std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& re
     const bool kept =
         verified < std::max(1, keep_last) || (keep_every > 0 && at->step() % keep_every == 0);
     if (!kept) superfluous.push_back(*at);
-    verified += at->verified_at() > 0 && at->problem().empty() ? 1 : 0;
+    const bool good = at->verified_at() > 0 && at->problem().empty();
+    verified += good && Counts(record, *at) ? 1 : 0;
   }
   std::reverse(superfluous.begin(), superfluous.end());
   return superfluous;

@@ -18,10 +18,13 @@
 namespace tercio::coordinator {
 namespace {
 
+constexpr double kAnswerGrace = 5;
 constexpr double kFirstSearchAgain = 1;
 constexpr double kLongestSearchAgain = 60;
 // How many checkpoints of all jobs are verified at a time by themselves.
 constexpr int kMostScrubs = 1;
+// One that takes longer, since its disk hangs, holds up no other.
+constexpr double kLongestScrub = 3600;
 
 double PauseBefore(int search) {
   double pause = kFirstSearchAgain;
@@ -65,8 +68,15 @@ void Stepper::SearchAgainWhereDue(JobState& job) {
     job.searching = false;
     return Search(job);
   }
-  const bool waits = job.searching && job.search_again_at == 0;
-  if (waits && now_ - job.searching_since > settings_.checkpoint_patience) {
+  const double waited = job.searching && job.search_again_at == 0 ? now_ - job.searching_since : 0;
+  if (waited <= settings_.checkpoint_patience - kAnswerGrace) {
+    job.unanswered_since = 0;
+    return;
+  }
+  if (job.unanswered_since == 0) job.unanswered_since = now_;
+  // While the coordinator's own disk was full the answer may have come, and wait to be heard.
+  const bool heard_all = now_ - job.unanswered_since >= kAnswerGrace;
+  if (waited > settings_.checkpoint_patience && heard_all) {
     FailWithoutCheckpoint(job, "the file system of the checkpoints does not answer");
   }
 }
@@ -138,8 +148,6 @@ void Stepper::FailWithoutCheckpoint(JobState& job, const std::string& findings) 
       "no checkpoint of the job can be read, and it does not start over by itself: ", findings,
       ". Bring one back and resume the job, or choose where it starts: `tercio resume ",
       record.id(), " --from-step N` (0: from the beginning)"));
-  record.set_unreadable_since(0);
-  record.clear_unreadable_error();
   Finish(job, v1::JOB_PHASE_FAILED);
 }
 
@@ -152,6 +160,8 @@ void Stepper::StartFrom(JobState& job, const CheckpointFound& found) {
   job.kept_step =
       on_purpose ? found.step : std::max(record.checkpoint_step(), record.resume_step());
   const v1::CheckpointRecord* known = FindCheckpointRecord(record, found.step);
+  // It was away, it seems, and has come back.
+  if (known != nullptr && !known->problem().empty()) Verify(job, found.step);
   if (found.step != record.checkpoint_step()) {
     record.set_checkpoint_at(known == nullptr ? 0 : known->committed_at());
     record.set_checkpoint_attempt(known == nullptr ? 0 : known->attempt());
@@ -203,6 +213,10 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
 
 void Stepper::Verify(JobState& job, int64_t step) {
   if (std::exchange(job.verifying, true)) return;
+  const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, step);
+  job.verifying_step = step;
+  job.verifying_attempt = known == nullptr ? 0 : known->attempt();
+  job.verifying_since = now_;
   effects_.verifications.push_back({job.record.id(), job.record.spec().checkpoint(), step});
 }
 
@@ -210,9 +224,12 @@ void Stepper::Handle(const CheckpointVerified& verified) {
   const auto found = state_.jobs.find(verified.job_id);
   if (found == state_.jobs.end()) return;
   JobState& job = found->second;
-  job.verifying = false;
+  const bool asked = job.verifying && job.verifying_step == verified.step;
+  if (asked) job.verifying = false;
   v1::CheckpointRecord* known = FindCheckpointRecord(job.record, verified.step);
   if (known == nullptr) return;
+  // What was read may have been the one that this one has replaced.
+  if (asked && job.verifying_attempt != known->attempt()) return Verify(job, verified.step);
   if (verified.problem.empty()) {
     known->set_verified_at(now_);
     known->clear_problem();
@@ -234,10 +251,12 @@ void Stepper::Handle(const CheckpointVerified& verified) {
 void Stepper::Scrub() {
   if (settings_.scrub_interval <= 0) return;
   int under_way = 0;
-  for (const auto& [id, job] : state_.jobs) under_way += job.verifying ? 1 : 0;
+  for (const auto& [id, job] : state_.jobs) {
+    under_way += job.verifying && now_ - job.verifying_since < kLongestScrub ? 1 : 0;
+  }
   for (auto& [id, job] : state_.jobs) {
     if (under_way >= kMostScrubs) return;
-    if (now_ < job.scrub_at) continue;
+    if (job.verifying || now_ < job.scrub_at) continue;
     const v1::CheckpointRecord* next = NextToVerify(job.record, now_, settings_.scrub_interval);
     if (next == nullptr) continue;
     // One that cannot be read now is not tried again at once.
@@ -251,13 +270,16 @@ void Stepper::Prune(JobState& job) {
   const v1::CheckpointSpec& wanted = job.record.spec().checkpoint();
   for (const v1::CheckpointRecord& old :
        SuperfluousCheckpoints(job.record, wanted.keep_last(), wanted.keep_every())) {
-    effects_.removals.push_back({job.record.id(), wanted, old.step()});
+    effects_.removals.push_back({job.record.id(), wanted, old.step(), old.attempt()});
   }
 }
 
 void Stepper::Handle(const CheckpointRemoved& removed) {
   const auto found = state_.jobs.find(removed.job_id);
   if (found == state_.jobs.end()) return;
+  const v1::CheckpointRecord* known = FindCheckpointRecord(found->second.record, removed.step);
+  const bool other = known != nullptr && removed.attempt > 0 && known->attempt() > removed.attempt;
+  if (known == nullptr || other) return;
   RemoveCheckpointRecord(found->second.record, removed.step);
   effects_.changed_jobs.insert(removed.job_id);
 }

@@ -33,7 +33,7 @@ void AddUnrecordedCheckpoint(v1::JobRecord& record);
 
 // What may be removed, oldest first: all that was committed before the newest `keep_last` (at least
 // one) whose bytes were verified, but for multiples of `keep_every` steps (0: none). One that is
-// damaged, or not verified yet, takes no other's place.
+// damaged, not verified yet, or of no history any more takes no other's place.
 std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& record, int keep_last,
                                                          int64_t keep_every);
 

@@ -146,9 +146,9 @@ TEST_F(CheckpointsTest, ADiskThatDoesNotAnswerIsNotWaitedForForEver) {
   StartAll(0);
   Commit(2);
   BreakAndSearch();
-  Wait(50);
+  Wait(58);  // and a fiftieth for each second
   EXPECT_EQ(job().phase(), v1::JOB_PHASE_PREPARING);
-  Wait(15);
+  Wait(3);
   EXPECT_EQ(job().phase(), v1::JOB_PHASE_FAILED);
   EXPECT_THAT(job().error(), HasSubstr("does not answer"));
 }
@@ -273,6 +273,97 @@ TEST_F(CheckpointsTest, RetentionCountsWhatIsVerified) {
   EXPECT_THAT(StepsOf(SuperfluousCheckpoints(back, 1, 0)), ElementsAre(1000, 2000, 3000, 50));
 }
 
+TEST_F(CheckpointsTest, WhatIsOfNoHistoryTakesNoOthersPlace) {
+  v1::JobRecord record;
+  const auto add = [&](int64_t step, int attempt) {
+    v1::CheckpointRecord known;
+    known.set_step(step);
+    known.set_attempt(attempt);
+    known.set_verified_at(1);
+    AddCheckpointRecord(record, known);
+  };
+  for (const int64_t step : {2, 4, 6}) add(step, 1);
+  (*record.mutable_resume_steps())[2] = 2;  // a person has gone back
+  add(3, 2);
+  EXPECT_THAT(StepsOf(SuperfluousCheckpoints(record, 2, 0)), ElementsAre());
+  add(5, 2);
+  EXPECT_THAT(StepsOf(SuperfluousCheckpoints(record, 2, 0)), ElementsAre(2, 4, 6));
+}
+
+TEST_F(CheckpointsTest, AnOlderVerdictIsNotThatOfItsSuccessor) {
+  StartAll(0);
+  Commit(2, /*verified=*/false);
+  ASSERT_EQ(last_.verifications.size(), 1u);
+  Do(CancelRequested{kJob});
+  StopAll();
+  Resume(0);
+  StartAll(0);
+  Commit(2, /*verified=*/false);
+  EXPECT_TRUE(last_.verifications.empty()) << "the first is under way";
+  last_ = Do(CheckpointVerified{kJob, 2, "", false});
+  EXPECT_EQ(job().checkpoints(0).verified_at(), 0);
+  ASSERT_EQ(last_.verifications.size(), 1u);
+  Do(CheckpointVerified{kJob, 2, "", false});
+  EXPECT_GT(job().checkpoints(0).verified_at(), 0);
+}
+
+TEST_F(CheckpointsTest, ARemovalIsNotThatOfASuccessor) {
+  StartAll(0);
+  Commit(2);
+  Do(CancelRequested{kJob});
+  StopAll();
+  Resume(0);
+  StartAll(0);
+  Commit(2);
+  Do(CheckpointRemoved{kJob, 2, 1});
+  EXPECT_THAT(StepsOf(CheckpointsThatCount(job())), ElementsAre(2));
+  Do(CheckpointRemoved{kJob, 2, 2});
+  EXPECT_TRUE(CheckpointsThatCount(job()).empty());
+}
+
+TEST_F(CheckpointsTest, WhatComesBackIsVerified) {
+  StartAll(0);
+  Commit(2);
+  Do(CheckpointVerified{kJob, 2, "its directory is gone", true});
+  BreakAndSearch();
+  const Effects effects = Do(Found(2));
+  ASSERT_EQ(effects.verifications.size(), 1u);
+  Do(CheckpointVerified{kJob, 2, "", false});
+  EXPECT_EQ(job().checkpoints(0).problem(), "");
+}
+
+// A node was lost meanwhile, or the coordinator: nobody has looked for so long.
+TEST_F(CheckpointsTest, PatienceIsForWhatWasTried) {
+  StartAll(0);
+  Commit(2);
+  BreakAndSearch();
+  const CheckpointFound unreadable = Found(0, {{2, "permission denied", false}});
+  Do(unreadable);
+  now_ += 1000;
+  RestartCoordinator();
+  Attach("a");
+  Do(unreadable);
+  EXPECT_EQ(job().phase(), v1::JOB_PHASE_PREPARING) << job().error();
+  now_ += 1000;
+  Do(Tick{});
+  ASSERT_EQ(job().phase(), v1::JOB_PHASE_QUEUED);
+  Attach("a");
+  Do(Found(0, {{2, "permission denied", false}}));
+  EXPECT_EQ(job().phase(), v1::JOB_PHASE_PREPARING) << job().error();
+}
+
+// The state directory was full: answers wait behind what came before them.
+TEST_F(CheckpointsTest, AnAnswerThatIsHeardLateCounts) {
+  StartAll(0);
+  Commit(2);
+  BreakAndSearch();
+  for (auto& [name, node] : state_.nodes) node.last_heard = now_ + 1000;
+  now_ += 1000;
+  Do(Tick{});
+  EXPECT_EQ(job().phase(), v1::JOB_PHASE_PREPARING) << job().error();
+  StartAll(2);
+}
+
 TEST_F(CheckpointsTest, OldOnesGoOnlyWhenTheNewOneIsVerified) {
   state_.jobs.at(kJob).record.mutable_spec()->mutable_checkpoint()->set_keep_last(1);
   StartAll(0);
@@ -285,7 +376,7 @@ TEST_F(CheckpointsTest, OldOnesGoOnlyWhenTheNewOneIsVerified) {
   last_ = Do(CheckpointVerified{kJob, 4, "", false});
   ASSERT_EQ(last_.removals.size(), 1u);
   EXPECT_EQ(last_.removals.front().step, 2);
-  Do(CheckpointRemoved{kJob, 2});
+  Do(CheckpointRemoved{kJob, 2, 1});
   EXPECT_THAT(StepsOf(CheckpointsThatCount(job())), ElementsAre(4));
 }
 

@@ -27,6 +27,8 @@ void PullBack(v1::JobRecord& record, double now) {
   record.set_retry_at(std::min(record.retry_at(), now + backoff));
   record.set_waiting_since(std::min(record.waiting_since(), now));
   record.set_last_fault_at(std::min(record.last_fault_at(), now));
+  // Nobody has looked while there was no coordinator.
+  if (record.unreadable_since() > 0) record.set_unreadable_since(now);
 }
 
 }  // namespace

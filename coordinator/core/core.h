@@ -111,12 +111,16 @@ struct JobState {
   bool lets_pass = false;        // those behind it in the queue
   bool searching = false;        // for the checkpoint of the present attempt
   double searching_since = 0;    // when that search began
+  double unanswered_since = 0;   // its answer is overdue, or nearly; 0: it is not
   double search_again_at = 0;    // the last one failed in a way that may pass; 0: it did not
   int searches = 0;              // that have failed so, one after the other
   int64_t suspect_step = 0;      // the last attempt started from its checkpoint and made no step
-  bool verifying = false;        // one of its checkpoints
-  double scrub_at = 0;           // not before this time another one
-  bool killed = false;           // a phase of stopping took too long: SIGKILL was asked for
+  bool verifying = false;        // one of its checkpoints:
+  int64_t verifying_step = 0;
+  int verifying_attempt = 0;  // whose it was when that began
+  double verifying_since = 0;
+  double scrub_at = 0;  // not before this time another one
+  bool killed = false;  // a phase of stopping took too long: SIGKILL was asked for
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   Avoided avoided;
   // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
@@ -282,6 +286,7 @@ struct CheckpointVerified {
 struct CheckpointRemoved {
   std::string job_id;
   int64_t step = 0;
+  int32_t attempt = 0;  // RemoveCheckpoint; 0: whosever it was
 };
 // Steps that a checkpoint holds, told before it becomes visible: whatever becomes of the node that
 // has reported them, no attempt starts beyond the history.
@@ -337,6 +342,7 @@ struct RemoveCheckpoint {
   std::string job_id;
   v1::CheckpointSpec spec;
   int64_t step = 0;
+  int32_t attempt = 0;  // whose it is: one that a later attempt has saved since stays
 };
 
 // The end of a save, by its commit or not.

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "coordinator/core/checkpoints.h"
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
@@ -19,6 +20,15 @@ bool SameLayout(const v1::Plan& a, const v1::Plan& b) {
          a.model().SerializeAsString() == b.model().SerializeAsString();
 }
 
+// The step of the newest checkpoint that is not known to be damaged, also of one that could not be
+// read yet.
+int64_t NewestKnown(const v1::JobRecord& record) {
+  for (const v1::CheckpointRecord& known : CheckpointsThatCount(record)) {
+    if (known.problem().empty()) return known.step();
+  }
+  return 0;
+}
+
 }  // namespace
 
 int LastStarted(const v1::JobRecord& record) {
@@ -31,6 +41,7 @@ void Stepper::Held(const std::string& name, const v1::SnapshotsHeld& said) {
   HeldSnapshots& held = state_.nodes.at(name).snapshots;
   if (said.all()) held.Clear();
   std::set<std::string> useless;
+  std::set<std::string> wanted;  // by attempts that wait for storage
   for (const v1::SnapshotHeld& snapshot : said.snapshots()) {
     const std::string& id = snapshot.run().job_id();
     const auto job = state_.jobs.find(id);
@@ -45,8 +56,10 @@ void Stepper::Held(const std::string& name, const v1::SnapshotsHeld& said) {
     // Durable before an attempt can start from it: none starts beyond the history.
     AddSteps(snapshot.run(), snapshot.steps());
     held.Add(id, snapshot.rank(), {snapshot.run().attempt(), snapshot.step()});
+    if (job->second.record.phase() == v1::JOB_PHASE_PREPARING) wanted.insert(id);
   }
   for (const std::string& id : useless) SendDrop(name, id);
+  for (const std::string& id : wanted) StartWhenReady(state_.jobs.at(id));
 }
 
 void Stepper::DropCopies(const std::string& job) {
@@ -68,7 +81,9 @@ void Stepper::SendDrop(const std::string& node, const std::string& job) {
 // nodes of this attempt only: others do not know its token.
 std::optional<SnapshotChoice> Stepper::FindSnapshot(JobState& job, const v1::Plan& plan) {
   const v1::JobRecord& record = job.record;
-  if (!plan::KeepsCopies(record.spec()) || job.plan == nullptr || !SameLayout(*job.plan, plan)) {
+  // What a person has chosen is a checkpoint.
+  if (!plan::KeepsCopies(record.spec()) || job.plan == nullptr || record.from_step_plus_one() > 0 ||
+      !SameLayout(*job.plan, plan)) {
     return std::nullopt;
   }
   std::vector<std::string> placed;
@@ -81,10 +96,12 @@ std::optional<SnapshotChoice> Stepper::FindSnapshot(JobState& job, const v1::Pla
     if (node.connected && !node.lost) nodes[name] = &node.snapshots;
   }
   const int last = LastStarted(record);
+  const int64_t found = record.progress().checkpoint_known() ? record.checkpoint_step() : 0;
+  const int64_t newest = std::max(NewestKnown(record), found);
   const SnapshotId before = {record.resume_attempt(), record.resume_step()};
   std::optional<SnapshotChoice> choice =
       NewestComplete(record.id(), placed, nodes, [&](const SnapshotId& id) {
-        return id.step >= record.checkpoint_step() && (id.attempt == last || id == before);
+        return id.step >= newest && (id.attempt == last || id == before);
       });
   const auto reachable = [&](size_t rank) {
     const std::string& source = choice->sources[rank];

@@ -385,8 +385,11 @@ void Coordinator::DoForDisks(const Effects& effects) {
 }
 
 void Coordinator::Remove(const RemoveCheckpoint& removal) {
-  const absl::Status removed = CheckpointsOf(removal.job_id).Remove(removal.job_id, removal.step);
-  if (removed.ok()) return Post(CheckpointRemoved{removal.job_id, removal.step});
+  checkpoint::Store& store = CheckpointsOf(removal.job_id);
+  const auto there = store.Find(removal.job_id, removal.step);
+  if (there.ok() && there->attempt > removal.attempt) return;
+  const absl::Status removed = store.Remove(removal.job_id, removal.step);
+  if (removed.ok()) return Post(CheckpointRemoved{removal.job_id, removal.step, removal.attempt});
   LogWarning(absl::StrCat("checkpoint of step ", removal.step, " of ", removal.job_id,
                           " is superfluous, but stays: ", std::string(removed.message())));
 }

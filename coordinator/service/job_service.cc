@@ -440,7 +440,7 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
     if (const absl::Status status = store.Remove(job->id(), committed.step); !status.ok()) {
       return ToGrpc(status);
     }
-    coordinator_.Post(CheckpointRemoved{job->id(), committed.step});
+    coordinator_.Post(CheckpointRemoved{job->id(), committed.step, committed.attempt});
   }
   return grpc::Status::OK;
 }

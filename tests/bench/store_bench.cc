@@ -44,8 +44,10 @@ absl::Status Save(checkpoint::Store& store, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) {
     if (const absl::Status status = (*upload)->Write(chunk); !status.ok()) return status;
   }
-  if (const absl::Status status = (*upload)->Finish(end); !status.ok()) return status;
-  const auto committed = store.Commit("job", 1, 1, "{}", "{}", "", {(*upload)->part()});
+  const auto part = (*upload)->Finish(end);
+  if (!part.ok()) return part.status();
+  if (const absl::Status status = store.ReadBack("job", 1, {*part}); !status.ok()) return status;
+  const auto committed = store.Commit({"job", 1, 1, "{}", "{}", "", {*part}});
   if (committed.ok()) std::printf("%.3f\n", absl::ToDoubleSeconds(SteadyNow() - start));
   return committed.status();
 }

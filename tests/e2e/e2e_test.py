@@ -336,7 +336,7 @@ class FullDisk(TercioTest):
 
         def failed():
             with open(self.path("tercio-coordinator.0.log"), encoding="utf-8") as log:
-                return "No space left on device" in log.read()
+                return "no space left on device" in log.read().lower()
         wait_for(failed, "a checkpoint that fails")
         os.remove(self.filler)
         status = self.json("wait", job, *reach)

@@ -12,7 +12,7 @@
 namespace tercio::simulation {
 namespace {
 
-constexpr uint64_t kSeeds = 10'000;
+constexpr uint64_t kSeeds = 7500;
 constexpr uint64_t kSeedsToCatch = 2000;
 
 uint64_t Number(const char* name, uint64_t otherwise) {
@@ -80,7 +80,16 @@ INSTANTIATE_TEST_SUITE_P(
                       Variant{Broken::kDataIsReadAgain, "DataIsReadAgain"},
                       Variant{Broken::kRollsBackForEver, "RollsBackForEver"},
                       Variant{Broken::kFaultyGpusAreUsed, "FaultyGpusAreUsed"},
-                      Variant{Broken::kLostGpusAreWaitedFor, "LostGpusAreWaitedFor"}),
+                      Variant{Broken::kLostGpusAreWaitedFor, "LostGpusAreWaitedFor"},
+                      Variant{Broken::kStartsOverSilently, "StartsOverSilently"},
+                      Variant{Broken::kUnreadableIsDamaged, "UnreadableIsDamaged"},
+                      Variant{Broken::kTrustsTheSender, "TrustsTheSender"},
+                      Variant{Broken::kDamageIsNotBelieved, "DamageIsNotBelieved"},
+                      Variant{Broken::kPrunesByNumber, "PrunesByNumber"},
+                      Variant{Broken::kPrunesUnverified, "PrunesUnverified"},
+                      Variant{Broken::kCheckpointsAreForgotten, "CheckpointsAreForgotten"},
+                      Variant{Broken::kChosenStepIsIgnored, "ChosenStepIsIgnored"},
+                      Variant{Broken::kWaitsForEver, "WaitsForEver"}),
     [](const auto& variant) { return std::string(variant.param.name); });
 
 }  // namespace

@@ -9,7 +9,6 @@
 namespace tercio::simulation {
 namespace {
 
-constexpr double kFaultsLast = 150;
 constexpr double kPatience = 6000;  // after the last fault
 constexpr double kSettles = 30;     // after the last job
 constexpr int kJobs = 3;
@@ -35,6 +34,8 @@ World::World(uint64_t seed, Broken broken) : broken_(broken), random_(seed), sta
     }
     return absl::NotFoundError("none");
   };
+  settings_.checkpoint_patience = 60;
+  settings_.scrub_interval = 40;
   for (const char* name : {"a", "b", "c"}) nodes_[name];
 }
 
@@ -121,6 +122,7 @@ v1::JobSpec World::Spec(int number) {
   spec.mutable_parallelism()->set_data(2);
   spec.mutable_resources()->set_ranks(number == 3 ? 4 : 2);
   spec.mutable_checkpoint()->set_keep_last(2);
+  if (number == 3) spec.mutable_checkpoint()->set_path("/shared");
   spec.mutable_checkpoint()->set_peer_copies(number == 2 ? 0 : number == 1 ? 1 : 2);
   spec.mutable_fault_tolerance()->set_max_restarts(1000);
   spec.mutable_fault_tolerance()->set_on_spike(number == 3 ? "off" : "rollback");
@@ -132,6 +134,7 @@ v1::JobSpec World::Spec(int number) {
 }
 
 void World::Fault() {
+  ResumeFailedJobs();
   if (!Faulty()) {
     // What people and operators would mend.
     for (auto& [name, node] : nodes_) node.gpu_faults.clear();
@@ -150,9 +153,7 @@ void World::Fault() {
   for (auto& [name, node] : nodes_) FaultOfNode(name, node);
   if (coordinator_up_ && Chance(0.01)) KillCoordinator();
   if (Chance(0.01)) full_until_ = now_ + Uniform(0, 20);
-  for (auto& [job, all] : checkpoints_) {
-    if (Chance(0.005) && !all.empty()) all.back().damaged = true;
-  }
+  FaultOfVolumes();
   FaultOfPeople();
 }
 
@@ -180,7 +181,9 @@ void World::FaultOfPeople() {
   if (Chance(0.01)) Post(coordinator::CancelRequested{"job-2", Chance(0.5), "cancelled"});
   const auto job = state_.jobs.find("job-2");
   if (Chance(0.02) && job != state_.jobs.end()) {
-    Post(coordinator::ResumeRequested{"job-2", job->second.record.spec()});
+    std::optional<int64_t> from_step;
+    if (Chance(0.3)) from_step = ChooseStep("job-2", /*good=*/false);
+    Resume("job-2", from_step);
   }
   if (Chance(0.01)) {
     const char* names[] = {"a", "b", "c"};
@@ -196,6 +199,9 @@ void World::CheckEnd() {
     if (!coordinator::IsTerminal(job.record.phase())) {
       return Wrong(absl::StrCat(id, " is ", v1::JobPhase_Name(job.record.phase()), ": ",
                                 job.record.error()));
+    }
+    if (job.record.error().starts_with("no checkpoint of the job can be read")) {
+      return Wrong(absl::StrCat(id, " cannot be brought on: ", job.record.error()));
     }
     if (job.record.phase() != v1::JOB_PHASE_SUCCEEDED) continue;
     std::map<int64_t, double> counted;

@@ -6,8 +6,9 @@
 // late; agents die and come back, with or without their trainers, with or without their disk,
 // always without the copies of snapshots in their memory; trainers die or freeze; the coordinator
 // dies before or after a commit and comes back with another clock; disks are full; checkpoints are
-// damaged; bits turn over in a replica's weights; some batches make a spike; GPUs fail and are
-// mended; people cancel, resume, drain and undrain.
+// damaged, lost, or cannot be read for a while, and their volumes are away, hang, or lie
+// (volume.h); bits turn over in a replica's weights; some batches make a spike; GPUs fail and are
+// mended; people cancel, resume (also from a step of their choice), drain and undrain.
 //
 // Checked at every event:
 //   - a rank starts only when no node that the coordinator counts as alive runs an older attempt
@@ -15,9 +16,11 @@
 //     that is on a GPU which is known to be lost
 //   - a job that has ended stays as it is until somebody resumes it
 //   - a step or a log line of an attempt enters the history once
-//   - a rank that starts finds the checkpoint that it is told to start from, or is sent to a copy
-//   of
-//     a snapshot that its holder has had
+//   - no attempt starts below the newest checkpoint of its history that is there undamaged, unless
+//     a person has chosen so; nor from a copy of a snapshot that its holder has not had
+//   - a job that ends for lack of a checkpoint names it, and none could be read, for long enough
+//   - what counts as verified was read; a removal leaves the newest such checkpoint, and as many
+//     as the job asks for
 //   - nothing before the last snapshot is lost of which a copy of each rank is on the next nodes
 //   - no part of a job's time is negative, and the parts sum to its age
 //   - a rank with other weights than its replicas is named, and its node is blamed for it alone
@@ -40,6 +43,7 @@
 #include <vector>
 
 #include "coordinator/core/core.h"
+#include "tests/simulation/volume.h"
 #include "worker/agent/core/agent_core.h"
 #include "worker/agent/snapshot_store.h"
 #include "worker/agent/spool.h"
@@ -47,35 +51,45 @@
 namespace tercio::simulation {
 
 inline constexpr int kDevices = 2;  // of each node
+inline constexpr double kFaultsLast = 150;
 
 // Deliberately broken variants, to see that the checks would notice (simulation_test.cc).
 enum class Broken {
   kNothing,
-  kReportsCountTwice,      // the spool's sequence is not compared
-  kAttemptsAreNotFenced,   // what an older attempt says counts for the present one
-  kEffectsBeforeCommit,    // messages leave before they are durable
-  kProgressIsForgotten,    // a restart forgets how far the attempt is
-  kAttemptNumbersAgain,    // a restart gives out a number twice
-  kDevicesTwice,           // devices of running jobs count as free
-  kLeasesNeverEnd,         // a lost node is not noticed
-  kStopsAreNotSent,        // ranks of a broken attempt live on
-  kResumeTooFar,           // an attempt starts after a step that no checkpoint holds
-  kResumeTooEarly,         // ... or from the start, whatever there is
-  kEndedJobsRun,           // a job that has ended queues again
-  kBackoffNeverEnds,       // a broken job does not come back
-  kStepsAreDropped,        // reports of steps are not stored
-  kTimeIsCountedTwice,     // the ledger adds the same second to two kinds
-  kAcknowledgesTooMuch,    // agents forget what is not durable
-  kSnapshotOfSomeRanks,    // one rank's copy counts for all
-  kSnapshotOfLostAttempt,  // an attempt starts from what later attempts have left behind
-  kSnapshotStepsDropped,   // ... from a snapshot that is ahead of the history
-  kSnapshotsAreIgnored,    // ... from a checkpoint, whatever is in memory
-  kSnapshotsAreKept,       // nodes are not told that a job has ended
-  kNobodyIsBlamed,         // for weights that differ
-  kDataIsReadAgain,        // after a roll back
-  kRollsBackForEver,       // however often it has
-  kFaultyGpusAreUsed,      // what is heard of them is forgotten
-  kLostGpusAreWaitedFor,   // ranks on them go on
+  kReportsCountTwice,        // the spool's sequence is not compared
+  kAttemptsAreNotFenced,     // what an older attempt says counts for the present one
+  kEffectsBeforeCommit,      // messages leave before they are durable
+  kProgressIsForgotten,      // a restart forgets how far the attempt is
+  kAttemptNumbersAgain,      // a restart gives out a number twice
+  kDevicesTwice,             // devices of running jobs count as free
+  kLeasesNeverEnd,           // a lost node is not noticed
+  kStopsAreNotSent,          // ranks of a broken attempt live on
+  kResumeTooFar,             // an attempt starts after a step that no checkpoint holds
+  kResumeTooEarly,           // ... or from the start, whatever there is
+  kEndedJobsRun,             // a job that has ended queues again
+  kBackoffNeverEnds,         // a broken job does not come back
+  kStepsAreDropped,          // reports of steps are not stored
+  kTimeIsCountedTwice,       // the ledger adds the same second to two kinds
+  kAcknowledgesTooMuch,      // agents forget what is not durable
+  kSnapshotOfSomeRanks,      // one rank's copy counts for all
+  kSnapshotOfLostAttempt,    // an attempt starts from what later attempts have left behind
+  kSnapshotStepsDropped,     // ... from a snapshot that is ahead of the history
+  kSnapshotsAreIgnored,      // ... from a checkpoint, whatever is in memory
+  kSnapshotsAreKept,         // nodes are not told that a job has ended
+  kNobodyIsBlamed,           // for weights that differ
+  kDataIsReadAgain,          // after a roll back
+  kRollsBackForEver,         // however often it has
+  kFaultyGpusAreUsed,        // what is heard of them is forgotten
+  kLostGpusAreWaitedFor,     // ranks on them go on
+  kStartsOverSilently,       // where no checkpoint can be read
+  kUnreadableIsDamaged,      // what may pass is passed over
+  kTrustsTheSender,          // parts count as verified that nobody has read back
+  kDamageIsNotBelieved,      // what was found damaged counts as verified
+  kPrunesByNumber,           // the highest steps are kept, of whatever history, damaged or not
+  kPrunesUnverified,         // what nobody has read takes another's place
+  kCheckpointsAreForgotten,  // a restart forgets that there are any
+  kChosenStepIsIgnored,      // a person's
+  kWaitsForEver,             // for a checkpoint that cannot be read
 };
 
 class World {
@@ -153,10 +167,21 @@ class World {
     bool rolls_back = false;  // at a spike
     int corrupt_rank = -1;    // its weights are not those of its replicas
   };
-  struct Checkpoint {
+  // A checkpoint that all ranks of an attempt bring.
+  struct SaveOf {
+    RunKey run;
     int64_t step = 0;
     uint64_t weights = 0;
-    bool damaged = false;
+    bool then_end = false;
+    int exit_code = 0;
+    double since = 0;
+  };
+  // The last look for a checkpoint to start an attempt from.
+  struct Searched {
+    int64_t newest = 0;          // of the job's history, there and undamaged; 0: none
+    bool readable = false;       // it was, then
+    std::set<int64_t> possible;  // to start after
+    double fails_since = 0;      // it could not be read since then; 0: it could
   };
 
   // ---- world.cc ----
@@ -226,7 +251,8 @@ class World {
   bool AllWork(const Training& training, const RunKey& run, bool* broken);
   void EndStep(const RunKey& run, Training& training);
   void EndForAll(const RunKey& run, Training& training, int corrupt_rank, int64_t roll_back_from);
-  void Save(const RunKey& run, int64_t step, uint64_t weights, bool then_end, int exit_code);
+  void Save(const SaveOf& save);
+  void SaveGivenUp(const SaveOf& save);
   void BreakAttempt(const RunKey& run);
   void EndAll(const RunKey& run, int exit_code);
   Trainer* FindTrainer(const std::string& name, const RunKey& run, int rank);
@@ -241,6 +267,27 @@ class World {
   void CheckStart(const std::string& name, const v1::StartRun& start);
   void SpoilCopies(coordinator::Event& event);
   void ReviveLostAttempts();
+
+  // ---- world_checkpoints.cc ----
+  void OnVolume(const std::string& job, std::function<void(Volume&)> task);
+  template <typename Answer>
+  void AnswerLater(Answer answer);
+  void DoForVolumes(const coordinator::Effects& effects);
+  void Remove(const coordinator::RemoveCheckpoint& removal, Volume& volume);
+  bool Store(const SaveOf& save, const v1::JobSpec& spec);
+  bool LoadCheckpoint(const RunKey& run);
+  void FaultOfVolumes();
+  int64_t ChooseStep(const std::string& job, bool good);
+  void Resume(const std::string& id, std::optional<int64_t> from_step);
+  void ResumeFailedJobs();
+  void NoteSearch(const v1::RunId& run, const Volume& volume);
+  void CheckCheckpoints(const coordinator::Event& event, const coordinator::Effects& effects);
+  void CheckRecords(const v1::JobRecord& record);
+  void CheckBeginning(const v1::JobRecord& record);
+  void CheckFailures(const coordinator::Effects& effects);
+  void CheckRemovals(const coordinator::Effects& effects);
+  void SpoilCheckpoints(coordinator::Event& event);
+  void SpoilRemovals(const coordinator::Event& event, coordinator::Effects& effects);
 
   // ---- world_gpus.cc ----
   void FaultOfGpus(const std::string& name, Node& node);
@@ -276,8 +323,13 @@ class World {
   std::map<std::string, std::set<std::pair<int64_t, int>>> reported_;         // not by checkpoints
   std::set<std::string> lines_;
   std::map<std::string, std::string> ended_;  // records of jobs that have ended
-  std::map<std::string, std::vector<Checkpoint>> checkpoints_;
-  std::map<RunKey, int64_t> found_;  // the newest good checkpoint when it was asked for
+  std::map<std::string, Volume> volumes_;     // of each job
+  std::map<RunKey, Searched> searched_;
+  std::map<std::string, int64_t> chosen_;  // by people, for the next attempt
+  std::map<std::string, int> begun_;    // the newest attempt of which it is known where it starts
+  std::map<std::string, int> resumes_;  // since faults have stopped
+  std::set<RunKey> by_choice_;          // attempts that start where a person wanted
+  int64_t coordinator_life_ = 0;
   std::map<std::string, std::set<int64_t>> gone_over_;  // batches that must not be read again
   std::map<std::string, int> rolled_back_;
 

@@ -3,6 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/ledger.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "plan/data_position.h"
 #include "tests/simulation/world.h"
 
@@ -11,6 +13,22 @@ namespace tercio::simulation {
 using coordinator::Effects;
 using coordinator::Event;
 using coordinator::JobState;
+
+namespace {
+
+// What stays as it is once a job has ended: all but what is known of its checkpoints.
+std::string WhatStays(v1::JobRecord record) {
+  record.clear_checkpoints();
+  std::string bytes;
+  google::protobuf::io::StringOutputStream stream(&bytes);
+  google::protobuf::io::CodedOutputStream coded(&stream);
+  coded.SetSerializationDeterministic(true);
+  record.SerializeToCodedStream(&coded);
+  coded.Trim();
+  return bytes;
+}
+
+}  // namespace
 
 // One event after the other; a full disk holds up all of them.
 void World::Serve() {
@@ -43,6 +61,7 @@ void World::Apply(Event event) {
   const int owed = OwedBlame(event);
   const std::map<std::string, int64_t> blames = BlamesAt(event.now);
   const std::map<std::string, int> roll_backs = RollBacks();
+  const Event asked = event;
   const Effects effects = StepBroken(event);
   if (owed >= 0) CheckBlame(event, effects, owed, blames);
   if (!wrong_.empty()) return;
@@ -54,6 +73,7 @@ void World::Apply(Event event) {
   NoteRollBacks(event, roll_backs);
   CheckState(effects, resumed);
   CheckGpus(effects);
+  CheckCheckpoints(asked, effects);
   if (Faulty() && Chance(0.0005)) return KillCoordinator();
   if (broken_ != Broken::kEffectsBeforeCommit) Deliver(effects);
 }
@@ -146,6 +166,12 @@ void World::BreakState(double now) {
     case Broken::kBackoffNeverEnds:
       for (auto& [id, job] : state_.jobs) job.record.set_retry_at(now + 10);
       break;
+    case Broken::kWaitsForEver:
+      for (auto& [id, job] : state_.jobs) {
+        if (job.record.unreadable_since() > 0) job.record.set_unreadable_since(now);
+        job.searching_since = now;
+      }
+      break;
     case Broken::kTimeIsCountedTwice:
       for (auto& [id, job] : state_.jobs) {
         if (Chance(0.01)) {
@@ -198,9 +224,11 @@ Effects World::StepBroken(Event& event) {
       break;
     default:
       SpoilCopies(event);
+      SpoilCheckpoints(event);
       BreakState(event.now);
   }
   Effects effects = Step(state_, event, settings_);
+  SpoilRemovals(event, effects);
   if (broken_ == Broken::kStepsAreDropped) {
     std::erase_if(effects.steps, [](const auto& step) { return step.second.step() == 7; });
   }
@@ -265,23 +293,7 @@ void World::Deliver(const Effects& effects) {
     message.mutable_acknowledge()->set_sequence(sequence);
     ToNode(name, message);
   }
-  for (const coordinator::FindCheckpoint& search : effects.searches) {
-    At(Uniform(0, 0.2), [this, run = search.run] {
-      coordinator::CheckpointFound found;
-      found.run = run;
-      const std::vector<Checkpoint>& all = checkpoints_[run.job_id()];
-      for (auto entry = all.rbegin(); entry != all.rend(); ++entry) {
-        if (entry->damaged) {
-          found.damaged.push_back("damaged");
-          continue;
-        }
-        found.step = entry->step;
-        break;
-      }
-      found_[ToRunKey(run)] = found.step;
-      Post(found);
-    });
-  }
+  DoForVolumes(effects);
 }
 
 void World::CheckState(const Effects& effects, bool resumed) {
@@ -292,13 +304,13 @@ void World::CheckState(const Effects& effects, bool resumed) {
     }
     const bool terminal = coordinator::IsTerminal(job.record.phase());
     const auto ended = ended_.find(id);
-    if (ended != ended_.end() && !resumed && ended->second != job.record.SerializeAsString()) {
+    if (ended != ended_.end() && !resumed && ended->second != WhatStays(job.record)) {
       Wrong(absl::StrCat(id, " has changed after its end"));
     }
     if (!terminal) {
       ended_.erase(id);
     } else if (ended == ended_.end()) {
-      ended_[id] = job.record.SerializeAsString();
+      ended_[id] = WhatStays(job.record);
     }
     if (effects.changed_jobs.contains(id)) CheckLedger(job.record);
   }
@@ -325,6 +337,7 @@ void World::CheckLedger(const v1::JobRecord& record) {
 
 void World::KillCoordinator() {
   coordinator_up_ = false;
+  ++coordinator_life_;
   inbox_.clear();
   for (auto& [name, node] : nodes_) {
     if (Chance(0.5)) node.last_words = node.connection;
@@ -344,11 +357,15 @@ void World::StartCoordinator() {
   lost_.clear();
   for (auto& [id, job] : state_.jobs) {
     if (broken_ == Broken::kProgressIsForgotten) job.record.clear_progress();
+    if (broken_ == Broken::kCheckpointsAreForgotten) {
+      job.record.clear_checkpoints();
+      job.record.set_checkpoint_step(0);
+    }
     if (broken_ == Broken::kAttemptNumbersAgain && job.record.attempt() > 0) {
       job.record.set_attempt(job.record.attempt() - 1);
     }
     // A record may have changed by being pulled back to a clock that was set back.
-    if (ended_.contains(id)) ended_[id] = job.record.SerializeAsString();
+    if (ended_.contains(id)) ended_[id] = WhatStays(job.record);
   }
 }
 

@@ -64,21 +64,6 @@ void World::StartTrainer(const std::string& name, const RunKey& run, int rank) {
     training.data = start.spec().training();
     training.rolls_back = start.spec().fault_tolerance().on_spike() == "rollback";
     training.from_memory = start.resume_attempt() > 0;
-    if (training.from_memory ? training.step < found_[run] : training.step != found_[run]) {
-      return Wrong(absl::StrCat(run.first, " starts after step ", training.step,
-                                ", the newest good checkpoint was that of step ", found_[run]));
-    }
-    const auto& all = checkpoints_[run.first];
-    const auto found = std::find_if(all.begin(), all.end(), [&](const Checkpoint& checkpoint) {
-      return checkpoint.step == training.step && !checkpoint.damaged;
-    });
-    // Damaged since: its digests stop the ranks that load it.
-    const bool loads = training.step == 0 || training.from_memory || found != all.end();
-    if (!loads) {
-      training.ended = true;  // no step is taken
-      At(1, [this, run] { BreakAttempt(run); });
-    }
-    if (loads && training.step > 0 && !training.from_memory) training.weights = found->weights;
     At(Uniform(0.2, 1), [this, run] { TryStep(run); });
   }
   training.ranks[rank] = name;
@@ -101,6 +86,12 @@ void World::RankRuns(const std::string& name, const RunKey& run, int rank, int64
       return;
     }
     if (!LoadCopy(name, run, rank)) return EndTrainer(name, run, rank, 1, 0);
+  } else if (training.step > 0) {
+    if (!volumes_[run.first].Answers(now_)) {
+      At(1, [=, this] { RankRuns(name, run, rank, process); });
+      return;
+    }
+    if (!LoadCheckpoint(run)) return EndTrainer(name, run, rank, 1, 0);
   }
   trainer->running = true;
   trainings_[run].last_progress = now_;
@@ -187,13 +178,13 @@ void World::EndStep(const RunKey& run, Training& training) {
   if (saves) GiveCopies(run, training);
   if (training.step == training.steps) {
     training.ended = true;
-    Save(run, training.step, training.weights, /*then_end=*/true, 0);
+    Save({run, training.step, training.weights, /*then_end=*/true, 0, now_});
   } else if (training.save_and_stop) {
     training.ended = true;
-    Save(run, training.step, training.weights, /*then_end=*/true, 4);
+    Save({run, training.step, training.weights, /*then_end=*/true, 4, now_});
   } else if (saves && !(Faulty() && !training.peers.empty() && Chance(0.5))) {
     // (or it is given up: that is when copies matter)
-    Save(run, training.step, training.weights, /*then_end=*/false, 0);
+    Save({run, training.step, training.weights, /*then_end=*/false, 0, now_});
   }
 }
 
@@ -215,42 +206,39 @@ void World::EndForAll(const RunKey& run, Training& training, int corrupt_rank,
 
 // The checkpoint service lets the present attempt commit, and nobody else; trainers try again for
 // five minutes while it is away.
-void World::Save(const RunKey& run, int64_t step, uint64_t weights, bool then_end, int exit_code) {
-  At(Uniform(0, 3), [=, this, since = now_] {
+void World::Save(const SaveOf& save) {
+  At(Uniform(0, 3), [=, this] {
+    const RunKey& run = save.run;
     bool broken = false;
     AllWork(trainings_[run], run, &broken);
     if (broken) return BreakAttempt(run);  // a part of it will never come
-    if (!coordinator_up_ || waits_for_disk_) {
-      if (now_ - since > 300) return then_end ? EndAll(run, 1) : void();
-      return Save(run, step, weights, then_end, exit_code);
+    if (!coordinator_up_ || waits_for_disk_ || !volumes_[run.first].Answers(now_)) {
+      return now_ - save.since > 300 ? SaveGivenUp(save) : Save(save);
     }
     const auto job = state_.jobs.find(run.first);
     const bool present = job != state_.jobs.end() && job->second.record.attempt() == run.second &&
                          !coordinator::IsTerminal(job->second.record.phase());
-    if (!present) return then_end ? EndAll(run, 1) : void();
+    if (!present) return SaveGivenUp(save);
     // Durable before the checkpoint is visible, or not answered.
     const std::vector<v1::StepRecord> records = trainings_[run].records;
+    const v1::JobSpec spec = job->second.record.spec();
     Post(coordinator::StepsDone{ToRunId(run), records});
     const bool kept = std::all_of(records.begin(), records.end(), [&](const auto& record) {
       return history_[run.first].contains({record.step(), run.second});
     });
-    if (!coordinator_up_ || !kept) return Save(run, step, weights, then_end, exit_code);
-    std::vector<Checkpoint>& all = checkpoints_[run.first];
-    std::erase_if(all, [step](const Checkpoint& checkpoint) { return checkpoint.step >= step; });
-    all.push_back({step, weights, false});
-    if (all.size() > 3) all.erase(all.begin());
-    coordinator::CheckpointCommitted committed;
-    committed.run = ToRunId(run);
-    committed.step = step;
-    committed.path = "path";
-    Post(committed);
+    if (!coordinator_up_ || !kept) return Save(save);
+    if (!Store(save, spec)) return SaveGivenUp(save);
     // Not answered: sent again.
     const auto known = std::find_if(disk_.jobs.begin(), disk_.jobs.end(), [&](const auto& record) {
-      return record.id() == run.first && record.checkpoint_step() >= step;
+      return record.id() == run.first && record.checkpoint_step() >= save.step;
     });
-    if (known == disk_.jobs.end()) return Save(run, step, weights, then_end, exit_code);
-    if (then_end) EndAll(run, exit_code);
+    if (known == disk_.jobs.end()) return Save(save);
+    if (save.then_end) EndAll(run, save.exit_code);
   });
+}
+
+void World::SaveGivenUp(const SaveOf& save) {
+  if (save.then_end) EndAll(save.run, 1);
 }
 
 // Ranks that wait for one that has gone give up.
