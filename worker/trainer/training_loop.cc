@@ -44,7 +44,7 @@ namespace {
 constexpr absl::Duration kSavePatience = absl::Minutes(5);
 // A save that is due waits for one that has begun no longer ago than this: they are of a small
 // model and close together.
-constexpr absl::Duration kShortSave = absl::Seconds(5);
+constexpr absl::Duration kShortSave = absl::Seconds(10);
 // The longest wait for another rank: a last resort for when nobody watches, since the coordinator
 // finds a hang earlier (coordinator/core/watchdog.h) and can say more about it.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(30);
