@@ -93,14 +93,16 @@ void Stepper::Handle(const CheckpointFound& answer) {
     const bool passes = std::any_of(answer.findings.begin(), answer.findings.end(),
                                     [](const CheckpointFinding& found) { return !found.damaged; });
     if (passes) return Unreadable(job, DescribeFindings(answer.findings));
-    const bool wants_one = record.from_step_plus_one() > 0;
-    if (!wants_one && CheckpointsThatCount(record).empty()) return StartFrom(job, answer);
-    const std::string none =
-        wants_one ? absl::StrCat("there is no checkpoint of step ", record.from_step_plus_one() - 1)
-                  : "none is where it was";
+    if (record.from_step_plus_one() > 0) {
+      std::string none =
+          absl::StrCat("there is no checkpoint of step ", record.from_step_plus_one() - 1);
+      if (!answer.findings.empty()) none = DescribeFindings(answer.findings);
+      return FailWithoutCheckpoint(job, none);
+    }
+    if (CheckpointsThatCount(record).empty()) return StartFrom(job, answer);
     std::vector<CheckpointFinding> all = answer.findings;
     AddKnownDamage(record, &all);
-    FailWithoutCheckpoint(job, all.empty() ? none : DescribeFindings(all));
+    FailWithoutCheckpoint(job, all.empty() ? "none is where it was" : DescribeFindings(all));
   });
 }
 
