@@ -224,8 +224,13 @@ TEST_F(ServingTest, OneJobsCheckpointIsSearchedWhileOthersAreServed) {
   const uint64_t rounds = coordinator_->rounds();
   if (other.has_value()) Settle();
   EXPECT_TRUE(!other.has_value() || coordinator_->rounds() > rounds);
-  // The search ends: there is nothing good.
-  std::thread writer([&] { std::ofstream(manifest) << "no manifest"; });
+  // The search ends: there is nothing good. What is read a second time is no pipe any more.
+  std::thread writer([&] {
+    std::ofstream pipe(manifest);
+    std::filesystem::remove(manifest);
+    std::ofstream(manifest) << "no manifest";
+    pipe << "no manifest";
+  });
   writer.join();
   JoinAll();
 }
