@@ -152,6 +152,9 @@ CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheck
 
 CheckpointVerified VerifyStep(const checkpoint::Store& store, const std::string& job, int64_t step,
                               const VerifyDirectory& verify) {
+  // Where the whole job is gone its volume is: that is no damage.
+  const auto there = store.List(job);
+  if (!there.ok()) return {job, step, std::string(there.status().message()), /*damaged=*/false};
   return VerdictOf(job, step, verify(store.PathOf(job, step)));
 }
 

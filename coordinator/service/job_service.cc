@@ -390,6 +390,7 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
 // and what was right when it was verified may be damaged since.
 absl::Status JobServiceImpl::VerifyNewest(int count, v1::JobRecord* job) {
   checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());
+  TERCIO_RETURN_IF_ERROR(store.List(job->id()).status());
   int good = 0;
   for (int i = job->checkpoints_size() - 1; i >= 0 && good < count; --i) {
     v1::CheckpointRecord& known = *job->mutable_checkpoints(i);

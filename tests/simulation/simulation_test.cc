@@ -13,7 +13,7 @@ namespace tercio::simulation {
 namespace {
 
 constexpr uint64_t kSeeds = 7500;
-constexpr uint64_t kSeedsToCatch = 2000;
+constexpr uint64_t kSeedsToCatch = 4000;
 
 uint64_t Number(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);

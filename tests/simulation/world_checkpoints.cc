@@ -123,7 +123,11 @@ void World::FaultOfVolumes() {
   for (auto& [job, volume] : volumes_) {
     const double rest = start_ + kFaultsLast - now_;
     if (Chance(0.004)) volume.away_until = now_ + Uniform(0, 100);
-    if (Chance(0.004)) volume.hangs_until = now_ + (Chance(0.2) ? rest : Uniform(0, 100));
+    if (Chance(0.004)) {
+      // Never an earlier end: what waits already waits for the later one.
+      const double lasts = Chance(0.2) ? rest : Uniform(0, 100);
+      volume.hangs_until = std::max(volume.hangs_until, now_ + lasts);
+    }
     if (Chance(0.006)) volume.lies_until = now_ + Uniform(0, 10);
     if (volume.checkpoints.empty()) continue;
     auto chosen = std::prev(volume.checkpoints.end());
