@@ -11,6 +11,8 @@
 namespace tercio::coordinator {
 namespace {
 
+constexpr char kGone[] = "its directory, or the manifest in it, is gone";
+
 // One that may be there, from what the core knows and what the disk holds.
 struct Candidate {
   v1::CheckpointRecord record;
@@ -98,7 +100,7 @@ bool HasBlockDigests(const checkpoint::Manifest& manifest) {
 CheckpointFinding Examine(const Candidate& candidate, bool suspect, const VerifyDirectory& verify) {
   const v1::CheckpointRecord& record = candidate.record;
   if (!candidate.on_disk) {
-    return {record.step(), "its directory, or the manifest in it, is gone", true};
+    return {record.step(), kGone, true};
   }
   const auto reader = checkpoint::Reader::Open(candidate.path, /*digests=*/false);
   if (!reader.ok()) return FindingOf(record.step(), reader.status());
@@ -155,6 +157,9 @@ CheckpointVerified VerifyStep(const checkpoint::Store& store, const std::string&
   // Where the whole job is gone its volume is: that is no damage.
   const auto there = store.List(job);
   if (!there.ok()) return {job, step, std::string(there.status().message()), /*damaged=*/false};
+  const bool listed = std::any_of(there->begin(), there->end(),
+                                  [step](const auto& committed) { return committed.step == step; });
+  if (!listed) return {job, step, kGone, /*damaged=*/true};
   return VerdictOf(job, step, verify(store.PathOf(job, step)));
 }
 
