@@ -28,7 +28,7 @@ class BlockDigests {
 
   // REQUIRES: not more in all than the slices have.
   void Update(std::string_view bytes);
-  // Of all blocks, slice after slice. REQUIRES: every byte has come.
+  // The digests of all blocks, slice after slice. REQUIRES: every byte has come.
   const std::string& digests() const { return digests_; }
 
  private:

@@ -20,8 +20,8 @@ constexpr char kFormat[] = "tercio-checkpoint";
 constexpr int kVersion = 3;
 constexpr int kOldestVersion = 2;  // without digests of blocks and of itself
 constexpr char kDigest[] = "digest";
-// Of a training state: some numbers. One that is nested deeper would overflow the stack of whatever
-// writes it out again.
+// A training state is a few numbers: one that is nested deeper would overflow the stack of the code
+// that writes it out again.
 constexpr size_t kMostStateBytes = size_t{1} << 20;
 constexpr int kMostStateDepth = 32;
 

@@ -52,7 +52,7 @@ class Reader : public WeightSource {
   absl::Status CheckDigests() const;
 
   const Manifest& manifest() const { return manifest_; }
-  // Of the manifest itself; empty: a version that has none.
+  // The manifest's own digest; empty: a version that has none.
   const std::string& manifest_digest() const { return manifest_digest_; }
   const v1::ModelSpec& model() const override { return model_; }
   absl::StatusOr<std::string> TokenizerJson() const override;

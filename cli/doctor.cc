@@ -77,7 +77,7 @@ absl::StatusOr<nlohmann::json> AskCudaTrainer() {
   return AskTrainer(named != nullptr ? named : LocateProgram("tercio-trainer-cuda"), "cuda");
 }
 
-// Of the trainer for CPUs: it trains a small model.
+// The trainer for CPUs trains a small model for it.
 Finding CheckMemoryPlan() {
   absl::StatusOr<nlohmann::json> report = AskTrainer(LocateProgram("tercio-trainer"), "cpu");
   if (report.ok()) report = report->value("memory_plan", nlohmann::json::object());

@@ -301,7 +301,7 @@ class JobParser {
     if (!text.empty()) spec_.set_tensorboard(Resolved(text));
   }
 
-  // Of a path in the job file, which is relative to that file.
+  // The absolute form of a path in the job file, which is relative to that file.
   std::string Resolved(const std::filesystem::path& path) const {
     return (path.is_absolute() ? path : std::filesystem::path(directory_) / path)
         .lexically_normal()

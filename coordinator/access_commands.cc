@@ -93,7 +93,7 @@ absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
   return AccessStore::Open(directory + "/access.sqlite");
 }
 
-// Whom a token may be for.
+// The nodes that a token may enrol.
 absl::Status CheckTokenOptions(const Options& options) {
   const bool is_agents = options.role == NameOf(Role::kAgent);
   if (options.name.empty() && !is_agents) {

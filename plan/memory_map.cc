@@ -93,8 +93,8 @@ class TableBuilder {
   v1::MemoryTable table_;
 };
 
-// Of the first tensor rank's part of a tensor, which has the most: without rows that pad the
-// vocabulary, for those are in no checkpoint.
+// Elements of the first tensor rank's part of a tensor, which has the most: without rows that pad
+// the vocabulary, for those are in no checkpoint.
 int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
                         const LogicalTensor& tensor) {
   const TensorShard shard = ShardOfRank(

@@ -57,7 +57,7 @@ struct RunHealthState {
     bool ended = false;  // all ranks there have loaded
   };
   std::map<std::string, Loading> loading;
-  // Of all nodes together; nullopt: nobody loads.
+  // The sum over all nodes; nullopt: no rank loads.
   std::optional<Loading> LoadingOfAll() const;
 };
 
@@ -259,7 +259,7 @@ struct CheckpointFound {
   int64_t step = 0;
   std::string path;
   int64_t bytes = 0;
-  // Of those that were looked at before it. The search ends at one that is not damaged but cannot
+  // What was found at those before it. The search ends at one that is not damaged but cannot
   // be read: it may be possible later.
   std::vector<CheckpointFinding> findings;
   // All that are on the disk, in the order of their commits: also those that a coordinator

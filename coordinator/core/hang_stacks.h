@@ -27,7 +27,7 @@ class HangStacks {
   // one of each other kind, the kind of the most ranks first; last, what was left out.
   std::vector<std::pair<int, std::string>> Report(const std::vector<int>& culprits) const;
 
-  // Of the texts that are kept.
+  // Bytes of the texts that are kept.
   size_t held_bytes() const { return held_bytes_; }
 
  private:

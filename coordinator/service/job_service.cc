@@ -386,7 +386,7 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-// Of the newest ones, as many as are to be kept are read first: what is removed does not come back,
+// Reads as many of the newest ones as are to be kept: what is removed does not come back,
 // and what was right when it was verified may be damaged since.
 absl::Status JobServiceImpl::VerifyNewest(int count, v1::JobRecord* job) {
   checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());

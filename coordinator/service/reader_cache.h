@@ -20,7 +20,7 @@ namespace tercio::coordinator {
 
 class ReaderCache {
  public:
-  // Of the checkpoint that is at `path` now; what is read of it is verified then. Errors are those
+  // The reader of what is at `path` now; what is read of it is verified then. Errors are those
   // of checkpoint::Reader.
   absl::StatusOr<std::shared_ptr<checkpoint::Reader>> Open(const std::string& job,
                                                            const std::string& path);

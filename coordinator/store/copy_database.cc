@@ -31,7 +31,7 @@ absl::StatusOr<Database> OpenDatabase(const std::string& path, int flags) {
   return SqliteFault(opened, absl::StrCat("back-up: cannot open ", path));
 }
 
-// The source as it is now, until the connection is closed: SQLite begins a back-up anew whenever
+// The source as it is now, until the connection is closed: SQLite restarts a back-up whenever
 // another connection has committed between two steps, and a coordinator commits all the time.
 absl::Status HoldPresentState(sqlite3* source, absl::Duration patience) {
   sqlite3_busy_timeout(source, static_cast<int>(absl::ToInt64Milliseconds(patience)));

@@ -77,7 +77,7 @@ TEST_F(CopyDatabaseTest, CopiesAllForTheOwnerAlone) {
   EXPECT_FALSE(PathExists(to_ + ".partial"));
 }
 
-// One that began anew after each commit would never end.
+// One that restarted after each commit would never end.
 TEST_F(CopyDatabaseTest, CommitsBetweenItsStepsAreOfTheNextCopy) {
   int steps = 0;
   CopyOptions options;

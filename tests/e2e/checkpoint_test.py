@@ -5,13 +5,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, TercioTest, layout, processes, wait_for  # noqa: E402
+from harness import ClusterTest, FrozenDiskTest, TercioTest, layout, processes, wait_for  # noqa: E402
 
 
 def flip(path):
@@ -180,42 +179,17 @@ class Waits(ClusterTest):
         wait_for(lambda: not os.path.exists(os.path.join(self.state, "checkpoints", job)), "the end of its checkpoints")
 
 
-class FrozenDisk(ClusterTest):
-    """A file system of the test's own that stands still, as a server that is gone does."""
+class FrozenDisk(FrozenDiskTest):
+    """The coordinator's own checkpoints on a file system that stands still."""
 
     def setUp(self):
         super().setUp()
-        image, self.disk = self.path("image"), self.path("disk")
-        os.mkdir(self.disk)
-        with open(image, "wb") as file:
-            file.truncate(256 << 20)
-        for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.disk]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                self.skipTest(f"no file system of its own: {' '.join(command)}: {done.stderr.strip()}")
-        self.frozen = False
-        self.addCleanup(subprocess.run, ["umount", "-l", self.disk], check=True)
-        self.addCleanup(self.thaw)
-        # Before the file system goes: what hangs in it must be able to end.
         os.mkdir(os.path.join(self.disk, "checkpoints"))
         os.mkdir(self.state)
         os.symlink(os.path.join(self.disk, "checkpoints"), os.path.join(self.state, "checkpoints"))
         _, ready = self.coordinator()
         self.address = ready["coordinator"]
         self.agent(self.address, "one", 4)
-
-    def freeze(self):
-        subprocess.run(["fsfreeze", "-f", self.disk], check=True)
-        self.frozen = True
-
-    def thaw(self):
-        if self.frozen:
-            subprocess.run(["fsfreeze", "-u", self.disk], check=True)
-        self.frozen = False
-
-    def stop_daemons(self):
-        self.thaw()
-        super().stop_daemons()
 
     def test_training_goes_on_and_the_save_is_named(self):
         reference = self.submit("--set", "training.steps=400", *layout(1, 1, 2))

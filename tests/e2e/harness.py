@@ -184,3 +184,35 @@ class ClusterTest(TercioTest):
     def curve_of(self, job):
         """What must be equal to the bit."""
         return [tuple(step[key] for key in CURVE) for step in self.steps(job)]
+
+
+class FrozenDiskTest(ClusterTest):
+    """A file system of the test's own, at `disk`, that can stand still, as a server that is gone does."""
+
+    def setUp(self):
+        super().setUp()
+        image, self.disk, self.frozen = self.path("image"), self.path("disk"), False
+        os.mkdir(self.disk)
+        with open(image, "wb") as file:
+            file.truncate(256 << 20)
+        for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.disk]):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                self.skipTest(f"no file system of its own: {' '.join(command)}: {done.stderr.strip()}")
+        self.addCleanup(subprocess.run, ["umount", "-l", self.disk], check=True)
+        # Before the file system goes: what hangs in it must be able to end.
+        self.addCleanup(self.thaw)
+
+    def freeze(self):
+        subprocess.run(["fsfreeze", "-f", self.disk], check=True)
+        self.frozen = True
+
+    def thaw(self):
+        if self.frozen:
+            subprocess.run(["fsfreeze", "-u", self.disk], check=True)
+        self.frozen = False
+
+    def stop_daemons(self):
+        if hasattr(self, "frozen"):
+            self.thaw()
+        super().stop_daemons()

@@ -4,12 +4,11 @@ import glob
 import os
 import re
 import signal
-import subprocess
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, layout, wait_for  # noqa: E402
+from harness import ClusterTest, FrozenDiskTest, layout, wait_for  # noqa: E402
 
 STEPS = 1_000_000
 EVERY = 50
@@ -70,33 +69,14 @@ class SharedCheckpoints(ClusterTest):
         self.tercio(*self.reach("cancel", job, "--no-save"))
 
 
-class FrozenDirectory(ClusterTest):
-    """A file system of the test's own that stands still, as a server that is gone does."""
+class FrozenDirectory(FrozenDiskTest):
+    """A job's own directory on a file system that stands still."""
 
     def setUp(self):
         super().setUp()
-        image, self.disk, self.frozen = self.path("image"), self.path("disk"), False
-        os.mkdir(self.disk)
-        with open(image, "wb") as file:
-            file.truncate(256 << 20)
-        for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.disk]):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode != 0:
-                self.skipTest(f"no file system of its own: {' '.join(command)}: {done.stderr.strip()}")
-        self.addCleanup(subprocess.run, ["umount", "-l", self.disk], check=True)
-        self.addCleanup(self.thaw)
         _, ready = self.coordinator("--heartbeat-interval", "0.5")
         self.address = ready["coordinator"]
         self.agent(self.address)
-
-    def thaw(self):
-        if self.frozen:
-            subprocess.run(["fsfreeze", "-u", self.disk], check=True)
-        self.frozen = False
-
-    def stop_daemons(self):
-        self.thaw()
-        super().stop_daemons()
 
     def failures(self, job, text):
         return [event for event in self.events(job) if event["kind"] == "checkpoint_failed" and text in event["message"]]
@@ -105,8 +85,7 @@ class FrozenDirectory(ClusterTest):
         job = self.submit(*LONG, "--set", f"checkpoint={{every_steps: {EVERY}, timeout: 8s, path: {self.disk}}}",
                           *layout(1, 1, 2))
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
-        subprocess.run(["fsfreeze", "-f", self.disk], check=True)
-        self.frozen = True
+        self.freeze()
         skipped = wait_for(lambda: self.failures(job, "skipped: "), "a save that is left out")[0]
         self.assertRegex(skipped["message"], r"step \d+: skipped: the one of step \d+ is still under way on 2 of 2 ranks")
         wait_for(lambda: self.failures(job, "not stored within"), "a save that is given up")

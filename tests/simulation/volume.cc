@@ -25,7 +25,7 @@ const StoredCheckpoint* Volume::Find(int64_t step, double now) const {
   return found != checkpoints.end() && found->second.IsThere(now) ? &found->second : nullptr;
 }
 
-// Of every byte; no problem: all are right.
+// The verdict on every byte; no problem: all are right.
 coordinator::CheckpointFinding Volume::Read(int64_t step, double now) {
   if (Find(step, now) == nullptr) return {step, "its directory is gone", true};
   StoredCheckpoint& stored = checkpoints.at(step);
@@ -48,7 +48,7 @@ coordinator::CheckpointFinding Volume::Examine(const v1::CheckpointRecord& recor
   return Read(record.step(), now);
 }
 
-// Of the job's history, by step: what is known, and what is there.
+// The job's history, by step: what is known, and what is there.
 std::map<int64_t, v1::CheckpointRecord> Volume::Candidates(
     const coordinator::FindCheckpoint& wanted, double now) const {
   std::map<int64_t, v1::CheckpointRecord> candidates;

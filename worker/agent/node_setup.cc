@@ -128,7 +128,7 @@ absl::Status SetBounds(AgentFlags& flags) {
 }
 
 // The processes that read jobs' data fill the cache, as that user. One that somebody else has
-// filled is made anew: they could neither mend nor remove what it holds.
+// filled is made again: they could neither mend nor remove what it holds.
 absl::Status GiveCache(const TrainerUser& user, const std::string& directory) {
   struct stat info = {};
   if (lstat(directory.c_str(), &info) == 0 && info.st_uid != user.uid) {

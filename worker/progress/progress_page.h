@@ -46,7 +46,7 @@ struct RankProgress {
   int64_t timed_step = 0;
   double step_seconds = 0;
   double compute_seconds = 0;
-  // Of its state, which it loads before its first step: read so far, and its share.
+  // Bytes of the state that it loads before its first step: read so far, and its share.
   int64_t loaded_bytes = 0;
   int64_t load_total_bytes = 0;
 };

@@ -28,7 +28,7 @@ class MemoryMeter {
   // Looks at everything.
   void MeasureAll(const TrainingEngine& engine);
 
-  // Of the arena, when it was last looked at; 0 before that.
+  // Bytes of the arena in use when it was last looked at; 0 before that.
   int64_t used_bytes() const { return used_; }
   // The most that was seen at one time: arena and memory beside it.
   int64_t peak_bytes() const { return peak_; }

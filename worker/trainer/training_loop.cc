@@ -71,7 +71,7 @@ class TrainingLoop {
 
   absl::StatusOr<TrainingOutcome> Run() {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll();
-    // Of a device that has failed nothing is asked any more.
+    // A device that has failed is asked nothing any more.
     if (outcome.ok()) MeasureAllMemory();
     ReportLastFigures();
     // The others must not wait for a rank that has given up.
@@ -91,7 +91,7 @@ class TrainingLoop {
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status LoadState();
-  // Of this job's checkpoints, where they have a place of their own.
+  // The directory of this job's checkpoints, where they have one of their own.
   std::string JobsDirectory() const {
     return absl::StrCat(assignment_.spec().checkpoint().path(), "/", identity_.run.job_id());
   }
