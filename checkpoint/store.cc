@@ -208,6 +208,12 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
   TERCIO_RETURN_IF_ERROR(RenamePath(written, absl::StrCat(path, "/", kManifest)));
   TERCIO_RETURN_IF_ERROR(SyncPath(path));
   TERCIO_RETURN_IF_ERROR(RemoveUnnamed(request.job, request.step));
+  // A copy for those who take the directory for a model and look for its tokenizer beside the
+  // manifest, which names the other.
+  if (!request.tokenizer_json.empty()) {
+    TERCIO_RETURN_IF_ERROR(
+        WriteFileDurably(absl::StrCat(path, "/tokenizer.json"), request.tokenizer_json));
+  }
   return Committed{request.step, request.attempt, path, BytesOf(manifest, json.size()),
                    DigestOfManifest(json)};
 }

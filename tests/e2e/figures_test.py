@@ -51,8 +51,10 @@ class Figures(ClusterTest):
                 self.assertGreater(elapsed, 0.5 * sum(step["step_seconds"] for step in steps))
                 self.assertGreater(rank["phases"]["evaluation"], 0)
                 self.assertGreater(rank["phases"]["checkpoint"], 0)
-                # With the last snapshot everything has been touched.
-                self.assertEqual(rank["memory"]["used"], rank["memory"]["planned"])
+                # With the last snapshot everything has been touched, but for what the table, which is the stage's, has
+                # for ranks that save more.
+                self.assertLessEqual(rank["memory"]["used"], rank["memory"]["planned"])
+                self.assertGreater(rank["memory"]["used"], 0.95 * rank["memory"]["planned"])
             predicted = status["predicted"]
             self.assertEqual(predicted["bubble_ratio"], 1 / status["plan"]["micro_batches"])
             self.assertEqual(predicted["memory_bytes_peak"],
