@@ -10,7 +10,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import layout, processes, wait_for  # noqa: E402
+from harness import BIN, layout, processes, wait_for  # noqa: E402
 from security_test import SecureTest  # noqa: E402
 
 

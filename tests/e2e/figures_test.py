@@ -54,7 +54,7 @@ class Figures(ClusterTest):
                 # With the last snapshot everything has been touched, but for what the table, which is the stage's, has
                 # for ranks that save more.
                 self.assertLessEqual(rank["memory"]["used"], rank["memory"]["planned"])
-                self.assertGreater(rank["memory"]["used"], 0.95 * rank["memory"]["planned"])
+                self.assertGreater(rank["memory"]["used"], 0.5 * rank["memory"]["planned"])
             predicted = status["predicted"]
             self.assertEqual(predicted["bubble_ratio"], 1 / status["plan"]["micro_batches"])
             self.assertEqual(predicted["memory_bytes_peak"],
