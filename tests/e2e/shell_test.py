@@ -54,7 +54,7 @@ class Shells(ClusterTest):
 
     def test_bash(self):
         self.assertEqual(sorted(self.offered("tercio", "pl")), ["plan", "plot"])
-        self.assertEqual(set(self.offered("tercio", "checkpoint", "")), {"list", "verify", "prune", "import", "export"})
+        self.assertEqual(set(self.offered("tercio", "checkpoint", "")), {"list", "verify", "prune", "now", "import", "export"})
         self.assertEqual(self.offered("tercio", "get", "--coord"), ["--coordinator"])
         self.assertEqual(self.offered("tercio", "get", "x", "-o", ""), ["json", "jsonl"])
         self.assertIn("job.yaml", self.offered("tercio", "submit", "jo"))
