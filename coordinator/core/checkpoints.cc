@@ -11,9 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "coordinator/core/ledger.h"
 #include "coordinator/core/stepper.h"
-#include "plan/save_timeout.h"
 
 namespace tercio::coordinator {
 namespace {
@@ -40,6 +40,29 @@ void AddKnownDamage(const v1::JobRecord& record, std::vector<CheckpointFinding>*
                     [&](const CheckpointFinding& finding) { return finding.step == at->step(); });
     if (!at->problem().empty() && !told) findings->push_back({at->step(), at->problem(), true});
   }
+}
+
+// Why there is nothing of the step that was asked for.
+std::string DescribeMissing(const v1::JobRecord& record,
+                            const std::vector<v1::CheckpointRecord>& there) {
+  const int64_t step = record.from_step_plus_one() - 1;
+  std::vector<int64_t> steps;
+  int64_t given_up_by = 0;
+  for (const v1::CheckpointRecord& one : there) {
+    if (Counts(record, one)) {
+      steps.push_back(one.step());
+    } else if (one.step() == step) {
+      given_up_by = one.attempt();
+    }
+  }
+  std::string text = absl::StrCat("there is no checkpoint of step ", step);
+  if (given_up_by > 0) {
+    text = absl::StrCat("the checkpoint of step ", step, " is one of attempt ", given_up_by,
+                        ", whose steps were given up when the job was resumed from before them");
+  }
+  if (steps.empty()) return text;
+  std::sort(steps.begin(), steps.end());
+  return absl::StrCat(text, "; there are those of ", absl::StrJoin(steps, ", "));
 }
 
 }  // namespace
@@ -94,10 +117,9 @@ void Stepper::Handle(const CheckpointFound& answer) {
                                     [](const CheckpointFinding& found) { return !found.damaged; });
     if (passes) return Unreadable(job, DescribeFindings(answer.findings));
     if (record.from_step_plus_one() > 0) {
-      std::string none =
-          absl::StrCat("there is no checkpoint of step ", record.from_step_plus_one() - 1);
-      if (!answer.findings.empty()) none = DescribeFindings(answer.findings);
-      return FailWithoutCheckpoint(job, none);
+      return FailWithoutCheckpoint(job, answer.findings.empty()
+                                            ? DescribeMissing(record, answer.there)
+                                            : DescribeFindings(answer.findings));
     }
     if (CheckpointsThatCount(record).empty()) return StartFrom(job, answer);
     std::vector<CheckpointFinding> all = answer.findings;
@@ -298,21 +320,23 @@ void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveU
   const v1::JobRecord& record = job.record;
   if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
   const std::string rank = absl::StrCat("rank ", said.rank(), " on node ", node);
-  const std::string& error = said.error();
-  SaveFailure reason = SaveFailure::kUnreachable;
-  std::string text = absl::StrCat(rank, " cannot reach the coordinator to send its part: ", error);
-  if (error.starts_with(plan::kSkippedSave)) {
-    reason = SaveFailure::kSkipped;
-    text = error;
-  } else if (error.starts_with(plan::kSaveTimedOut)) {
-    reason = SaveFailure::kTimeout;
-    text = absl::StrCat("the part of ", rank, " was ", error);
-  } else if (error.starts_with(plan::kPartNotWritten)) {
-    const bool full = error.find("No space left") != std::string::npos;
-    reason = full ? SaveFailure::kDiskFull : SaveFailure::kOther;
-    text = absl::StrCat("the part of ", rank, " was ", error);
+  const auto failed = [&](SaveFailure reason, const std::string& text) {
+    SaveFailed(job, said.step(), reason, absl::StrCat(text, said.error()), node, said.rank());
+  };
+  switch (said.problem()) {
+    case v1::SAVE_PROBLEM_SKIPPED:
+      return failed(SaveFailure::kSkipped, "skipped: ");
+    case v1::SAVE_PROBLEM_TIMEOUT:
+      return failed(SaveFailure::kTimeout, absl::StrCat("the part of ", rank, " was "));
+    case v1::SAVE_PROBLEM_NOT_WRITTEN:
+      return failed(SaveFailure::kOther, absl::StrCat("the part of ", rank, " was not written: "));
+    case v1::SAVE_PROBLEM_DISK_FULL:
+      return failed(SaveFailure::kDiskFull,
+                    absl::StrCat("the part of ", rank, " was not written: "));
+    default:
+      return failed(SaveFailure::kUnreachable,
+                    absl::StrCat(rank, " cannot reach the coordinator to send its part: "));
   }
-  SaveFailed(job, said.step(), reason, text, node, said.rank());
 }
 
 // A save counts once, whoever says that it has failed; one that its own attempt has left does not.

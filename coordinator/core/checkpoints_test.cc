@@ -199,6 +199,30 @@ TEST_F(CheckpointsTest, AChosenStepThatIsNotThereFailsTheJob) {
   EXPECT_THAT(job().error(), HasSubstr("no checkpoint of step 1"));
 }
 
+TEST_F(CheckpointsTest, AChosenStepOfAHistoryThatWasGivenUpIsNamedAsThat) {
+  StartAll(0);
+  Commit(2);
+  Commit(4);
+  Do(CancelRequested{kJob});
+  StopAll();
+  Resume(2);
+  StartAll(2);
+  Do(CancelRequested{kJob});
+  StopAll();
+  Resume(4);
+  CheckpointFound nothing = Found(0);
+  for (const int64_t step : {2, 4}) {
+    v1::CheckpointRecord& there = nothing.there.emplace_back();
+    there.set_step(step);
+    there.set_attempt(1);
+  }
+  Do(nothing);
+  EXPECT_EQ(job().phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(job().error(), HasSubstr("the checkpoint of step 4 is one of attempt 1, whose steps "
+                                       "were given up when the job was resumed from before them; "
+                                       "there are those of 2"));
+}
+
 // Its ranks verify what they read: where they could not even begin, the disk is looked at.
 TEST_F(CheckpointsTest, AStartInVainMakesItsCheckpointSuspect) {
   StartAll(0);

@@ -21,12 +21,14 @@ class ProgressTest : public ::testing::Test {
   }
   std::optional<double> Left() { return SecondsLeft(cluster_.job()); }
   Effects Unanswered(int rank, int64_t step, int attempt = 1,
-                     const std::string& error = "connection refused") {
+                     const std::string& error = "connection refused",
+                     v1::SaveProblem problem = v1::SAVE_PROBLEM_UNREACHABLE) {
     return cluster_.Say("a", [&](v1::AgentMessage& m) {
       *m.mutable_save_unanswered()->mutable_run() = RunWith(attempt);
       m.mutable_save_unanswered()->set_rank(rank);
       m.mutable_save_unanswered()->set_step(step);
       m.mutable_save_unanswered()->set_error(error);
+      m.mutable_save_unanswered()->set_problem(problem);
     });
   }
   void Fail(int64_t step, SaveFailure reason = SaveFailure::kDiskFull) {
@@ -124,20 +126,32 @@ TEST_F(ProgressTest, UploadsThatReachNobodyAreToldOnce) {
 }
 
 TEST_F(ProgressTest, ARankSaysThatASaveTookTooLongOrWasLeftOut) {
-  const Effects late = Unanswered(1, 10, 1, "not stored within 10m");
+  const auto timed_out = [this](int rank) {
+    return Unanswered(rank, 10, 1, "not stored within 10m", v1::SAVE_PROBLEM_TIMEOUT);
+  };
+  const Effects late = timed_out(1);
   ASSERT_EQ(late.saves.size(), 1u);
   EXPECT_EQ(late.saves[0].failure, SaveFailure::kTimeout);
   EXPECT_EQ(late.events[0].message(),
             "step 10: the part of rank 1 on node a was not stored within 10m");
-  EXPECT_TRUE(Unanswered(0, 10, 1, "not stored within 10m").events.empty()) << "the same save";
-  const Effects skipped = Unanswered(0, 20, 1, "skipped: the one of step 10 is under way");
+  EXPECT_TRUE(timed_out(0).events.empty()) << "the same save";
+  const Effects skipped =
+      Unanswered(0, 20, 1, "the one of step 10 is under way", v1::SAVE_PROBLEM_SKIPPED);
   ASSERT_EQ(skipped.saves.size(), 1u);
   EXPECT_EQ(skipped.saves[0].failure, SaveFailure::kSkipped);
   EXPECT_EQ(skipped.events[0].message(), "step 20: skipped: the one of step 10 is under way");
   EXPECT_EQ(cluster_.job().failed_saves(), 2);
-  const Effects full = Unanswered(1, 30, 1, "not written: /shared/part: No space left on device");
+  const Effects full =
+      Unanswered(1, 30, 1, "cannot write /shared/part: disk full", v1::SAVE_PROBLEM_DISK_FULL);
   ASSERT_EQ(full.saves.size(), 1u);
   EXPECT_EQ(full.saves[0].failure, SaveFailure::kDiskFull);
+  EXPECT_EQ(full.events[0].message(),
+            "step 30: the part of rank 1 on node a was not written: cannot write /shared/part: "
+            "disk full");
+  const Effects other =
+      Unanswered(1, 40, 1, "cannot write /shared/part: EIO", v1::SAVE_PROBLEM_NOT_WRITTEN);
+  ASSERT_EQ(other.saves.size(), 1u);
+  EXPECT_EQ(other.saves[0].failure, SaveFailure::kOther);
 }
 
 }  // namespace

@@ -81,8 +81,8 @@ absl::Status CheckManifest(const Candidate& candidate, const checkpoint::Reader&
     return absl::DataLossError(
         absl::StrCat(candidate.path, "/manifest.json is that of step ", manifest.step));
   }
-  const bool same = manifest.attempt == record.attempt() && !record.manifest_digest().empty();
-  if (same && reader.manifest_digest() != record.manifest_digest()) {
+  const bool known = !record.manifest_digest().empty();
+  if (known && reader.manifest_digest() != record.manifest_digest()) {
     return absl::DataLossError(
         absl::StrCat(candidate.path, "/manifest.json is not the one that was committed"));
   }

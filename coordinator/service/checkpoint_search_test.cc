@@ -97,6 +97,15 @@ TEST_F(SearchTest, AManifestThatIsNotTheCommittedOneIsDamage) {
   EXPECT_THAT(found.findings.at(0).problem, HasSubstr("not the one that was committed"));
 }
 
+// From a back-up of the time before the job came back to this step.
+TEST_F(SearchTest, AManifestOfAnEarlierAttemptIsDamageToo) {
+  wanted_.known[0].set_attempt(2);
+  wanted_.known[0].set_manifest_digest(std::string(32, '0'));
+  const CheckpointFound found = Search();
+  EXPECT_EQ(found.step, 10);
+  EXPECT_THAT(found.findings.at(0).problem, HasSubstr("not the one that was committed"));
+}
+
 TEST_F(SearchTest, WhatIsOfNoHistoryIsLeftAlone) {
   wanted_.resume_steps[2] = 10;
   wanted_.known.erase(wanted_.known.begin());

@@ -1,6 +1,6 @@
 """What checkpoints (weights and moments, one rank) cost.
 
-    tests/bench/checkpoints.py [--rounds N] [--only store,stall]
+    tests/bench/checkpoints.py [--rounds N] [--only store,stall,path,stream]
 
 `./deploy/build.sh` and `bazel build //tests/bench:store_bench` come first.
 
@@ -8,9 +8,14 @@
          to the commit, beside dd with fsync of as much, alternating
   stall  GPT-2 124M with a snapshot every 20 s: what the steps wait for it by the job's own ledger, and how long a step
          takes beside the same job without snapshots, alternating
+  path   GPT-2 355M with checkpoint.path: what its rank takes to write its part and to load it again, beside dd with
+         fsync of as much and cat of the same files, on the same disk, alternating; nothing is in the page cache
+  stream how long a step takes while a save is written to checkpoint.path, beside the other steps of the same job, which
+         has one thread less than the machine has cores
 """
 
 import argparse
+import glob
 import os
 import re
 import shutil
@@ -101,7 +106,94 @@ def stall(rounds):
           f"{statistics.mean(with_snapshots) / statistics.mean(without):.3f} |")
 
 
-PARTS = {"store": store, "stall": stall}
+def parts_of(path):
+    return glob.glob(os.path.join(path, "attempt-*", "*.safetensors"))
+
+
+def forget(files):
+    """Drops what the kernel has cached of them."""
+    for name in files:
+        descriptor = os.open(name, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def seconds_of_cat(files):
+    forget(files)
+    begin = time.monotonic()
+    with open(os.devnull, "wb") as nothing:
+        subprocess.run(["cat", *files], check=True, stdout=nothing)
+    return time.monotonic() - begin
+
+
+def path_once(swap):
+    """Bytes; seconds of dd, of the save, of cat, of the load."""
+    with Cluster(1, 1) as cluster:
+        small_steps = ["--set", "model={preset: gpt2-355m, context: 32}", "--set", "training.global_batch=1",
+                       "--set", "training.micro_batch=1", "--set", f"checkpoint.path={cluster.path('shared')}"]
+        job = gpt2(cluster, *small_steps, "--set", "training.steps=1")
+        cluster.tercio(*cluster.reach("wait", job))
+        files = parts_of(cluster.get(job)["checkpoint"]["path"])
+        size = sum(os.path.getsize(name) for name in files)
+        saved = [e["message"] for e in cluster.events(job) if e["kind"] == "checkpoint_committed"]
+        dd = seconds_of_dd(cluster.directory, size)
+        cat = seconds_of_cat(files) if swap else None
+        forget(files)
+        cluster.tercio(*cluster.reach("resume", job, "--set", "training.steps=2"))
+        cat = cat or seconds_of_cat(files)
+        loaded = re.search(r"this rank has read \d+ bytes, in ([0-9.]+) s", cluster.tercio(*cluster.reach("logs", job))[0])
+        return size, dd, float(re.search(r" in ([0-9.]+) s,", saved[0]).group(1)), cat, float(loaded.group(1))
+
+
+def path(rounds):
+    print("\n| | seconds, median | MB/s | speed beside the other, each round |\n|---|---|---|---|")
+    sizes, dd, save, cat, load = zip(*(path_once(i % 2 == 0) for i in range(rounds)))
+    for name, seconds, other in (("dd with fsync", dd, dd), ("save", save, dd), ("cat", cat, cat), ("load", load, cat)):
+        ratios = ", ".join(f"{y / x:.2f}" for x, y in zip(seconds, other)) if seconds is not other else ""
+        print(f"| {sizes[0] / 1e9:.2f} GB: {name} | {statistics.median(seconds):.2f} | "
+              f"{sizes[0] / statistics.median(seconds) / 1e6:,.0f} | {ratios} |")
+
+
+def stream_once(every):
+    """Seconds of the steps in which a save was written, and of the others."""
+    with Cluster(1, 1) as cluster:
+        job = gpt2(cluster, "--set", "model={preset: gpt2-124m, context: 32}", "--set", "training.global_batch=1",
+                   "--set", "training.micro_batch=1", "--set", f"resources.threads_per_rank={max(1, os.cpu_count() - 1)}",
+                   "--set", f"checkpoint={{path: {cluster.path('shared')}, every_steps: {every}, keep_last: 2}}")
+        cluster.after_step(job, 2 * every)
+        time.sleep(STALL_SECONDS)
+        steps = {step["step"]: step["step_seconds"] for step in cluster.steps(job)}
+        saves = {int(found.group(1)): float(found.group(2)) for event in cluster.events(job)
+                 if event["kind"] == "checkpoint_committed"
+                 and (found := re.search(r"^step (\d+), .* in ([0-9.]+) s,", event["message"]))}
+        cluster.tercio(*cluster.reach("cancel", job, "--no-save"))
+    during, others = [], []
+    for first, seconds in saves.items():
+        written = 0.0
+        # The last step that a save reaches into is neither; nor are those in which it is verified.
+        for step in range(first + 1, min(first + every, max(steps)) + 1):
+            if written + steps[step] <= seconds:
+                during.append(steps[step])
+            elif written > 3 * seconds + 1:
+                others.append(steps[step])
+            written += steps[step]
+    return during, others
+
+
+def stream(rounds):
+    print("\n| steps | seconds, median | beside the others |\n|---|---|---|")
+    during, others = [], []
+    for _ in range(rounds):
+        some, rest = stream_once(24)
+        during += some
+        others += rest
+    print(f"| {len(others)} with no save | {statistics.median(others):.3f} | |")
+    print(f"| {len(during)} while a save is written | {statistics.median(during):.3f} | "
+          f"{statistics.median(during) / statistics.median(others):.3f} |")
+
+
+PARTS = {"store": store, "stall": stall, "path": path, "stream": stream}
 
 
 def main():

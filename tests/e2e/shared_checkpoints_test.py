@@ -1,6 +1,7 @@
 """Checkpoints in a directory of the job's own (checkpoint.path), which ranks write and read themselves."""
 
 import glob
+import json
 import os
 import re
 import signal
@@ -46,6 +47,32 @@ class SharedCheckpoints(ClusterTest):
         _, expected = self.in_three_layouts(False)
         self.assertEqual(len(expected), 80)
         self.assertEqual(curve, expected)
+
+    def test_bytes_read_at_a_resume_do_not_grow_with_the_data_parallel_degree(self):
+        # Matrices of 16 MiB: several pieces of a load, and several blocks of a file, each.
+        model = ["--set", "model={layers: 2, hidden: 512, heads: 4, context: 8, ffn_hidden: 8192}", "--set", "training.evaluate={batches: 1}"]
+        for store, where in (("its own directory", ["--set", "checkpoint.path=shared"]), ("the coordinator's", [])):
+            job = self.submit(*model, "--set", "training.steps=1", *where, *layout(1, 1, 1))
+            self.assertEqual(self.json(*self.reach("wait", job))["state"], "succeeded")
+            saved = self.json(*self.reach("checkpoint", "list", job))[0]["bytes"]
+            read = {}
+            for steps, data in ((2, 1), (3, 4)):
+                done = self.json(*self.reach("resume", job, "--set", f"training.steps={steps}", *layout(1, 1, data)))
+                self.assertEqual((done["state"], done["step"]), ("succeeded", steps))
+                read[data] = self.bytes_loaded(job, done["attempt"], data)
+            with self.subTest(store=store, saved=saved, read=read):
+                self.assertGreater(saved, 100e6)
+                self.assertLess(abs(read[1] - saved), 0.01 * saved)
+                self.assertLessEqual(read[4], 1.1 * read[1])
+
+    def bytes_loaded(self, job, attempt, ranks):
+        """What all ranks of that attempt have read, by the line that each of them logs."""
+        out, _ = self.tercio(*self.reach("logs", job, "-o", "jsonl"))
+        lines = [line for line in map(json.loads, out.splitlines()) if line["attempt"] == attempt]
+        read = {line["rank"]: int(found.group(1)) for line in lines
+                if (found := re.search(r"this rank has read (\d+) bytes", line["line"]))}
+        self.assertEqual(sorted(read), list(range(ranks)))
+        return sum(read.values())
 
     def test_a_part_that_cannot_be_written_is_named_and_training_goes_on(self):
         job = self.submit(*LONG, "--set", "checkpoint.path=shared", "--set", f"checkpoint.every_steps={EVERY}",

@@ -15,7 +15,6 @@
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
-#include "plan/save_timeout.h"
 #include "worker/engine/state_slices.h"
 #include "worker/trainer/upload_stream.h"
 
@@ -38,6 +37,18 @@ bool IsShortOfMemoryForCalls(const absl::Status& status) {
          (absl::StrContains(status.message(), "RST_STREAM") ||
           absl::StrContains(status.message(), "Buffers full") ||
           absl::StrContains(status.message(), "emory quota"));
+}
+
+// What the coordinator has said by itself it knows.
+SaveOutcome OutcomeOf(absl::Status status) {
+  const bool unanswered = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+  return {std::move(status),
+          unanswered ? v1::SAVE_PROBLEM_UNREACHABLE : v1::SAVE_PROBLEM_UNSPECIFIED};
+}
+
+SaveOutcome NotWritten(absl::Status status) {
+  const bool full = absl::IsResourceExhausted(status);
+  return {std::move(status), full ? v1::SAVE_PROBLEM_DISK_FULL : v1::SAVE_PROBLEM_NOT_WRITTEN};
 }
 
 // Nobody has written under this name before: a part that is sent again does not touch the first.
@@ -72,8 +83,8 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueP
 }
 
 // The rank writes the file and tells the coordinator about it.
-absl::Status CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts& values,
-                                          absl::Time deadline) {
+SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts& values,
+                                         absl::Time deadline) {
   begin.set_file(FileNameOf(begin));
   const std::string path =
       absl::StrFormat("%s/step-%08d/%s", own_parts_.directory, begin.step(), begin.file());
@@ -100,18 +111,17 @@ absl::Status CheckpointClient::UploadFile(v1::UploadBegin begin, const ValuePart
     part->Remove();
     stream.Cancel();
     stream.Finish().IgnoreError();
-    return absl::DeadlineExceededError("the part was not written in time");
+    return OutcomeOf(absl::DeadlineExceededError("the part was not written in time"));
   }
   if (!open) {
     part->Remove();
-    return stream.Finish();
+    return OutcomeOf(stream.Finish());
   }
   const absl::StatusOr<v1::UploadEnd> end = part->result();
   if (!end.ok()) {
     stream.Cancel();
     stream.Finish().IgnoreError();
-    return absl::Status(end.status().code(),
-                        absl::StrCat(plan::kPartNotWritten, std::string(end.status().message())));
+    return NotWritten(end.status());
   }
   *message.mutable_end() = *end;
   // Once it is told of the end the coordinator may commit the file, whatever becomes of its answer.
@@ -120,7 +130,7 @@ absl::Status CheckpointClient::UploadFile(v1::UploadBegin begin, const ValuePart
   } else {
     part->Remove();
   }
-  return stream.Finish();
+  return OutcomeOf(stream.Finish());
 }
 
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
@@ -144,35 +154,38 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
       [this, begin, values, limits, done = std::move(done), before = std::move(before)] {
         if (before) before();
         const absl::Time start = SteadyNow();
-        outcome_ = UploadUntil(begin, values, limits);
-        done(outcome_, BytesOf(values), absl::ToDoubleSeconds(SteadyNow() - start));
+        const SaveOutcome outcome = UploadUntil(begin, values, limits);
+        outcome_ = outcome.status;
+        done(outcome, BytesOf(values), absl::ToDoubleSeconds(SteadyNow() - start));
         std::lock_guard<std::mutex> lock(mutex_);
         uploading_ = false;
         stopped_.notify_all();
       });
 }
 
-absl::Status CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
-                                           const SaveLimits& limits) {
+SaveOutcome CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
+                                          const SaveLimits& limits) {
   const absl::Time start = SteadyNow();
   const absl::Time deadline = start + limits.timeout + kAnswerTime;
   absl::Duration pause = kRetryInterval;
   while (true) {
-    const absl::Status status = own_parts_.directory.empty() ? Upload(begin, values, deadline)
-                                                             : UploadFile(begin, values, deadline);
+    SaveOutcome outcome = own_parts_.directory.empty() ? OutcomeOf(Upload(begin, values, deadline))
+                                                       : UploadFile(begin, values, deadline);
+    const absl::Status& status = outcome.status;
     // The call's clock is another one.
     if (absl::IsDeadlineExceeded(status) && SteadyNow() + kClockSlack >= deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat(plan::kSaveTimedOut, absl::FormatDuration(limits.timeout)));
+      return {absl::DeadlineExceededError(
+                  absl::StrCat("not stored within ", absl::FormatDuration(limits.timeout))),
+              v1::SAVE_PROBLEM_TIMEOUT};
     }
-    if (status.message().find(plan::kPartNotWritten) == 0) return status;
     const bool crowded = IsShortOfMemoryForCalls(status);
-    if (!absl::IsUnavailable(status) && !crowded) return status;
+    const bool answered = outcome.problem != v1::SAVE_PROBLEM_UNREACHABLE;
+    if (answered && !crowded) return outcome;
     const absl::Time next = SteadyNow() + pause;
-    if (next - start >= limits.patience || next >= deadline || StopsWithin(pause)) return status;
+    if (next - start >= limits.patience || next >= deadline || StopsWithin(pause)) return outcome;
     // It has been told that nobody wants its file any more.
     while (WritesPart()) {
-      if (SteadyNow() >= deadline || StopsWithin(kRetryInterval)) return status;
+      if (SteadyNow() >= deadline || StopsWithin(kRetryInterval)) return outcome;
     }
     if (crowded) pause = std::min(kLongestRetryInterval, 2 * pause);
   }

@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "grpcpp/channel.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
+#include "proto/tercio/v1/node_service.pb.h"
 #include "worker/trainer/chunks.h"
 #include "worker/trainer/part_file.h"
 
@@ -41,6 +42,12 @@ struct SaveLimits {
   absl::Duration timeout;
 };
 
+// How a save has ended. `problem` says why it was given up, where the coordinator may not know.
+struct SaveOutcome {
+  absl::Status status;
+  v1::SaveProblem problem = v1::SAVE_PROBLEM_UNSPECIFIED;
+};
+
 // Where ranks write their parts themselves.
 struct OwnParts {
   std::string directory;  // of the job's checkpoints; empty: the parts go to the coordinator
@@ -59,10 +66,10 @@ class CheckpointClient {
   // Streams the values (of one slice each) in the background; they must stay unchanged until
   // WaitForUpload returns. The same thread calls `before` first, where there is something to do
   // with them that does not wait for the coordinator; the save's time begins after that.
-  // `done(status, bytes, seconds)` is called from the uploading thread when the whole checkpoint is
-  // visible, or given up: with DEADLINE_EXCEEDED once limits.timeout is over. An upload
-  // that is under way is waited for first.
-  using Done = std::function<void(const absl::Status&, int64_t bytes, double seconds)>;
+  // `done(outcome, bytes, seconds)` is called from the uploading thread when the whole checkpoint
+  // is visible, or given up: with DEADLINE_EXCEEDED once limits.timeout is over. An upload that is
+  // under way is waited for first.
+  using Done = std::function<void(const SaveOutcome&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                    const ValueParts& values, CheckpointTexts texts, SaveLimits limits, Done done,
                    std::function<void()> before = {});
@@ -81,9 +88,9 @@ class CheckpointClient {
 
  private:
   absl::Status Upload(const v1::UploadBegin& begin, const ValueParts& values, absl::Time deadline);
-  absl::Status UploadFile(v1::UploadBegin begin, const ValueParts& values, absl::Time deadline);
-  absl::Status UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
-                           const SaveLimits& limits);
+  SaveOutcome UploadFile(v1::UploadBegin begin, const ValueParts& values, absl::Time deadline);
+  SaveOutcome UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
+                          const SaveLimits& limits);
   bool WritesPart() const;
   bool WritesPartLocked() const;
   // Waits for the next try; true when there is to be none.

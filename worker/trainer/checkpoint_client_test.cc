@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -71,6 +72,13 @@ class FakeService : public v1::CheckpointService::Service {
 
   grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest* request,
                           grpc::ServerWriter<v1::TensorChunk>* writer) override {
+    if (away > 0) {
+      --away;
+      v1::TensorChunk some;
+      some.set_data("something");
+      writer->Write(some);
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "away");
+    }
     if (request->slice().tensor() == lacks) {
       return grpc::Status(grpc::StatusCode::NOT_FOUND, "has no tensor " + lacks);
     }
@@ -89,7 +97,7 @@ class FakeService : public v1::CheckpointService::Service {
   }
 
   std::atomic<bool> refuse{false};
-  std::atomic<int> away{0};        // so many uploads fail
+  std::atomic<int> away{0};        // so many calls fail
   std::atomic<int> crowded{0};     // so many uploads find no memory for calls
   std::atomic<bool> hangs{false};  // takes every byte, and does not answer
   std::atomic<bool> truncate{false};
@@ -142,8 +150,8 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithAChecksum) {
   steps[2].set_step(40);
   client->StartUpload(40, {Rows("w", 0, 700'000)}, {values}, {"{\"step\":40}", "{}", steps},
                       Patience(absl::ZeroDuration()),
-                      [&](const absl::Status& s, int64_t bytes, double seconds) {
-                        status = s;
+                      [&](const SaveOutcome& outcome, int64_t bytes, double seconds) {
+                        status = outcome.status;
                         EXPECT_EQ(bytes, 2'800'000);
                         EXPECT_GT(seconds, 0);
                       });
@@ -168,8 +176,8 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithAChecksum) {
 TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   const std::vector<float> values(1'000'000, 1.0f);
   const auto client = Client();
-  std::vector<absl::Status> outcomes;
-  const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
+  std::vector<SaveOutcome> outcomes;
+  const auto done = [&](const SaveOutcome& o, int64_t, double) { outcomes.push_back(o); };
   service_.refuse = true;
   client->StartUpload(1, {Rows("w", 0, 1'000'000)}, {values}, {}, Patience(absl::Seconds(20)),
                       done);
@@ -179,16 +187,17 @@ TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
                       done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
-  EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(outcomes[0].message()), HasSubstr("the disk is full"));
-  EXPECT_TRUE(outcomes[1].ok()) << outcomes[1];
+  EXPECT_EQ(outcomes[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(outcomes[0].status.message()), HasSubstr("the disk is full"));
+  EXPECT_EQ(outcomes[0].problem, v1::SAVE_PROBLEM_UNSPECIFIED) << "the coordinator knows";
+  EXPECT_TRUE(outcomes[1].status.ok()) << outcomes[1].status;
 }
 
 TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
   const std::vector<float> values(1000, 1.0f);
   const auto client = Client();
-  std::vector<absl::Status> outcomes;
-  const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
+  std::vector<SaveOutcome> outcomes;
+  const auto done = [&](const SaveOutcome& o, int64_t, double) { outcomes.push_back(o); };
   service_.away = 2;
   client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::ZeroDuration()), done);
   client->WaitForUpload().IgnoreError();
@@ -196,15 +205,16 @@ TEST_F(CheckpointClientTest, OnlyAPatientUploadWaitsForTheServiceToComeBack) {
   client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Seconds(20)), done);
   client->WaitForUpload().IgnoreError();
   ASSERT_EQ(outcomes.size(), 2u);
-  EXPECT_EQ(outcomes[0].code(), absl::StatusCode::kUnavailable);
-  EXPECT_TRUE(outcomes[1].ok()) << outcomes[1];
+  EXPECT_EQ(outcomes[0].status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(outcomes[0].problem, v1::SAVE_PROBLEM_UNREACHABLE);
+  EXPECT_TRUE(outcomes[1].status.ok()) << outcomes[1].status;
   EXPECT_EQ(service_.bytes.size(), 4000u);
 }
 
 TEST_F(CheckpointClientTest, AnUploadThatNobodyAnswersIsGivenUpForTheNext) {
   const std::vector<float> values(1000, 1.0f);
   const auto client = Client();
-  const auto done = [](const absl::Status&, int64_t, double) {};
+  const auto done = [](const SaveOutcome&, int64_t, double) {};
   service_.away = 1'000'000;
   client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Hours(1)), done);
   client->StopRetrying();
@@ -217,8 +227,8 @@ TEST_F(CheckpointClientTest, AnUploadThatNobodyAnswersIsGivenUpForTheNext) {
 TEST_F(CheckpointClientTest, AnUploadThatIsNotStoredInTimeIsGivenUp) {
   const std::vector<float> values(1000, 1.0f);
   const auto client = Client();
-  std::vector<absl::Status> outcomes;
-  const auto done = [&](const absl::Status& s, int64_t, double) { outcomes.push_back(s); };
+  std::vector<SaveOutcome> outcomes;
+  const auto done = [&](const SaveOutcome& o, int64_t, double) { outcomes.push_back(o); };
   service_.hangs = true;
   client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {},
                       {absl::Seconds(20), absl::Milliseconds(100)}, done);
@@ -231,13 +241,14 @@ TEST_F(CheckpointClientTest, AnUploadThatIsNotStoredInTimeIsGivenUp) {
   client->StartUpload(2, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Seconds(20)), done);
   EXPECT_TRUE(client->WaitForUpload().ok());
   ASSERT_EQ(outcomes.size(), 2u);
-  EXPECT_EQ(std::string(outcomes[0].message()), "not stored within 100ms");
+  EXPECT_EQ(std::string(outcomes[0].status.message()), "not stored within 100ms");
+  EXPECT_EQ(outcomes[0].problem, v1::SAVE_PROBLEM_TIMEOUT);
 }
 
 TEST_F(CheckpointClientTest, AServerWithoutMemoryForTheCallIsTriedAgain) {
   const std::vector<float> values(1000, 1.0f);
   const auto client = Client();
-  const auto done = [](const absl::Status&, int64_t, double) {};
+  const auto done = [](const SaveOutcome&, int64_t, double) {};
   service_.crowded = 1;
   client->StartUpload(1, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::Seconds(20)), done);
   EXPECT_TRUE(client->WaitForUpload().ok());
@@ -254,10 +265,11 @@ class OwnPartsTest : public CheckpointClientTest {
   }
   absl::Status Upload(CheckpointClient& client, absl::Duration timeout = absl::Minutes(1)) {
     client.StartUpload(40, {Rows("w", 0, 1000)}, {values_}, {}, {absl::Seconds(20), timeout},
-                       [](const absl::Status&, int64_t, double) {});
+                       [this](const SaveOutcome& o, int64_t, double) { problem_ = o.problem; });
     return client.WaitForUpload();
   }
   const std::vector<float> values_ = std::vector<float>(1000, 1.0f);
+  v1::SaveProblem problem_ = v1::SAVE_PROBLEM_UNSPECIFIED;
 };
 
 TEST_F(OwnPartsTest, TheCoordinatorIsToldWhatWasWritten) {
@@ -296,7 +308,8 @@ TEST_F(OwnPartsTest, APartThatCannotBeWrittenEndsTheUploadWithItsWords) {
   });
   const absl::Status status = Upload(*client);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("not written: cannot write /shared/j1/"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot write /shared/j1/"));
+  EXPECT_EQ(problem_, v1::SAVE_PROBLEM_DISK_FULL);
   EXPECT_TRUE(service_.end.checksum().empty());
 }
 
@@ -342,6 +355,28 @@ TEST_F(CheckpointClientTest, OnlyTheStateOfGuardAndScalesMayBeMissing) {
     EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
     EXPECT_EQ(engine.loaded.size(), 1u);
   }
+}
+
+TEST_F(CheckpointClientTest, ACoordinatorThatComesBackIsAskedAgain) {
+  FakeEngine engine;
+  engine.slices = {Rows("a", 10, 14)};
+  service_.away = 2;
+  const auto source = Source();
+  std::vector<int64_t> arrived;
+  std::vector<float> values(4);
+  const absl::Status status = source->Read(engine.slices[0], absl::MakeSpan(values),
+                                           [&](int64_t bytes) { arrived.push_back(bytes); });
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(values, (std::vector<float>{10, 11, 12, 13}));
+  EXPECT_EQ(std::accumulate(arrived.begin(), arrived.end(), int64_t{0}), 16) << "each byte once";
+  EXPECT_EQ(source->bytes_read(), 2 * 9 + 16);
+  service_.away = 1'000'000;
+  std::thread cancels([&] {
+    absl::SleepFor(absl::Milliseconds(50));
+    source->Cancel();
+  });
+  EXPECT_FALSE(source->Read(engine.slices[0], absl::MakeSpan(values), [](int64_t) {}).ok());
+  cancels.join();
 }
 
 TEST_F(CheckpointClientTest, ATensorThatIsTooShortIsDataLoss) {

@@ -1,5 +1,8 @@
 #include "worker/trainer/checkpoint_source.h"
 
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <optional>
@@ -10,12 +13,17 @@
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "grpcpp/client_context.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 #include "worker/engine/state_slices.h"
 
 namespace tercio {
 namespace {
+
+// A coordinator that is away for longer costs the attempt.
+constexpr absl::Duration kReadPatience = absl::Minutes(2);
+constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
 
 class CheckpointSource : public StateSource {
  public:
@@ -36,11 +44,37 @@ class CoordinatorSource : public CheckpointSource {
     request_.set_token(identity.token);
   }
 
+  // A coordinator that is restarted meanwhile is asked again.
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
                     const Arrived& arrived) override {
+    *request_.mutable_slice() = slice;
+    const absl::Time end = SteadyNow() + kReadPatience;
+    int64_t told = 0;
+    const Arrived arrived_first = [&](int64_t bytes) {
+      if (bytes > told) arrived(bytes - std::exchange(told, bytes));
+    };
+    while (true) {
+      absl::Status status = ReadOnce(values, arrived_first);
+      if (!absl::IsUnavailable(status) || SteadyNow() >= end || CancelledWithin(kRetryInterval)) {
+        return status;
+      }
+    }
+  }
+
+  int64_t bytes_read() const override { return bytes_read_; }
+
+  void Cancel() override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_ = true;
+    changed_.notify_all();
+    if (context_ != nullptr) context_->TryCancel();
+  }
+
+ private:
+  // `arrived` is called with all bytes of this call so far.
+  absl::Status ReadOnce(absl::Span<float> values, const Arrived& arrived) {
     const auto context = Begin();
     if (context == nullptr) return absl::CancelledError("loading has ended");
-    *request_.mutable_slice() = slice;
     const auto reader = stub_->ReadTensor(context.get(), request_);
     const size_t room = values.size() * sizeof(float);
     v1::TensorChunk chunk;
@@ -51,23 +85,23 @@ class CoordinatorSource : public CheckpointSource {
                     chunk.data().size());
       }
       received += chunk.data().size();
-      arrived(static_cast<int64_t>(chunk.data().size()));
+      bytes_read_ += static_cast<int64_t>(chunk.data().size());
+      arrived(static_cast<int64_t>(received));
     }
     TERCIO_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
     if (received != room) {
-      return absl::DataLossError(absl::StrCat("tensor ", slice.tensor(), " came with ", received,
-                                              " bytes instead of ", room));
+      return absl::DataLossError(absl::StrCat("tensor ", request_.slice().tensor(), " came with ",
+                                              received, " bytes instead of ", room));
     }
     return absl::OkStatus();
   }
 
-  void Cancel() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = true;
-    if (context_ != nullptr) context_->TryCancel();
+  bool CancelledWithin(absl::Duration pause) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, absl::ToChronoMilliseconds(pause),
+                             [this] { return cancelled_; });
   }
 
- private:
   std::shared_ptr<grpc::ClientContext> Begin() {
     std::lock_guard<std::mutex> lock(mutex_);
     if (cancelled_) return nullptr;
@@ -77,7 +111,9 @@ class CoordinatorSource : public CheckpointSource {
 
   const std::unique_ptr<v1::CheckpointService::Stub> stub_;
   v1::ReadTensorRequest request_;
-  std::mutex mutex_;                              // what follows
+  std::atomic<int64_t> bytes_read_ = 0;
+  std::mutex mutex_;  // what follows
+  std::condition_variable changed_;
   std::shared_ptr<grpc::ClientContext> context_;  // of the call under way
   bool cancelled_ = false;
 };
@@ -97,6 +133,8 @@ class DirectorySource : public CheckpointSource {
     arrived(static_cast<int64_t>(values.size() * sizeof(float)));
     return absl::OkStatus();
   }
+
+  int64_t bytes_read() const override { return reader_->bytes_read(); }
 
  private:
   const std::unique_ptr<checkpoint::Reader> reader_;

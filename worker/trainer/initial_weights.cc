@@ -1,5 +1,7 @@
 #include "worker/trainer/initial_weights.h"
 
+#include <atomic>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -27,12 +29,17 @@ class InitialWeights : public StateSource {
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
                     const Arrived& arrived) override {
     TERCIO_RETURN_IF_ERROR(checkpoint::ReadSliceFor(*weights_, slice, values.data()));
-    arrived(static_cast<int64_t>(values.size() * sizeof(float)));
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
+    bytes_read_ += bytes;
+    arrived(bytes);
     return absl::OkStatus();
   }
+  // As they are once they were read: files of half precision have fewer.
+  int64_t bytes_read() const override { return bytes_read_; }
 
  private:
   const std::unique_ptr<checkpoint::WeightSource> weights_;
+  std::atomic<int64_t> bytes_read_ = 0;
 };
 
 }  // namespace

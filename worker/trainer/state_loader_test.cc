@@ -39,6 +39,8 @@ class Source : public StateSource {
     return absl::OkStatus();
   }
 
+  int64_t bytes_read() const override { return *read; }
+
   std::atomic<int64_t>* read = nullptr;  // by all ranks
   std::string lacks;
   std::string bad;

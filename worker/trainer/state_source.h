@@ -28,6 +28,10 @@ class StateSource {
   virtual absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
                             const Arrived& arrived) = 0;
 
+  // What all calls together have taken from storage or the network; a byte that was taken twice
+  // counts twice.
+  virtual int64_t bytes_read() const = 0;
+
   // Ends a Read that is under way, where that is possible.
   virtual void Cancel() {}
 };

@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -95,7 +94,7 @@ class TrainingLoop {
   std::string JobsDirectory() const {
     return absl::StrCat(assignment_.spec().checkpoint().path(), "/", identity_.run.job_id());
   }
-  absl::Status LoadFrom(std::shared_ptr<StateSource> source);
+  absl::Status LoadFrom(const std::shared_ptr<StateSource>& source);
   LoadedBytes LoadedToPage() const;
   // A step, and what is said about it.
   absl::StatusOr<AgentLink::Request> TrainStep(int64_t step);
@@ -103,7 +102,7 @@ class TrainingLoop {
   absl::StatusOr<bool> MaySave(int64_t step);
   absl::StatusOr<int> RanksThatStillSave();
   absl::Status Save(int64_t step);
-  void ReportSave(int64_t step, const absl::Status& status, int64_t bytes, double seconds);
+  void ReportSave(int64_t step, const SaveOutcome& outcome, int64_t bytes, double seconds);
   void Beat() const {
     if (page_ != nullptr) page_->Beat();
   }
@@ -227,17 +226,21 @@ absl::Status TrainingLoop::LoadState() {
         auto checkpoint,
         CheckpointInDirectory(absl::StrFormat("%s/step-%08d", JobsDirectory(), step),
                               assignment_.resume_manifest_digest()));
-    return LoadFrom(std::move(checkpoint));
+    return LoadFrom(checkpoint);
   }
   if (assignment_.spec().model().from().empty()) return absl::OkStatus();
   EnterPhase(v1::TRAINER_PHASE_LOADING);
   TERCIO_ASSIGN_OR_RETURN(auto weights, OpenInitialWeights(assignment_.spec().model()));
-  return LoadFrom(std::move(weights));
+  return LoadFrom(weights);
 }
 
-absl::Status TrainingLoop::LoadFrom(std::shared_ptr<StateSource> source) {
-  return tercio::LoadState(std::move(source), {*communicators_.data, *device_, *stream_},
-                           LoadedToPage(), *engine_);
+absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source) {
+  const absl::Time begin = SteadyNow();
+  TERCIO_RETURN_IF_ERROR(tercio::LoadState(source, {*communicators_.data, *device_, *stream_},
+                                           LoadedToPage(), *engine_));
+  LogInfo(absl::StrFormat("the state is loaded: this rank has read %d bytes, in %.3f s",
+                          source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
+  return absl::OkStatus();
 }
 
 LoadedBytes TrainingLoop::LoadedToPage() const {
@@ -378,11 +381,11 @@ absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
   last_save_ = SteadyNow();
   if (!IsRankZero()) return false;
   ReportSave(step,
-             absl::UnavailableError(absl::StrCat(plan::kSkippedSave, "the one of step ",
-                                                 saved_step_, " is still under way on ", busy,
-                                                 " of ", assignment_.world_size(),
-                                                 " ranks; save less often where the store is slow "
-                                                 "(checkpoint.every_steps)")),
+             {absl::UnavailableError(absl::StrCat(
+                  "the one of step ", saved_step_, " is still under way on ", busy, " of ",
+                  assignment_.world_size(),
+                  " ranks; save less often where the store is slow (checkpoint.every_steps)")),
+              v1::SAVE_PROBLEM_SKIPPED},
              0, 0);
   return false;
 }
@@ -452,8 +455,8 @@ absl::Status TrainingLoop::Save(int64_t step) {
   checkpoints_->StartUpload(
       step, engine_->SavedSlices(), snapshot.saved, std::move(texts),
       SaveLimits{kSavePatience, absl::Seconds(plan::SaveTimeoutSeconds(assignment_.spec()))},
-      [this, step](const absl::Status& status, int64_t bytes, double seconds) {
-        ReportSave(step, status, bytes, seconds);
+      [this, step](const SaveOutcome& outcome, int64_t bytes, double seconds) {
+        ReportSave(step, outcome, bytes, seconds);
       },
       GiveCopies(step, snapshot));
   last_save_ = SteadyNow();
@@ -462,7 +465,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
 }
 
 // Any thread.
-void TrainingLoop::ReportSave(int64_t step, const absl::Status& status, int64_t bytes,
+void TrainingLoop::ReportSave(int64_t step, const SaveOutcome& outcome, int64_t bytes,
                               double seconds) {
   v1::TrainerMessage message;
   v1::CheckpointProgress* progress = message.mutable_checkpoint();
@@ -470,13 +473,12 @@ void TrainingLoop::ReportSave(int64_t step, const absl::Status& status, int64_t 
   progress->set_bytes(bytes);
   progress->set_seconds(seconds);
   progress->set_done(true);
-  if (!status.ok()) {
-    progress->set_error(std::string(status.message()));
-    // The coordinator may hang, too, and does not know what a rank has met in writing.
-    progress->set_unanswered(absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
-                             absl::StartsWith(status.message(), plan::kPartNotWritten));
-    LogWarning(
-        absl::StrCat("checkpoint of step ", step, " failed: ", std::string(status.message())));
+  if (!outcome.status.ok()) {
+    const std::string error(outcome.status.message());
+    progress->set_error(error);
+    progress->set_problem(outcome.problem);
+    progress->set_unanswered(outcome.problem != v1::SAVE_PROBLEM_UNSPECIFIED);
+    LogWarning(absl::StrCat("checkpoint of step ", step, " failed: ", error));
   }
   link_.Send(std::move(message));
 }

@@ -206,6 +206,7 @@ class Stepper {
     told->set_rank(rank);
     told->set_step(save.step());
     told->set_error(save.error());
+    told->set_problem(save.problem());
     Tell(std::move(message));
   }
 

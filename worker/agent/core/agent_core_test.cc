@@ -103,6 +103,7 @@ TEST(AgentCore, ASaveThatNobodyAnsweredIsToldOnce) {
   EXPECT_TRUE(Step(state, {0, said}).empty()) << "the coordinator has said so itself";
   save.set_error("connection refused");
   save.set_unanswered(true);
+  save.set_problem(v1::SAVE_PROBLEM_TIMEOUT);
   const std::vector<AgentEffect> effects = Step(state, {0, said});
   ASSERT_EQ(effects.size(), 1u);
   const v1::SaveUnanswered& told = std::get<TellCoordinator>(effects[0]).message.save_unanswered();
@@ -110,6 +111,7 @@ TEST(AgentCore, ASaveThatNobodyAnsweredIsToldOnce) {
   EXPECT_EQ(told.rank(), 1);
   EXPECT_EQ(told.step(), 10);
   EXPECT_EQ(told.error(), "connection refused");
+  EXPECT_EQ(told.problem(), v1::SAVE_PROBLEM_TIMEOUT);
   said.rank = 0;
   EXPECT_TRUE(Step(state, {0, said}).empty()) << "another rank of this node";
   save.set_step(20);
