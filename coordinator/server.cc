@@ -44,6 +44,7 @@ absl::Status Server::Listen(const Flags& flags, std::string* address) {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   ConfigureServer(builder);
+  GuardedCheckpointService::Configure(builder);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
   creators.push_back(calls_.MakeInterceptors());
   creators.push_back(access_.gate().MakeStreamWatches());
