@@ -479,9 +479,9 @@ Coordinator::Totals Coordinator::Count() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Totals totals;
   for (const auto& [name, node] : state_.nodes) totals.nodes += node.connected;
-  for (const auto& [id, job] : state_.jobs) {
-    totals.running += job.record.phase() == v1::JOB_PHASE_RUNNING;
-    totals.queued += job.record.phase() == v1::JOB_PHASE_QUEUED;
+  for (const JobState* job : state_.jobs.Active()) {
+    totals.running += job->record.phase() == v1::JOB_PHASE_RUNNING;
+    totals.queued += job->record.phase() == v1::JOB_PHASE_QUEUED;
   }
   return totals;
 }
@@ -596,8 +596,9 @@ Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
 
 int Coordinator::QueuePositionOf(const JobState& job) const {
   if (job.record.phase() != v1::JOB_PHASE_QUEUED) return 0;
-  return static_cast<int>(std::count_if(state_.jobs.begin(), state_.jobs.end(), [&](auto& entry) {
-    const v1::JobRecord& other = entry.second.record;
+  const std::vector<const JobState*> active = state_.jobs.Active();
+  return static_cast<int>(std::count_if(active.begin(), active.end(), [&](const JobState* entry) {
+    const v1::JobRecord& other = entry->record;
     return other.phase() == v1::JOB_PHASE_QUEUED && other.number() <= job.record.number();
   }));
 }
@@ -644,13 +645,16 @@ Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const double now = clock_.Now();
   Jobs jobs;
-  std::vector<const JobState*> shown;
-  for (const auto& [id, job] : state_.jobs) {
-    const v1::JobRecord& record = job.record;
-    ++jobs.by_state[PublishedState(record)];
-    jobs.waiting += record.phase() == v1::JOB_PHASE_QUEUED ? 1 : 0;
-    if (IsTerminal(record.phase()) && now - record.finished_at() > linger) continue;
-    shown.push_back(&job);
+  for (const auto& [phase, count] : state_.jobs.ended()) {
+    v1::JobRecord ended;
+    ended.set_phase(phase);
+    if (count > 0) jobs.by_state[PublishedState(ended)] += count;
+  }
+  std::vector<const JobState*> shown = state_.jobs.EndedSince(now - linger);
+  for (const JobState* job : state_.jobs.Active()) {
+    ++jobs.by_state[PublishedState(job->record)];
+    jobs.waiting += job->record.phase() == v1::JOB_PHASE_QUEUED ? 1 : 0;
+    shown.push_back(job);
   }
   const auto place = [](const JobState* job) {
     const bool holds = job->placement->ranks() > 0;
