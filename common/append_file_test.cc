@@ -1,8 +1,14 @@
 #include "common/append_file.h"
 
+#include <functional>
+#include <memory>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <tuple>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
@@ -77,6 +83,55 @@ INSTANTIATE_TEST_SUITE_P(All, AppendFileTest,
                          ::testing::Combine(::testing::Values(AppendFile::PageCache::kKeep,
                                                               AppendFile::PageCache::kBypass),
                                             ::testing::Values("", "/dev/shm")));
+
+std::unique_ptr<AppendFile> CreateIn(const TempDir& directory, int number, WriterThreads& threads) {
+  auto file =
+      AppendFile::Create(absl::StrCat(directory.path(), "/", number),
+                         AppendFile::Existing::kReplace, AppendFile::PageCache::kKeep, 0, threads);
+  EXPECT_TRUE(file.ok()) << file.status();
+  return *std::move(file);
+}
+
+// As where the system's limit of processes is reached.
+TEST(AppendFile, NeedsNoThread) {
+  TempDir directory;
+  int tried = 0;
+  WriterThreads none(8, [&](const std::function<void()>&) -> std::thread {
+    ++tried;
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  });
+  const std::string content = Content(7 * kMiB + 12345);
+  const auto file = CreateIn(directory, 1, none);
+  ASSERT_TRUE(file->Append(content).ok());
+  ASSERT_TRUE(file->Close().ok());
+  EXPECT_GT(tried, 0);
+  EXPECT_TRUE(*ReadFile(directory.path() + "/1") == content);
+}
+
+TEST(AppendFile, ManyThatAreOpenHaveFewThreads) {
+  constexpr int kFiles = 20;
+  TempDir directory;
+  int started = 0;
+  WriterThreads few(3, [&](std::function<void()> run) {
+    ++started;
+    return std::thread(std::move(run));
+  });
+  const std::string content = Content(4 * kMiB + 7);
+  std::vector<std::unique_ptr<AppendFile>> files;
+  for (int i = 0; i < kFiles; ++i) {
+    files.push_back(CreateIn(directory, i, few));
+    ASSERT_TRUE(files.back()->Append(content).ok());
+  }
+  EXPECT_EQ(started, 3);
+  for (int i = 0; i < kFiles; ++i) {
+    ASSERT_TRUE(files[static_cast<size_t>(i)]->Close().ok());
+    EXPECT_TRUE(*ReadFile(absl::StrCat(directory.path(), "/", i)) == content) << i;
+  }
+  files.clear();
+  const auto next = CreateIn(directory, kFiles, few);
+  ASSERT_TRUE(next->Append(content).ok());
+  EXPECT_EQ(started, 5) << "those of files that were closed serve others";
+}
 
 TEST(AppendFile, AFullDiskIsToldAtTheLatestByClose) {
   const auto file =

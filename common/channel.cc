@@ -159,9 +159,10 @@ void RequireTls13() {
   TERCIO_CHECK(done);
 }
 
-void ConfigureServer(grpc::ServerBuilder& builder) {
+void ConfigureServer(grpc::ServerBuilder& builder, int most_threads) {
   builder.SetMaxReceiveMessageSize(kMostMessageBytes);
-  builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(kMostBufferedBytes));
+  builder.SetResourceQuota(
+      grpc::ResourceQuota("server").Resize(kMostBufferedBytes).SetMaxThreads(most_threads));
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -54,8 +55,10 @@ inline constexpr absl::Duration kLongestConnectionOfAgents = absl::Hours(24);
 
 // What every server of ours has: bounded messages and buffers, a port that is not shared with
 // another process, pings that find peers which vanished without closing, and little patience with
-// connections that never begin to speak HTTP/2.
-void ConfigureServer(grpc::ServerBuilder& builder);
+// connections that never begin to speak HTTP/2. Calls that hold a thread (of services that are not
+// callbacks) have `most_threads` together: further ones are answered RESOURCE_EXHAUSTED.
+void ConfigureServer(grpc::ServerBuilder& builder,
+                     int most_threads = std::numeric_limits<int>::max());
 
 // 127.0.0.0/8, ::1, localhost, unix sockets.
 bool IsLoopback(const std::string& address);

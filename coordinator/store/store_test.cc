@@ -340,6 +340,30 @@ TEST_F(StoreTest, DamageIsFoundAtTheStartAndTheBackUpNamed) {
   EXPECT_EQ(Open()->LoadJobs()->at(0).step(), 7);
 }
 
+// The damage lies where the check does not come in its time.
+TEST_F(StoreTest, ACheckThatTakesTooLongIsCutOff) {
+  {
+    const auto store = Open();
+    Changes changes = Some();
+    for (int i = 0; i < 2000; ++i) {
+      changes.events.emplace_back().set_message(std::string(100, 'x'));
+    }
+    ASSERT_TRUE(store->Commit(changes).ok());
+  }
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) / 2 / 4096 * 4096));
+    file << std::string(4096, '\xee');
+  }
+  EXPECT_FALSE(Store::Open(path_, false).ok());
+  const auto store = Store::Open(path_, false, absl::ZeroDuration());
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_EQ((*store)->LoadJobs()->at(0).step(), 7);
+  Changes more;
+  more.jobs.emplace_back().set_id("job-2");
+  EXPECT_TRUE((*store)->Commit(more).ok()) << "an interrupt came after the check";
+}
+
 TEST_F(StoreTest, AFileThatIsNoDatabaseIsRefused) {
   std::ofstream(path_) << std::string(10'000, 'x');
   EXPECT_EQ(Store::Open(path_, false).status().code(), absl::StatusCode::kFailedPrecondition);
