@@ -1,5 +1,6 @@
 #include "common/append_file.h"
 
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -140,6 +141,25 @@ TEST(AppendFile, AFullDiskIsToldAtTheLatestByClose) {
   absl::Status status = (*file)->Append(Content(11 * kMiB));
   if (status.ok()) status = (*file)->Close();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+// What the disk could not take is never taken for written, whether it is known at once or not.
+TEST(AppendFile, AnFsyncThatFailsIsToldByClose) {
+  const TempDir directory;
+  const std::string rules = directory.path() + "/rules";
+  setenv("FAILING_FILES", rules.c_str(), 1);
+  ASSERT_TRUE(WriteFileDurably(rules, "fail fsync /part").ok());
+  for (const size_t bytes : {size_t{1}, 7 * kMiB}) {
+    const auto file =
+        AppendFile::Create(directory.path() + "/part", AppendFile::Existing::kReplace,
+                           AppendFile::PageCache::kBypass, static_cast<int64_t>(bytes));
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE((*file)->Append(Content(bytes)).ok());
+    const absl::Status status = (*file)->Close();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_NE(status.message().find("cannot sync " + directory.path() + "/part"), std::string::npos)
+        << status;
+  }
 }
 
 TEST(AppendFile, ADirectoryThatIsNotThereIsNamed) {

@@ -136,9 +136,11 @@ def job():
                       (f"tercio_job_loss_scale{OF_JOB} / 1e9", "loss scale / 1e9")),
                 graph("Steps not used", "none", "Steps in the last hour that were skipped since a number was not finite, or that "
                       "were spikes.", (f"increase(tercio_job_skipped_steps_total{OF_JOB}[1h])", "skipped"),
-                      (f"increase(tercio_job_spikes_total{OF_JOB}[1h])", "spikes")),
+                      (f"increase(tercio_job_spikes_total{OF_JOB}[1h])", "spikes"), width=8),
                 graph("Ranks", "none", "Ranks that hold devices, and those that the job asks for.",
-                      (f'tercio_job_ranks{{job_id=~"$job"}}', "{{kind}}")),
+                      (f'tercio_job_ranks{{job_id=~"$job"}}', "{{kind}}"), width=8),
+                graph("Loading", "bytes", "State that the ranks load before their first step: all of it, and what has been read.",
+                      (f"tercio_job_loading_bytes{OF_JOB}", "{{kind}}"), width=8),
             ]),
             ("Speed", [
                 graph("Time of a step", "s", "Mean over time, the planner's prediction, and the 99th percentile (by buckets).",
@@ -231,11 +233,23 @@ def checkpoints():
                       width=24),
             ]),
             ("Checkpoints", [
+                number("Damaged", "none", "Checkpoints that are known to be damaged and still lie there; jobs start from those before.",
+                       (f"sum(tercio_checkpoint_damaged{OF_JOB})", ""), width=8, thresholds=ANY_IS_BAD),
+                number("Jobs that cannot read theirs", "none", "They wait for a volume, permissions or a disk, and fail after "
+                       "--checkpoint-patience.", (f"sum(tercio_checkpoint_unreadable{OF_JOB})", ""), width=8, thresholds=ANY_IS_BAD),
+                number("Newest not verified", "none", "Jobs whose last checkpoint has not been read back yet.",
+                       (f"sum(tercio_checkpoint_step{OF_JOB} > bool tercio_checkpoint_verified_step{OF_JOB})", ""), width=8),
                 graph("Since the last checkpoint", "s", "What would be lost if the job broke now, but for copies in memory.",
                       (f"time() - tercio_checkpoint_last_success_timestamp_seconds{OF_JOB}", "{{job_name}}")),
                 graph("Steps since the last checkpoint", "none", "Beside the interval that the job asks for.",
                       (f"tercio_job_step{OF_JOB} - tercio_checkpoint_step{OF_JOB}", "{{job_name}}"),
                       (f"tercio_checkpoint_every_steps{OF_JOB}", "{{job_name}}: every")),
+                graph("Steps since the last verified one", "none", "Since the newest checkpoint whose every byte was read back and found "
+                      "right: what would be lost if all later ones were damaged.",
+                      (f"tercio_job_step{OF_JOB} - tercio_checkpoint_verified_step{OF_JOB}", "{{job_name}}")),
+                graph("Damaged and unreadable", "none", "Damaged checkpoints of each job; 1 while a job waits because it can read none.",
+                      (f"tercio_checkpoint_damaged{OF_JOB}", "{{job_name}}: damaged"),
+                      (f"tercio_checkpoint_unreadable{OF_JOB}", "{{job_name}}: unreadable")),
                 graph("Duration", "s", "From the first byte of a checkpoint to its commit: mean, and 90th percentile by buckets.",
                       (f"sum by (job_name) (rate(tercio_checkpoint_duration_seconds_sum{OF_JOB}[$__rate_interval])) / "
                        f"sum by (job_name) (rate(tercio_checkpoint_duration_seconds_count{OF_JOB}[$__rate_interval]))",
@@ -251,6 +265,8 @@ def checkpoints():
                       (f"max by (job_name) (tercio_checkpoint_send_seconds{OF_JOB})", "{{job_name}}")),
                 graph("Loading", "s", "How long the slowest rank took to load the state it has started from.",
                       (f"max by (job_name, source) (tercio_load_seconds{OF_JOB})", "{{job_name}}, from {{source}}")),
+                graph("Being loaded", "bytes", "By the ranks of each job before their first step: all of it, and what has been read.",
+                      (f"tercio_job_loading_bytes{OF_JOB}", "{{job_name}}: {{kind}}")),
             ]),
             ("Store", [
                 graph("Free", "bytes", "On the file system that checkpoints are on, and in four hours if it goes on so.",

@@ -66,6 +66,19 @@ void Stepper::Handle(const NodeAttached& attached) {
   }
 }
 
+namespace {
+
+// The first rank there whose device the node does not offer any more; -1: there is none.
+int RankWithoutDevice(const Placement& placement, const std::string& name,
+                      const v1::AgentHello& hello) {
+  for (const int rank : placement.nodes().at(name).ranks) {
+    if (placement.DeviceOf(rank) >= hello.devices()) return rank;
+  }
+  return -1;
+}
+
+}  // namespace
+
 // What the node should be doing for this job, said again: messages may have been lost.
 void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
                         bool same_spool) {
@@ -79,6 +92,11 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       });
   switch (record.phase()) {
     case v1::JOB_PHASE_PREPARING:
+      if (const int rank = RankWithoutDevice(*job.placement, name, hello); rank >= 0) {
+        return Move(job, absl::StrCat("node ", name, " has come back with ", hello.devices(),
+                                      " devices, and rank ", rank, " was to have device ",
+                                      job.placement->DeviceOf(rank)));
+      }
       if (!HasRank(record.progress().prepared(), index)) SendPrepare(job, name);
       if (!record.progress().checkpoint_known()) Search(job);
       return;

@@ -331,6 +331,65 @@ TEST_F(ServingTest, ARequestThatIsMadeManyTimesAtOnceMakesOneJob) {
   EXPECT_EQ(coordinator_->Views().size(), 1u);
 }
 
+// The coordinator dies before a submit is durable, whichever part of it the disk did not take, and
+// after it, before anybody was told. Who asks again with the same request id has one job.
+TEST_F(ServingTest, ASubmitThatWasCutShortIsOneJobWhenItIsRepeated) {
+  for (const std::string table : {"jobs", "requests"}) {
+    Execute(("ALTER TABLE " + table + " RENAME TO away").c_str());
+    const auto answer = AnswerToSubmit("one");
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_FALSE(answer->ok());
+    JoinAll();
+    coordinator_.reset();
+    Execute(("ALTER TABLE away RENAME TO " + table).c_str());
+    Start();
+    EXPECT_TRUE(coordinator_->Views().empty()) << table;
+  }
+  const std::string id = coordinator_->Submit(SmallSpec(1), "one").value();
+  Start();
+  EXPECT_EQ(coordinator_->Submit(SmallSpec(1), "one").value(), id);
+  EXPECT_EQ(coordinator_->Views().size(), 1u);
+  EXPECT_NE(coordinator_->Submit(SmallSpec(1), "two").value(), id);
+}
+
+// Each attempt has a token of its own, which its ranks show; that of the one before opens nothing.
+TEST_F(ServingTest, TheTokenOfAnOlderAttemptIsRefused) {
+  v1::AgentHello hello;
+  hello.set_node("one");
+  hello.set_devices(1);
+  hello.set_device_kind("cpu");
+  ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());
+  ASSERT_TRUE(coordinator_->Ask(Submitted{kJob, SmallSpec(1)}).ok());
+  const std::string first = coordinator_->Find(kJob)->token();
+  EXPECT_TRUE(coordinator_->IsPresent(RunWith(1), first));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), ""));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), TokenSource().Next()));
+  ASSERT_TRUE(coordinator_->Ask(CheckpointFound{RunWith(1), 0, "", 0, {}}).ok());
+  v1::AgentMessage prepared;
+  *prepared.mutable_data_prepared()->mutable_run() = RunWith(1);
+  prepared.mutable_data_prepared()->set_vocab_size(20);
+  ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", prepared}).ok());
+  v1::AgentMessage failed;
+  *failed.mutable_rank_exited()->mutable_run() = RunWith(1);
+  failed.mutable_rank_exited()->mutable_exit()->set_exit_code(1);
+  ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", failed}).ok());
+  v1::AgentMessage stopped;
+  *stopped.mutable_run_stopped()->mutable_run() = RunWith(1);
+  ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", stopped}).ok());
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), first)) << "nobody trains now";
+  for (int i = 0; i < 10 && coordinator_->Find(kJob)->attempt() == 1; ++i) {
+    v1::AgentMessage heartbeat;
+    heartbeat.mutable_heartbeat();
+    ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", heartbeat}).ok());
+    Pass(10);
+  }
+  ASSERT_EQ(coordinator_->Find(kJob)->attempt(), 2);
+  const std::string second = coordinator_->Find(kJob)->token();
+  EXPECT_TRUE(coordinator_->IsPresent(RunWith(2), second));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(2), first));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), first));
+}
+
 // A checkpoint that takes long to read is one whose manifest is a pipe.
 TEST_F(ServingTest, OneJobsCheckpointIsSearchedWhileOthersAreServed) {
   const std::string id = coordinator_->Submit(SmallSpec(1), "one").value();

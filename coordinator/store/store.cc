@@ -2,6 +2,7 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <thread>
@@ -453,6 +454,9 @@ absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, 
 absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int64_t* after,
                                                      const LineFilter& wanted, size_t most) {
   std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement last(database_, "SELECT seq FROM sqlite_sequence WHERE name='logs'");
+  TERCIO_ASSIGN_OR_RETURN(const bool any, last.Next());
+  *after = std::min(*after, any ? last.Integer(0) : 0);
   SqliteStatement query(
       database_, "SELECT sequence, record FROM logs WHERE job=? AND sequence>? ORDER BY sequence");
   query.Bind(1, job);

@@ -98,7 +98,9 @@ class Store {
   absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& job, int64_t after,
                                                    size_t most = kAll);
   using LineFilter = std::function<bool(const v1::LogLine&)>;
-  // Wanted lines with a sequence above *after, which becomes that of the last line looked at.
+  // Wanted lines with a sequence above *after, which becomes that of the last line looked at. A
+  // place beyond all lines that there have been, of a store that was restored since, is that of
+  // the last of them.
   absl::StatusOr<std::vector<v1::LogLine>> Logs(const std::string& job, int64_t* after,
                                                 const LineFilter& wanted, size_t most = kAll);
   // The sequence after which the last `tail` wanted lines come.

@@ -23,7 +23,7 @@ BUILT = os.path.join(ROOT, "bazel-bin")
 RULES = os.path.join(ROOT, "deploy", "prometheus", "rules")
 
 # So long is a window of the rules here; alerts wait for a second before they fire.
-SHORTER = {"1d": "60s", "1h": "25s", "15m": "15s", "10m": "12s", "5m": "8s"}
+SHORTER = {"1d": "60s", "1h": "25s", "15m": "15s", "10m": "12s", "5m": "8s", "2m": "5s"}
 
 # What this run cannot show, by a part of the expression.
 NOT_HERE = {
