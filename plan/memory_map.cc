@@ -113,16 +113,17 @@ int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const Sta
   return elements;
 }
 
-// The most that any data rank saves: weights and both moments of its tensors.
-int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
-  const int data = layout.data();
-  std::vector<int64_t> elements(static_cast<size_t>(data));
-  for (const StageTensor& entry : stage.tensors) {
-    if (entry.role == TensorRole::kHead) continue;
-    for (int index = 0; index < data; ++index) {
-      if (!SavesTensor(entry.tensor.index, index, data)) continue;
-      elements[static_cast<size_t>(index)] += 3 * LogicalElements(job, layout, entry.tensor);
-    }
+// The most that any data rank saves: weights and both moments of its tensors; the first one saves
+// `of_first` beside them.
+int64_t SavedElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage,
+                      int64_t of_first) {
+  std::vector<int64_t> elements(static_cast<size_t>(layout.data()));
+  elements[0] = of_first;
+  const std::vector<int> savers = SavingDataRanks(stage, layout.data());
+  for (size_t i = 0; i < savers.size(); ++i) {
+    if (savers[i] < 0) continue;
+    elements[static_cast<size_t>(savers[i])] +=
+        3 * LogicalElements(job, layout, stage.tensors[i].tensor);
   }
   return *std::max_element(elements.begin(), elements.end());
 }
@@ -134,8 +135,8 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
   const bool copies = KeepsCopies(job);
   int64_t guard = copies || stage == 0 ? StateElements(job) : 0;
   if (HasFp8(job)) guard += kFp8StateOfLayer * job.model().layers() / layout.pipeline();
-  return guard + (copies ? CopyElements(job, layout, stage_tensors)
-                         : SavedElements(job, layout, stage_tensors));
+  return copies ? guard + CopyElements(job, layout, stage_tensors)
+                : SavedElements(job, layout, stage_tensors, guard);
 }
 
 // Of cuDNN's attention, where it takes the model's calls (CudnnTakes).
@@ -464,8 +465,22 @@ int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors) {
   return std::max(2 * tensors * members, world + 2);
 }
 
-bool SavesTensor(int tensor_index_in_model, int data_index, int data) {
-  return tensor_index_in_model % data == data_index;
+std::vector<int> SavingDataRanks(const StageTensors& tensors, int data) {
+  const std::vector<StageTensor>& all = tensors.tensors;
+  std::vector<size_t> largest_first;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i].role != TensorRole::kHead) largest_first.push_back(i);
+  }
+  std::stable_sort(largest_first.begin(), largest_first.end(),
+                   [&](size_t a, size_t b) { return all[a].elements > all[b].elements; });
+  std::vector<int> savers(all.size(), -1);
+  std::vector<int64_t> load(static_cast<size_t>(data));
+  for (const size_t i : largest_first) {
+    const auto least = std::min_element(load.begin(), load.end());
+    *least += all[i].elements;
+    savers[i] = static_cast<int>(least - load.begin());
+  }
+  return savers;
 }
 
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,

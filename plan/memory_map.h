@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/model_tensors.h"
 #include "plan/precision.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -95,8 +96,10 @@ int SumsPerSequence(const v1::ModelSpec& model);
 // Doubles with which data-parallel ranks compare `tensors` tensors (worker/engine/replica_check.h).
 int64_t ReplicaExchange(const v1::Layout& layout, int64_t tensors);
 
-// Whether data rank `data_index` saves this tensor (and its moments) in checkpoints.
-bool SavesTensor(int tensor_index_in_model, int data_index, int data);
+// The data rank that saves each tensor of a stage, and its moments, in checkpoints: by index in
+// `tensors`, -1 for a tied head, which its lookup's rank saves. All data ranks save about as much:
+// the largest tensors are given out first, each to the rank that has the least (Graham 1969, LPT).
+std::vector<int> SavingDataRanks(const StageTensors& tensors, int data);
 
 // Bytes a rank needs per buffer for a stage; the same for all its ranks. `threads` enters
 // through per-thread scratch. REQUIRES: a layout that CheckLayout accepts; model.vocab_size > 0.

@@ -326,6 +326,28 @@ TEST(MemoryMap, Fp8AddsWeightsFactorsAndScales) {
   EXPECT_EQ(CheckFp8(job).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Weights and biases take turns in a layer: by turns one of two ranks would save nearly everything.
+TEST(MemoryMap, DataRanksSaveAboutAsMuch) {
+  for (const int data : {1, 2, 3, 4}) {
+    for (const int pipeline : {1, 2}) {
+      const StageTensors stage = TensorsOfStage(Job().model(), LayoutOf(2, pipeline, data), 0);
+      const std::vector<int> savers = SavingDataRanks(stage, data);
+      ASSERT_EQ(savers.size(), stage.tensors.size());
+      std::vector<int64_t> load(static_cast<size_t>(data));
+      int64_t all = 0;
+      for (size_t i = 0; i < savers.size(); ++i) {
+        const bool head = stage.tensors[i].role == TensorRole::kHead;
+        ASSERT_EQ(savers[i] < 0, head);
+        if (head) continue;
+        ASSERT_LT(savers[i], data);
+        load[static_cast<size_t>(savers[i])] += stage.tensors[i].elements;
+        all += stage.tensors[i].elements;
+      }
+      for (const int64_t of_rank : load) EXPECT_NEAR(of_rank, all / data, all / 50) << data;
+    }
+  }
+}
+
 TEST(MemoryMap, CopiesOfSnapshotsTakeAllThatARankNeeds) {
   v1::JobSpec keeps = Job();
   keeps.mutable_checkpoint()->set_peer_copies(2);

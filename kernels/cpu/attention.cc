@@ -245,7 +245,7 @@ HWY_EXPORT(AttentionBackwardItem);
 
 void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
   TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
-  const int64_t per_thread = AttentionScratch(args.tokens, args.head_dim, 1);
+  const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
   pool.ParallelFor(args.sequences * args.heads, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionItem)(args, item, args.scratch + thread * per_thread);
   });
@@ -253,7 +253,7 @@ void AttentionCpu(const AttentionArgs& args, ThreadPool& pool) {
 
 void AttentionBackwardCpu(const AttentionBackwardArgs& args, ThreadPool& pool) {
   TERCIO_CHECK_LE(args.head_dim, kDepthBlock);
-  const int64_t per_thread = AttentionScratch(args.tokens, args.head_dim, 1);
+  const int64_t per_thread = AttentionScratchStride(args.tokens, args.head_dim);
   pool.ParallelFor(args.sequences * args.heads / args.group, [&](int64_t item, int thread) {
     HWY_DYNAMIC_DISPATCH(AttentionBackwardItem)(args, item, args.scratch + thread * per_thread);
   });

@@ -13,20 +13,22 @@ inline constexpr int64_t kDepthBlock = 256;
 
 inline int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// One thread's part of the scratch, cut into pieces. The forward pass uses the first three.
+// One thread's part of the scratch, cut into pieces. Packed ones have room for the widest vectors
+// of any processor, since plans are made elsewhere; the last piece is used to its end on all.
 struct AttentionPieces {
   float* keys;       // k transposed, packed: D x T
   float* values;     // forward: v packed T x D; backward: v transposed, packed D x T
-  float* scores;     // kQueryBlock x T
-  float* gradients;  // kQueryBlock x T
-  float* rows;       // k packed T x D
+  float* rows;       // backward: k packed T x D
+  float* block;      // backward: a block of q or dout packed, its queries x D
   float* drop;       // T
-  float* block;      // a block of q or dout packed: its queries x D
-  int64_t stride;    // of scores
+  float* scores;     // queries of a block x T
+  float* gradients;  // backward: queries of a block x T
+  int64_t stride;    // of scores and gradients
 };
 
 inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, AttentionPieces* pieces) {
   const int64_t stride = RoundUp(tokens, 16);
+  const int64_t queries = std::min(kQueryBlock, tokens);
   const int64_t by_tokens = head_dim * RoundUp(tokens, kWidestPanel);
   const int64_t by_channels = RoundUp(tokens, 16) * RoundUp(head_dim, kWidestPanel);
   const int64_t packed = RoundUp(std::max(by_tokens, by_channels), 16);
@@ -39,19 +41,27 @@ inline int64_t CutScratch(float* base, int64_t tokens, int64_t head_dim, Attenti
   pieces->stride = stride;
   pieces->keys = take(packed);
   pieces->values = take(packed);
-  pieces->scores = take(kQueryBlock * stride);
-  pieces->gradients = take(kQueryBlock * stride);
   pieces->rows = take(packed);
+  pieces->block = take(queries * RoundUp(head_dim, kWidestPanel));
   pieces->drop = take(stride);
-  pieces->block = take(std::min(kQueryBlock, tokens) * RoundUp(head_dim, kWidestPanel));
+  pieces->scores = take(queries * stride);
+  pieces->gradients = at;
+  at += (queries - 1) * stride + tokens;
   return at - base;
+}
+
+// From one thread's part of the scratch to the next one's, in elements.
+inline int64_t AttentionScratchStride(int64_t tokens, int64_t head_dim) {
+  AttentionPieces pieces;
+  return RoundUp(CutScratch(nullptr, tokens, head_dim, &pieces), 16);
 }
 
 // Elements of scratch that AttentionForward and AttentionBackward need with up to `threads`
 // threads.
 inline int64_t AttentionScratch(int64_t tokens, int64_t head_dim, int threads) {
   AttentionPieces pieces;
-  return threads * CutScratch(nullptr, tokens, head_dim, &pieces);
+  return (threads - 1) * AttentionScratchStride(tokens, head_dim) +
+         CutScratch(nullptr, tokens, head_dim, &pieces);
 }
 
 }  // namespace tercio::kernels

@@ -49,8 +49,9 @@ class SharedCheckpoints(ClusterTest):
         self.assertEqual(curve, expected)
 
     def test_bytes_read_at_a_resume_do_not_grow_with_the_data_parallel_degree(self):
-        # Matrices of 16 MiB: several pieces of a load, and several blocks of a file, each.
-        model = ["--set", "model={layers: 2, hidden: 512, heads: 4, context: 8, ffn_hidden: 8192}", "--set", "training.evaluate={batches: 1}"]
+        # The largest matrices are two pieces of a load, and three blocks of a file.
+        model = ["--set", "model={layers: 1, hidden: 512, heads: 4, context: 8, ffn_hidden: 4160}",
+                 "--set", "training.evaluate={batches: 1}"]
         for store, where in (("its own directory", ["--set", "checkpoint.path=shared"]), ("the coordinator's", [])):
             job = self.submit(*model, "--set", "training.steps=1", *where, *layout(1, 1, 1))
             self.assertEqual(self.json(*self.reach("wait", job))["state"], "succeeded")
@@ -61,7 +62,7 @@ class SharedCheckpoints(ClusterTest):
                 self.assertEqual((done["state"], done["step"]), ("succeeded", steps))
                 read[data] = self.bytes_loaded(job, done["attempt"], data)
             with self.subTest(store=store, saved=saved, read=read):
-                self.assertGreater(saved, 100e6)
+                self.assertGreater(saved, 50e6)
                 self.assertLess(abs(read[1] - saved), 0.01 * saved)
                 self.assertLessEqual(read[4], 1.1 * read[1])
 

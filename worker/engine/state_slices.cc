@@ -48,15 +48,12 @@ bool IsOptionalState(std::string_view tensor) {
 
 std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan) {
   std::vector<StateSlice> slices;
-  for (const plan::StageTensor& entry : tensors.tensors) {
-    if (entry.role == plan::TensorRole::kHead) continue;
+  const std::vector<int> savers = plan::SavingDataRanks(tensors, plan.layout().data());
+  for (size_t i = 0; i < savers.size(); ++i) {
+    const plan::StageTensor& entry = tensors.tensors[i];
     const bool whole = entry.tensor.shard == plan::Shard::kWhole;
     if (whole && plan.placement().tensor_index() != 0) continue;
-    if (!plan::SavesTensor(entry.tensor.index, plan.placement().data_index(),
-                           plan.layout().data())) {
-      continue;
-    }
-    AddTensor(entry, plan, &slices);
+    if (savers[i] == plan.placement().data_index()) AddTensor(entry, plan, &slices);
   }
   return slices;
 }
