@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <filesystem>
 #include <numeric>
 #include <string>
@@ -426,6 +427,39 @@ TEST_F(CheckpointTest, AStreamThatDidNotArriveAsItWasSentIsRefused) {
   const auto upload = store_.Begin(begin);
   ASSERT_TRUE((*upload)->Write(bytes).ok());
   EXPECT_EQ((*upload)->Write("x").code(), absl::StatusCode::kInvalidArgument);
+}
+
+// A disk that loses what it was given says so at an fsync: of a part, the manifest, or the
+// directory that names them.
+TEST_F(CheckpointTest, WhatTheDiskDidNotTakeIsNoCheckpoint) {
+  const std::string rules = dir_.path() + "/rules";
+  setenv("FAILING_FILES", rules.c_str(), 1);
+  ASSERT_TRUE(Save(5, {Slice(0, kRows, 0, kColumns)}).ok());
+  int64_t step = 5;
+  for (const char* part : {"/rank-", "/manifest.json", "/attempt-1$"}) {
+    SCOPED_TRACE(part);
+    const int64_t before = step;
+    step += 5;
+    ASSERT_TRUE(WriteFileDurably(rules, absl::StrCat("fail fsync ", part)).ok());
+    const auto failed = Save(step, {Slice(0, kRows, 0, kColumns)});
+    EXPECT_EQ(failed.status().code(), absl::StatusCode::kInternal) << failed.status();
+    EXPECT_THAT(std::string(failed.status().message()), HasSubstr("cannot sync"));
+    EXPECT_EQ(NewestGood(), before);
+    EXPECT_EQ(store_.List("job")->back().step, before);
+    std::filesystem::remove(rules);
+    EXPECT_TRUE(store_.Abandon("job", step, 1).ok());
+    EXPECT_FALSE(std::filesystem::exists(store_.PathOf("job", step)));
+    ASSERT_TRUE(Save(step, {Slice(0, kRows, 0, kColumns)}).ok());
+    EXPECT_EQ(NewestGood(), step);
+  }
+  // What cannot be read is not damaged: it is tried again.
+  for (const char* part : {"/rank-", "/manifest.json"}) {
+    ASSERT_TRUE(WriteFileDurably(rules, absl::StrCat("fail read ", part)).ok());
+    const auto reader = Reader::Open(store_.PathOf("job", step), /*digests=*/true);
+    EXPECT_EQ(reader.status().code(), absl::StatusCode::kInternal) << reader.status();
+    std::filesystem::remove(rules);
+    EXPECT_EQ(NewestGood(), step);
+  }
 }
 
 TEST_F(CheckpointTest, PartialSavesAreInvisibleAndRemoved) {

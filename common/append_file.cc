@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "common/check.h"
@@ -19,6 +20,8 @@ namespace {
 constexpr size_t kBlockBytes = size_t{2} << 20;
 // A disk that is given the next block before it is done with the last never stands still.
 constexpr size_t kWriters = 2;
+// Of the process: a disk is kept busy by fewer.
+constexpr int kMostWriters = 64;
 // What O_DIRECT wants addresses, offsets and sizes to be multiples of, on every disk there is.
 constexpr size_t kAlignment = 4096;
 
@@ -32,18 +35,45 @@ size_t RoundUp(size_t size) { return (size + kAlignment - 1) / kAlignment * kAli
 
 }  // namespace
 
+WriterThreads::WriterThreads(int most, Start start)
+    : most_(most), start_(start != nullptr ? std::move(start) : [](std::function<void()> run) {
+        return std::thread(std::move(run));
+      }) {}
+
+WriterThreads& WriterThreads::Shared() {
+  static auto* const shared = new WriterThreads(kMostWriters);
+  return *shared;
+}
+
+bool WriterThreads::TryStart(std::function<void()> run, std::vector<std::thread>* threads) {
+  if (running_.fetch_add(1) >= most_) {
+    --running_;
+    return false;
+  }
+  try {
+    threads->push_back(start_(std::move(run)));
+  } catch (const std::system_error&) {
+    --running_;
+    return false;
+  }
+  return true;
+}
+
+void WriterThreads::Return(size_t threads) { running_ -= static_cast<int>(threads); }
+
 void AppendFile::Free::operator()(char* block) const { std::free(block); }
 
 absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::Create(std::string path, Existing existing,
                                                                PageCache cache,
-                                                               int64_t expected_bytes) {
+                                                               int64_t expected_bytes,
+                                                               WriterThreads& threads) {
   const int flags =
       O_WRONLY | O_CREAT | O_CLOEXEC | (existing == Existing::kReplace ? O_TRUNC : O_EXCL);
   const int descriptor = open(path.c_str(), flags, 0644);
   if (descriptor < 0) return FileError(errno, "cannot create", path);
   // A file system that cannot do it says so here or at the first write.
   const bool direct = cache == PageCache::kBypass && fcntl(descriptor, F_SETFL, O_DIRECT) == 0;
-  std::unique_ptr<AppendFile> file(new AppendFile(path, descriptor, direct));
+  std::unique_ptr<AppendFile> file(new AppendFile(path, descriptor, direct, threads));
   if (expected_bytes > 0 && fallocate(descriptor, 0, 0, expected_bytes) != 0 && errno == ENOSPC) {
     return FileError(errno, "cannot reserve", path);
   }
@@ -68,7 +98,8 @@ absl::Status AppendFile::Append(std::string_view bytes) {
 }
 
 absl::Status AppendFile::HandOver() {
-  if (writers_.size() < kWriters) writers_.emplace_back([this] { WriteBlocks(); });
+  if (writers_.size() < kWriters) threads_.TryStart([this] { WriteBlocks(); }, &writers_);
+  if (writers_.empty()) return WriteHere();
   std::unique_lock<std::mutex> lock(mutex_);
   full_.push_back({std::move(filling_), offset_});
   offset_ += static_cast<int64_t>(kBlockBytes);
@@ -81,6 +112,13 @@ absl::Status AppendFile::HandOver() {
     empty_.pop_back();
   }
   return status_;
+}
+
+absl::Status AppendFile::WriteHere() {
+  TERCIO_RETURN_IF_ERROR(Write(filling_.get(), kBlockBytes, offset_));
+  offset_ += static_cast<int64_t>(kBlockBytes);
+  filled_ = 0;
+  return absl::OkStatus();
 }
 
 absl::Status AppendFile::AwaitWriters() {
@@ -153,6 +191,7 @@ void AppendFile::StopWriters() {
     changed_.notify_all();
   }
   for (std::thread& writer : writers_) writer.join();
+  threads_.Return(writers_.size());
 }
 
 }  // namespace tercio

@@ -1,6 +1,8 @@
 // A new file that is written from its beginning to its end, for files of gigabytes: what is
 // appended is gathered in blocks, and threads of the file's own give them to the disk while the
-// next block is filled. A file that fits into one block needs no thread. Holds at most 6 MiB.
+// next block is filled. The process has a bounded number of such threads: a file that gets none,
+// since many are open or the system has none left, is written by whoever appends to it. A file that
+// fits into one block needs none. Holds at most 6 MiB with threads, 2 MiB without.
 //
 // Threads: one at a time.
 // Errors: as of common/file.h (RESOURCE_EXHAUSTED: the disk is full). They come late, at the latest
@@ -12,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -25,6 +28,26 @@
 
 namespace tercio {
 
+// How many threads may write files at a time. Threads: any.
+class WriterThreads {
+ public:
+  // Throws std::system_error where the system has no thread left, as std::thread does.
+  using Start = std::function<std::thread(std::function<void()>)>;
+  explicit WriterThreads(int most, Start start = nullptr);
+  // Of this process.
+  static WriterThreads& Shared();
+
+  // False: there is none for it.
+  bool TryStart(std::function<void()> run, std::vector<std::thread>* threads);
+  // So many of them have ended.
+  void Return(size_t threads);
+
+ private:
+  const int most_;
+  const Start start_;
+  std::atomic<int> running_ = 0;
+};
+
 class AppendFile {
  public:
   enum class Existing { kReplace, kRefuse };
@@ -37,10 +60,10 @@ class AppendFile {
   };
 
   // `expected_bytes` are reserved at once where the file system can do that; it may become another
-  // size.
-  static absl::StatusOr<std::unique_ptr<AppendFile>> Create(std::string path, Existing existing,
-                                                            PageCache cache,
-                                                            int64_t expected_bytes = 0);
+  // size. `threads` must outlive the file.
+  static absl::StatusOr<std::unique_ptr<AppendFile>> Create(
+      std::string path, Existing existing, PageCache cache, int64_t expected_bytes = 0,
+      WriterThreads& threads = WriterThreads::Shared());
   // What Close has not ended stays as far as it was written.
   ~AppendFile();
   AppendFile(const AppendFile&) = delete;
@@ -61,9 +84,10 @@ class AppendFile {
     int64_t offset = 0;
   };
 
-  AppendFile(std::string path, int descriptor, bool direct)
-      : path_(std::move(path)), descriptor_(descriptor), direct_(direct) {}
+  AppendFile(std::string path, int descriptor, bool direct, WriterThreads& threads)
+      : path_(std::move(path)), descriptor_(descriptor), threads_(threads), direct_(direct) {}
   absl::Status HandOver();
+  absl::Status WriteHere();
   absl::Status AwaitWriters();
   void WriteBlocks();
   absl::Status Write(const char* bytes, size_t size, int64_t offset);
@@ -72,6 +96,7 @@ class AppendFile {
 
   const std::string path_;
   int descriptor_;
+  WriterThreads& threads_;
   std::atomic<bool> direct_;  // past the page cache
   Block filling_;
   size_t filled_ = 0;

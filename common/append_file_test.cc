@@ -1,8 +1,15 @@
 #include "common/append_file.h"
 
+#include <cstdlib>
+#include <functional>
+#include <memory>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <tuple>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/file.h"
 #include "common/temp_dir.h"
 #include "gtest/gtest.h"
@@ -78,6 +85,55 @@ INSTANTIATE_TEST_SUITE_P(All, AppendFileTest,
                                                               AppendFile::PageCache::kBypass),
                                             ::testing::Values("", "/dev/shm")));
 
+std::unique_ptr<AppendFile> CreateIn(const TempDir& directory, int number, WriterThreads& threads) {
+  auto file =
+      AppendFile::Create(absl::StrCat(directory.path(), "/", number),
+                         AppendFile::Existing::kReplace, AppendFile::PageCache::kKeep, 0, threads);
+  EXPECT_TRUE(file.ok()) << file.status();
+  return *std::move(file);
+}
+
+// As where the system's limit of processes is reached.
+TEST(AppendFile, NeedsNoThread) {
+  TempDir directory;
+  int tried = 0;
+  WriterThreads none(8, [&](const std::function<void()>&) -> std::thread {
+    ++tried;
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  });
+  const std::string content = Content(7 * kMiB + 12345);
+  const auto file = CreateIn(directory, 1, none);
+  ASSERT_TRUE(file->Append(content).ok());
+  ASSERT_TRUE(file->Close().ok());
+  EXPECT_GT(tried, 0);
+  EXPECT_TRUE(*ReadFile(directory.path() + "/1") == content);
+}
+
+TEST(AppendFile, ManyThatAreOpenHaveFewThreads) {
+  constexpr int kFiles = 20;
+  TempDir directory;
+  int started = 0;
+  WriterThreads few(3, [&](std::function<void()> run) {
+    ++started;
+    return std::thread(std::move(run));
+  });
+  const std::string content = Content(4 * kMiB + 7);
+  std::vector<std::unique_ptr<AppendFile>> files;
+  for (int i = 0; i < kFiles; ++i) {
+    files.push_back(CreateIn(directory, i, few));
+    ASSERT_TRUE(files.back()->Append(content).ok());
+  }
+  EXPECT_EQ(started, 3);
+  for (int i = 0; i < kFiles; ++i) {
+    ASSERT_TRUE(files[static_cast<size_t>(i)]->Close().ok());
+    EXPECT_TRUE(*ReadFile(absl::StrCat(directory.path(), "/", i)) == content) << i;
+  }
+  files.clear();
+  const auto next = CreateIn(directory, kFiles, few);
+  ASSERT_TRUE(next->Append(content).ok());
+  EXPECT_EQ(started, 5) << "those of files that were closed serve others";
+}
+
 TEST(AppendFile, AFullDiskIsToldAtTheLatestByClose) {
   const auto file =
       AppendFile::Create("/dev/full", AppendFile::Existing::kReplace, AppendFile::PageCache::kKeep);
@@ -85,6 +141,25 @@ TEST(AppendFile, AFullDiskIsToldAtTheLatestByClose) {
   absl::Status status = (*file)->Append(Content(11 * kMiB));
   if (status.ok()) status = (*file)->Close();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+}
+
+// What the disk could not take is never taken for written, whether it is known at once or not.
+TEST(AppendFile, AnFsyncThatFailsIsToldByClose) {
+  const TempDir directory;
+  const std::string rules = directory.path() + "/rules";
+  setenv("FAILING_FILES", rules.c_str(), 1);
+  ASSERT_TRUE(WriteFileDurably(rules, "fail fsync /part").ok());
+  for (const size_t bytes : {size_t{1}, 7 * kMiB}) {
+    const auto file =
+        AppendFile::Create(directory.path() + "/part", AppendFile::Existing::kReplace,
+                           AppendFile::PageCache::kBypass, static_cast<int64_t>(bytes));
+    ASSERT_TRUE(file.ok()) << file.status();
+    ASSERT_TRUE((*file)->Append(Content(bytes)).ok());
+    const absl::Status status = (*file)->Close();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
+    EXPECT_NE(status.message().find("cannot sync " + directory.path() + "/part"), std::string::npos)
+        << status;
+  }
 }
 
 TEST(AppendFile, ADirectoryThatIsNotThereIsNamed) {

@@ -23,10 +23,9 @@
 namespace tercio {
 namespace {
 
-// A peer that answers no ping for kPingTimeoutMs has gone: a cable or a machine, since a process
-// that ends closes its connections. Not over Unix sockets, where a stopped process is alive.
-constexpr int kPingIntervalMs = 20'000;
-constexpr int kPingTimeoutMs = 20'000;
+// Between two connections, and as often a name is resolved again: gRPC's own 30 s are longer than
+// the lease of a node whose coordinator has moved.
+constexpr int kLongestReconnectPauseMs = 2000;
 // Until a new connection has made itself known, with TLS.
 constexpr int kHandshakeTimeoutMs = 20'000;
 
@@ -98,15 +97,20 @@ class ReloadedCredentials : public grpc::ServerCredentials {
   grpc_server_credentials* credentials_ = nullptr;
 };
 
-grpc::ChannelArguments ArgumentsFor(const std::string& address) {
+int Milliseconds(absl::Duration duration) {
+  return static_cast<int>(absl::ToInt64Milliseconds(duration));
+}
+
+grpc::ChannelArguments ArgumentsFor(const std::string& address, const Pings& pings) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kLongestReconnectPauseMs);
+  arguments.SetInt(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, kLongestReconnectPauseMs);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   if (!absl::StartsWith(address, "unix:")) {
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingIntervalMs);
-    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(pings.interval));
+    arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(pings.timeout));
     arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   }
   return arguments;
@@ -116,7 +120,8 @@ grpc::ChannelArguments ArgumentsFor(const std::string& address) {
 
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& address,
                                                            const TlsFiles& tls,
-                                                           const std::string& server_role) {
+                                                           const std::string& server_role,
+                                                           const Pings& pings) {
   std::shared_ptr<grpc::ChannelCredentials> credentials = grpc::InsecureChannelCredentials();
   if (tls.given() && !absl::StartsWith(address, "unix:")) {
     TERCIO_RETURN_IF_ERROR(CheckComplete(tls));
@@ -126,14 +131,14 @@ absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(const std::string& ad
     RequireTls13();
     credentials = MakeClientCredentials(tls, server_role);
   }
-  return grpc::CreateCustomChannel(address, credentials, ArgumentsFor(address));
+  return grpc::CreateCustomChannel(address, credentials, ArgumentsFor(address, pings));
 }
 
 std::shared_ptr<grpc::Channel> OpenAnonymousChannel(const std::string& address,
                                                     const std::string& authority) {
   RequireTls13();
   return grpc::CreateCustomChannel(address, MakeAnonymousCredentials(authority, kCoordinatorRole),
-                                   ArgumentsFor(address));
+                                   ArgumentsFor(address, Pings()));
 }
 
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(
@@ -159,18 +164,19 @@ void RequireTls13() {
   TERCIO_CHECK(done);
 }
 
-void ConfigureServer(grpc::ServerBuilder& builder) {
+void ConfigureServer(grpc::ServerBuilder& builder, int most_threads, const Pings& pings) {
   builder.SetMaxReceiveMessageSize(kMostMessageBytes);
-  builder.SetResourceQuota(grpc::ResourceQuota("server").Resize(kMostBufferedBytes));
+  builder.SetResourceQuota(
+      grpc::ResourceQuota("server").Resize(kMostBufferedBytes).SetMaxThreads(most_threads));
   builder.SetMaxSendMessageSize(-1);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingIntervalMs);
-  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(pings.interval));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(pings.timeout));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   // Clients ping while they only listen.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
-                             kPingIntervalMs / 2);
+                             Milliseconds(pings.interval) / 2);
 }
 
 bool IsLoopback(const std::string& address) {

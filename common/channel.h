@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -19,11 +20,20 @@ namespace tercio {
 inline constexpr char kCoordinatorRole[] = "coordinator";
 inline constexpr char kAgentRole[] = "agent";
 
-// `address` is HOST:PORT or unix:PATH. Files that change are read again for the next connection.
-// Errors: INVALID_ARGUMENT (only some of the three files), NOT_FOUND, PERMISSION_DENIED.
+// A peer that answers no ping for the timeout has gone: a cable, a machine, or what keeps state in
+// between, since a process that ends closes its connections. Its calls end with UNAVAILABLE.
+struct Pings {
+  absl::Duration interval = absl::Seconds(20);
+  absl::Duration timeout = absl::Seconds(20);
+};
+
+// `address` is HOST:PORT or unix:PATH. A name is resolved again for each new connection, every two
+// seconds at most. Not over Unix sockets: pings, since a stopped process is alive. Files that
+// change are read again for the next connection. Errors: INVALID_ARGUMENT (only some of the three
+// files), NOT_FOUND, PERMISSION_DENIED.
 absl::StatusOr<std::shared_ptr<grpc::Channel>> OpenChannel(
     const std::string& address, const TlsFiles& tls,
-    const std::string& server_role = kCoordinatorRole);
+    const std::string& server_role = kCoordinatorRole, const Pings& pings = {});
 // To a coordinator, with TLS but without a certificate of one's own; `authority` is PEM text.
 std::shared_ptr<grpc::Channel> OpenAnonymousChannel(const std::string& address,
                                                     const std::string& authority);
@@ -54,8 +64,10 @@ inline constexpr absl::Duration kLongestConnectionOfAgents = absl::Hours(24);
 
 // What every server of ours has: bounded messages and buffers, a port that is not shared with
 // another process, pings that find peers which vanished without closing, and little patience with
-// connections that never begin to speak HTTP/2.
-void ConfigureServer(grpc::ServerBuilder& builder);
+// connections that never begin to speak HTTP/2. Calls that hold a thread (of services that are not
+// callbacks) have `most_threads` together: further ones are answered RESOURCE_EXHAUSTED.
+void ConfigureServer(grpc::ServerBuilder& builder,
+                     int most_threads = std::numeric_limits<int>::max(), const Pings& pings = {});
 
 // 127.0.0.0/8, ::1, localhost, unix sockets.
 bool IsLoopback(const std::string& address);

@@ -60,6 +60,18 @@ TEST(WriteFileDurablyTest, LeavesNothingWhereItCannotTakeItsPlace) {
   EXPECT_THAT(ListDirectory(directory.path()), ElementsAre("taken"));
 }
 
+TEST(WriteFileDurablyTest, AnFsyncThatFailsLeavesTheFileAsItWas) {
+  const TempDir directory;
+  const std::string path = directory.path() + "/file";
+  const std::string rules = directory.path() + "/rules";
+  ASSERT_TRUE(WriteFileDurably(path, "before").ok());
+  setenv("FAILING_FILES", rules.c_str(), 1);
+  ASSERT_TRUE(WriteFileDurably(rules, "fail fsync /file").ok());
+  EXPECT_EQ(WriteFileDurably(path, "after").code(), absl::StatusCode::kInternal);
+  EXPECT_EQ(*ReadFile(path), "before");
+  EXPECT_EQ(ListDirectory(directory.path()), (std::vector<std::string>{"file", "rules"}));
+}
+
 TEST(FileErrorTest, SaysWhatKindItIs) {
   const TempDir directory;
   // A directory, or a name that cannot be, is a mistake of whoever named it.

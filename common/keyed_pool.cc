@@ -11,8 +11,14 @@
 
 namespace tercio {
 
-KeyedPool::KeyedPool(int per_key, int most) : per_key_(per_key), most_(most) {
+KeyedPool::KeyedPool(int per_key, int most, Start start)
+    : per_key_(per_key),
+      most_(most),
+      start_(start != nullptr ? std::move(start) : [](std::function<void()> run) {
+        return std::thread(std::move(run));
+      }) {
   TERCIO_CHECK(per_key >= 1 && most >= 1);
+  threads_.push_back(start_([this] { Work(); }));
 }
 
 KeyedPool::~KeyedPool() {
@@ -44,7 +50,7 @@ void KeyedPool::MakeReady(const std::string& key, Queue& queue) {
 void KeyedPool::AddThread() {
   if (stop_ || static_cast<int>(threads_.size()) >= most_) return;
   try {
-    threads_.emplace_back([this] { Work(); });
+    threads_.push_back(start_([this] { Work(); }));
   } catch (const std::system_error& error) {
     LogWarning(absl::StrCat("no further thread for work on disks, ", threads_.size(),
                             " do it: ", error.what()));

@@ -1,7 +1,8 @@
 // Threads for work that may block on a disk for long, or for ever: each key (a job, say) has a few
 // of them at most, so that one whose disk hangs keeps nobody else waiting.
 //
-// Threads are made when they are needed. Where none can be made, work waits for those there are.
+// The first thread is made at once, the others when they are needed. Where none can be made, work
+// waits for those there are.
 // A task that throws is an error in the log; the thread stays.
 //
 // Threads: any.
@@ -22,8 +23,12 @@ namespace tercio {
 
 class KeyedPool {
  public:
-  // At most `per_key` tasks of one key at a time, and `most` in all. REQUIRES: both >= 1.
-  KeyedPool(int per_key, int most);
+  // Throws std::system_error where the system has no thread left, as std::thread does.
+  using Start = std::function<std::thread(std::function<void()>)>;
+
+  // At most `per_key` tasks of one key at a time, and `most` in all. REQUIRES: both >= 1. Throws
+  // what `start` does for the first thread.
+  KeyedPool(int per_key, int most, Start start = nullptr);
   // Does first what was given to it.
   ~KeyedPool();
   KeyedPool(const KeyedPool&) = delete;
@@ -50,6 +55,7 @@ class KeyedPool {
 
   const int per_key_;
   const int most_;
+  const Start start_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, Queue> queues_;  // of keys that have tasks

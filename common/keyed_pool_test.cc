@@ -1,7 +1,11 @@
 #include "common/keyed_pool.h"
 
 #include <atomic>
+#include <functional>
 #include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/synchronization/notification.h"
@@ -38,6 +42,23 @@ TEST(KeyedPoolTest, TasksOfOneKeyKeepTheirOrder) {
   }
   ASSERT_EQ(order.size(), 100u);
   for (int i = 0; i < 100; ++i) EXPECT_EQ(order[static_cast<size_t>(i)], i);
+}
+
+TEST(KeyedPoolTest, WorkIsDoneThoughNoFurtherThreadCanBeMade) {
+  int started = 0;
+  std::atomic<int> done = 0;
+  {
+    KeyedPool pool(/*per_key=*/2, /*most=*/8, [&](std::function<void()> run) {
+      if (++started > 1) {
+        throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+      }
+      return std::thread(std::move(run));
+    });
+    EXPECT_EQ(started, 1) << "later there may be none";
+    for (int i = 0; i < 10; ++i) pool.Run(i % 2 == 0 ? "one" : "two", [&] { ++done; });
+    EXPECT_TRUE(pool.Drain(absl::Seconds(20)));
+  }
+  EXPECT_EQ(done, 10);
 }
 
 TEST(KeyedPoolTest, AnExceptionEndsItsTaskOnly) {

@@ -16,6 +16,10 @@
 namespace tercio::coordinator {
 namespace {
 
+// What holds a thread are questions and requests of people; agents, ranks and what follows a job
+// have other threads. A file system that hangs may keep this many.
+constexpr int kMostCallThreads = 64;
+
 // Without TLS the only clients are on this machine, where the file system says who may do what.
 CheckpointPlaces PlacesOf(const Flags& flags, const Access& access) {
   return {flags.state_dir, flags.checkpoint_roots,
@@ -43,7 +47,8 @@ absl::Status Server::Listen(const Flags& flags, std::string* address) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
-  ConfigureServer(builder);
+  ConfigureServer(builder, kMostCallThreads);
+  GuardedCheckpointService::Configure(builder);
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
   creators.push_back(calls_.MakeInterceptors());
   creators.push_back(access_.gate().MakeStreamWatches());

@@ -211,6 +211,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     record.set_checkpoint_bytes(committed.bytes);
     record.set_checkpoint_attempt(record.attempt());
     record.set_checkpoint_at(now_);
+    state_.look_at_all = 0;
     record.set_failed_saves(0);
     record.set_saves_fail_since(0);
     record.clear_save_error();
@@ -245,6 +246,7 @@ void Stepper::Verify(JobState& job, int64_t step) {
 }
 
 void Stepper::Handle(const CheckpointVerified& verified) {
+  state_.look_at_all = 0;  // for the next one
   const auto found = state_.jobs.find(verified.job_id);
   if (found == state_.jobs.end()) return;
   JobState& job = found->second;

@@ -288,6 +288,55 @@ TEST(Devices, JobsOfANodeHaveDifferentOnes) {
   EXPECT_EQ(cluster.state_.jobs.at("second").placement->DeviceOf(0), 1);
 }
 
+// A machine starts again and has lost a device: counted at its hello.
+TEST(Devices, ANodeThatComesBackWithFewerHasWhatItHas) {
+  for (const int least : {0, 1}) {  // elastic_min_ranks
+    SCOPED_TRACE(least);
+    Cluster cluster;
+    v1::JobSpec spec = SmallSpec(2);
+    spec.mutable_fault_tolerance()->set_elastic_min_ranks(least);
+    spec.mutable_fault_tolerance()->set_elastic_wait_seconds(60);
+    cluster.Do(Submitted{kJob, spec});
+    cluster.Attach("a");
+    cluster.StartAll();
+    cluster.Stepped(7);
+    cluster.Committed(7);
+    cluster.devices_ = 1;
+    cluster.Attach("a");
+    cluster.StopAll();
+    cluster.Wait(30);
+    EXPECT_EQ(FreeSlots(cluster.state_, "a"), 1);
+    ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
+    EXPECT_EQ(cluster.job().error(), "waiting: needs 2 devices, 1 are free of 1");
+    cluster.Wait(60);
+    if (least == 0) {
+      EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
+      cluster.devices_ = 2;
+      cluster.Attach("a");
+    }
+    ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+    EXPECT_EQ(cluster.placement().ranks(), least == 0 ? 2 : 1);
+    cluster.StartAll(7);
+    EXPECT_EQ(cluster.job().restarts(), 1);
+  }
+}
+
+// Before anything has started that costs nothing.
+TEST(Devices, AJobIsPlacedAnewWhenItsNodeComesBackWithFewer) {
+  Cluster cluster;
+  cluster.Do(Submitted{kJob, SmallSpec(2)});
+  cluster.Attach("a");
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+  cluster.devices_ = 1;
+  cluster.Attach("a");
+  cluster.Wait(2);
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
+  cluster.Attach("b");
+  ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
+  EXPECT_EQ(cluster.NodesOfJob(), (std::set<std::string>{"a", "b"}));
+  EXPECT_EQ(cluster.job().restarts(), 0);
+}
+
 // What the first attempt has chosen is kept, for its job and for the next one like it.
 TEST(Products, AreChosenOnce) {
   Cluster cluster;

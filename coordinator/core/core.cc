@@ -8,6 +8,61 @@
 
 namespace tercio::coordinator {
 
+void JobTable::Sort(const JobState& job) {
+  const v1::JobRecord& record = job.record;
+  Forget(record.id());
+  if (!IsTerminal(record.phase())) {
+    active_.insert(record.id());
+    return;
+  }
+  ends_[record.id()] = {record.finished_at(), record.phase()};
+  by_end_.insert({record.finished_at(), record.id()});
+  ++ended_[record.phase()];
+}
+
+void JobTable::Forget(const std::string& id) {
+  active_.erase(id);
+  const auto end = ends_.find(id);
+  if (end == ends_.end()) return;
+  by_end_.erase({end->second.at, id});
+  --ended_[end->second.phase];
+  ends_.erase(end);
+}
+
+void JobTable::erase(Map::iterator job) {
+  Forget(job->first);
+  jobs_.erase(job);
+}
+
+std::vector<JobState*> JobTable::Active() {
+  std::vector<JobState*> active;
+  for (const std::string& id : active_) active.push_back(&jobs_.at(id));
+  return active;
+}
+
+std::vector<const JobState*> JobTable::Active() const {
+  std::vector<const JobState*> active;
+  for (const std::string& id : active_) active.push_back(&jobs_.at(id));
+  return active;
+}
+
+std::vector<const JobState*> JobTable::EndedSince(double time) const {
+  std::vector<const JobState*> ended;
+  for (auto end = by_end_.lower_bound({time, ""}); end != by_end_.end(); ++end) {
+    ended.push_back(&jobs_.at(end->second));
+  }
+  return ended;
+}
+
+std::vector<std::string> JobTable::EndedBefore(double time) const {
+  std::vector<std::string> ended;
+  for (const auto& [at, id] : by_end_) {
+    if (at >= time) break;
+    if (at > 0) ended.push_back(id);
+  }
+  return ended;
+}
+
 Effects Stepper::Run() {
   std::visit([this](const auto& body) { Handle(body); }, event_.body);
   Schedule();
@@ -44,6 +99,7 @@ State Restore(Stored stored, double now) {
   for (const v1::JobRecord& record : stored.jobs) {
     JobState& job = state.jobs[record.id()];
     job.record = record;
+    state.jobs.Sort(job);
     if (record.ledger().micros_size() == 0) {
       OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_STOPPED, now);
     }
@@ -126,8 +182,8 @@ std::string NodeStateName(const State& state, const std::string& name) {
   if (node.lost) return record.drained() ? "drained" : record.leaving() ? "left" : "lost";
   if (record.quarantined()) return "quarantined";
   if (!record.drained() && !record.leaving()) return "ready";
-  for (const auto& [id, job] : state.jobs) {
-    if (job.placement->Has(name)) return "draining";
+  for (const JobState* job : state.jobs.Active()) {
+    if (job->placement->Has(name)) return "draining";
   }
   return record.leaving() ? "draining" : "drained";
 }

@@ -141,10 +141,62 @@ struct NodeState {
   HeldSnapshots snapshots;  // as it has said since its hello
 };
 
+// All jobs by id, also those that have ended, which may be many: those that have not are at hand,
+// so that what is done with every tick and every node does not grow with all jobs there ever were.
+class JobTable {
+ public:
+  using Map = std::map<std::string, JobState>;
+
+  // To be called when a job was read from the store, and with each change of its phase.
+  void Sort(const JobState& job);
+
+  // Those that have not ended, by id. Valid until one of them is erased.
+  std::vector<JobState*> Active();
+  std::vector<const JobState*> Active() const;
+  // Of those that have ended: how many, by phase; those that did not do so before `time`; and the
+  // ids of those that did (which leaves out those of which it is not known when).
+  const std::map<v1::JobPhase, int>& ended() const { return ended_; }
+  std::vector<const JobState*> EndedSince(double time) const;
+  std::vector<std::string> EndedBefore(double time) const;
+
+  // ---- as of a map ----
+  Map::iterator begin() { return ++walks_, jobs_.begin(); }
+  Map::const_iterator begin() const { return ++walks_, jobs_.begin(); }
+  Map::iterator end() { return jobs_.end(); }
+  Map::const_iterator end() const { return jobs_.end(); }
+  Map::iterator find(const std::string& id) { return jobs_.find(id); }
+  Map::const_iterator find(const std::string& id) const { return jobs_.find(id); }
+  bool contains(const std::string& id) const { return jobs_.contains(id); }
+  JobState& at(const std::string& id) { return jobs_.at(id); }
+  const JobState& at(const std::string& id) const { return jobs_.at(id); }
+  JobState& operator[](const std::string& id) { return jobs_[id]; }
+  size_t size() const { return jobs_.size(); }
+  void erase(Map::iterator job);
+
+  // How often all of them were gone through: for tests.
+  int64_t walks() const { return walks_; }
+
+ private:
+  using End = std::pair<double, std::string>;  // when, id
+  struct Ended {
+    double at = 0;
+    v1::JobPhase phase = v1::JOB_PHASE_UNSPECIFIED;
+  };
+  void Forget(const std::string& id);
+
+  Map jobs_;
+  std::set<std::string> active_;
+  std::map<v1::JobPhase, int> ended_;
+  std::map<std::string, Ended> ends_;
+  std::set<End> by_end_;
+  mutable int64_t walks_ = 0;
+};
+
 struct State {
-  std::map<std::string, JobState> jobs;
+  JobTable jobs;
   std::map<std::string, NodeState> nodes;
   int64_t next_number = 1;
+  double look_at_all = 0;  // all jobs are gone through by the next tick then; not durable
 };
 
 // What a store has kept. Restore, at `now`: nodes that should be running something have one lease

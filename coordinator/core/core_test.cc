@@ -355,6 +355,55 @@ TEST(Core, ASucceededJobGoesOnOnlyWithMoreSteps) {
   EXPECT_TRUE(machine.Do(ResumeRequested{kJob, longer}).answer.ok());
 }
 
+// However many there are: neither a tick nor what nodes say goes through them.
+TEST(Core, WhatHasEndedCostsNothingAnyMore) {
+  constexpr int kEnded = 10'000;
+  Machine machine;
+  for (int i = 0; i < kEnded; ++i) {
+    const std::string id = "old-" + std::to_string(i);
+    machine.Do(Submitted{id, Spec()});
+    machine.Do(CancelRequested{id, false, ""});
+  }
+  machine.Reach(v1::JOB_PHASE_RUNNING);
+  machine.Do(Tick{});
+  const JobTable& jobs = machine.state().jobs;
+  EXPECT_EQ(jobs.size(), size_t{kEnded + 1});
+  EXPECT_EQ(jobs.Active().size(), 1u);
+  EXPECT_EQ(jobs.ended().at(v1::JOB_PHASE_CANCELLED), kEnded);
+  const int64_t before = jobs.walks();
+  for (int tick = 0; tick < 50; ++tick) {
+    machine.Wait(0.1);
+    machine.Do(Tick{});
+    machine.Stepped(1, tick % 5 + 1);
+  }
+  machine.Do(NodeAttached{Hello(true)});
+  EXPECT_EQ(jobs.walks(), before);
+  EXPECT_EQ(machine.job().phase(), v1::JOB_PHASE_RUNNING);
+  // Checkpoints of ended jobs are verified, too: their turn comes now and then.
+  machine.Wait(10);
+  machine.Do(Tick{});
+  EXPECT_GT(jobs.walks(), before);
+}
+
+TEST(Core, AJobThatGoesOnHasNotEnded) {
+  Machine machine;
+  machine.Reach(v1::JOB_PHASE_CANCELLED);
+  const JobTable& jobs = machine.state().jobs;
+  EXPECT_TRUE(jobs.Active().empty());
+  EXPECT_EQ(jobs.EndedSince(machine.now()).size(), 1u);
+  EXPECT_TRUE(jobs.EndedBefore(machine.now()).empty());
+  EXPECT_EQ(jobs.EndedBefore(machine.now() + 1).size(), 1u);
+  machine.Do(ResumeRequested{kJob, Spec()});
+  EXPECT_EQ(jobs.Active().size(), 1u);
+  EXPECT_TRUE(jobs.EndedSince(0).empty());
+  EXPECT_EQ(jobs.ended().at(v1::JOB_PHASE_CANCELLED), 0);
+  machine.Do(CancelRequested{kJob, false, "stop"});
+  EXPECT_TRUE(machine.Do(DeleteRequested{kJob, false}).answer.ok());
+  EXPECT_EQ(jobs.size(), 0u);
+  EXPECT_TRUE(jobs.Active().empty());
+  EXPECT_TRUE(jobs.EndedSince(0).empty());
+}
+
 TEST(Core, JobsWaitInTheirOrder) {
   Machine machine;
   machine.Do(Submitted{kJob, Spec()});

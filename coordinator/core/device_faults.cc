@@ -49,7 +49,8 @@ void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
                         const std::set<int>& lost) {
   const NodeState& node = state_.nodes.at(name);
   const int gpus = std::max(1, node.hello.device_facts_size());
-  for (auto& [id, job] : state_.jobs) {
+  for (JobState* const active : state_.jobs.Active()) {
+    JobState& job = *active;
     const v1::JobPhase phase = job.record.phase();
     if (!HoldsSlots(phase) || phase == v1::JOB_PHASE_STOPPING) continue;
     const auto place = job.placement->nodes().find(name);

@@ -120,7 +120,8 @@ void Stepper::Changed(JobState& job, const StragglerChange& change) {
 }
 
 void Stepper::WatchForHangs() {
-  for (auto& [id, job] : state_.jobs) {
+  for (JobState* const active : state_.jobs.Active()) {
+    JobState& job = *active;
     const v1::JobPhase phase = job.record.phase();
     if (phase != v1::JOB_PHASE_STARTING && phase != v1::JOB_PHASE_RUNNING) continue;
     RunHealthState& state = HealthOf(job);

@@ -79,6 +79,7 @@ void Stepper::SetPhase(JobState& job, v1::JobPhase phase) {
   job.killed = false;
   job.record.set_progress_at(now_);
   if (phase == v1::JOB_PHASE_QUEUED || IsTerminal(phase)) reschedule_ = true;
+  state_.jobs.Sort(job);
   effects_.changed_jobs.insert(job.record.id());
 }
 

@@ -6,6 +6,14 @@
 #include "coordinator/core/stepper.h"
 
 namespace tercio::coordinator {
+namespace {
+
+// Seconds between two looks at all jobs, also those that have ended, for checkpoints that are to be
+// verified; where one was committed or verified the next comes at once.
+constexpr double kLookAtAll = 10;
+
+}  // namespace
+
 // By the field's name, so that no kind of message that is added later goes unfenced.
 const v1::RunId* RunOf(const v1::AgentMessage& message) {
   static const auto* const bodies = v1::AgentMessage::descriptor()->FindOneofByName("body");
@@ -53,8 +61,23 @@ void Stepper::Handle(const NodeAttached& attached) {
     if (!fault.empty()) faults[i] = fault;
   }
   HearDeviceFaults(name, faults, {});
-  for (auto& [id, job] : state_.jobs) Reconcile(job, name, attached.hello, same_spool);
+  for (JobState* const job : state_.jobs.Active()) {
+    Reconcile(*job, name, attached.hello, same_spool);
+  }
 }
+
+namespace {
+
+// The first rank there whose device the node does not offer any more; -1: there is none.
+int RankWithoutDevice(const Placement& placement, const std::string& name,
+                      const v1::AgentHello& hello) {
+  for (const int rank : placement.nodes().at(name).ranks) {
+    if (placement.DeviceOf(rank) >= hello.devices()) return rank;
+  }
+  return -1;
+}
+
+}  // namespace
 
 // What the node should be doing for this job, said again: messages may have been lost.
 void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
@@ -69,6 +92,11 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       });
   switch (record.phase()) {
     case v1::JOB_PHASE_PREPARING:
+      if (const int rank = RankWithoutDevice(*job.placement, name, hello); rank >= 0) {
+        return Move(job, absl::StrCat("node ", name, " has come back with ", hello.devices(),
+                                      " devices, and rank ", rank, " was to have device ",
+                                      job.placement->DeviceOf(rank)));
+      }
       if (!HasRank(record.progress().prepared(), index)) SendPrepare(job, name);
       if (!record.progress().checkpoint_known()) Search(job);
       return;
@@ -104,7 +132,8 @@ void Stepper::LoseNode(const std::string& name) {
   node.lost = true;
   node.connected = false;
   bool worked = false;
-  for (auto& [id, job] : state_.jobs) {
+  for (JobState* const active : state_.jobs.Active()) {
+    JobState& job = *active;
     if (!HoldsSlots(job.record.phase()) || !job.placement->Has(name)) continue;
     worked = true;
     if (job.record.phase() == v1::JOB_PHASE_PREPARING) {
@@ -142,17 +171,17 @@ void Stepper::Leave(NodeState& node) {
 }
 
 void Stepper::MoveAway(const std::string& node, const std::string& why) {
-  for (auto& [id, job] : state_.jobs) {
-    if (HoldsSlots(job.record.phase()) && job.placement->Has(node)) Move(job, why);
+  for (JobState* const job : state_.jobs.Active()) {
+    if (HoldsSlots(job->record.phase()) && job->placement->Has(node)) Move(*job, why);
   }
 }
 
 // Whether every job could run without this node: no quarantine may starve one.
 bool Stepper::OthersSuffice(const std::string& name) const {
-  return std::all_of(state_.jobs.begin(), state_.jobs.end(), [&](const auto& entry) {
-    const v1::JobRecord& record = entry.second.record;
-    return IsTerminal(record.phase()) ||
-           plan::RanksOfJob(record.spec()) <= RoomBeside(record.spec(), {{name}, {}}).total;
+  const std::vector<JobState*> active = state_.jobs.Active();
+  return std::all_of(active.begin(), active.end(), [&](const JobState* job) {
+    const v1::JobSpec& spec = job->record.spec();
+    return plan::RanksOfJob(spec) <= RoomBeside(spec, {{name}, {}}).total;
   });
 }
 
@@ -299,7 +328,8 @@ void Stepper::Handle(const Tick&) {
   }
   for (const std::string& name : lost) LoseNode(name);
   ForgetNodes();
-  for (auto& [id, job] : state_.jobs) {
+  for (JobState* const active : state_.jobs.Active()) {
+    JobState& job = *active;
     const v1::JobRecord& record = job.record;
     if (record.phase() == v1::JOB_PHASE_BACKING_OFF && now_ >= record.retry_at()) {
       SwitchTime(job, v1::TIME_KIND_QUEUED);
@@ -310,9 +340,12 @@ void Stepper::Handle(const Tick&) {
       HastenStop(job);
     }
   }
-  for (auto& [id, job] : state_.jobs) SearchAgainWhereDue(job);
-  Scrub();
+  for (JobState* const job : state_.jobs.Active()) SearchAgainWhereDue(*job);
   DeleteOldJobs();
+  if (now_ >= state_.look_at_all) {
+    state_.look_at_all = now_ + kLookAtAll;
+    Scrub();
+  }
   GrowWhereRoom();
   WatchForHangs();
 }

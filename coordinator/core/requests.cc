@@ -129,13 +129,9 @@ void Stepper::Handle(const DeleteRequested& request) {
 // What they have saved stays.
 void Stepper::DeleteOldJobs() {
   if (settings_.job_retention <= 0) return;
-  std::vector<std::string> old;
-  for (const auto& [id, job] : state_.jobs) {
-    const v1::JobRecord& record = job.record;
-    if (!IsTerminal(record.phase()) || record.finished_at() == 0) continue;
-    if (now_ - record.finished_at() > settings_.job_retention) old.push_back(id);
+  for (const std::string& id : state_.jobs.EndedBefore(now_ - settings_.job_retention)) {
+    Handle(DeleteRequested{id, /*checkpoints=*/false});
   }
-  for (const std::string& id : old) Handle(DeleteRequested{id, /*checkpoints=*/false});
 }
 
 void Stepper::Handle(const NodeChangeRequested& request) {

@@ -18,10 +18,10 @@ void AddHeld(const Placement& placement, const Placement::Node& node, DeviceSet*
 // there are. Views into the state.
 std::map<std::string_view, DeviceSet> HeldDevices(const State& state, const JobState* without) {
   std::map<std::string_view, DeviceSet> held;
-  for (const auto& [id, job] : state.jobs) {
-    if (&job == without) continue;
-    for (const auto& [name, node] : job.placement->nodes()) {
-      AddHeld(*job.placement, node, &held[name]);
+  for (const JobState* job : state.jobs.Active()) {
+    if (job == without) continue;
+    for (const auto& [name, node] : job->placement->nodes()) {
+      AddHeld(*job->placement, node, &held[name]);
     }
   }
   return held;
@@ -129,9 +129,9 @@ int FreeSlots(const State& state, const std::string& node) {
   const auto found = state.nodes.find(node);
   if (found == state.nodes.end() || !TakesRanks(found->second)) return 0;
   DeviceSet taken;
-  for (const auto& [id, job] : state.jobs) {
-    const auto held = job.placement->nodes().find(node);
-    if (held != job.placement->nodes().end()) AddHeld(*job.placement, held->second, &taken);
+  for (const JobState* job : state.jobs.Active()) {
+    const auto held = job->placement->nodes().find(node);
+    if (held != job->placement->nodes().end()) AddHeld(*job->placement, held->second, &taken);
   }
   return static_cast<int>(FreeDevices(found->second, taken).size());
 }
@@ -203,7 +203,8 @@ void Stepper::Schedule() {
   if (!reschedule_ && !std::holds_alternative<Tick>(event_.body)) return;
   std::vector<JobState*> queued;
   bool due = reschedule_;
-  for (auto& [id, job] : state_.jobs) {
+  for (JobState* const active : state_.jobs.Active()) {
+    JobState& job = *active;
     const v1::JobRecord& record = job.record;
     if (record.phase() != v1::JOB_PHASE_QUEUED) continue;
     queued.push_back(&job);
@@ -326,7 +327,8 @@ bool Stepper::Shrink(JobState& job, int free) {
 }
 
 void Stepper::GrowWhereRoom() {
-  for (auto& [id, job] : state_.jobs) {
+  for (JobState* const active : state_.jobs.Active()) {
+    JobState& job = *active;
     const v1::JobRecord& record = job.record;
     if (record.elastic_ranks() == 0 || record.phase() != v1::JOB_PHASE_RUNNING) {
       job.room_since = 0;

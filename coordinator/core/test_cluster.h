@@ -43,7 +43,7 @@ class Cluster {
               const std::string& spool = "s") {
     v1::AgentHello hello;
     hello.set_node(node);
-    hello.set_devices(2);
+    hello.set_devices(devices_);
     hello.set_cores(2);
     hello.set_device_kind(device_kind_);
     hello.set_spool_id(spool + node);
@@ -164,6 +164,7 @@ class Cluster {
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
   std::string device_kind_ = "cpu";  // of nodes that attach from now on
+  int devices_ = 2;                  // of each of them
   Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;

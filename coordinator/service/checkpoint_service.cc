@@ -2,8 +2,11 @@
 
 #include <deque>
 #include <memory>
+#include <mutex>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/store.h"
@@ -24,42 +27,95 @@ constexpr int64_t kChunkElements = 1 << 18;  // 1 MiB
 // the next ones are read. Deletes itself when the call is over.
 class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::ByteBuffer> {
  public:
-  UploadCall(CheckpointHost& host, Saves& saves, ReaderCache& readers, KeyedPool& disks,
-             KeyedPool& answers)
-      : host_(host), saves_(saves), readers_(readers), disks_(disks), answers_(answers) {
-    std::lock_guard<std::mutex> lock(mutex_);
+  UploadCall(CheckpointHost& host, Saves& saves, ReaderCache& readers, UploadBudget& budget,
+             KeyedPool& disks, KeyedPool& answers)
+      : host_(host),
+        saves_(saves),
+        readers_(readers),
+        budget_(budget),
+        disks_(disks),
+        answers_(answers),
+        link_(std::make_shared<Link>()) {
+    std::lock_guard<std::mutex> lock(link_->mutex);
+    link_->call = this;
     ReadAhead();
   }
 
   void OnReadDone(bool ok) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    reading_ = false;
-    if (over_) return;
-    if (ok) {
-      arrived_.push_back(std::exchange(incoming_, grpc::ByteBuffer()));
-    } else {
-      stream_ended_ = true;
-    }
-    ReadAhead();
-    if (!std::exchange(handling_, true)) HandleLater();
+    const UploadBudget::Id id = read_id_;
+    if (ok && id != 0) budget_.Arrived(id, static_cast<int64_t>(incoming_.Length()));
+    if (!TakeIn(ok, id) && id != 0) budget_.Release(id);
   }
   void OnCancel() override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    cancelled_ = true;
-    if (waiting_) saves_.GiveUp(*save_, RankIsGone());
+    UploadBudget::Id unused = 0;
+    {
+      std::lock_guard<std::mutex> lock(link_->mutex);
+      cancelled_ = true;
+      if (waiting_) saves_.GiveUp(*save_, RankIsGone());
+      if (std::exchange(wants_room_, false)) {
+        unused = std::exchange(read_id_, 0);
+        Read();  // nothing; the end is seen like any other
+      }
+    }
+    if (unused != 0) budget_.Release(unused);
   }
-  void OnDone() override { delete this; }
+  void OnDone() override {
+    {
+      std::lock_guard<std::mutex> lock(link_->mutex);
+      link_->call = nullptr;
+    }
+    delete this;
+  }
 
  private:
   static constexpr size_t kReadAhead = 3;  // messages
   // Handled at a time: then others of the same job take their turn.
   static constexpr int kMostInARow = 16;
 
+  // What may still be called when the call is over.
+  struct Link {
+    std::mutex mutex;
+    UploadCall* call = nullptr;  // null once it is over
+  };
+  struct Message {
+    UploadBudget::Id id = 0;  // of the budget; 0: it is not in there
+    grpc::ByteBuffer bytes;
+  };
+
   static absl::Status RankIsGone() { return absl::AbortedError("a rank has gone away"); }
 
-  // With mutex_ held.
+  // Whether what was read is kept.
+  bool TakeIn(bool ok, UploadBudget::Id id) {
+    std::lock_guard<std::mutex> lock(link_->mutex);
+    reading_ = false;
+    if (over_) return false;
+    if (ok) {
+      arrived_.push_back({id, std::exchange(incoming_, grpc::ByteBuffer())});
+    } else {
+      stream_ended_ = true;
+    }
+    ReadAhead();
+    if (!std::exchange(handling_, true)) HandleLater();
+    return ok;
+  }
+
+  // With the lock held. The first message says which job it is.
   void ReadAhead() {
-    if (reading_ || stream_ended_ || over_ || arrived_.size() == kReadAhead) return;
+    if (reading_ || wants_room_ || stream_ended_ || over_ || arrived_.size() == kReadAhead) return;
+    if (std::exchange(has_read_, true) && !knows_job_) return;
+    read_id_ = 0;
+    if (!cancelled_) {
+      wants_room_ = !budget_.Ask(job_, &read_id_, [link = link_] {
+        std::lock_guard<std::mutex> lock(link->mutex);
+        if (link->call == nullptr || !std::exchange(link->call->wants_room_, false)) return;
+        link->call->Read();
+      });
+    }
+    if (!wants_room_) Read();
+  }
+
+  // With the lock held.
+  void Read() {
     reading_ = true;
     StartRead(&incoming_);
   }
@@ -81,10 +137,12 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
         status = CatchAll([&] { return Begin(); });
         continue;
       }
-      grpc::ByteBuffer message;
+      Message message;
       switch (TakeNext(&message)) {
         case Next::kMessage:
-          status = CatchAll([&] { return Handle(message); });
+          status = CatchAll([&] { return Handle(message.bytes); });
+          message.bytes.Clear();
+          if (message.id != 0) budget_.Release(message.id);
           // From now on in a thread of the job's own.
           if (status.ok() && stage_ == Stage::kBegin) return HandleLater();
           break;
@@ -105,10 +163,10 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   }
 
   // After kNothingYet the next message that arrives is handled by another task.
-  Next TakeNext(grpc::ByteBuffer* message) {
-    std::lock_guard<std::mutex> lock(mutex_);
+  Next TakeNext(Message* message) {
+    std::lock_guard<std::mutex> lock(link_->mutex);
     if (!arrived_.empty()) {
-      *message = arrived_.front();
+      *message = std::move(arrived_.front());
       arrived_.pop_front();
       ReadAhead();
       return Next::kMessage;
@@ -118,9 +176,17 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   }
 
   void WantNoMore() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    over_ = true;
-    arrived_.clear();
+    std::deque<Message> unwanted;
+    {
+      std::lock_guard<std::mutex> lock(link_->mutex);
+      over_ = true;
+      unwanted.swap(arrived_);
+      if (std::exchange(wants_room_, false)) unwanted.push_back({read_id_, {}});
+    }
+    for (Message& message : unwanted) {
+      message.bytes.Clear();
+      if (message.id != 0) budget_.Release(message.id);
+    }
   }
 
   absl::Status Handle(grpc::ByteBuffer message) {
@@ -158,6 +224,10 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     }
     begin_ = message.begin();
     stage_ = Stage::kBegin;
+    std::lock_guard<std::mutex> lock(link_->mutex);
+    job_ = begin_.run().job_id();
+    knows_job_ = true;
+    ReadAhead();
     return absl::OkStatus();
   }
 
@@ -177,7 +247,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
 
   void AwaitOutcome() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      std::lock_guard<std::mutex> lock(link_->mutex);
       waiting_ = true;
       if (cancelled_) saves_.GiveUp(*save_, RankIsGone());
     }
@@ -200,6 +270,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   CheckpointHost& host_;
   Saves& saves_;
   ReaderCache& readers_;
+  UploadBudget& budget_;
   KeyedPool& disks_;
   KeyedPool& answers_;
 
@@ -211,9 +282,15 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   bool committed_ = false;  // with this rank's part as it was sent before
   bool complete_ = false;
 
-  std::mutex mutex_;
+  // What follows is guarded by the link's mutex; incoming_ and read_id_ are gRPC's while it reads.
+  const std::shared_ptr<Link> link_;
   grpc::ByteBuffer incoming_;
-  std::deque<grpc::ByteBuffer> arrived_;
+  UploadBudget::Id read_id_ = 0;  // of the message that is read, or is to be
+  std::deque<Message> arrived_;
+  std::string job_;
+  bool knows_job_ = false;
+  bool has_read_ = false;
+  bool wants_room_ = false;  // for the next message
   bool reading_ = false;
   bool stream_ended_ = false;
   bool handling_ = false;
@@ -222,43 +299,111 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   bool cancelled_ = false;
 };
 
+// What comes on a stream that nobody reads is bounded by the 64 KiB that HTTP/2 begins with; gRPC
+// would raise that to megabytes, which the streams of hundreds of ranks cannot have together.
+void CheckpointServiceImpl::Configure(grpc::ServerBuilder& builder) {
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+}
+
 grpc::ServerReadReactor<grpc::ByteBuffer>* CheckpointServiceImpl::Upload(
     grpc::CallbackServerContext*, grpc::ByteBuffer* response) {
   const grpc::Slice empty(v1::UploadResponse().SerializeAsString());
   *response = grpc::ByteBuffer(&empty, 1);
-  return new UploadCall(host_, saves_, readers_, disks_, answers_);
+  return new UploadCall(host_, saves_, readers_, budget_, disks_, answers_);
 }
 
-grpc::Status CheckpointServiceImpl::ReadTensor(grpc::ServerContext*,
-                                               const v1::ReadTensorRequest* request,
-                                               grpc::ServerWriter<v1::TensorChunk>* writer) {
-  if (!host_.IsPresent(request->run(), request->token())) {
-    return ToGrpc(absl::AbortedError("this attempt is over"));
+// A reader, chunk by chunk: the next is read when the trainer has taken the last, never more than
+// one is in memory, however large the tensor. Deletes itself when the call is over.
+class CheckpointServiceImpl::ReadCall : public grpc::ServerWriteReactor<v1::TensorChunk> {
+ public:
+  ReadCall(CheckpointHost& host, ReaderCache& readers, KeyedPool& disks,
+           v1::ReadTensorRequest request)
+      : host_(host), readers_(readers), disks_(disks), request_(std::move(request)) {
+    const absl::Status admitted = Admit();
+    if (admitted.ok()) {
+      ReadLater();
+    } else {
+      Finish(ToGrpc(admitted));
+    }
   }
-  // A node sees the weights of the jobs that it works for, and of no others.
-  if (request->job_id() != request->run().job_id()) {
-    return ToGrpc(absl::PermissionDeniedError(
-        absl::StrCat("an attempt of ", request->run().job_id(), " reads no other job's weights")));
+
+  void OnWriteDone(bool ok) override {
+    if (ok) return ReadLater();
+    End(absl::CancelledError("the trainer is gone"));
   }
-  const auto reader =
-      readers_.Open(request->job_id(),
-                    host_.StoreOf(request->job_id()).PathOf(request->job_id(), request->step()));
-  if (!reader.ok()) return ToGrpc(reader.status());
-  const v1::TensorSlice& slice = request->slice();
-  if (const absl::Status known = (*reader)->CheckSlice(slice); !known.ok()) return ToGrpc(known);
-  // Never more than a chunk in memory, however large the tensor.
-  v1::TensorChunk chunk;
-  checkpoint::SliceCursor cursor(**reader);
-  for (const v1::TensorSlice& part : checkpoint::DivideSlice(slice, kChunkElements)) {
+  void OnDone() override { delete this; }
+
+ private:
+  // Of the checkpoint.
+  struct Source {
+    explicit Source(std::shared_ptr<checkpoint::Reader> opened)
+        : reader(std::move(opened)), cursor(*reader) {}
+    const std::shared_ptr<checkpoint::Reader> reader;
+    checkpoint::SliceCursor cursor;
+  };
+
+  absl::Status Admit() const {
+    if (!host_.IsPresent(request_.run(), request_.token())) {
+      return absl::AbortedError("this attempt is over");
+    }
+    // A node sees the weights of the jobs that it works for, and of no others.
+    if (request_.job_id() == request_.run().job_id()) return absl::OkStatus();
+    return absl::PermissionDeniedError(
+        absl::StrCat("an attempt of ", request_.run().job_id(), " reads no other job's weights"));
+  }
+
+  void ReadLater() {
+    disks_.Run(request_.job_id(), [this] { ReadNext(); });
+  }
+
+  // The last thing it does may delete this.
+  void ReadNext() {
+    const absl::Status status =
+        CatchAll([&] { return source_ == nullptr ? Open() : absl::OkStatus(); });
+    if (!status.ok() || next_ == parts_.size()) return End(status);
+    const absl::Status read = CatchAll([&] { return ReadPart(parts_[next_]); });
+    if (!read.ok()) return End(read);
+    ++next_;
+    StartWrite(&chunk_);
+  }
+
+  absl::Status Open() {
+    const std::string& job = request_.job_id();
+    TERCIO_ASSIGN_OR_RETURN(auto reader,
+                            readers_.Open(job, host_.StoreOf(job).PathOf(job, request_.step())));
+    TERCIO_RETURN_IF_ERROR(reader->CheckSlice(request_.slice()));
+    source_ = std::make_shared<Source>(std::move(reader));
+    parts_ = checkpoint::DivideSlice(request_.slice(), kChunkElements);
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadPart(const v1::TensorSlice& part) {
     const int64_t elements =
         (part.row_end() - part.row_begin()) * (part.column_end() - part.column_begin());
-    std::string* data = chunk.mutable_data();
+    std::string* data = chunk_.mutable_data();
     data->resize(static_cast<size_t>(elements) * sizeof(float));
-    const absl::Status read = cursor.Read(part, reinterpret_cast<float*>(data->data()));
-    if (!read.ok()) return ToGrpc(read);
-    if (!writer->Write(chunk)) break;  // the trainer is gone
+    return source_->cursor.Read(part, reinterpret_cast<float*>(data->data()));
   }
-  return grpc::Status::OK;
+
+  // Finish may delete this; closing files may take a disk that hangs.
+  void End(const absl::Status& status) {
+    disks_.Run(request_.job_id(), [source = std::move(source_)]() mutable { source = nullptr; });
+    Finish(ToGrpc(status));
+  }
+
+  CheckpointHost& host_;
+  ReaderCache& readers_;
+  KeyedPool& disks_;
+  const v1::ReadTensorRequest request_;
+  std::shared_ptr<Source> source_;  // null: not open yet
+  std::vector<v1::TensorSlice> parts_;
+  size_t next_ = 0;
+  v1::TensorChunk chunk_;
+};
+
+grpc::ServerWriteReactor<v1::TensorChunk>* CheckpointServiceImpl::ReadTensor(
+    grpc::CallbackServerContext*, const v1::ReadTensorRequest* request) {
+  return new ReadCall(host_, readers_, disks_, *request);
 }
 
 }  // namespace tercio::coordinator

@@ -2,29 +2,42 @@
 //
 // Threads: gRPC's; a pool for what the disk keeps waiting, in which each job has a few threads: one
 // whose file system hangs keeps no other waiting; and one thread that answers, which no disk can
-// keep. An upload costs no thread, however long it waits for the others.
+// keep. Neither an upload nor a reader costs a thread, however many there are and however long they
+// wait. What uploads hold in memory is bounded (upload_budget.h).
 #pragma once
+
+#include <memory>
 
 #include "absl/time/time.h"
 #include "common/keyed_pool.h"
 #include "coordinator/service/checkpoint_host.h"
 #include "coordinator/service/reader_cache.h"
 #include "coordinator/service/saves.h"
+#include "coordinator/service/upload_budget.h"
+#include "grpcpp/server_builder.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 
 namespace tercio::coordinator {
 
 class CheckpointServiceImpl
-    : public v1::CheckpointService::WithRawCallbackMethod_Upload<v1::CheckpointService::Service> {
+    : public v1::CheckpointService::WithRawCallbackMethod_Upload<
+          v1::CheckpointService::WithCallbackMethod_ReadTensor<v1::CheckpointService::Service>> {
  public:
   // The host must outlive it.
-  explicit CheckpointServiceImpl(CheckpointHost& host) : host_(host), saves_(host) {}
+  explicit CheckpointServiceImpl(CheckpointHost& host, const UploadBudget::Limits& limits = {})
+      : host_(host), saves_(host), budget_(limits) {}
+
+  // What a server of it needs.
+  static void Configure(grpc::ServerBuilder& builder);
 
   using WithRawCallbackMethod_Upload::Upload;
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*,
                                                     grpc::ByteBuffer* response) override;
-  grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest*,
-                          grpc::ServerWriter<v1::TensorChunk>*) override;
+  using WithCallbackMethod_ReadTensor::ReadTensor;
+  grpc::ServerWriteReactor<v1::TensorChunk>* ReadTensor(
+      grpc::CallbackServerContext*, const v1::ReadTensorRequest* request) override;
+
+  UploadBudget::Figures upload_figures() const { return budget_.figures(); }
 
   // Whether all work for disks ends within `patience`. Where it does not, a file system hangs, and
   // this must not be destroyed: it would wait for it.
@@ -32,13 +45,15 @@ class CheckpointServiceImpl
 
  private:
   class UploadCall;
-  // Uploads of one job that have messages handled at a time: one disk has no use for more.
+  class ReadCall;
+  // Uploads and readers of one job that are served at a time: one disk has no use for more.
   static constexpr int kThreadsPerJob = 4;
   static constexpr int kMostThreads = 128;
 
   CheckpointHost& host_;
   Saves saves_;
   ReaderCache readers_;
+  UploadBudget budget_;
   // Last: their tasks use the others.
   KeyedPool answers_{1, 1};
   KeyedPool disks_{kThreadsPerJob, kMostThreads};

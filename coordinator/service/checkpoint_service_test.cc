@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "checkpoint/part_writer.h"
 #include "checkpoint/rank_file.h"
 #include "checkpoint/reader.h"
@@ -23,6 +25,7 @@
 #include "coordinator/service/saves.h"
 #include "gmock/gmock.h"
 #include "grpcpp/create_channel.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/security/credentials.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
@@ -39,7 +42,11 @@ class FakeHost : public CheckpointHost {
  public:
   explicit FakeHost(const std::string& root) : store_(root) {}
 
-  checkpoint::Store& StoreOf(const std::string&) override { return store_; }
+  checkpoint::Store& StoreOf(const std::string&) override {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [this] { return !stands_still_; });
+    return store_;
+  }
   checkpoint::Store& store() { return store_; }
   bool IsPresent(const v1::RunId& run, const std::string& token) const override {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -48,7 +55,7 @@ class FakeHost : public CheckpointHost {
   absl::StatusOr<SaveTerms> TermsOf(const v1::RunId&) const override {
     std::lock_guard<std::mutex> lock(mutex_);
     SaveTerms terms;
-    terms.ranks = 2;
+    terms.ranks = ranks_;
     terms.model_json = "{}";
     terms.timeout = timeout_;
     terms.own_files = own_files_;
@@ -107,6 +114,13 @@ class FakeHost : public CheckpointHost {
     released_ = true;
     changed_.notify_all();
   }
+  // Whether nothing is begun.
+  void StandStill(bool stands_still) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stands_still_ = stands_still;
+    changed_.notify_all();
+  }
+  void SetRanks(int ranks) { ranks_ = ranks; }
   void SetOwnFiles() { own_files_ = true; }
   // What becomes of commits.
   void SetRecorded(absl::Status status) { recorded_ = std::move(status); }
@@ -129,6 +143,8 @@ class FakeHost : public CheckpointHost {
   mutable std::condition_variable changed_;
   bool hangs_ = false;
   bool released_ = false;
+  bool stands_still_ = false;
+  std::atomic<int> ranks_ = 2;
   int attempt_ = 1;
   absl::Duration timeout_ = absl::Minutes(5);
   std::atomic<bool> own_files_ = false;
@@ -223,9 +239,7 @@ class CheckpointServiceTest : public ::testing::Test {
     EXPECT_TRUE(one->SendAll().ok());
     EXPECT_TRUE(answer.get().ok());
   }
-  // The first row of the tensor.
-  std::string ReadRow(int64_t step, int attempt) {
-    grpc::ClientContext context;
+  static v1::ReadTensorRequest RequestOf(int64_t step, int attempt, int64_t rows) {
     v1::ReadTensorRequest request;
     request.mutable_run()->set_job_id("job");
     request.mutable_run()->set_attempt(attempt);
@@ -236,9 +250,14 @@ class CheckpointServiceTest : public ::testing::Test {
     slice->set_tensor("w");
     slice->add_shape(kRows);
     slice->add_shape(kColumns);
-    slice->set_row_end(1);
+    slice->set_row_end(rows);
     slice->set_column_end(kColumns);
-    const auto reader = stub_->ReadTensor(&context, request);
+    return request;
+  }
+  // The first row of the tensor.
+  std::string ReadRow(int64_t step, int attempt) {
+    grpc::ClientContext context;
+    const auto reader = stub_->ReadTensor(&context, RequestOf(step, attempt, 1));
     std::string bytes;
     for (v1::TensorChunk chunk; reader->Read(&chunk);) bytes += chunk.data();
     EXPECT_TRUE(reader->Finish().ok());
@@ -550,6 +569,139 @@ TEST_F(CheckpointServiceTest, WhatIsNoUploadIsRefused) {
   const auto longer = Start(0, 10);
   longer->bytes += "more";
   EXPECT_EQ(longer->SendAll().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+}
+
+TEST_F(CheckpointServiceTest, ManyReadersHaveNoThreadEach) {
+  constexpr size_t kReaders = 60;
+  const auto threads = [] { return ListDirectory("/proc/self/task").size(); };
+  SaveAll(10, 1);
+  const size_t before = threads();
+  const v1::ReadTensorRequest all = RequestOf(10, 1, kRows);
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::TensorChunk>>> readers;
+  for (size_t i = 0; i < kReaders; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    readers.push_back(stub_->ReadTensor(contexts.back().get(), all));
+  }
+  v1::TensorChunk chunk;
+  for (const auto& reader : readers) ASSERT_TRUE(reader->Read(&chunk));
+  EXPECT_LT(threads(), before + kReaders / 2);
+  for (size_t i = 1; i < kReaders; ++i) {  // those that go away are in nobody's way
+    contexts[i]->TryCancel();
+    EXPECT_FALSE(readers[i]->Finish().ok());
+  }
+  size_t bytes = 0;
+  do {
+    bytes += chunk.data().size();
+  } while (readers[0]->Read(&chunk));
+  EXPECT_TRUE(readers[0]->Finish().ok());
+  EXPECT_EQ(bytes, kRows * kColumns * sizeof(float));
+}
+
+// Of as many ranks as wanted, each with one row of the tensor, in messages of kMessage.
+class ManyRanksTest : public CheckpointServiceTest {
+ protected:
+  static constexpr size_t kMessage = size_t{256} << 10;
+  static constexpr int64_t kWidth = 1 << 17;  // of a row: two messages
+
+  static std::unique_ptr<v1::CheckpointService::Stub> Connect(const std::string& address) {
+    grpc::ChannelArguments own;
+    own.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    return v1::CheckpointService::NewStub(
+        grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), own));
+  }
+
+  static grpc::Status UploadRow(v1::CheckpointService::Stub& stub, int rank, int ranks) {
+    Sender sender;
+    v1::UploadBegin* begin = sender.begin.mutable_begin();
+    begin->mutable_run()->set_job_id("job");
+    begin->mutable_run()->set_attempt(1);
+    begin->set_token("token");
+    begin->set_rank(rank);
+    begin->set_world_size(ranks);
+    begin->set_step(10);
+    begin->set_training_state("{}");
+    v1::TensorSlice* slice = begin->add_slices();
+    slice->set_tensor("w");
+    slice->set_dtype("F32");
+    slice->add_shape(ranks);
+    slice->add_shape(kWidth);
+    slice->set_row_begin(rank);
+    slice->set_row_end(rank + 1);
+    slice->set_column_end(kWidth);
+    sender.bytes.assign(kWidth * sizeof(float), static_cast<char>(rank));
+    sender.writer = stub.Upload(&sender.context, &sender.response);
+    sender.writer->Write(sender.begin);
+    v1::UploadMessage message;
+    for (size_t at = 0; at < sender.bytes.size(); at += kMessage) {
+      message.mutable_chunk()->set_data(sender.bytes.substr(at, kMessage));
+      if (!sender.writer->Write(message)) break;
+    }
+    sender.SendEnd(sender.Checksum());
+    return sender.Finish();
+  }
+};
+
+// What all uploads hold in memory stays far below what gRPC allows, at which it would break them
+// off: more ranks are slower, and none fails.
+TEST_F(ManyRanksTest, HundredsOfUploadsAtOnceAllEndWell) {
+  constexpr int kRanks = 150;
+  constexpr size_t kQuota = size_t{32} << 20;  // what ranks send at once is more than twice that
+  constexpr int64_t kBudget = kQuota / 8;
+  host_.SetRanks(kRanks);
+  CheckpointServiceImpl service(host_, {kBudget, kMessage, absl::Seconds(10)});
+  grpc::ServerBuilder builder;
+  CheckpointServiceImpl::Configure(builder);
+  builder.SetResourceQuota(grpc::ResourceQuota("small").Resize(kQuota));
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const auto server = builder.BuildAndStart();
+  std::vector<std::unique_ptr<v1::CheckpointService::Stub>> stubs;
+  for (int i = 0; i < 5; ++i) stubs.push_back(Connect(absl::StrCat("127.0.0.1:", port)));
+  host_.StandStill(true);
+  std::vector<std::future<grpc::Status>> answers;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    v1::CheckpointService::Stub& stub = *stubs[static_cast<size_t>(rank) % stubs.size()];
+    answers.push_back(
+        std::async(std::launch::async, [&stub, rank] { return UploadRow(stub, rank, kRanks); }));
+  }
+  // All are there, and have sent what they may.
+  const absl::Time late = absl::Now() + absl::Seconds(20);
+  while (service.upload_figures().waiting < kRanks - 20 && absl::Now() < late) {
+    absl::SleepFor(absl::Milliseconds(5));
+  }
+  host_.StandStill(false);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const grpc::Status status = answers[static_cast<size_t>(rank)].get();
+    EXPECT_TRUE(status.ok()) << rank << ": " << status.error_message();
+  }
+  server->Shutdown();
+  EXPECT_GE(service.upload_figures().most_held, static_cast<int64_t>(kMessage));
+  EXPECT_LE(service.upload_figures().most_held, kBudget);
+  EXPECT_EQ(service.upload_figures().held, 0);
+  EXPECT_EQ(NewestGood(), 10);
+}
+
+TEST_F(CheckpointServiceTest, ARankThatGoesAwayWhileItWaitsForRoomEndsItsUpload) {
+  CheckpointServiceImpl service(host_, {kColumns, kColumns, absl::Hours(1)});
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&service);
+  const auto server = builder.BuildAndStart();
+  stub_ = v1::CheckpointService::NewStub(server->InProcessChannel({}));
+  // One message is all that there is room for: that of a rank that stands still.
+  const auto idle = Start(0, 10);
+  while (service.upload_figures().held < kColumns) absl::SleepFor(absl::Milliseconds(1));
+  const auto gone = Start(1, 10);
+  while (service.upload_figures().waiting == 0) absl::SleepFor(absl::Milliseconds(1));
+  gone->context.TryCancel();
+  EXPECT_FALSE(gone->writer->Finish().ok());
+  while (service.upload_figures().waiting > 0) absl::SleepFor(absl::Milliseconds(1));
+  idle->context.TryCancel();
+  EXPECT_FALSE(idle->writer->Finish().ok());
+  AwaitNothingLeft();
+  while (service.upload_figures().held > 0) absl::SleepFor(absl::Milliseconds(1));
+  server->Shutdown();
 }
 
 TEST_F(CheckpointServiceTest, ManyUploadsWaitWithoutAThreadEach) {

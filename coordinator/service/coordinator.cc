@@ -49,11 +49,9 @@ std::string TokenSource::Next() {
   return token;
 }
 
-absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settings,
-                                                                 std::unique_ptr<Store> store,
-                                                                 checkpoint::Store* checkpoints,
-                                                                 bool read_only, LeaseClock clock,
-                                                                 VerifyDirectory verify) {
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
+    Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints, bool read_only,
+    LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes) {
   Stored stored;
   TERCIO_ASSIGN_OR_RETURN(stored.jobs, store->LoadJobs());
   TERCIO_ASSIGN_OR_RETURN(stored.plans, store->LoadPlans());
@@ -61,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settin
   TERCIO_ASSIGN_OR_RETURN(stored.nodes, store->LoadNodes());
   std::unique_ptr<Coordinator> made(new Coordinator(std::move(settings), std::move(store),
                                                     checkpoints, read_only, std::move(clock),
-                                                    std::move(verify)));
+                                                    std::move(verify), most_queued_bytes));
   made->state_ = Restore(std::move(stored), made->clock_.Now());
   if (!read_only) {
     made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
@@ -72,12 +70,13 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(Settings settin
 
 Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
                          checkpoint::Store* checkpoints, bool read_only, LeaseClock clock,
-                         VerifyDirectory verify)
+                         VerifyDirectory verify, int64_t most_queued_bytes)
     : settings_(std::move(settings)),
       store_(std::move(store)),
       checkpoints_(checkpoints),
       verify_(std::move(verify)),
       read_only_(read_only),
+      most_queued_bytes_(most_queued_bytes),
       clock_(std::move(clock)) {}
 
 void Coordinator::Stop() {
@@ -109,7 +108,18 @@ void Coordinator::BackUp() {
   }
 }
 
+int64_t Coordinator::BytesOf(const Pending& pending) {
+  size_t bytes = sizeof(Pending);
+  if (const auto* said = std::get_if<NodeSaid>(&pending.body)) {
+    bytes += said->message.SpaceUsedLong() - sizeof(said->message);
+  } else if (const auto* attached = std::get_if<NodeAttached>(&pending.body)) {
+    bytes += attached->hello.SpaceUsedLong() - sizeof(attached->hello);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
 void Coordinator::Enqueue(Pending pending) {
+  pending.bytes = BytesOf(pending);
   std::lock_guard<std::mutex> lock(queue_mutex_);
   absl::Status refusal = MayWrite();
   if (refusal.ok() && stopping_) refusal = IsStopping();
@@ -119,12 +129,42 @@ void Coordinator::Enqueue(Pending pending) {
     return;
   }
   auto* const said = std::get_if<NodeSaid>(&pending.body);
-  if (!commit_failure_.ok() && said != nullptr && said->message.has_heartbeat()) {
+  const bool standstill = !commit_failure_.ok() || queued_bytes_ >= most_queued_bytes_;
+  if (standstill && said != nullptr && said->message.has_heartbeat()) {
     heartbeats_[said->node] = std::move(said->message);
     return;
   }
+  queued_bytes_ += pending.bytes;
   queue_.push_back(std::move(pending));
   queue_changed_.notify_all();
+}
+
+// A message is taken as long as there is any room, since one may be larger than all of it: the
+// queue grows beyond its bound by one message of each thread that is here.
+absl::Status Coordinator::Hear(const std::string& node, v1::AgentMessage message) {
+  if (!message.has_heartbeat()) TERCIO_RETURN_IF_ERROR(CheckRoom(node));
+  Post(NodeSaid{node, std::move(message)});
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::CheckRoom(const std::string& node) {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return queued_bytes_ < most_queued_bytes_ ? absl::OkStatus() : SendAway(node);
+}
+
+// With queue_mutex_ held. The node is alive: when events are decided upon again it has a lease to
+// come back.
+absl::Status Coordinator::SendAway(const std::string& node) {
+  heartbeats_.try_emplace(node);
+  const std::string why = absl::StrCat("the coordinator's store cannot be written",
+                                       commit_failure_.ok() ? " fast enough" : ": ",
+                                       std::string(commit_failure_.message()), "; ",
+                                       queued_bytes_ >> 20, " MiB wait for it already");
+  if (!std::exchange(sends_away_, true)) {
+    LogWarning(
+        absl::StrCat(why, ": agents are sent away until there is room, and keep their news"));
+  }
+  return absl::UnavailableError(absl::StrCat(why, "; the agent sends again"));
 }
 
 // With queue_mutex_ held.
@@ -190,6 +230,8 @@ void Coordinator::Run() {
         batch.push_back(std::move(queue_.front()));
         queue_.pop_front();
       }
+      queued_bytes_ = 0;
+      sends_away_ = false;
     }
     // Time passes for a busy coordinator, too.
     const auto now = std::chrono::steady_clock::now();
@@ -223,8 +265,10 @@ void Coordinator::Disappoint(std::vector<Pending>& batch) {
     }
   }
   std::erase_if(queue_, [this](const Pending& pending) {
-    if (pending.done) pending.done(NotDurable());
-    return pending.done != nullptr;
+    if (!pending.done) return false;
+    pending.done(NotDurable());
+    queued_bytes_ -= pending.bytes;
+    return true;
   });
 }
 
@@ -435,9 +479,9 @@ Coordinator::Totals Coordinator::Count() const {
   std::lock_guard<std::mutex> lock(mutex_);
   Totals totals;
   for (const auto& [name, node] : state_.nodes) totals.nodes += node.connected;
-  for (const auto& [id, job] : state_.jobs) {
-    totals.running += job.record.phase() == v1::JOB_PHASE_RUNNING;
-    totals.queued += job.record.phase() == v1::JOB_PHASE_QUEUED;
+  for (const JobState* job : state_.jobs.Active()) {
+    totals.running += job->record.phase() == v1::JOB_PHASE_RUNNING;
+    totals.queued += job->record.phase() == v1::JOB_PHASE_QUEUED;
   }
   return totals;
 }
@@ -461,9 +505,12 @@ absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
       "; this one is at ", hello.data_address(), ": give one of them another --name"));
 }
 
-absl::Status Coordinator::CheckName(const v1::AgentHello& hello) const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return Taken(hello);
+absl::Status Coordinator::CheckHello(const v1::AgentHello& hello) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    TERCIO_RETURN_IF_ERROR(Taken(hello));
+  }
+  return CheckRoom(hello.node());
 }
 
 std::optional<bool> Coordinator::MayBeHere(const std::string& node) const {
@@ -477,6 +524,7 @@ std::optional<bool> Coordinator::MayBeHere(const std::string& node) const {
 }
 
 absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStream node_stream) {
+  TERCIO_RETURN_IF_ERROR(CheckHello(hello));
   int64_t stream;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -548,8 +596,9 @@ Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
 
 int Coordinator::QueuePositionOf(const JobState& job) const {
   if (job.record.phase() != v1::JOB_PHASE_QUEUED) return 0;
-  return static_cast<int>(std::count_if(state_.jobs.begin(), state_.jobs.end(), [&](auto& entry) {
-    const v1::JobRecord& other = entry.second.record;
+  const std::vector<const JobState*> active = state_.jobs.Active();
+  return static_cast<int>(std::count_if(active.begin(), active.end(), [&](const JobState* entry) {
+    const v1::JobRecord& other = entry->record;
     return other.phase() == v1::JOB_PHASE_QUEUED && other.number() <= job.record.number();
   }));
 }
@@ -596,13 +645,16 @@ Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const double now = clock_.Now();
   Jobs jobs;
-  std::vector<const JobState*> shown;
-  for (const auto& [id, job] : state_.jobs) {
-    const v1::JobRecord& record = job.record;
-    ++jobs.by_state[PublishedState(record)];
-    jobs.waiting += record.phase() == v1::JOB_PHASE_QUEUED ? 1 : 0;
-    if (IsTerminal(record.phase()) && now - record.finished_at() > linger) continue;
-    shown.push_back(&job);
+  for (const auto& [phase, count] : state_.jobs.ended()) {
+    v1::JobRecord ended;
+    ended.set_phase(phase);
+    if (count > 0) jobs.by_state[PublishedState(ended)] += count;
+  }
+  std::vector<const JobState*> shown = state_.jobs.EndedSince(now - linger);
+  for (const JobState* job : state_.jobs.Active()) {
+    ++jobs.by_state[PublishedState(job->record)];
+    jobs.waiting += job->record.phase() == v1::JOB_PHASE_QUEUED ? 1 : 0;
+    shown.push_back(job);
   }
   const auto place = [](const JobState* job) {
     const bool holds = job->placement->ranks() > 0;
@@ -625,6 +677,11 @@ Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
 size_t Coordinator::queued() const {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   return queue_.size();
+}
+
+int64_t Coordinator::queued_bytes() const {
+  std::lock_guard<std::mutex> lock(queue_mutex_);
+  return queued_bytes_;
 }
 
 absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {

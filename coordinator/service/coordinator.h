@@ -45,11 +45,16 @@ class TokenSource {
 
 class Coordinator {
  public:
+  // What events that wait for the store may hold in memory. Agents keep what is not acknowledged,
+  // so beyond this they are sent away and send it again later.
+  static constexpr int64_t kMostQueuedBytes = int64_t{64} << 20;
+
   // Loads the state from `store`. Jobs without a directory of their own have their checkpoints in
   // `checkpoints`. `read_only`: no events are taken.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Create(
       Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
-      bool read_only, LeaseClock clock = {}, VerifyDirectory verify = checkpoint::VerifyCheckpoint);
+      bool read_only, LeaseClock clock = {}, VerifyDirectory verify = checkpoint::VerifyCheckpoint,
+      int64_t most_queued_bytes = kMostQueuedBytes);
   ~Coordinator();
 
   // Nothing is taken from now on, and who waits for an answer gets UNAVAILABLE where what was asked
@@ -61,6 +66,10 @@ class Coordinator {
   void Post(Body body) {
     Enqueue({std::move(body), {}, nullptr});
   }
+  // Takes what a node has said; returns at once. UNAVAILABLE: it was not taken, since too much
+  // waits for the store (kMostQueuedBytes) already. Then nothing that the node has said after it
+  // may be taken, either: its stream is ended, and it says all of it again on the next one.
+  absl::Status Hear(const std::string& node, v1::AgentMessage message);
   // Takes an event and waits until it is durable. Returns the core's answer, or why nothing was
   // decided. While the state directory takes nothing: RESOURCE_EXHAUSTED, or what else the disk
   // says, at once instead of when somebody has made room.
@@ -86,10 +95,12 @@ class Coordinator {
     std::function<void()> close;
   };
   // ALREADY_EXISTS when another agent (of another state directory) lives under the same name.
-  absl::Status CheckName(const v1::AgentHello& hello) const;
+  // UNAVAILABLE as of Hear; the node has been heard of nevertheless, and keeps its lease.
+  absl::Status CheckHello(const v1::AgentHello& hello);
   // Whether the node is here, or may be on its way back: not once it has left or was not heard of
   // for a lease. nullopt: no node of that name is known.
   std::optional<bool> MayBeHere(const std::string& node) const;
+  // Errors: as of CheckHello.
   absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream);
   void Detach(const std::string& node, int64_t stream);
 
@@ -138,7 +149,8 @@ class Coordinator {
   };
   std::vector<NodeView> Nodes() const;
   const Tally& tally() const { return tally_; }
-  size_t queued() const;  // events that wait
+  size_t queued() const;         // events that wait
+  int64_t queued_bytes() const;  // which they hold in memory
   struct Totals {
     int nodes = 0;    // connected
     int running = 0;  // jobs
@@ -182,13 +194,17 @@ class Coordinator {
     decltype(Event::body) body;
     std::vector<std::pair<std::string, std::string>> requests;
     std::function<void(const absl::Status&)> done;
+    int64_t bytes = 0;  // in memory; set by Enqueue
   };
 
   Coordinator(Settings settings, std::unique_ptr<Store> store, checkpoint::Store* checkpoints,
-              bool read_only, LeaseClock clock, VerifyDirectory verify);
+              bool read_only, LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes);
   absl::Status AskEvent(decltype(Event::body) body,
                         std::vector<std::pair<std::string, std::string>> requests);
   void Enqueue(Pending pending);
+  static int64_t BytesOf(const Pending& pending);
+  absl::Status CheckRoom(const std::string& node);
+  absl::Status SendAway(const std::string& node);
   void Run();
   void BackUp();
   void Apply(std::vector<Pending> batch);
@@ -218,6 +234,7 @@ class Coordinator {
   mutable std::mutex stores_mutex_;
   mutable std::map<std::string, std::unique_ptr<checkpoint::Store>> stores_;  // by directory
   const bool read_only_;
+  const int64_t most_queued_bytes_;
   const LeaseClock clock_;
   const double started_ = clock_.Now();
 
@@ -234,8 +251,11 @@ class Coordinator {
   std::condition_variable queue_changed_;
   std::condition_variable stopped_;
   std::deque<Pending> queue_;
+  int64_t queued_bytes_ = 0;  // of queue_
+  bool sends_away_ = false;   // agents, since queue_ is full; to be logged once
   // What nodes have said of the moment while the disk takes nothing, which may last: the last word
-  // of each. It comes before what is queued, and so before any node can count as lost.
+  // of each; nothing, of one that was sent away. It comes before what is queued, and so before any
+  // node can count as lost.
   std::map<std::string, v1::AgentMessage> heartbeats_;
   bool stopping_ = false;
   absl::Status commit_failure_;  // of the last commit; OK: it was made

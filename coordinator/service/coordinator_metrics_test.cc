@@ -280,6 +280,38 @@ TEST_F(CoordinatorMetricsTest, AJobThatHasEndedVanishesAfterAWhile) {
   EXPECT_THAT(Page(), HasSubstr("tercio_jobs{state=\"cancelled\"} 1\n"));
 }
 
+// What is of the store is there again; what was only counted begins at 0, which rates allow for,
+// and its series are there at once.
+TEST_F(CoordinatorMetricsTest, ARestartKeepsGaugesAndBeginsCountersAtZero) {
+  Train();
+  const std::string job = "{job_id=\"job-1\",job_name=\"shakespeare\"";
+  const auto has = [&](const std::string& page, const std::string& name, const std::string& rest) {
+    EXPECT_THAT(page, HasSubstr("\n" + name + job + rest + "\n"));
+  };
+  const auto check = [&](const std::string& counted) {
+    const std::string page = Page();
+    has(page, "tercio_job_step", "} 7");
+    has(page, "tercio_job_loss", "} 2.5");
+    has(page, "tercio_job_attempt", "} 1");
+    has(page, "tercio_job_restarts_left", "} 10");
+    has(page, "tercio_job_submitted_timestamp_seconds", "} 1000");
+    has(page, "tercio_checkpoint_step", "} 5");
+    has(page, "tercio_checkpoint_bytes", "} 4096");
+    has(page, "tercio_checkpoint_last_success_timestamp_seconds", "} 1000");
+    has(page, "tercio_checkpoint_failures_total", ",reason=\"disk_full\"} " + counted);
+    has(page, "tercio_job_step_duration_seconds_count", "} " + counted);
+    has(page, "tercio_checkpoint_duration_seconds_count", "} " + counted);
+    EXPECT_THAT(page, HasSubstr("tercio_events_total{kind=\"checkpoint_committed\"} " + counted));
+    EXPECT_THAT(page, HasSubstr("tercio_jobs{state=\"running\"} 1\n"));
+  };
+  check("1");
+  streams_.reset();
+  coordinator_.reset();
+  now_ = 5;
+  Start();
+  check("0");
+}
+
 TEST_F(CoordinatorMetricsTest, OfManyJobsTheNewestHaveSeries) {
   for (int i = 0; i < 130; ++i) Submit(absl::StrCat("job-", 1000 + i), "many");
   const std::string page = Page();

@@ -15,11 +15,18 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "common/grpc_status.h"
 #include "common/temp_dir.h"
+#include "common/version.h"
+#include "coordinator/access/gate.h"
 #include "coordinator/core/test_job.h"
 #include "coordinator/service/checkpoint_host.h"
+#include "coordinator/service/node_service.h"
 #include "coordinator/service/views.h"
 #include "gmock/gmock.h"
+#include "grpcpp/server.h"
+#include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
 
 namespace tercio::coordinator {
@@ -52,7 +59,8 @@ class MayBeHereTest : public ::testing::Test {
     ASSERT_TRUE(store.ok()) << store.status();
     const auto time = [this] { return now_.load(); };
     auto made = Coordinator::Create(PlanningSettings(), *std::move(store), &checkpoints_,
-                                    /*read_only=*/false, LeaseClock(time, time));
+                                    /*read_only=*/false, LeaseClock(time, time),
+                                    checkpoint::VerifyCheckpoint, most_queued_bytes_);
     ASSERT_TRUE(made.ok()) << made.status();
     coordinator_ = *std::move(made);
   }
@@ -74,6 +82,7 @@ class MayBeHereTest : public ::testing::Test {
   TempDir directory_;
   checkpoint::Store checkpoints_{directory_.path() + "/checkpoints"};
   std::atomic<double> now_ = 1e9;
+  int64_t most_queued_bytes_ = Coordinator::kMostQueuedBytes;
   std::unique_ptr<Coordinator> coordinator_;
 };
 
@@ -182,6 +191,121 @@ TEST_F(ServingTest, HeartbeatsDoNotPileUpAndKeepTheirNodes) {
   JoinAll();
 }
 
+// An agent with news: lines of a job's log, which it keeps until they are acknowledged.
+class Agent {
+ public:
+  Agent(const std::shared_ptr<grpc::Channel>& channel, std::string name, std::string job)
+      : stub_(v1::NodeService::NewStub(channel)), name_(std::move(name)), job_(std::move(job)) {}
+
+  // So many lines there are from now on.
+  void Log(uint64_t lines) { lines_ = lines; }
+
+  // Connects and says what is not acknowledged, until all is or the coordinator ends the stream.
+  grpc::Status SayAll() {
+    grpc::ClientContext context;
+    const auto stream = stub_->Attach(&context);
+    v1::AgentMessage hello;
+    hello.mutable_hello()->set_node(name_);
+    hello.mutable_hello()->set_spool_id("spool of " + name_);
+    hello.mutable_hello()->set_version(kVersion);
+    v1::CoordinatorMessage answer;
+    if (!stream->Write(hello) || !stream->Read(&answer)) return stream->Finish();
+    std::thread writer([&] {
+      for (uint64_t line = acknowledged_ + 1; line <= lines_; ++line) {
+        if (!stream->Write(Line(line))) return;
+      }
+    });
+    bool all = false;
+    while (!all && stream->Read(&answer)) {
+      if (answer.has_acknowledge()) {
+        acknowledged_ = std::max<uint64_t>(acknowledged_, answer.acknowledge().sequence());
+      }
+      all = acknowledged_ == lines_;
+    }
+    if (all) context.TryCancel();
+    writer.join();
+    const grpc::Status status = stream->Finish();
+    return all ? grpc::Status::OK : status;
+  }
+
+ private:
+  v1::AgentMessage Line(uint64_t number) const {
+    v1::AgentMessage message;
+    message.set_sequence(number);
+    message.mutable_logs()->mutable_run()->set_job_id(job_);
+    v1::LogLine* line = message.mutable_logs()->add_lines();
+    line->set_node(name_);
+    line->set_line(absl::StrCat(name_, " ", number, std::string(1000, '.')));
+    return message;
+  }
+
+  std::unique_ptr<v1::NodeService::Stub> stub_;
+  const std::string name_;
+  const std::string job_;
+  uint64_t lines_ = 0;
+  std::atomic<uint64_t> acknowledged_ = 0;
+};
+
+// Its memory stays bounded however much agents have to say, and nothing of that is lost.
+TEST_F(ServingTest, AgentsAreSentAwayWhileTooMuchWaitsForTheStore) {
+  constexpr int kAgents = 3;
+  constexpr int kLines = 500;
+  most_queued_bytes_ = 200'000;
+  Start();
+  const std::string job = coordinator_->Submit(SmallSpec(1), "one").value();
+  Gate gate(Gate::Options(), nullptr);
+  NodeServiceImpl service(gate, *coordinator_, 5);
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&service);
+  const auto server = builder.BuildAndStart();
+  std::vector<std::unique_ptr<Agent>> agents;
+  for (int i = 0; i < kAgents; ++i) {
+    agents.push_back(
+        std::make_unique<Agent>(server->InProcessChannel({}), absl::StrCat("node-", i), job));
+    agents.back()->Log(1);
+    ASSERT_TRUE(agents.back()->SayAll().ok());
+    agents.back()->Log(kLines);
+  }
+  BreakStore();
+  ASSERT_FALSE(coordinator_->Submit(SmallSpec(1), "two").ok());
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& agent : agents) {
+      const auto ended = AnswerOf([&] { return FromGrpc(agent->SayAll()); });
+      ASSERT_TRUE(ended.has_value()) << "round " << round;
+      EXPECT_TRUE(absl::IsUnavailable(*ended)) << *ended;
+      EXPECT_THAT(std::string(ended->message()), testing::HasSubstr("cannot be written"));
+      EXPECT_THAT(std::string(ended->message()), testing::HasSubstr("no such table"));
+    }
+    EXPECT_LT(coordinator_->queued_bytes(), most_queued_bytes_ + 10'000);
+  }
+  // However long it lasts, nodes that come again and again are not lost.
+  now_ = now_ + 10 * Settings().node_lease;
+  for (const auto& agent : agents) EXPECT_FALSE(agent->SayAll().ok());
+  MendStore();
+  Settle();
+  EXPECT_EQ(coordinator_->queued_bytes(), 0);
+  EXPECT_EQ(coordinator_->Nodes().at(0).name, "ready");
+  for (const auto& agent : agents) {
+    const auto ended = AnswerOf([&] {
+      absl::Status status = absl::UnavailableError("not tried");
+      while (absl::IsUnavailable(status)) status = FromGrpc(agent->SayAll());
+      return status;
+    });
+    ASSERT_TRUE(ended.has_value());
+    EXPECT_TRUE(ended->ok()) << *ended;
+  }
+  int64_t after = 0;
+  const auto lines =
+      coordinator_->store().Logs(job, &after, [](const v1::LogLine&) { return true; });
+  ASSERT_TRUE(lines.ok());
+  std::multiset<std::string> kept;
+  for (const v1::LogLine& line : *lines) kept.insert(line.line().substr(0, line.line().find('.')));
+  EXPECT_EQ(kept.size(), size_t{kAgents * kLines}) << "lost, or there twice";
+  EXPECT_EQ(std::set(kept.begin(), kept.end()).size(), kept.size());
+  server->Shutdown();
+  JoinAll();
+}
+
 TEST_F(ServingTest, ACoordinatorStopsThoughItsDiskTakesNothing) {
   BreakStore();
   const auto host = HostOf(*coordinator_);
@@ -205,6 +329,65 @@ TEST_F(ServingTest, ARequestThatIsMadeManyTimesAtOnceMakesOneJob) {
   for (auto& answer : answers) ids.insert(answer.get().value());
   EXPECT_EQ(ids.size(), 1u);
   EXPECT_EQ(coordinator_->Views().size(), 1u);
+}
+
+// The coordinator dies before a submit is durable, whichever part of it the disk did not take, and
+// after it, before anybody was told. Who asks again with the same request id has one job.
+TEST_F(ServingTest, ASubmitThatWasCutShortIsOneJobWhenItIsRepeated) {
+  for (const std::string table : {"jobs", "requests"}) {
+    Execute(("ALTER TABLE " + table + " RENAME TO away").c_str());
+    const auto answer = AnswerToSubmit("one");
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_FALSE(answer->ok());
+    JoinAll();
+    coordinator_.reset();
+    Execute(("ALTER TABLE away RENAME TO " + table).c_str());
+    Start();
+    EXPECT_TRUE(coordinator_->Views().empty()) << table;
+  }
+  const std::string id = coordinator_->Submit(SmallSpec(1), "one").value();
+  Start();
+  EXPECT_EQ(coordinator_->Submit(SmallSpec(1), "one").value(), id);
+  EXPECT_EQ(coordinator_->Views().size(), 1u);
+  EXPECT_NE(coordinator_->Submit(SmallSpec(1), "two").value(), id);
+}
+
+// Each attempt has a token of its own, which its ranks show; that of the one before opens nothing.
+TEST_F(ServingTest, TheTokenOfAnOlderAttemptIsRefused) {
+  v1::AgentHello hello;
+  hello.set_node("one");
+  hello.set_devices(1);
+  hello.set_device_kind("cpu");
+  ASSERT_TRUE(coordinator_->Attach(hello, {[](v1::CoordinatorMessage) {}, [] {}}).ok());
+  ASSERT_TRUE(coordinator_->Ask(Submitted{kJob, SmallSpec(1)}).ok());
+  const std::string first = coordinator_->Find(kJob)->token();
+  EXPECT_TRUE(coordinator_->IsPresent(RunWith(1), first));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), ""));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), TokenSource().Next()));
+  ASSERT_TRUE(coordinator_->Ask(CheckpointFound{RunWith(1), 0, "", 0, {}}).ok());
+  v1::AgentMessage prepared;
+  *prepared.mutable_data_prepared()->mutable_run() = RunWith(1);
+  prepared.mutable_data_prepared()->set_vocab_size(20);
+  ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", prepared}).ok());
+  v1::AgentMessage failed;
+  *failed.mutable_rank_exited()->mutable_run() = RunWith(1);
+  failed.mutable_rank_exited()->mutable_exit()->set_exit_code(1);
+  ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", failed}).ok());
+  v1::AgentMessage stopped;
+  *stopped.mutable_run_stopped()->mutable_run() = RunWith(1);
+  ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", stopped}).ok());
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), first)) << "nobody trains now";
+  for (int i = 0; i < 10 && coordinator_->Find(kJob)->attempt() == 1; ++i) {
+    v1::AgentMessage heartbeat;
+    heartbeat.mutable_heartbeat();
+    ASSERT_TRUE(coordinator_->Ask(NodeSaid{"one", heartbeat}).ok());
+    Pass(10);
+  }
+  ASSERT_EQ(coordinator_->Find(kJob)->attempt(), 2);
+  const std::string second = coordinator_->Find(kJob)->token();
+  EXPECT_TRUE(coordinator_->IsPresent(RunWith(2), second));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(2), first));
+  EXPECT_FALSE(coordinator_->IsPresent(RunWith(1), first));
 }
 
 // A checkpoint that takes long to read is one whose manifest is a pipe.

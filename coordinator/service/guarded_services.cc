@@ -219,12 +219,11 @@ grpc::ServerReadReactor<grpc::ByteBuffer>* GuardedCheckpointService::Upload(
   return CheckpointServiceImpl::Upload(context, response);
 }
 
-grpc::Status GuardedCheckpointService::ReadTensor(grpc::ServerContext* context,
-                                                  const v1::ReadTensorRequest* request,
-                                                  grpc::ServerWriter<v1::TensorChunk>* writer) {
+grpc::ServerWriteReactor<v1::TensorChunk>* GuardedCheckpointService::ReadTensor(
+    grpc::CallbackServerContext* context, const v1::ReadTensorRequest* request) {
   const GuardedCall call(gate_, *context, "CheckpointService/ReadTensor");
-  if (call.refused()) return call.refusal();
-  return CheckpointServiceImpl::ReadTensor(context, request, writer);
+  if (call.refused()) return new RefusedStream<v1::TensorChunk>(call.refusal());
+  return CheckpointServiceImpl::ReadTensor(context, request);
 }
 
 }  // namespace tercio::coordinator

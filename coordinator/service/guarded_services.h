@@ -76,8 +76,9 @@ class GuardedCheckpointService : public CheckpointServiceImpl {
   using WithRawCallbackMethod_Upload::Upload;
   grpc::ServerReadReactor<grpc::ByteBuffer>* Upload(grpc::CallbackServerContext*,
                                                     grpc::ByteBuffer* response) override;
-  grpc::Status ReadTensor(grpc::ServerContext*, const v1::ReadTensorRequest*,
-                          grpc::ServerWriter<v1::TensorChunk>*) override;
+  using WithCallbackMethod_ReadTensor::ReadTensor;
+  grpc::ServerWriteReactor<v1::TensorChunk>* ReadTensor(grpc::CallbackServerContext*,
+                                                        const v1::ReadTensorRequest*) override;
 
  private:
   Gate& gate_;

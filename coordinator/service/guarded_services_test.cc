@@ -1,11 +1,18 @@
 // Every call of every service that the coordinator serves is judged: none was forgotten.
 #include "coordinator/service/guarded_services.h"
 
+#include <atomic>
+#include <chrono>
 #include <climits>
+#include <functional>
+#include <map>
+#include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "common/channel.h"
 #include "common/file.h"
@@ -46,7 +53,7 @@ class GuardedServicesTest : public ::testing::Test {
     audit_ = std::make_unique<AuditLog>(directory_.path() + "/audit.log", AuditLog::Options());
     gate_ = std::make_unique<Gate>(options, audit_.get());
     jobs_ = std::make_unique<GuardedJobService>(
-        *gate_, *coordinator_, *streams_, [](v1::JobSpec*) { return absl::OkStatus(); },
+        *gate_, *coordinator_, *streams_, [this](v1::JobSpec*) { return admit_(); },
         directory_.path(), "");
     nodes_ = std::make_unique<NodeServiceImpl>(*gate_, *coordinator_, 5);
     host_ = HostOf(*coordinator_);
@@ -58,6 +65,7 @@ class GuardedServicesTest : public ::testing::Test {
         TlsIdentity::Load(Authority::CoordinatorFiles(access), TlsIdentity::KeyFile::kOwn);
     ASSERT_TRUE(identity.ok()) << identity.status();
     grpc::ServerBuilder builder;
+    ConfigureServer(builder, most_threads_);
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", MakeServerCredentials(*identity), &port);
     for (grpc::Service* service :
@@ -134,6 +142,8 @@ class GuardedServicesTest : public ::testing::Test {
     return methods;
   }
 
+  std::function<absl::Status()> admit_ = [] { return absl::OkStatus(); };
+  int most_threads_ = 16;
   TempDir directory_;
   checkpoint::Store checkpoints_{directory_.path() + "/checkpoints"};
   std::unique_ptr<Coordinator> coordinator_;
@@ -239,6 +249,71 @@ TEST_F(GuardedServicesTest, AnAgentOffersWhatThereCanBe) {
             grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(attach([](v1::AgentHello* hello) { hello->set_node("somebody\n"); }),
             grpc::StatusCode::PERMISSION_DENIED);
+}
+
+// Each call that waits, for a disk say, holds a thread. Those are bounded, and agents need none.
+TEST_F(GuardedServicesTest, CallsThatWaitHaveFewThreadsAndKeepNoAgentWaiting) {
+  constexpr int kCalls = 60;
+  most_threads_ = 4;
+  absl::Notification released;
+  std::atomic<int> inside = 0;
+  std::atomic<int> most_inside = 0;
+  admit_ = [&] {
+    const int now = ++inside;
+    for (int most = most_inside; now > most && !most_inside.compare_exchange_weak(most, now);) {
+    }
+    released.WaitForNotification();
+    --inside;
+    return absl::InvalidArgumentError("after a while");
+  };
+  Serve("admin");
+  struct Waiting {
+    grpc::ClientContext context;
+    v1::SubmitResponse response;
+    grpc::Status status;
+    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::SubmitResponse>> reader;
+  };
+  grpc::CompletionQueue queue;
+  const auto stub = v1::JobService::NewStub(channel_);
+  std::vector<std::unique_ptr<Waiting>> calls;
+  for (int i = 0; i < kCalls; ++i) {
+    calls.push_back(std::make_unique<Waiting>());
+    calls.back()->reader = stub->AsyncSubmit(&calls.back()->context, {}, &queue);
+    calls.back()->reader->Finish(&calls.back()->response, &calls.back()->status,
+                                 calls.back().get());
+  }
+  std::map<grpc::StatusCode, int> ended;
+  const auto await = [&](int answers) {
+    for (int i = 0; i < answers; ++i) {
+      void* call = nullptr;
+      bool ok = false;
+      const auto patience = std::chrono::system_clock::now() + std::chrono::seconds(20);
+      ASSERT_EQ(queue.AsyncNext(&call, &ok, patience), grpc::CompletionQueue::GOT_EVENT)
+          << "calls wait without end";
+      ++ended[static_cast<Waiting*>(call)->status.error_code()];
+    }
+  };
+  await(kCalls - most_threads_);
+  EXPECT_EQ(ended[grpc::StatusCode::RESOURCE_EXHAUSTED], kCalls - most_threads_);
+  // Meanwhile an agent is served.
+  {
+    grpc::ClientContext context;
+    const auto stream = v1::NodeService::NewStub(As("node", "agent"))->Attach(&context);
+    v1::AgentMessage message;
+    message.mutable_hello()->set_node("node");
+    message.mutable_hello()->set_version(kVersion);
+    stream->Write(message);
+    v1::CoordinatorMessage answer;
+    EXPECT_TRUE(stream->Read(&answer));
+    context.TryCancel();
+    stream->Finish();
+  }
+  released.Notify();
+  await(most_threads_);
+  EXPECT_EQ(ended[grpc::StatusCode::INVALID_ARGUMENT] + ended[grpc::StatusCode::RESOURCE_EXHAUSTED],
+            kCalls);
+  EXPECT_LE(most_inside, most_threads_);
+  EXPECT_TRUE(Call("/tercio.v1.JobService/List").ok()) << "threads serve again";
 }
 
 // Fails closed: what it cannot read it does not take for a certificate without a role.

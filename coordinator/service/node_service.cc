@@ -100,13 +100,10 @@ class NodeServiceImpl::AgentStream
         FinishOnce(ToGrpc(status));
         return;
       }
-    } else if (incoming_.has_news()) {
-      for (v1::AgentMessage& message : *incoming_.mutable_news()->mutable_messages()) {
-        coordinator_.Post(NodeSaid{node_, std::move(message)});
-      }
-      incoming_.Clear();
-    } else {
-      coordinator_.Post(NodeSaid{node_, std::exchange(incoming_, {})});
+    } else if (const absl::Status heard = Hear(); !heard.ok()) {
+      // Nothing more is read of this stream: what comes later must not overtake what was not taken.
+      FinishOnce(ToGrpc(heard));
+      return;
     }
     TellRevoked();
     StartRead(&incoming_);
@@ -157,6 +154,15 @@ class NodeServiceImpl::AgentStream
     stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat came in time"));
   }
 
+  absl::Status Hear() {
+    v1::AgentMessage said = std::exchange(incoming_, {});
+    if (!said.has_news()) return coordinator_.Hear(node_, std::move(said));
+    for (v1::AgentMessage& message : *said.mutable_news()->mutable_messages()) {
+      TERCIO_RETURN_IF_ERROR(coordinator_.Hear(node_, std::move(message)));
+    }
+    return absl::OkStatus();
+  }
+
   // With the answer to whatever the agent says, which is at least a heartbeat now and then.
   void TellRevoked() {
     std::shared_ptr<const Gate::Revoked> revoked = gate_.revoked();
@@ -179,7 +185,7 @@ class NodeServiceImpl::AgentStream
     TERCIO_RETURN_IF_ERROR(
         CheckVersions("node " + hello.node(), hello.version(), "the coordinator"));
     TERCIO_RETURN_IF_ERROR(CheckHello(hello));
-    TERCIO_RETURN_IF_ERROR(coordinator_.CheckName(hello));
+    TERCIO_RETURN_IF_ERROR(coordinator_.CheckHello(hello));
     v1::CoordinatorMessage answer;
     answer.mutable_hello_accepted()->set_heartbeat_interval_seconds(heartbeat_interval_);
     answer.mutable_hello_accepted()->set_takes_news(true);

@@ -2,7 +2,13 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <thread>
+
 #include "absl/strings/str_cat.h"
+#include "common/log.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
 #include "coordinator/store/copy_database.h"
@@ -50,6 +56,50 @@ absl::StatusOr<Message> Parse(const std::string& bytes) {
   return message;
 }
 
+// Interrupts what the database does once the time is over, again and again, since an interrupt
+// before a statement has begun has no effect on it.
+class TimeLimit {
+ public:
+  TimeLimit(sqlite3* database, absl::Duration limit)
+      : database_(database), thread_([this, limit] { Watch(limit); }) {}
+  ~TimeLimit() { Over(); }
+  TimeLimit(const TimeLimit&) = delete;
+  TimeLimit& operator=(const TimeLimit&) = delete;
+
+  // Whether the time was over before this was called first. Nothing is interrupted after it.
+  bool Over() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      done_ = true;
+      changed_.notify_all();
+    }
+    if (thread_.joinable()) thread_.join();
+    return over_;
+  }
+
+ private:
+  void Watch(absl::Duration limit) {
+    constexpr std::chrono::milliseconds kAgain{10};
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto done = [this] { return done_; };
+    if (limit > absl::ZeroDuration() &&
+        changed_.wait_for(lock, absl::ToChronoNanoseconds(limit), done)) {
+      return;
+    }
+    over_ = true;
+    do {
+      sqlite3_interrupt(database_);
+    } while (!changed_.wait_for(lock, kAgain, done));
+  }
+
+  sqlite3* const database_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  bool over_ = false;
+  std::thread thread_;
+};
+
 std::string BackUpPath(const std::string& path) { return path + ".backup"; }
 
 // The records of all rows of a query.
@@ -79,7 +129,8 @@ absl::StatusOr<std::map<std::string, Message>> ParseByJob(sqlite3* database, con
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only) {
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool read_only,
+                                                   absl::Duration check_limit) {
   if (!read_only) TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path));
   sqlite3* database = nullptr;
   const int flags = read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE;
@@ -87,7 +138,7 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(const std::string& path, bool
   std::unique_ptr<Store> store(new Store(path, database));
   if (code != SQLITE_OK) return Fault(database, absl::StrCat("cannot open ", path));
   sqlite3_busy_timeout(database, 5000);
-  if (!read_only) TERCIO_RETURN_IF_ERROR(store->CheckIntegrity());
+  if (!read_only) TERCIO_RETURN_IF_ERROR(store->CheckIntegrity(check_limit));
   TERCIO_RETURN_IF_ERROR(store->CheckVersion());
   if (read_only) return store;
   TERCIO_RETURN_IF_ERROR(store->Run("PRAGMA journal_mode=WAL"));
@@ -144,10 +195,18 @@ absl::Status Store::MovePlacements() {
   return WriteAll(moved);
 }
 
-absl::Status Store::CheckIntegrity() {
+absl::Status Store::CheckIntegrity(absl::Duration limit) {
   std::string problem;
+  TimeLimit time(database_, limit);
   SqliteStatement query(database_, "PRAGMA quick_check(1)");
   const absl::StatusOr<bool> row = query.Next();
+  // What an interrupted check says is no finding.
+  if (time.Over()) {
+    LogWarning(absl::StrCat("state store: ", path_, " is large: its check was cut off after ",
+                            absl::FormatDuration(limit),
+                            "; delete jobs that nobody needs (tercio delete, --job-retention)"));
+    return absl::OkStatus();
+  }
   if (!row.ok()) {
     if (!absl::IsFailedPrecondition(row.status())) return row.status();
     problem = std::string(row.status().message());
@@ -395,6 +454,9 @@ absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, 
 absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int64_t* after,
                                                      const LineFilter& wanted, size_t most) {
   std::lock_guard<std::mutex> lock(mutex_);
+  SqliteStatement last(database_, "SELECT seq FROM sqlite_sequence WHERE name='logs'");
+  TERCIO_ASSIGN_OR_RETURN(const bool any, last.Next());
+  *after = std::min(*after, any ? last.Integer(0) : 0);
   SqliteStatement query(
       database_, "SELECT sequence, record FROM logs WHERE job=? AND sequence>? ORDER BY sequence");
   query.Bind(1, job);

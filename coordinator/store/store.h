@@ -18,6 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "proto/tercio/v1/state.pb.h"
@@ -57,11 +58,15 @@ struct Changes {
 
 class Store {
  public:
+  static constexpr absl::Duration kCheckLimit = absl::Seconds(30);
+
   // For writing the whole file is checked first: a damaged one is refused with the way to restore
-  // it. One of an older version is first copied to PATH.before-vN, where N is this version, and
-  // then brought up to date, all or nothing. For reading, which happens for a single question,
-  // neither is done.
-  static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only);
+  // it. What has not been read after `check_limit` is not: no start takes longer for a file that
+  // has grown large. One of an older version is first copied to PATH.before-vN, where N is this
+  // version, and then brought up to date, all or nothing. For reading, which happens for a single
+  // question, neither is done.
+  static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only,
+                                                     absl::Duration check_limit = kCheckLimit);
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
@@ -93,7 +98,9 @@ class Store {
   absl::StatusOr<std::vector<v1::JobEvent>> Events(const std::string& job, int64_t after,
                                                    size_t most = kAll);
   using LineFilter = std::function<bool(const v1::LogLine&)>;
-  // Wanted lines with a sequence above *after, which becomes that of the last line looked at.
+  // Wanted lines with a sequence above *after, which becomes that of the last line looked at. A
+  // place beyond all lines that there have been, of a store that was restored since, is that of
+  // the last of them.
   absl::StatusOr<std::vector<v1::LogLine>> Logs(const std::string& job, int64_t* after,
                                                 const LineFilter& wanted, size_t most = kAll);
   // The sequence after which the last `tail` wanted lines come.
@@ -107,7 +114,7 @@ class Store {
   Store(std::string path, sqlite3* database) : path_(std::move(path)), database_(database) {}
   absl::Status Run(const char* sql);
   absl::Status CheckVersion();
-  absl::Status CheckIntegrity();
+  absl::Status CheckIntegrity(absl::Duration limit);
   absl::StatusOr<bool> IsNew();
   absl::Status BringUpToDate();
   absl::Status MovePlacements();

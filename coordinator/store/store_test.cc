@@ -2,11 +2,14 @@
 
 #include <sqlite3.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/file.h"
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -275,6 +278,103 @@ TEST_F(StoreTest, LogsOfEveryJobAreBounded) {
   }
 }
 
+// A reader that comes back with a place among lines that were trimmed, or behind the last line of a
+// store that was restored from a back-up.
+TEST_F(StoreTest, APlaceThatIsGoneContinuesWithWhatIsThere) {
+  const auto store = Open();
+  const auto add = [&](int count) {
+    Changes changes;
+    for (int i = 0; i < count; ++i) {
+      changes.logs.emplace_back("job-1", v1::LogLine()).second.set_line("text");
+    }
+    ASSERT_TRUE(store->Commit(changes).ok());
+  };
+  const auto sequences = [&](int64_t* after) {
+    std::vector<int64_t> found;
+    const auto lines = store->Logs("job-1", after, [](const v1::LogLine&) { return true; });
+    for (const v1::LogLine& line : *lines) found.push_back(line.sequence());
+    return found;
+  };
+  for (int batch = 0; batch < 22; ++batch) add(1000);
+  int64_t trimmed = 5;
+  const std::vector<int64_t> kept = sequences(&trimmed);
+  ASSERT_GE(kept.size(), 20'000u);
+  EXPECT_GT(kept.front(), 6) << "the lines after place 5 are gone";
+  EXPECT_EQ(kept.back(), 22'000);
+  EXPECT_EQ(kept.back() - kept.front() + 1, static_cast<int64_t>(kept.size())) << "without a gap";
+  EXPECT_EQ(trimmed, 22'000);
+  int64_t beyond = 30'000;
+  EXPECT_THAT(sequences(&beyond), IsEmpty());
+  add(2);
+  EXPECT_THAT(sequences(&beyond), ElementsAre(22'001, 22'002));
+  EXPECT_TRUE(store->Events("job-1", 30'000)->empty());
+  Store::StepCursor far;
+  far.step = 30'000;
+  EXPECT_TRUE(store->Steps("job-1", far, [](const v1::StepRecord&) { return true; })->empty());
+}
+
+// A commit has happened when the disk says so, and not before.
+TEST_F(StoreTest, ACommitThatTheDiskDidNotTakeIsNone) {
+  const std::string rules = directory_.path() + "/rules";
+  setenv("FAILING_FILES", rules.c_str(), 1);
+  const auto store = Open();
+  ASSERT_TRUE(store->Commit(Some()).ok());
+  std::ofstream(rules) << "fail fsync /state.sqlite";
+  Changes second;
+  second.jobs.emplace_back().set_id("job-2");
+  EXPECT_FALSE(store->Commit(second).ok());
+  EXPECT_EQ(store->LoadJobs()->size(), 1u);
+  std::filesystem::remove(rules);
+  ASSERT_TRUE(store->Commit(second).ok());
+  EXPECT_EQ(store->LoadJobs()->size(), 2u);
+}
+
+// Power fails in a commit: whatever part of it has reached the disk, as far as `cut`, and what lies
+// in the rest of the file then. What was committed before is there; it is, as a whole, or is not.
+TEST_F(StoreTest, OfATornEndWhatWasCommittedBeforeIsThere) {
+  const std::string log_path = path_ + "-wal";
+  const auto store = Open();
+  ASSERT_TRUE(store->Commit(Some()).ok());
+  const size_t before = ReadFile(log_path)->size();
+  ASSERT_GT(before, 0u);
+  Changes second;
+  second.jobs.emplace_back().set_id("job-2");
+  second.requests.emplace_back("request-2", "job-2");
+  second.events.emplace_back().set_job_id("job-2");
+  second.nodes.emplace_back().set_name("b");
+  second.nodes[0].set_reported(99);
+  ASSERT_TRUE(store->Commit(second).ok());
+  const std::string database = *ReadFile(path_);
+  const std::string log = *ReadFile(log_path);
+  ASSERT_GT(log.size(), before + 4096);
+  const std::string torn = directory_.path() + "/torn.sqlite";
+  const auto step = [&](size_t cut) { return std::min<size_t>(1789, log.size() - cut); };
+  for (const char* rest : {"nothing", "zeros", "garbage"}) {
+    for (size_t cut = before; cut <= log.size(); cut += cut < log.size() ? step(cut) : 1) {
+      SCOPED_TRACE(absl::StrCat(cut, " of ", log.size(), " bytes, then ", rest));
+      std::string left = log.substr(0, cut);
+      if (rest[0] != 'n') left.resize(log.size(), rest[0] == 'z' ? '\0' : '\xa5');
+      std::filesystem::remove(torn + "-shm");
+      std::ofstream(torn, std::ios::binary) << database;
+      std::ofstream(torn + "-wal", std::ios::binary) << left;
+      const auto found = Store::Open(torn, /*read_only=*/false);
+      ASSERT_TRUE(found.ok()) << found.status();
+      const auto jobs = (*found)->LoadJobs();
+      ASSERT_TRUE(jobs.ok()) << jobs.status();
+      const bool whole = jobs->size() == 2;
+      ASSERT_TRUE(whole || jobs->size() == 1) << jobs->size();
+      EXPECT_EQ(jobs->at(0).step(), 7);
+      EXPECT_EQ((*found)->LoadPlans()->at("job-1").lanes(), 8);
+      EXPECT_EQ(*(*found)->JobOfRequest("request-2"), whole ? "job-2" : "");
+      EXPECT_EQ((*found)->Events("job-2", 0)->size(), whole ? 1u : 0u);
+      EXPECT_EQ((*found)->LoadNodes()->at(1).reported(), whole ? 99u : 0u);
+      EXPECT_TRUE(whole || cut < log.size());
+      EXPECT_TRUE(!whole || cut > before + 4096);
+      EXPECT_TRUE((*found)->Commit(Some()).ok());
+    }
+  }
+}
+
 TEST_F(StoreTest, EventsOfOneJobAreFoundAmongThoseOfAll) {
   const auto store = Open();
   Changes changes;
@@ -338,6 +438,30 @@ TEST_F(StoreTest, DamageIsFoundAtTheStartAndTheBackUpNamed) {
   std::filesystem::copy_file(path_ + ".backup", path_,
                              std::filesystem::copy_options::overwrite_existing);
   EXPECT_EQ(Open()->LoadJobs()->at(0).step(), 7);
+}
+
+// The damage lies where the check does not come in its time.
+TEST_F(StoreTest, ACheckThatTakesTooLongIsCutOff) {
+  {
+    const auto store = Open();
+    Changes changes = Some();
+    for (int i = 0; i < 2000; ++i) {
+      changes.events.emplace_back().set_message(std::string(100, 'x'));
+    }
+    ASSERT_TRUE(store->Commit(changes).ok());
+  }
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path_) / 2 / 4096 * 4096));
+    file << std::string(4096, '\xee');
+  }
+  EXPECT_FALSE(Store::Open(path_, false).ok());
+  const auto store = Store::Open(path_, false, absl::ZeroDuration());
+  ASSERT_TRUE(store.ok()) << store.status();
+  EXPECT_EQ((*store)->LoadJobs()->at(0).step(), 7);
+  Changes more;
+  more.jobs.emplace_back().set_id("job-2");
+  EXPECT_TRUE((*store)->Commit(more).ok()) << "an interrupt came after the check";
 }
 
 TEST_F(StoreTest, AFileThatIsNoDatabaseIsRefused) {

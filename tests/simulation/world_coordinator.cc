@@ -157,6 +157,7 @@ void World::BreakState(double now) {
       for (auto& [id, job] : state_.jobs) {
         if (coordinator::IsTerminal(job.record.phase()) && Chance(0.001)) {
           job.record.set_phase(v1::JOB_PHASE_QUEUED);
+          state_.jobs.Sort(job);
         }
       }
       break;

@@ -173,6 +173,25 @@ TEST_F(CheckpointClientTest, UploadsInChunksWithAChecksum) {
   EXPECT_EQ(service_.end.bytes(), 2'800'000);
 }
 
+// Copies go to the memory of agents first, however that ends.
+TEST_F(CheckpointClientTest, TheCheckpointFollowsTheCopies) {
+  const auto client = Client();
+  const std::vector<float> values(1000, 1.0f);
+  int64_t sent_before = -1;
+  absl::Status status = absl::UnknownError("not done");
+  client->StartUpload(
+      40, {Rows("w", 0, 1000)}, {values}, {}, Patience(absl::ZeroDuration()),
+      [&](const SaveOutcome& o, int64_t, double) { status = o.status; },
+      [&] {
+        absl::SleepFor(absl::Milliseconds(50));
+        sent_before = service_.begin.step();
+      });
+  EXPECT_TRUE(client->WaitForUpload().ok());
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_EQ(sent_before, 0);
+  EXPECT_EQ(service_.begin.step(), 40);
+}
+
 TEST_F(CheckpointClientTest, ARefusedUploadIsReportedAndTheNextOneWorks) {
   const std::vector<float> values(1'000'000, 1.0f);
   const auto client = Client();

@@ -13,12 +13,12 @@
 namespace tercio {
 namespace {
 
-// An agent that takes less than this of a copy stands still: training must not wait for it.
+// An agent that takes less than this of a copy stands still.
 constexpr double kLeastBytesPerSecond = 20e6;
-constexpr double kPatienceSeconds = 20;
 
-std::chrono::system_clock::time_point DeadlineFor(int64_t bytes) {
-  const double seconds = kPatienceSeconds + static_cast<double>(bytes) / kLeastBytesPerSecond;
+std::chrono::system_clock::time_point DeadlineFor(int64_t bytes, absl::Duration patience) {
+  const double seconds =
+      absl::ToDoubleSeconds(patience) + static_cast<double>(bytes) / kLeastBytesPerSecond;
   return std::chrono::system_clock::now() +
          std::chrono::milliseconds(static_cast<int64_t>(seconds * 1e3));
 }
@@ -99,7 +99,7 @@ absl::Status SnapshotClient::PutTo(const std::string& holder, const v1::Snapshot
                                    const ValueParts& values, std::string* checksum) {
   TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));
   grpc::ClientContext context;
-  context.set_deadline(DeadlineFor(begin.bytes()));
+  context.set_deadline(DeadlineFor(begin.bytes(), patience_));
   v1::PutSnapshotResponse response;
   const auto writer = stub->Put(&context, &response);
   v1::PutSnapshotMessage message;
@@ -157,7 +157,7 @@ absl::Status SnapshotClient::Load(const std::string& holder, int attempt, int64_
     bytes += ElementsOf(slice) * static_cast<int64_t>(sizeof(float));
   }
   grpc::ClientContext context;
-  context.set_deadline(DeadlineFor(bytes));
+  context.set_deadline(DeadlineFor(bytes, patience_));
   const auto reader = stub->Get(&context, request);
   v1::GetSnapshotMessage message;
   EngineFiller filler(engine);

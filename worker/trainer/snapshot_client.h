@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "proto/tercio/v1/snapshot_service.grpc.pb.h"
 #include "worker/engine/training_engine.h"
 #include "worker/trainer/checkpoint_client.h"
@@ -21,9 +22,13 @@ namespace tercio {
 
 class SnapshotClient {
  public:
+  // What an agent may take, besides the time for the bytes: training must not wait for one that
+  // stands still.
+  static constexpr absl::Duration kPatience = absl::Seconds(20);
   // `holders`: addresses of agents (HOST:PORT or unix:PATH), in the order in which they are served.
-  SnapshotClient(CheckpointIdentity identity, std::vector<std::string> holders)
-      : identity_(std::move(identity)), holders_(std::move(holders)) {}
+  SnapshotClient(CheckpointIdentity identity, std::vector<std::string> holders,
+                 absl::Duration patience = kPatience)
+      : identity_(std::move(identity)), holders_(std::move(holders)), patience_(patience) {}
 
   // Gives every holder a copy, one after the other. What one of them refuses, or does not take in
   // time, is its loss only: the errors are returned for the log.
@@ -44,6 +49,7 @@ class SnapshotClient {
 
   const CheckpointIdentity identity_;
   const std::vector<std::string> holders_;
+  const absl::Duration patience_;
   std::map<std::string, std::unique_ptr<v1::SnapshotService::Stub>> stubs_;
 };
 

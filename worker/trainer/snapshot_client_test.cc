@@ -1,7 +1,10 @@
 // Copies given to and loaded from the agents' own service, with several agents in one process.
 #include "worker/trainer/snapshot_client.h"
 
+#include <atomic>
+#include <chrono>
 #include <numeric>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -25,13 +28,17 @@ struct Agent {
   Agent()
       : store({0, [] { return int64_t{1} << 40; }}),
         service(store, [this](const v1::RunId& run, const std::string& token) {
+          while (stands_still) std::this_thread::sleep_for(std::chrono::milliseconds(1));
           return run.attempt() == attempt && token == "token";
         }) {
     auto listening = SnapshotServer::Listen("127.0.0.1:0", {}, service);
     EXPECT_TRUE(listening.ok()) << listening.status();
     server = *std::move(listening);
   }
+  // What waits in the service waits for this.
+  ~Agent() { stands_still = false; }
   int attempt = 1;
+  std::atomic<bool> stands_still{false};  // answers nobody
   SnapshotStore store;
   SnapshotServiceImpl service;
   std::unique_ptr<SnapshotServer> server;
@@ -51,7 +58,7 @@ class SnapshotClientTest : public ::testing::Test {
     identity.run.set_attempt(attempt);
     identity.token = token;
     identity.rank = 2;
-    return SnapshotClient(identity, std::move(holders));
+    return SnapshotClient(identity, std::move(holders), patience_);
   }
   std::vector<absl::Status> Put(SnapshotClient client) {
     v1::StepRecord record;
@@ -59,6 +66,7 @@ class SnapshotClientTest : public ::testing::Test {
     return client.Put(10, slices_, {large_, small_}, {record});
   }
 
+  absl::Duration patience_ = SnapshotClient::kPatience;
   std::vector<float> large_;
   std::vector<float> small_;
   std::vector<v1::TensorSlice> slices_;
@@ -94,6 +102,27 @@ TEST_F(SnapshotClientTest, AnAgentThatDoesNotAnswerIsTheLossOfItsCopyOnly) {
   ASSERT_THAT(errors, SizeIs(1));
   EXPECT_THAT(std::string(errors[0].message()), HasSubstr(gone));
   EXPECT_EQ(two_.store.Held().snapshots_size(), 1);
+}
+
+// As a process that was stopped: its connections stay, and nobody reads them.
+TEST_F(SnapshotClientTest, AnAgentThatStandsStillIsGivenUpAndTheNextIsServed) {
+  EXPECT_GE(SnapshotClient::kPatience, absl::Seconds(20));
+  EXPECT_THAT(Put(Client(1, {one_.server->address()})), IsEmpty());
+  patience_ = absl::Milliseconds(300);
+  one_.stands_still = true;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto errors = Put(Client(1, {one_.server->address(), two_.server->address()}));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  ASSERT_THAT(errors, SizeIs(1));
+  EXPECT_EQ(errors[0].code(), absl::StatusCode::kDeadlineExceeded) << errors[0];
+  EXPECT_THAT(std::string(errors[0].message()), HasSubstr(one_.server->address()));
+  // 2.8 MB at 20 MB/s come to what it may take.
+  EXPECT_GE(took.count(), 0.3 + 0.14);
+  EXPECT_EQ(two_.store.Held().snapshots_size(), 1);
+  FakeEngine engine;
+  engine.slices = slices_;
+  EXPECT_EQ(Client(1, {}).Load(one_.server->address(), 1, 10, Nowhere(), engine).code(),
+            absl::StatusCode::kDeadlineExceeded);
 }
 
 TEST_F(SnapshotClientTest, OthersThanRanksOfTheAttemptAreRefused) {

@@ -1,0 +1,147 @@
+#include "coordinator/service/upload_budget.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/steady_time.h"
+
+namespace tercio::coordinator {
+
+UploadBudget::UploadBudget(const Limits& limits) : limits_(limits), watcher_([this] { Watch(); }) {}
+
+UploadBudget::~UploadBudget() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  watcher_.join();
+}
+
+bool UploadBudget::Ask(const std::string& job, Id* id, std::function<void()> begin) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  *id = next_++;
+  Message& message = messages_[*id];
+  message.job = job;
+  Job& asking = jobs_[job];
+  ++asking.messages;
+  if (asking.waiting.empty() && Fits(asking)) {
+    StartReading(*id, message);
+    return true;
+  }
+  message.begin = std::move(begin);
+  asking.waiting.push_back(*id);
+  if (figures_.waiting++ == 0) changed_.notify_all();
+  return false;
+}
+
+void UploadBudget::Arrived(Id id, int64_t bytes) {
+  Begins begins;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Message& message = messages_.at(id);
+    if (message.stage == Stage::kReading) reading_.erase(message.place);
+    message.stage = Stage::kArrived;
+    Hold(message, bytes);
+    begins = Grant();
+  }
+  for (const auto& begin : begins) begin();
+}
+
+void UploadBudget::Release(Id id) {
+  Begins begins;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = messages_.find(id);
+    Message& message = found->second;
+    Hold(message, 0);
+    const auto job = jobs_.find(message.job);
+    if (message.stage == Stage::kReading) reading_.erase(message.place);
+    if (message.stage == Stage::kWaiting) {
+      std::erase(job->second.waiting, id);
+      --figures_.waiting;
+    }
+    if (--job->second.messages == 0) jobs_.erase(job);
+    messages_.erase(found);
+    begins = Grant();
+  }
+  for (const auto& begin : begins) begin();
+}
+
+UploadBudget::Figures UploadBudget::figures() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return figures_;
+}
+
+// A job that holds nothing gets room as long as there is any.
+bool UploadBudget::Fits(const Job& job) const {
+  return job.bytes + limits_.message_bytes <= limits_.bytes - figures_.held;
+}
+
+void UploadBudget::Hold(Message& message, int64_t bytes) {
+  const int64_t more = bytes - message.bytes;
+  message.bytes = bytes;
+  jobs_.at(message.job).bytes += more;
+  figures_.held += more;
+  figures_.most_held = std::max(figures_.most_held, figures_.held);
+}
+
+void UploadBudget::StartReading(Id id, Message& message) {
+  message.stage = Stage::kReading;
+  message.since = SteadyNow();
+  message.place = reading_.insert(reading_.end(), id);
+  Hold(message, limits_.message_bytes);
+}
+
+void UploadBudget::LendIdle() {
+  const absl::Time before = SteadyNow() - limits_.patience;
+  while (!reading_.empty()) {
+    Message& oldest = messages_.at(reading_.front());
+    if (oldest.since > before) return;
+    reading_.pop_front();
+    oldest.stage = Stage::kLent;
+    Hold(oldest, 0);
+  }
+}
+
+// Jobs take turns.
+UploadBudget::Begins UploadBudget::Grant() {
+  Begins begins;
+  if (figures_.waiting == 0) return begins;
+  auto job = jobs_.upper_bound(turn_);
+  for (size_t in_vain = 0; in_vain < jobs_.size() && figures_.waiting > 0; ++job) {
+    if (job == jobs_.end()) job = jobs_.begin();
+    if (job->second.waiting.empty() || !Fits(job->second)) {
+      ++in_vain;
+      continue;
+    }
+    in_vain = 0;
+    turn_ = job->first;
+    const Id id = job->second.waiting.front();
+    job->second.waiting.pop_front();
+    --figures_.waiting;
+    Message& message = messages_.at(id);
+    begins.push_back(std::exchange(message.begin, nullptr));
+    StartReading(id, message);
+  }
+  return begins;
+}
+
+void UploadBudget::Watch() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    if (figures_.waiting == 0) {
+      changed_.wait(lock, [this] { return stopping_ || figures_.waiting > 0; });
+      continue;
+    }
+    changed_.wait_for(lock, absl::ToChronoNanoseconds(limits_.patience / 4),
+                      [this] { return stopping_; });
+    LendIdle();
+    const Begins begins = Grant();
+    lock.unlock();
+    for (const auto& begin : begins) begin();
+    lock.lock();
+  }
+}
+
+}  // namespace tercio::coordinator

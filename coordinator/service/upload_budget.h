@@ -1,0 +1,99 @@
+// What messages of all uploads may hold in memory together, so that hundreds of ranks that upload
+// at once are slow and gRPC's own limit (common/channel.h) is never reached, at which it breaks off
+// calls. An upload asks for room before it reads a message; where there is none its sender waits.
+//
+// No job can take what others need: a job gets more as long as it will hold no more than was free,
+// so that those whose disks hang, however many, leave room. A read for which nothing has come for
+// `patience` holds no memory: what was meant for it is lent to others.
+//
+// Threads: any. `begin` functions are called without a lock, by whichever call makes room, or by a
+// thread of the budget's own.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/time/time.h"
+
+namespace tercio::coordinator {
+
+class UploadBudget {
+ public:
+  struct Limits {
+    int64_t bytes = int64_t{256} << 20;  // a quarter of what gRPC may hold
+    // Reserved for a message before it has come. A larger one is taken, and others wait for it.
+    int64_t message_bytes = int64_t{1} << 20;
+    absl::Duration patience = absl::Seconds(10);
+  };
+
+  explicit UploadBudget(const Limits& limits);
+  // Calls nothing any more. REQUIRES: everything that was asked for is released.
+  ~UploadBudget();
+  UploadBudget(const UploadBudget&) = delete;
+  UploadBudget& operator=(const UploadBudget&) = delete;
+
+  // One message, from the wish to read it until it is handled.
+  using Id = uint64_t;
+  // Asks for room for the next message of an upload of `job`. True: it may be read now. False: it
+  // may when `begin` is called, once.
+  bool Ask(const std::string& job, Id* id, std::function<void()> begin);
+  // The message has come, with so many bytes.
+  void Arrived(Id id, int64_t bytes);
+  // It is handled, or will not be read. What has not begun does not begin, unless that is under way
+  // in another thread.
+  void Release(Id id);
+
+  struct Figures {
+    int64_t held = 0;       // bytes
+    int64_t most_held = 0;  // ever
+    int64_t waiting = 0;    // messages that are not read yet
+  };
+  Figures figures() const;
+
+ private:
+  enum class Stage { kWaiting, kReading, kLent, kArrived };
+  struct Message {
+    std::string job;
+    Stage stage = Stage::kWaiting;
+    int64_t bytes = 0;  // of the budget
+    std::function<void()> begin;
+    absl::Time since;               // of a read
+    std::list<Id>::iterator place;  // in reading_
+  };
+  struct Job {
+    int64_t bytes = 0;  // of the budget
+    int messages = 0;
+    std::deque<Id> waiting;
+  };
+  using Begins = std::vector<std::function<void()>>;
+
+  void Watch();
+  // With mutex_ held.
+  bool Fits(const Job& job) const;
+  void Hold(Message& message, int64_t bytes);
+  void StartReading(Id id, Message& message);
+  void LendIdle();
+  Begins Grant();
+
+  const Limits limits_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<Id, Message> messages_;
+  std::map<std::string, Job> jobs_;  // that have messages
+  std::list<Id> reading_;            // kReading, the oldest first
+  std::string turn_;                 // the job that was given room last
+  Id next_ = 1;
+  Figures figures_;
+  bool stopping_ = false;
+  std::thread watcher_;
+};
+
+}  // namespace tercio::coordinator
