@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <future>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -135,7 +136,7 @@ class HalfOpenTest : public ::testing::Test {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
-    ConfigureServer(builder, of_server);
+    ConfigureServer(builder, std::numeric_limits<int>::max(), of_server);
     builder.RegisterCallbackGenericService(&service_);
     server_ = builder.BuildAndStart();
     ASSERT_NE(server_, nullptr);

@@ -685,10 +685,14 @@ TEST_F(ManyRanksTest, HundredsOfUploadsAtOnceAllEndWell) {
 
 TEST_F(CheckpointServiceTest, ARankThatGoesAwayWhileItWaitsForRoomEndsItsUpload) {
   CheckpointServiceImpl service(host_, {kColumns, kColumns, absl::Hours(1)});
+  // Within a process a message is sent when it is read, which is what these wait for.
+  int port = 0;
   grpc::ServerBuilder builder;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   const auto server = builder.BuildAndStart();
-  stub_ = v1::CheckpointService::NewStub(server->InProcessChannel({}));
+  stub_ = v1::CheckpointService::NewStub(grpc::CreateChannel(
+      absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
   // One message is all that there is room for: that of a rank that stands still.
   const auto idle = Start(0, 10);
   while (service.upload_figures().held < kColumns) absl::SleepFor(absl::Milliseconds(1));
