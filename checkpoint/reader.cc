@@ -168,7 +168,11 @@ absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
 absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out) {
   TERCIO_RETURN_IF_ERROR(reader_.CheckSlice(part));
   const std::vector<Piece>& pieces = reader_.manifest_.tensors.at(part.tensor()).pieces;
-  blocks_.resize(pieces.size());
+  if (part.tensor() != tensor_) {
+    tensor_ = part.tensor();
+    for (Block& block : blocks_) block.number = -1;
+  }
+  if (blocks_.size() < pieces.size()) blocks_.resize(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
     TERCIO_RETURN_IF_ERROR(ReadPiece(pieces[i], part, &blocks_[i], out));
   }
@@ -193,8 +197,10 @@ absl::Status SliceCursor::ReadPiece(const Piece& piece, const v1::TensorSlice& p
     const int64_t from = (row - piece.row_begin) * piece_width + column_begin - piece.column_begin;
     float* const to =
         out + (row - part.row_begin()) * part_width + column_begin - part.column_begin();
-    TERCIO_RETURN_IF_ERROR(Copy(piece, from * kValue, rows * (column_end - column_begin) * kValue,
-                                cache, reinterpret_cast<char*>(to)));
+    const int64_t bytes = rows * (column_end - column_begin) * kValue;
+    TERCIO_RETURN_IF_ERROR(Copy(piece, from * kValue, bytes, cache, reinterpret_cast<char*>(to)));
+    // Nobody else wants them; columns between these may be another rank's.
+    if (together) reader_.files_.at(piece.file)->ForgetPages(piece.offset + from * kValue, bytes);
   }
   return absl::OkStatus();
 }

@@ -77,15 +77,15 @@ class Reader : public WeightSource {
   mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 
-// Reads a slice in parts, one after the other (DivideSlice): keeps of each piece the block that it
-// has read last, so that neighbouring parts read and verify no block twice. Memory: one block for
-// each piece of the tensor.
+// Reads slices in parts, one after the other (DivideSlice): keeps of each piece of a tensor the
+// block that it has read last, so that neighbouring parts read and verify no block twice. Memory:
+// one block for each piece of the tensor that has most; it is used again for the next tensor.
 class SliceCursor {
  public:
   // The reader must outlive it.
   explicit SliceCursor(const Reader& reader) : reader_(reader) {}
 
-  // As Reader::ReadSlice. All calls are about one tensor.
+  // As Reader::ReadSlice.
   absl::Status Read(const v1::TensorSlice& part, float* out);
 
  private:
@@ -100,7 +100,8 @@ class SliceCursor {
                     char* out) const;
 
   const Reader& reader_;
-  std::vector<Block> blocks_;  // by piece of the tensor
+  std::string tensor_;
+  std::vector<Block> blocks_;  // by piece of that tensor, and what earlier ones left
 };
 
 }  // namespace tercio::checkpoint

@@ -8,12 +8,14 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "cli/login_files.h"
+#include "cli/request_id.h"
 #include "cli/text.h"
 #include "common/access/enrolment.h"
 #include "common/daemon.h"
 #include "common/file.h"
 #include "common/grpc_status.h"
 #include "common/status_macros.h"
+#include "common/steady_time.h"
 #include "common/tls_diagnosis.h"
 #include "common/utf8.h"
 #include "common/version.h"
@@ -27,6 +29,9 @@ constexpr char kDefaultAddress[] = "127.0.0.1:7077";
 // For the question of the coordinator's version: what follows says what is wrong with the
 // connection.
 constexpr absl::Duration kVersionPatience = absl::Seconds(2);
+// What a coordinator that starts again takes.
+constexpr absl::Duration kSubmitPatience = absl::Seconds(20);
+constexpr absl::Duration kSubmitPause = absl::Milliseconds(200);
 
 // A coordinator whose version does not fit may lack what a verb asks for, or mean something else.
 void WarnOfVersion(Client& client) {
@@ -138,6 +143,24 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const Options& options) 
   client->reader_socket_ = std::move(socket);
   client->reader_ = std::move(reader);
   return client;
+}
+
+absl::StatusOr<std::string> Client::Submit(const v1::JobSpec& spec) {
+  v1::SubmitRequest request;
+  *request.mutable_spec() = spec;
+  request.set_request_id(NewRequestId());
+  const bool reached = channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
+  const absl::Time end = SteadyNow() + kSubmitPatience;
+  while (true) {
+    grpc::ClientContext context;
+    v1::SubmitResponse response;
+    const grpc::Status status = stub_->Submit(&context, request, &response);
+    if (status.ok()) return response.job_id();
+    if (!reached || status.error_code() != grpc::StatusCode::UNAVAILABLE || SteadyNow() >= end) {
+      return CallStatus(status, *this);
+    }
+    absl::SleepFor(kSubmitPause);
+  }
 }
 
 absl::StatusOr<v1::JobStatus> Client::Get(const std::string& job, bool ranks) {

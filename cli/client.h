@@ -27,6 +27,9 @@ class Client {
   const TlsFiles& tls() const { return tls_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
+  // The id of a new job. A coordinator that was reached and goes away meanwhile is asked again for
+  // a while, with the same request id: there is one job, however often it is asked for.
+  absl::StatusOr<std::string> Submit(const v1::JobSpec& spec);
   absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
   // The oldest first.
   absl::StatusOr<std::vector<v1::CheckpointInfo>> Checkpoints(const std::string& job);

@@ -10,7 +10,6 @@
 #include "cli/format.h"
 #include "cli/log_text.h"
 #include "cli/output.h"
-#include "cli/request_id.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/with_client.h"
@@ -79,29 +78,23 @@ int Submit(const Options& options) {
   const auto spec = config::ParseJobFile(options.job_file, options.set);
   if (!spec.ok()) return Fail(spec.status());
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
-    grpc::ClientContext context;
-    v1::SubmitRequest request;
-    *request.mutable_spec() = *spec;
-    request.set_request_id(NewRequestId());
-    v1::SubmitResponse response;
-    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Submit(&context, request, &response), client));
+    TERCIO_ASSIGN_OR_RETURN(const std::string id, client.Submit(*spec));
     if (options.format() == Output::kTable || !options.watch) {
       if (options.format() == Output::kTable) {
-        std::cout << response.job_id() << std::endl;
+        std::cout << id << std::endl;
       } else {
-        PrintJson({{"id", response.job_id()}}, options.format());
+        PrintJson({{"id", id}}, options.format());
       }
     }
     if (!options.watch) {
-      const auto status = client.Get(response.job_id());
+      const auto status = client.Get(id);
       if (status.ok() && !status->error().empty()) {
         std::cerr << ForTerminal(status->error()) << std::endl;
       }
       return kExitOk;
     }
-    const LastWords words(GoesOn(response.job_id()));
-    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job,
-                            Follow(client, response.job_id(), options, {}));
+    const LastWords words(GoesOn(id));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, id, options, {}));
     return ExitCodeOfState(job.state());
   });
 }

@@ -19,7 +19,6 @@
 #include "cli/local_cluster.h"
 #include "cli/output.h"
 #include "cli/private_pair.h"
-#include "cli/request_id.h"
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/trace.h"
@@ -190,14 +189,9 @@ absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto pair,
                           PrivatePair::Start(options.state_dir, ranks, spec.resources().device()));
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
-  grpc::ClientContext context;
-  v1::SubmitRequest request;
-  *request.mutable_spec() = spec;
-  request.set_request_id(NewRequestId());
-  v1::SubmitResponse response;
-  TERCIO_RETURN_IF_ERROR(CallStatus(client->stub().Submit(&context, request, &response), *client));
-  std::fprintf(stderr, "job %s in %s\n", response.job_id().c_str(), options.state_dir.c_str());
-  return FollowPrivately(*pair, *client, response.job_id(), options);
+  TERCIO_ASSIGN_OR_RETURN(const std::string id, client->Submit(spec));
+  std::fprintf(stderr, "job %s in %s\n", id.c_str(), options.state_dir.c_str());
+  return FollowPrivately(*pair, *client, id, options);
 }
 
 // The job to resume, by id or name, or the newest unfinished one.

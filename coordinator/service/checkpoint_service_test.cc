@@ -691,8 +691,8 @@ TEST_F(CheckpointServiceTest, ARankThatGoesAwayWhileItWaitsForRoomEndsItsUpload)
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(&service);
   const auto server = builder.BuildAndStart();
-  stub_ = v1::CheckpointService::NewStub(grpc::CreateChannel(
-      absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
+  stub_ = v1::CheckpointService::NewStub(
+      grpc::CreateChannel(absl::StrCat("127.0.0.1:", port), grpc::InsecureChannelCredentials()));
   // One message is all that there is room for: that of a rank that stands still.
   const auto idle = Start(0, 10);
   while (service.upload_figures().held < kColumns) absl::SleepFor(absl::Milliseconds(1));

@@ -1,8 +1,10 @@
 """Checkpoints under faults of disks, files and people: nothing is lost, nothing starts over by itself, nothing waits for ever."""
 
+import errno
 import glob
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -10,7 +12,8 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, FrozenDiskTest, TercioTest, layout, processes, wait_for  # noqa: E402
+from harness import (ClusterTest, DiskTest, FailingFilesTest, FrozenDiskTest, TercioTest, layout, processes,
+                     wait_for)  # noqa: E402
 
 
 def flip(path):
@@ -209,6 +212,108 @@ class FrozenDisk(FrozenDiskTest):
         self.assertEqual(done["checkpoint"]["step"], 400)
         self.tercio(*self.reach("checkpoint", "verify", job))
         self.assertEqual(self.curve_of(job), self.curve_of(reference))
+
+
+class FewInodes(DiskTest):
+    """Room for bytes, and none for files."""
+
+    MKFS = ["mkfs.ext4", "-q", "-N", "512"]
+
+    def test_saves_fail_and_training_continues(self):
+        self.state = os.path.join(self.disk, "state")
+        _, ready = self.coordinator("--heartbeat-interval", "0.5")
+        self.address = ready["coordinator"]
+        self.agent(self.address)
+        long = ["--set", "training.steps=1000000", *layout(1, 1, 2)]
+        # At the coordinator, and where ranks write themselves.
+        jobs = [self.submit(*long, "--set", f"checkpoint={{{place}every_steps: 50}}")
+                for place in ("", f"path: {self.disk}/shared, ")]
+        for job in jobs:
+            wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")  # noqa: B023
+        fillers = []
+
+        def fill():
+            """Old checkpoints that go make room again."""
+            try:
+                while True:
+                    name = os.path.join(self.disk, f"filler-{len(fillers)}")
+                    with open(name, "w", encoding="utf-8"):
+                        fillers.append(name)
+            except OSError as error:
+                self.assertEqual(error.errno, errno.ENOSPC)
+
+        def all_fail():
+            fill()
+            return all(self.get(job)["checkpoint_trouble"] for job in jobs)
+        wait_for(all_fail, "saves that fail")
+        self.assertGreater(os.statvfs(self.disk).f_bavail, 1000, "blocks are free")
+        before = {job: self.get(job) for job in jobs}
+        for job in jobs:
+            self.after_step(job, before[job]["step"] + 100)
+            # Where ranks write themselves the other end of a stream is another event.
+            self.assertTrue([e for e in self.events(job) if e["kind"] == "checkpoint_failed" and "No space left on device" in e["message"]])
+            self.tercio(*self.reach("checkpoint", "verify", job))
+        for name in fillers:
+            os.remove(name)
+        for job in jobs:
+            wait_for(lambda: self.get(job)["checkpoint"]["step"] > before[job]["checkpoint"]["step"]  # noqa: B023
+                     and not self.get(job)["checkpoint_trouble"], "a save that works")  # noqa: B023
+            self.assertEqual((self.get(job)["attempt"], self.get(job)["restarts"]), (1, 0))
+            self.tercio(*self.reach("cancel", job, "--no-save"))
+
+
+class DyingDisk(FailingFilesTest):
+    """fsync and reads that fail with EIO, at the coordinator and at ranks that write themselves."""
+
+    def setUp(self):
+        super().setUp()
+        _, ready = self.with_rules("coordinator", self.coordinator, "--heartbeat-interval", "0.5")
+        self.address = ready["coordinator"]
+        self.with_rules("agent", self.agent, self.address)
+
+    def start_job(self, place):
+        job = self.submit("--set", "training.steps=1000000", *layout(1, 1, 2), "--set",
+                          f"checkpoint={{{place}every_steps: 50}}")
+        wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
+        return job
+
+    def check(self, job, daemon, part):
+        """What could not be made durable is no checkpoint; the one before stays, training continues."""
+        known = len(self.events(job))
+        self.rule(daemon, f"fail fsync {part}")
+        wait_for(lambda: self.get(job)["checkpoint_trouble"], f"a save that fails at {part}")
+        failed = self.get(job)
+        told = lambda: [e for e in self.events(job)[known:] if e["kind"] == "checkpoint_failed"  # noqa: E731
+                        and re.search(f"cannot sync .*{re.escape(part)}.*: Input/output error", e["message"])]
+        wait_for(told, "its reason")
+        now = self.after_step(job, failed["step"] + 100)
+        self.assertEqual((now["checkpoint"]["step"], now["attempt"]), (failed["checkpoint"]["step"], 1))
+        self.tercio(*self.reach("checkpoint", "verify", job))
+        self.rule(daemon)
+        wait_for(lambda: self.get(job)["checkpoint"]["step"] > now["checkpoint"]["step"], "a save that works")
+
+    def test_an_fsync_that_fails_costs_the_save(self):
+        own, shared = self.start_job(""), self.start_job("path: shared, ")
+        for part in ("/rank-", "/manifest.json"):
+            self.check(own, "coordinator", part)
+        self.check(shared, "agent", "/rank-")
+        self.check(shared, "coordinator", "/manifest.json")
+        for job in (own, shared):
+            self.assertEqual(self.get(job)["restarts"], 0)
+
+    def test_a_read_that_fails_is_tried_again(self):
+        job = self.start_job("")
+        self.rule("coordinator", f"fail read /checkpoints/{job}/")
+        os.kill(self.trainers(job)[0], signal.SIGKILL)
+        wait_for(lambda: self.get(job)["checkpoint_unreadable"], "an attempt that waits")
+        saved = self.get(job)["checkpoint"]["step"]
+        self.assertGreater(saved, 0)
+        self.rule("coordinator")
+        wait_for(lambda: (s := self.get(job))["attempt"] == 2 and s["state"] == "running", "the next attempt")
+        self.after_step(job, saved + 50)
+        kinds = self.kinds(job)
+        self.assertNotIn("checkpoint_damaged", kinds)
+        self.assertTrue(any(f"starts after step {saved}" in e["message"] for e in self.events(job)), self.events(job))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,18 @@
-"""Faults of one job on a real machine: memory that runs out, data that is changed, a rank that is slow."""
+"""Faults on a real machine: memory that runs out, data that is changed, a rank that is slow, a coordinator that dies in a
+submit or moves to another address."""
 
 import os
 import random
+import shutil
+import subprocess
 import sys
+import time
+import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, layout, wait_for  # noqa: E402
+from certificates import Authority  # noqa: E402
+from harness import BIN, ClusterTest, FailingFilesTest, lasting_port, layout, wait_for  # noqa: E402
 
 MEMORY_LIMIT = 96 << 20
 
@@ -116,6 +122,100 @@ class SlowRank(Cluster):
         self.assertLess(done["detected_seconds"], 5)
         self.assertEqual(done["steps_lost"], 0)
         self.assertEqual(self.get(job)["attempt"], 1)
+
+
+class KilledInASubmit(FailingFilesTest):
+
+    def start_coordinator(self, listen):
+        self.child, ready = self.with_rules("coordinator", self.daemon, "tercio-coordinator", "--state-dir", self.state,
+                                            "--listen", listen, "--metrics-listen", "127.0.0.1:0")
+        self.address = ready["coordinator"]
+
+    def test_there_is_one_job(self):
+        self.start_coordinator(f"127.0.0.1:{lasting_port()}")
+        log = os.path.join(self.state, "state.sqlite-wal")
+        size = lambda: os.path.exists(log) and os.path.getsize(log)  # noqa: E731
+        self.tercio(*self.reach("list"))
+        # The job is in the log of the database, the disk has not said so, nobody has been told.
+        self.rule("coordinator", "hold fsync /state.sqlite-wal")
+        before = size()
+        submit = self.start(*self.reach("submit", self.path("job.yaml")))
+        wait_for(lambda: size() > before, "the job to be written")
+        self.child.kill()
+        self.child.wait()
+        self.assertIsNone(submit.poll())
+        self.rule("coordinator")
+        self.start_coordinator(self.address)
+        out, err = submit.communicate(timeout=60)
+        self.assertEqual(submit.returncode, 0, err)
+        self.assertEqual([job["id"] for job in self.json(*self.reach("list"))], [out.strip()])
+        # One that is not there at all is not waited for.
+        self.child.kill()
+        self.child.wait()
+        began = time.monotonic()
+        self.tercio(*self.reach("submit", self.path("job.yaml")), code=5)
+        self.assertLess(time.monotonic() - began, 8)
+
+
+@unittest.skipUnless(shutil.which("openssl"), "openssl is not installed")
+class OtherAddress(ClusterTest):
+    """The coordinator's machine is replaced by one with another address, and the name leads there."""
+
+    NAME = "coordinator.tercio.test"
+
+    def names(self, address):
+        """In place: what is mounted over /etc/hosts is this very file."""
+        with open(self.path("hosts"), "w", encoding="utf-8") as file:
+            file.write(f"127.0.0.1 localhost\n{address} {self.NAME}\n")
+
+    def start_coordinator(self, listen):
+        child, ready = self.daemon(
+            "tercio-coordinator", "--state-dir", self.state, "--listen", listen, "--metrics-listen", "127.0.0.1:0",
+            "--first-backoff", "0.2", "--heartbeat-interval", "3", *self.tls["coordinator"])
+        self.address = ready["coordinator"]
+        return child
+
+    def start_agent(self, port):
+        """Where /etc/hosts is ours, and no server of names answers."""
+        with open(self.path("resolv.conf"), "w", encoding="utf-8") as file:
+            file.write("nameserver 127.0.0.1\n")
+        log = open(self.path("agent.log"), "w", encoding="utf-8")
+        script = 'mount --bind "$0" /etc/hosts && mount --bind "$1" /etc/resolv.conf && shift && exec "$@"'
+        child = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", script, self.path("hosts"), self.path("resolv.conf"),
+             os.path.join(BIN, "tercio-agent"), "--coordinator", f"{self.NAME}:{port}", "--state-dir", self.path("agent-one"),
+             "--name", "one", "--slots", "2", "--metrics-listen", "127.0.0.1:0", "--stop-grace", "5",
+             "--data-address", "127.0.0.1", "--data-root", self.directory, *self.tls["agent"]], stdout=subprocess.PIPE, stderr=log, text=True, env=self.environment())
+        log.close()
+        self.daemons.append(child)
+        self.assertTrue(child.stdout.readline().startswith("ready "), "see agent.log")
+
+    def test_agents_find_it(self):
+        tried = subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True, check=False)
+        if tried.returncode != 0:
+            self.skipTest(f"no file system of its own for /etc/hosts: {tried.stderr.strip()}")
+        authority = Authority(self.directory, "ca")
+        self.tls = {"agent": authority.issue("one", role="agent"), "admin": authority.issue("operator", role="admin"),
+                    "coordinator": authority.issue("coordinator", f"DNS:{self.NAME},IP:127.0.0.1,IP:127.0.0.2", role="coordinator")}
+        self.names("127.0.0.1")
+        first = self.start_coordinator(f"127.0.0.1:{lasting_port()}")
+        port = self.address.rsplit(":", 1)[1]
+        self.start_agent(port)
+        job = self.submit("--set", "training.steps=1000000", *layout(1, 1, 2))
+        self.after_step(job, 20)
+        first.kill()
+        first.wait()
+        self.names("127.0.0.2")
+        self.start_coordinator(f"127.0.0.2:{port}")
+        step = self.get(job)["step"]
+        # Within its lease.
+        self.after_step(job, step + 20)
+        status = self.get(job)
+        self.assertEqual((status["state"], status["attempt"], status["restarts"]), ("running", 1, 0))
+        self.assertNotIn("node_lost", [event["kind"] for event in self.events()])
+
+    def reach(self, *arguments):
+        return [*arguments, "--coordinator", self.address, *self.tls["admin"]]
 
 
 if __name__ == "__main__":

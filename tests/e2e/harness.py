@@ -2,8 +2,10 @@
 
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -45,6 +47,18 @@ def wait_for(condition, what, seconds=SECONDS):
             return value
         time.sleep(0.01)
     raise AssertionError(f"waited {seconds} s in vain for {what}")
+
+
+def lasting_port():
+    """A port to listen on again and again: none that the kernel gives to a connection that somebody opens meanwhile."""
+    while True:
+        with socket.socket() as listener:
+            try:
+                port = random.randrange(15000, 30000)
+                listener.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def processes(word):
@@ -128,7 +142,9 @@ class TercioTest(unittest.TestCase):
         log.close()
         self.daemons.append(child)
         ready = child.stdout.readline()
-        self.assertTrue(ready.startswith("ready "), f"{program}: {ready!r}")
+        if not ready.startswith("ready "):
+            with open(log.name, encoding="utf-8") as said:
+                self.fail(f"{program}: {ready!r}\n{said.read()[-2000:]}")
         return child, dict(part.split("=", 1) for part in ready.split()[1:])
 
     def coordinator(self, *more):
@@ -186,20 +202,31 @@ class ClusterTest(TercioTest):
         return [tuple(step[key] for key in CURVE) for step in self.steps(job)]
 
 
-class FrozenDiskTest(ClusterTest):
-    """A file system of the test's own, at `disk`, that can stand still, as a server that is gone does."""
+class DiskTest(ClusterTest):
+    """A file system of the test's own, at `disk`."""
+
+    MKFS = ["mkfs.ext4", "-q"]
 
     def setUp(self):
         super().setUp()
-        image, self.disk, self.frozen = self.path("image"), self.path("disk"), False
+        image, self.disk = self.path("image"), self.path("disk")
         os.mkdir(self.disk)
         with open(image, "wb") as file:
             file.truncate(256 << 20)
-        for command in (["mkfs.ext4", "-q", image], ["mount", "-o", "loop", image, self.disk]):
+        for command in ([*self.MKFS, image], ["mount", "-o", "loop", image, self.disk]):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 self.skipTest(f"no file system of its own: {' '.join(command)}: {done.stderr.strip()}")
         self.addCleanup(subprocess.run, ["umount", "-l", self.disk], check=True)
+
+
+class FrozenDiskTest(DiskTest):
+    """One that can stand still, as a server that is gone does."""
+
+    frozen = False
+
+    def setUp(self):
+        super().setUp()
         # Before the file system goes: what hangs in it must be able to end.
         self.addCleanup(self.thaw)
 
@@ -213,6 +240,33 @@ class FrozenDiskTest(ClusterTest):
         self.frozen = False
 
     def stop_daemons(self):
-        if hasattr(self, "frozen"):
-            self.thaw()
+        self.thaw()
         super().stop_daemons()
+
+
+class FailingFilesTest(ClusterTest):
+    """Daemons whose calls on some files fail or are held up (common/failing_files.cc)."""
+
+    preloaded = None  # the rules of the daemon that is being started
+
+    def environment(self):
+        if not self.preloaded:
+            return super().environment()
+        library = os.path.join(ROOT, "bazel-bin", "common", "failing_files", "libfailing_files.so")
+        if not os.path.exists(library):
+            raise AssertionError(f"{library} is not there: bazel build //common/...")
+        return {**super().environment(), "LD_PRELOAD": library, "FAILING_FILES": self.preloaded}
+
+    def with_rules(self, name, start, *arguments):
+        """Starts a daemon, and what it starts, for which rule() with this name counts."""
+        self.preloaded = self.path(f"rules-{name}")
+        try:
+            return start(*arguments)
+        finally:
+            self.preloaded = None
+
+    def rule(self, name, *lines):
+        """From the next call on these, and no others, count."""
+        with open(self.path(f"rules-{name}.new"), "w", encoding="utf-8") as file:
+            file.write("".join(line + "\n" for line in lines))
+        os.rename(self.path(f"rules-{name}.new"), self.path(f"rules-{name}"))

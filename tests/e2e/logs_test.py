@@ -1,10 +1,12 @@
 """Logs: what lines say, what may be asked of them, floods and full disks. And watching on a terminal."""
 
+import contextlib
 import errno
 import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 import termios
@@ -13,10 +15,61 @@ import urllib.request
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import BIN, ClusterTest, layout, wait_for  # noqa: E402
+from harness import BIN, ROOT, ClusterTest, layout, wait_for  # noqa: E402
 from terminal import Terminal  # noqa: E402
 
 LONG = ["--set", "training.steps=1000000", "--set", "fault_tolerance.max_restarts=0"]
+
+
+class Secrets(ClusterTest):
+
+    def token(self):
+        """Of the only job's present attempt, from the coordinator's database."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.state}/state.sqlite?mode=ro", uri=True)) as database:
+            record, = database.execute("SELECT record FROM jobs").fetchone()
+        with open(os.path.join(ROOT, "proto", "tercio", "v1", "state.proto"), encoding="utf-8") as file:
+            number = int(re.search(r"^message JobRecord \{.*?\n  string token = (\d+);", file.read(), re.M | re.S).group(1))
+        # The key of a string of this number, its length, and the string.
+        key = number << 3 | 2
+        key = bytes([key]) if key < 128 else bytes([key & 127 | 128, key >> 7])
+        return re.search(re.escape(key + b"\x20") + rb"([0-9a-f]{32})", record).group(1).decode()
+
+    def test_the_token_of_an_attempt_is_in_no_output(self):
+        _, coordinator = self.coordinator("--heartbeat-interval", "0.2")
+        self.address = coordinator["coordinator"]
+        _, agent = self.agent(self.address, "one", 2)
+        job = self.submit("--set", "training.steps=1000000", "--set", "checkpoint.every_steps=20", *layout(1, 1, 2))
+        tokens = set()
+        for attempt in (1, 2):
+            wait_for(lambda: (s := self.get(job))["attempt"] == attempt and s["state"] == "running" and s["checkpoint"],  # noqa: B023
+                     "a checkpoint")
+            tokens.add(self.token())
+            for pid in self.trainers(job):
+                for name in ("cmdline", "environ"):
+                    with open(f"/proc/{pid}/{name}", "rb") as file:
+                        self.assertFalse([t for t in tokens if t.encode() in file.read()], name)
+            os.kill(self.trainers(job)[0], signal.SIGKILL)
+        self.assertEqual(len(tokens), 2, "one for each attempt")
+        for token in tokens:
+            self.assertRegex(token, "^[0-9a-f]{32}$")
+        self.tercio(*self.reach("cancel", job, "--no-save"))
+        self.json(*self.reach("wait", job), code=8)
+        told = ["".join(self.tercio(*self.reach(*verb))) for verb in (
+            ("get", job), ("get", job, "-o", "json"), ("list", "-o", "json"), ("nodes", "-o", "json"), ("events", job, "-o", "json"),
+            ("logs", job, "-o", "json"), ("history", job, "-o", "json"), ("checkpoint", "list", job, "-o", "json"))]
+        for ready in (coordinator, agent):
+            with urllib.request.urlopen(f"http://{ready['metrics']}/metrics", timeout=10) as page:
+                told.append(page.read().decode())
+        for name in os.listdir(self.directory):
+            if name.endswith(".log"):
+                with open(self.path(name), encoding="utf-8") as file:
+                    told.append(file.read())
+        self.assertGreater(len("".join(told)), 10_000)
+        for token in tokens:
+            self.assertFalse([text[:200] for text in told if token in text])
+
+    def test_a_job_has_no_environment_of_its_own(self):
+        self.tercio("plan", self.path("job.yaml"), "--set", "environment={HF_TOKEN: secret}", code=2)
 
 
 class Logs(ClusterTest):

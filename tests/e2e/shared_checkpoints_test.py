@@ -6,10 +6,11 @@ import os
 import re
 import signal
 import sys
+import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import python_cases  # noqa: E402
-from harness import ClusterTest, FrozenDiskTest, layout, wait_for  # noqa: E402
+from harness import ClusterTest, FailingFilesTest, FrozenDiskTest, lasting_port, layout, wait_for  # noqa: E402
 
 STEPS = 1_000_000
 EVERY = 50
@@ -127,6 +128,105 @@ class FrozenDirectory(FrozenDiskTest):
         self.assertIsNone(self.get(job)["checkpoint_trouble"])
         self.assertEqual(self.get(job)["attempt"], 1)
         self.tercio(*self.reach("cancel", job, "--no-save"))
+
+
+class KilledCoordinator(FailingFilesTest):
+    """The coordinator is killed in each phase of a save that ranks write themselves: one job lives through all of them."""
+
+    EVERY = 100  # so seldom that all of them can be verified again and again
+
+    def setUp(self):
+        super().setUp()
+        self.start_coordinator(f"127.0.0.1:{lasting_port()}")
+        self.with_rules("agent", self.agent, self.address, "one", 2)
+        self.job = self.submit(*LONG, "--set", f"checkpoint={{path: shared, every_steps: {self.EVERY}, keep_last: 1000}}", *layout(1, 1, 2))
+        self.saved(0)
+
+    def start_coordinator(self, listen):
+        self.child, ready = self.with_rules(
+            "coordinator", self.daemon, "tercio-coordinator", "--state-dir", self.state, "--listen", listen,
+            "--metrics-listen", "127.0.0.1:0", "--first-backoff", "0.2")
+        self.address = ready["coordinator"]
+
+    def saved(self, after):
+        """The step of a checkpoint after that one."""
+        return wait_for(lambda: (c := self.get(self.job)["checkpoint"]) and c["step"] > after and c["step"], "a checkpoint")
+
+    def files(self, step, pattern):
+        return glob.glob(self.path("shared", self.job, f"step-{step:08}", pattern))
+
+    def die_when(self, what, moment):
+        """Kills the coordinator, and starts it again while nothing is held up: the next save commits, nothing is lost."""
+        before = wait_for(moment, what)
+        self.child.kill()
+        self.child.wait()
+        _, err = self.tercio(*self.reach("get", self.job), code=5)
+        self.assertIn("cannot reach", err)
+        self.rule("coordinator")
+        self.start_coordinator(self.address)
+        self.rule("agent")
+        committed = self.get(self.job)["checkpoint"]["step"]
+        self.assertGreaterEqual(committed, before)
+        self.saved(max(committed, before))
+        self.tercio(*self.reach("checkpoint", "verify", self.job))
+        status = self.get(self.job)
+        self.assertEqual((status["state"], status["attempt"], status["restarts"]), ("running", 1, 0), self.events(self.job)[-8:])
+
+    def test_in_every_phase_of_a_save(self):
+        # Parts are being written.
+        self.rule("agent", "hold fsync /rank-")
+
+        def being_written():
+            saved = self.get(self.job)["checkpoint"]["step"]
+            return not self.files(saved + self.EVERY, "manifest.json") and len(self.files(saved + self.EVERY, "attempt-1/rank-*")) == 2 and saved
+        wait_for(being_written, "two parts that are not whole yet")
+        time.sleep(0.3)  # what had passed before is committed
+        self.die_when("two parts that are not whole yet", being_written)
+        # All parts were reported.
+        self.rule("coordinator", "hold fsync /manifest.json.tmp")
+
+        def reported():
+            saved = self.get(self.job)["checkpoint"]["step"]
+            return self.files(saved + self.EVERY, "attempt-1/manifest.json.tmp.*") and saved
+        self.die_when("a manifest without its name", reported)
+        # It is visible, and not recorded.
+        step = 0
+
+        def visible():
+            nonlocal step
+            saved = self.get(self.job)["checkpoint"]["step"]
+            if saved >= step:  # not held up yet, or left out
+                step = saved + 2 * self.EVERY
+                self.rule("coordinator", f"hold fsync /step-{step:08}$")
+            return self.files(step, "manifest.json") and saved
+        self.die_when("a manifest that nobody was told of", visible)
+        # Right after the commit.
+        last = self.get(self.job)["checkpoint"]["step"]
+        self.die_when("the commit", lambda: self.saved(last))
+        self.check_the_last()
+
+    def check_the_last(self):
+        """What starts from the last checkpoint has the bits of what went before, and every step once."""
+        self.rule("agent", "hold fsync /rank-")
+        status = wait_for(lambda: (s := self.get(self.job))["step"] > s["checkpoint"]["step"] + 2 * self.EVERY and s, "unsaved steps")
+        saved = status["checkpoint"]["step"]
+        os.kill(self.trainers(self.job)[0], signal.SIGKILL)
+        self.rule("agent")
+        started = wait_for(lambda: [e["message"] for e in self.events(self.job) if "attempt 2 starts after step" in e["message"]], "its start")
+        self.assertIn(f"starts after step {saved} ", started[0])
+        wait_for(lambda: max(s["step"] for s in self.steps(self.job) if s["attempt"] == 2 or s["step"] == 1) > status["step"],
+                 "the steps once more")
+        self.tercio(*self.reach("cancel", self.job, "--no-save"))
+        self.json(*self.reach("wait", self.job), code=8)
+        curve = self.curve_of(self.job)
+        self.assertEqual([point[0] for point in curve], list(range(1, len(curve) + 1)))
+        out, _ = self.tercio(*self.reach("history", self.job, "--all-attempts", "-o", "jsonl"))
+        by_attempt = {1: {}, 2: {}}
+        for line in map(json.loads, out.splitlines()):
+            by_attempt[line["attempt"]][line["step"]] = tuple(line[key] for key in ("loss", "grad_norm", "tokens"))
+        twice = set(by_attempt[1]) & set(by_attempt[2])
+        self.assertGreaterEqual(len(twice), 2 * self.EVERY)
+        self.assertEqual({step: by_attempt[1][step] for step in twice}, {step: by_attempt[2][step] for step in twice})
 
 
 if __name__ == "__main__":

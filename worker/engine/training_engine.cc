@@ -103,8 +103,10 @@ class Engine : public TrainingEngine {
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
     squares_.reserve(tensors_.tensors.size());
     updates_.reserve(tensors_.tensors.size());
-    Initialize();
   }
+
+  // The weights as the seed says.
+  void Initialize();
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
   absl::StatusOr<double> Evaluate() override;
@@ -137,7 +139,6 @@ class Engine : public TrainingEngine {
   using Sum = ExchangeVector::Sum;
   bool encoder() const { return !shape_.causal; }
 
-  void Initialize();
   MicroBatch BatchAt(int64_t step, const v1::Action& action) const;
   void Run(const v1::Action& action, int64_t step);
   void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work);
@@ -749,10 +750,12 @@ absl::StatusOr<std::unique_ptr<TrainingEngine>> TrainingEngine::Create(
   TERCIO_ASSIGN_OR_RETURN(auto tensor_sums,
                           device.CreateStream(Device::StreamKind::kCommunication));
   TERCIO_ASSIGN_OR_RETURN(auto product_done, device.CreateEvent());
-  return std::unique_ptr<TrainingEngine>(std::make_unique<Engine>(
+  auto engine = std::make_unique<Engine>(
       spec, plan, communicators, source,
       Engine::Machine{std::move(arena), std::move(compute), std::move(communication),
-                      std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)}));
+                      std::move(bucket_ready), std::move(tensor_sums), std::move(product_done)});
+  if (options.initialise_weights) engine->Initialize();
+  return std::unique_ptr<TrainingEngine>(std::move(engine));
 }
 
 }  // namespace tercio

@@ -82,13 +82,17 @@ struct EngineOptions {
   // trials of the memory plan. Training has the same bits, for it reads nothing that it has not
   // written.
   bool fill_pattern = false;
+  // Whether weights begin as the seed says; else all of NeededSlices that no checkpoint may lack is
+  // loaded before the first step.
+  bool initialise_weights = true;
 };
 
 class TrainingEngine {
  public:
   virtual ~TrainingEngine() = default;
 
-  // Allocates the arena and initialises the weights from the seed; optimizer moments are zero.
+  // Allocates the arena and, where `options` says so, initialises the weights from the seed;
+  // optimizer moments are zero.
   // `device`, communicators and `source` must outlive the engine. RESOURCE_EXHAUSTED names the
   // bytes.
   static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <cstring>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -121,15 +120,11 @@ class CoordinatorSource : public CheckpointSource {
 class DirectorySource : public CheckpointSource {
  public:
   explicit DirectorySource(std::unique_ptr<checkpoint::Reader> reader)
-      : reader_(std::move(reader)) {}
+      : reader_(std::move(reader)), cursor_(*reader_) {}
 
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
                     const Arrived& arrived) override {
-    if (!cursor_.has_value() || slice.tensor() != tensor_) {
-      tensor_ = slice.tensor();
-      cursor_.emplace(*reader_);
-    }
-    TERCIO_RETURN_IF_ERROR(cursor_->Read(slice, values.data()));
+    TERCIO_RETURN_IF_ERROR(cursor_.Read(slice, values.data()));
     arrived(static_cast<int64_t>(values.size() * sizeof(float)));
     return absl::OkStatus();
   }
@@ -138,8 +133,7 @@ class DirectorySource : public CheckpointSource {
 
  private:
   const std::unique_ptr<checkpoint::Reader> reader_;
-  std::string tensor_;  // that the cursor reads
-  std::optional<checkpoint::SliceCursor> cursor_;
+  checkpoint::SliceCursor cursor_;
 };
 
 }  // namespace

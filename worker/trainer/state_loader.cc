@@ -84,17 +84,26 @@ class ReadAhead {
     shared_->changed.notify_all();
     return piece;
   }
+  // Memory that the kernel has given once is used again: new pages cost as much as reading them.
+  void Recycle(std::vector<float> values) {
+    std::lock_guard<std::mutex> lock(shared_->mutex);
+    shared_->free.push_back(std::move(values));
+  }
 
  private:
   struct Shared {
     void Run() {
       for (const StatePiece& piece : pieces) {
+        ReadPiece read;
         {
           std::unique_lock<std::mutex> lock(mutex);
           changed.wait(lock, [this] { return stops || ready.size() < kPiecesAhead; });
           if (stops) break;
+          if (!free.empty()) {
+            read.values = std::move(free.back());
+            free.pop_back();
+          }
         }
-        ReadPiece read;
         read.values.resize(static_cast<size_t>(piece.elements));
         read.status = source->Read(piece.part, absl::MakeSpan(read.values),
                                    [this](int64_t bytes) { Arrived(bytes); });
@@ -120,6 +129,7 @@ class ReadAhead {
     LoadedBytes loaded;
     int64_t done = 0;
     std::deque<ReadPiece> ready;
+    std::vector<std::vector<float>> free;
     bool stops = false;
     bool ended = false;
   };
@@ -192,6 +202,25 @@ class PieceBroadcast {
   std::vector<char> host_;
 };
 
+// Joins the pieces of a slice; one that is a whole slice is not copied.
+class SliceParts {
+ public:
+  // All values of the slice, once this is its last piece; good until the next call.
+  std::optional<absl::Span<const float>> Add(const StatePiece& piece, int64_t elements,
+                                             absl::Span<const float> values) {
+    if (piece.elements == elements) return values;
+    if (joined_.size() < static_cast<size_t>(elements)) {
+      joined_.resize(static_cast<size_t>(elements));
+    }
+    std::copy(values.begin(), values.end(), joined_.begin() + piece.offset);
+    if (piece.offset + piece.elements < elements) return std::nullopt;
+    return absl::MakeSpan(joined_).first(static_cast<size_t>(elements));
+  }
+
+ private:
+  std::vector<float> joined_;
+};
+
 }  // namespace
 
 std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
@@ -225,25 +254,26 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
   const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
   ReadAhead reads(source, pieces, group.data.rank(), loaded);
   PieceBroadcast broadcast(group, pieces);
-  std::vector<float> values;
+  SliceParts parts;
+  ReadPiece from_others;
   bool lacks = false;  // the slice at work
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const StatePiece& piece = pieces[i];
+  for (const StatePiece& piece : pieces) {
     const v1::TensorSlice& slice = slices[piece.slice];
-    ReadPiece read;
-    if (piece.reader == group.data.rank()) read = reads.Next();
+    const bool reads_it = piece.reader == group.data.rank();
+    ReadPiece read = reads_it ? reads.Next() : std::move(from_others);
     TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
-    if (piece.offset == 0) {
-      values.resize(static_cast<size_t>(ElementsOf(slice)));
-      lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
-    }
+    if (piece.offset == 0) lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
     if (!lacks) {
       TERCIO_RETURN_IF_ERROR(read.status);
-      std::copy(read.values.begin(), read.values.end(), values.begin() + piece.offset);
+      if (const auto whole = parts.Add(piece, ElementsOf(slice), read.values)) {
+        TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(piece.slice), *whole));
+      }
     }
-    const bool last = i + 1 == pieces.size() || pieces[i + 1].slice != piece.slice;
-    if (!last || lacks) continue;
-    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(piece.slice), values));
+    if (reads_it) {
+      reads.Recycle(std::move(read.values));
+    } else {
+      from_others = std::move(read);
+    }
   }
   return absl::OkStatus();
 }

@@ -185,8 +185,11 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   const std::string products =
       device_->DescribeProducts(plan::FormatOf(assignment_.spec().training()));
   if (!products.empty()) LogInfo(absl::StrCat(precision, " products: ", products));
-  TERCIO_ASSIGN_OR_RETURN(engine_, TrainingEngine::Create(assignment_.spec(), assignment_.plan(),
-                                                          *device_, communicators_, *source_));
+  EngineOptions options;
+  options.initialise_weights = assignment_.resume_step() == 0;
+  TERCIO_ASSIGN_OR_RETURN(engine_,
+                          TrainingEngine::Create(assignment_.spec(), assignment_.plan(), *device_,
+                                                 communicators_, *source_, options));
   TERCIO_ASSIGN_OR_RETURN(channel_,
                           OpenChannel(assignment_.checkpoint_address(), TlsFromEnvironment()));
   OwnParts own_parts;
