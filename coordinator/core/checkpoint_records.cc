@@ -71,6 +71,14 @@ std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& re
   return superfluous;
 }
 
+bool IsSuperfluous(const v1::JobRecord& record, int64_t step) {
+  const v1::CheckpointSpec& wanted = record.spec().checkpoint();
+  const std::vector<v1::CheckpointRecord> all =
+      SuperfluousCheckpoints(record, wanted.keep_last(), wanted.keep_every());
+  return std::any_of(all.begin(), all.end(),
+                     [step](const v1::CheckpointRecord& old) { return old.step() == step; });
+}
+
 const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record, double now, double interval) {
   const v1::CheckpointRecord* next = nullptr;
   for (const v1::CheckpointRecord& known : record.checkpoints()) {

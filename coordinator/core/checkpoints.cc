@@ -267,6 +267,7 @@ void Stepper::Handle(const CheckpointVerified& verified) {
          absl::StrCat("step ", verified.step, " could not be verified: ", verified.problem));
     return;
   }
+  if (IsSuperfluous(job.record, verified.step)) return;  // it was being removed meanwhile
   effects_.changed_jobs.insert(verified.job_id);
   known->set_problem(verified.problem);
   Note(job, "checkpoint_damaged", absl::StrCat("step ", verified.step, ": ", verified.problem));

@@ -36,6 +36,8 @@ void AddUnrecordedCheckpoint(v1::JobRecord& record);
 // damaged, not verified yet, or of no history any more takes no other's place.
 std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& record, int keep_last,
                                                          int64_t keep_every);
+// Whether the job's own retention removes that one, or has begun to.
+bool IsSuperfluous(const v1::JobRecord& record, int64_t step);
 
 // The one whose bytes have gone unverified for longest, and for longer than `interval` seconds;
 // null: there is none. What is known to be damaged is left alone.

@@ -400,6 +400,10 @@ TEST_F(CheckpointsTest, OldOnesGoOnlyWhenTheNewOneIsVerified) {
   last_ = Do(CheckpointVerified{kJob, 4, "", false});
   ASSERT_EQ(last_.removals.size(), 1u);
   EXPECT_EQ(last_.removals.front().step, 2);
+  // Somebody verifies it while it is removed.
+  last_ = Do(CheckpointVerified{kJob, 2, "its directory is gone", true});
+  EXPECT_TRUE(last_.events.empty());
+  EXPECT_EQ(FindCheckpointRecord(state_.jobs.at(kJob).record, 2)->problem(), "");
   Do(CheckpointRemoved{kJob, 2, 1});
   EXPECT_THAT(StepsOf(CheckpointsThatCount(job())), ElementsAre(4));
 }

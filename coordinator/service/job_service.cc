@@ -446,6 +446,19 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
+// By retention, while it was read.
+bool JobServiceImpl::WasRemoved(const std::string& job, int64_t step) const {
+  const auto found = coordinator_.CheckpointsOf(job).Find(job, step);
+  if (!absl::IsNotFound(found.status())) return false;
+  const absl::StatusOr<v1::JobRecord> record = coordinator_.Find(job);
+  if (!record.ok()) return true;
+  const auto& known = record->checkpoints();
+  const bool listed =
+      std::any_of(known.begin(), known.end(),
+                  [step](const v1::CheckpointRecord& one) { return one.step() == step; });
+  return !listed || IsSuperfluous(*record, step);
+}
+
 grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
                                               const v1::VerifyCheckpointRequest* request,
                                               v1::VerifyCheckpointResponse* response) {
@@ -457,6 +470,7 @@ grpc::Status JobServiceImpl::VerifyCheckpoint(grpc::ServerContext*,
     if (request->step() > 0 && committed.step != request->step()) continue;
     const auto findings = coordinator_.Verify(committed.path);
     if (!findings.ok()) return ToGrpc(findings.status());
+    if (WasRemoved(job->id(), committed.step)) continue;
     for (const checkpoint::Finding& found : *findings) {
       v1::CheckpointFinding* finding = response->add_findings();
       finding->set_path(found.path);

@@ -72,6 +72,7 @@ class JobServiceImpl : public JobServiceBase {
 
  private:
   absl::Status VerifyNewest(int count, v1::JobRecord* job);
+  bool WasRemoved(const std::string& job, int64_t step) const;
   class Watcher;
   // Ranks where they are wanted, and the last words of the one at fault. `plan` may be null.
   absl::Status AddDetails(const Coordinator::JobView& job, const v1::Plan* plan, bool ranks,
