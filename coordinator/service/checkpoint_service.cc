@@ -285,7 +285,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   // What follows is guarded by the link's mutex; incoming_ and read_id_ are gRPC's while it reads.
   const std::shared_ptr<Link> link_;
   grpc::ByteBuffer incoming_;
-  UploadBudget::Id read_id_ = 0;  // of the message that is read, or is to be
+  UploadBudget::Id read_id_ = 0;  // the message being read, or waiting for room
   std::deque<Message> arrived_;
   std::string job_;
   bool knows_job_ = false;
@@ -334,7 +334,7 @@ class CheckpointServiceImpl::ReadCall : public grpc::ServerWriteReactor<v1::Tens
   void OnDone() override { delete this; }
 
  private:
-  // Of the checkpoint.
+  // Reads the checkpoint.
   struct Source {
     explicit Source(std::shared_ptr<checkpoint::Reader> opened)
         : reader(std::move(opened)), cursor(*reader) {}
