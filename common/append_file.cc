@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kBlockBytes = size_t{2} << 20;
 // A disk that is given the next block before it is done with the last never stands still.
 constexpr size_t kWriters = 2;
-// Of the process: a disk is kept busy by fewer.
+// The most writer threads in this process; far fewer keep a disk busy.
 constexpr int kMostWriters = 64;
 // What O_DIRECT wants addresses, offsets and sizes to be multiples of, on every disk there is.
 constexpr size_t kAlignment = 4096;

@@ -34,12 +34,12 @@ class WriterThreads {
   // Throws std::system_error where the system has no thread left, as std::thread does.
   using Start = std::function<std::thread(std::function<void()>)>;
   explicit WriterThreads(int most, Start start = nullptr);
-  // Of this process.
+  // The threads that all files of this process share.
   static WriterThreads& Shared();
 
   // False: there is none for it.
   bool TryStart(std::function<void()> run, std::vector<std::thread>* threads);
-  // So many of them have ended.
+  // Gives back `threads` that have ended.
   void Return(size_t threads);
 
  private:

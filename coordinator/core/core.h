@@ -153,8 +153,8 @@ class JobTable {
   // Those that have not ended, by id. Valid until one of them is erased.
   std::vector<JobState*> Active();
   std::vector<const JobState*> Active() const;
-  // Of those that have ended: how many, by phase; those that did not do so before `time`; and the
-  // ids of those that did (which leaves out those of which it is not known when).
+  // Ended jobs: their number by phase, those that ended at or after `time`, and the ids of those
+  // that ended before it. The last leaves out jobs whose end time is unknown.
   const std::map<v1::JobPhase, int>& ended() const { return ended_; }
   std::vector<const JobState*> EndedSince(double time) const;
   std::vector<std::string> EndedBefore(double time) const;

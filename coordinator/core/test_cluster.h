@@ -164,7 +164,7 @@ class Cluster {
   const Placement& placement() { return *state_.jobs.at(kJob).placement; }
   State state_;
   std::string device_kind_ = "cpu";  // of nodes that attach from now on
-  int devices_ = 2;                  // of each of them
+  int devices_ = 2;                  // devices of each node
   Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;

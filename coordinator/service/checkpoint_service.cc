@@ -78,7 +78,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     UploadCall* call = nullptr;  // null once it is over
   };
   struct Message {
-    UploadBudget::Id id = 0;  // of the budget; 0: it is not in there
+    UploadBudget::Id id = 0;  // in the budget; 0: not charged to it
     grpc::ByteBuffer bytes;
   };
 

@@ -598,11 +598,11 @@ TEST_F(CheckpointServiceTest, ManyReadersHaveNoThreadEach) {
   EXPECT_EQ(bytes, kRows * kColumns * sizeof(float));
 }
 
-// Of as many ranks as wanted, each with one row of the tensor, in messages of kMessage.
+// Uploads from any number of ranks, each with one row of the tensor, in messages of kMessage bytes.
 class ManyRanksTest : public CheckpointServiceTest {
  protected:
   static constexpr size_t kMessage = size_t{256} << 10;
-  static constexpr int64_t kWidth = 1 << 17;  // of a row: two messages
+  static constexpr int64_t kWidth = 1 << 17;  // columns of a row: two messages
 
   static std::unique_ptr<v1::CheckpointService::Stub> Connect(const std::string& address) {
     grpc::ChannelArguments own;
