@@ -165,7 +165,26 @@ absl::Status Reader::ReadSlice(const v1::TensorSlice& slice, float* out) const {
   return absl::OkStatus();
 }
 
+absl::Status Verify(const UnverifiedBlock& block) {
+  if (block.last_use) {
+    block.file->ForgetPages(block.offset, static_cast<int64_t>(block.bytes.size()));
+  }
+  if (block.digest.empty() ||
+      ChecksumBytes({block.bytes.data(), block.bytes.size()}) == block.digest) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(block.file->path(), ": the digest of the block at byte ",
+                                          block.offset, " differs from the manifest's"));
+}
+
 absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out) {
+  Unverified unverified;
+  TERCIO_RETURN_IF_ERROR(Read(part, out, &unverified));
+  for (const UnverifiedBlock& block : unverified) TERCIO_RETURN_IF_ERROR(Verify(block));
+  return absl::OkStatus();
+}
+
+absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out, Unverified* unverified) {
   TERCIO_RETURN_IF_ERROR(reader_.CheckSlice(part));
   const std::vector<Piece>& pieces = reader_.manifest_.tensors.at(part.tensor()).pieces;
   if (part.tensor() != tensor_) {
@@ -174,14 +193,14 @@ absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out) {
   }
   if (blocks_.size() < pieces.size()) blocks_.resize(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
-    TERCIO_RETURN_IF_ERROR(ReadPiece(pieces[i], part, &blocks_[i], out));
+    TERCIO_RETURN_IF_ERROR(ReadPiece(pieces[i], part, &blocks_[i], out, unverified));
   }
   return absl::OkStatus();
 }
 
 // Copies what of the piece lies in the part.
 absl::Status SliceCursor::ReadPiece(const Piece& piece, const v1::TensorSlice& part, Block* cache,
-                                    float* out) {
+                                    float* out, Unverified* unverified) {
   constexpr auto kValue = static_cast<int64_t>(sizeof(float));
   const int64_t row_begin = std::max(piece.row_begin, part.row_begin());
   const int64_t row_end = std::min(piece.row_end, part.row_end());
@@ -198,22 +217,39 @@ absl::Status SliceCursor::ReadPiece(const Piece& piece, const v1::TensorSlice& p
     float* const to =
         out + (row - part.row_begin()) * part_width + column_begin - part.column_begin();
     const int64_t bytes = rows * (column_end - column_begin) * kValue;
-    TERCIO_RETURN_IF_ERROR(Copy(piece, from * kValue, bytes, cache, reinterpret_cast<char*>(to)));
-    // Nobody else wants them; columns between these may be another rank's.
-    if (together) reader_.files_.at(piece.file)->ForgetPages(piece.offset + from * kValue, bytes);
+    // Columns between these may be another rank's: else this is the last use of the bytes.
+    TERCIO_RETURN_IF_ERROR(Copy(piece, from * kValue, bytes, /*last_use=*/together, cache,
+                                reinterpret_cast<char*>(to), unverified));
   }
   return absl::OkStatus();
 }
 
-// Bytes [begin, begin + bytes) of the piece, by way of its blocks.
-absl::Status SliceCursor::Copy(const Piece& piece, int64_t begin, int64_t bytes, Block* cache,
-                               char* out) const {
+// Bytes [begin, begin + bytes) of the piece: whole blocks straight into their place, the others by
+// way of the cache.
+absl::Status SliceCursor::Copy(const Piece& piece, int64_t begin, int64_t bytes, bool last_use,
+                               Block* cache, char* out, Unverified* unverified) const {
   while (bytes > 0) {
     const int64_t number = begin / kBlockBytes;
-    if (cache->number != number) TERCIO_RETURN_IF_ERROR(Load(piece, number, cache));
     const int64_t inside = begin - number * kBlockBytes;
-    const int64_t taken = std::min(bytes, static_cast<int64_t>(cache->bytes.size()) - inside);
-    std::memcpy(out, cache->bytes.data() + inside, static_cast<size_t>(taken));
+    const int64_t size = std::min(kBlockBytes, piece.bytes() - number * kBlockBytes);
+    const int64_t taken = std::min(bytes, size - inside);
+    if (taken == size && cache->number != number) {
+      TERCIO_ASSIGN_OR_RETURN(UnverifiedBlock block,
+                              Load(piece, number, absl::MakeSpan(out, static_cast<size_t>(size))));
+      block.last_use = last_use;
+      unverified->push_back(block);
+    } else {
+      if (cache->number != number) {
+        cache->number = -1;
+        cache->bytes.resize(static_cast<size_t>(size));
+        TERCIO_ASSIGN_OR_RETURN(const UnverifiedBlock block,
+                                Load(piece, number, absl::MakeSpan(cache->bytes)));
+        TERCIO_RETURN_IF_ERROR(Verify(block));
+        cache->number = number;
+      }
+      std::memcpy(out, cache->bytes.data() + inside, static_cast<size_t>(taken));
+      if (last_use) reader_.files_.at(piece.file)->ForgetPages(piece.offset + begin, taken);
+    }
     out += taken;
     begin += taken;
     bytes -= taken;
@@ -221,23 +257,17 @@ absl::Status SliceCursor::Copy(const Piece& piece, int64_t begin, int64_t bytes,
   return absl::OkStatus();
 }
 
-absl::Status SliceCursor::Load(const Piece& piece, int64_t number, Block* block) const {
+absl::StatusOr<UnverifiedBlock> SliceCursor::Load(const Piece& piece, int64_t number,
+                                                  absl::Span<char> block) const {
   const RandomAccessFile& file = *reader_.files_.at(piece.file);
-  const int64_t begin = number * kBlockBytes;
-  const int64_t bytes = std::min(kBlockBytes, piece.bytes() - begin);
-  block->number = -1;
-  block->bytes.resize(static_cast<size_t>(bytes));
-  TERCIO_RETURN_IF_ERROR(file.Read(piece.offset + begin, bytes, block->bytes.data()));
-  reader_.bytes_read_ += bytes;
-  const size_t digest = static_cast<size_t>(number) * kDigestBytes;
-  const bool known = !piece.block_digests.empty();
-  if (known && ChecksumBytes({block->bytes.data(), block->bytes.size()}) !=
-                   piece.block_digests.substr(digest, kDigestBytes)) {
-    return absl::DataLossError(absl::StrCat(file.path(), ": the digest of the block at byte ",
-                                            piece.offset + begin, " differs from the manifest's"));
+  const int64_t begin = piece.offset + number * kBlockBytes;
+  TERCIO_RETURN_IF_ERROR(file.Read(begin, static_cast<int64_t>(block.size()), block.data()));
+  reader_.bytes_read_ += static_cast<int64_t>(block.size());
+  std::string_view digest = piece.block_digests;
+  if (!digest.empty()) {
+    digest = digest.substr(static_cast<size_t>(number) * kDigestBytes, kDigestBytes);
   }
-  block->number = number;
-  return absl::OkStatus();
+  return UnverifiedBlock{block, digest, &file, begin, false};
 }
 
 }  // namespace tercio::checkpoint

@@ -20,6 +20,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/weight_source.h"
 #include "common/read_file.h"
@@ -77,6 +78,19 @@ class Reader : public WeightSource {
   mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 
+// A block that was read and not compared with its digest yet. Good while its reader, and the memory
+// that it was read to, are.
+struct UnverifiedBlock {
+  absl::Span<const char> bytes;
+  std::string_view digest;  // empty: the manifest has none
+  const RandomAccessFile* file = nullptr;
+  int64_t offset = 0;     // in the file
+  bool last_use = false;  // nobody wants these bytes of the file again
+};
+// DATA_LOSS: it has another digest. Also lets the kernel forget what nobody wants again, as not to
+// cost the thread that reads.
+absl::Status Verify(const UnverifiedBlock& block);
+
 // Reads slices in parts, one after the other (DivideSlice): keeps of each piece of a tensor the
 // block that it has read last, so that neighbouring parts read and verify no block twice. Memory:
 // one block for each piece of the tensor that has most; it is used again for the next tensor.
@@ -85,8 +99,12 @@ class SliceCursor {
   // The reader must outlive it.
   explicit SliceCursor(const Reader& reader) : reader_(reader) {}
 
-  // As Reader::ReadSlice.
+  // As Reader::ReadSlice. When it fails, what is in `out` is worth nothing.
   absl::Status Read(const v1::TensorSlice& part, float* out);
+  // Leaves blocks that lie in `out` as a whole for the caller to verify: appends them to
+  // *unverified.
+  absl::Status Read(const v1::TensorSlice& part, float* out,
+                    std::vector<UnverifiedBlock>* unverified);
 
  private:
   struct Block {
@@ -94,10 +112,14 @@ class SliceCursor {
     std::vector<char> bytes;
   };
 
-  absl::Status ReadPiece(const Piece& piece, const v1::TensorSlice& part, Block* cache, float* out);
-  absl::Status Load(const Piece& piece, int64_t number, Block* block) const;
-  absl::Status Copy(const Piece& piece, int64_t begin, int64_t bytes, Block* cache,
-                    char* out) const;
+  using Unverified = std::vector<UnverifiedBlock>;
+
+  absl::Status ReadPiece(const Piece& piece, const v1::TensorSlice& part, Block* cache, float* out,
+                         Unverified* unverified);
+  absl::StatusOr<UnverifiedBlock> Load(const Piece& piece, int64_t number,
+                                       absl::Span<char> block) const;
+  absl::Status Copy(const Piece& piece, int64_t begin, int64_t bytes, bool last_use, Block* cache,
+                    char* out, Unverified* unverified) const;
 
   const Reader& reader_;
   std::string tensor_;

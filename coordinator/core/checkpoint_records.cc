@@ -79,11 +79,10 @@ bool IsSuperfluous(const v1::JobRecord& record, int64_t step) {
                      [step](const v1::CheckpointRecord& old) { return old.step() == step; });
 }
 
-const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record, double now, double interval) {
+const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record) {
   const v1::CheckpointRecord* next = nullptr;
   for (const v1::CheckpointRecord& known : record.checkpoints()) {
-    const bool due = known.verified_at() == 0 || now - known.verified_at() > interval;
-    if (!due || !known.problem().empty()) continue;
+    if (!known.problem().empty()) continue;
     if (next == nullptr || known.verified_at() < next->verified_at()) next = &known;
   }
   return next;

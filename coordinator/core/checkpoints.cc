@@ -136,6 +136,7 @@ void Stepper::AdoptUnrecorded(JobState& job, const CheckpointFound& answer) {
     if (known != nullptr && known->attempt() >= there.attempt()) continue;
     if (there.attempt() <= 0 || there.attempt() > record.attempt()) continue;
     AddCheckpointRecord(record, there);
+    state_.scrubs.Set(record.id(), now_);
   }
   std::sort(record.mutable_checkpoints()->begin(), record.mutable_checkpoints()->end(),
             [](const v1::CheckpointRecord& a, const v1::CheckpointRecord& b) {
@@ -211,7 +212,6 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     record.set_checkpoint_bytes(committed.bytes);
     record.set_checkpoint_attempt(record.attempt());
     record.set_checkpoint_at(now_);
-    state_.look_at_all = 0;
     record.set_failed_saves(0);
     record.set_saves_fail_since(0);
     record.clear_save_error();
@@ -223,6 +223,7 @@ void Stepper::Handle(const CheckpointCommitted& committed) {
     known.set_manifest_digest(committed.manifest_digest);
     if (committed.verified) known.set_verified_at(now_);
     AddCheckpointRecord(record, std::move(known));
+    state_.scrubs.Set(record.id(), now_);
     if (now_ - record.last_fault_at() > settings_.budget_window) record.set_restarts_used(0);
     Note(job, "checkpoint_committed",
          absl::StrCat("step ", committed.step, ", ", committed.bytes, " bytes",
@@ -241,17 +242,19 @@ void Stepper::Verify(JobState& job, int64_t step) {
   const v1::CheckpointRecord* known = FindCheckpointRecord(job.record, step);
   job.verifying_step = step;
   job.verifying_attempt = known == nullptr ? 0 : known->attempt();
-  job.verifying_since = now_;
+  state_.scrubs.BeginVerification(job.record.id(), now_);
   effects_.verifications.push_back({job.record.id(), job.record.spec().checkpoint(), step});
 }
 
 void Stepper::Handle(const CheckpointVerified& verified) {
-  state_.look_at_all = 0;  // for the next one
   const auto found = state_.jobs.find(verified.job_id);
   if (found == state_.jobs.end()) return;
   JobState& job = found->second;
   const bool asked = job.verifying && job.verifying_step == verified.step;
-  if (asked) job.verifying = false;
+  if (asked) {
+    job.verifying = false;
+    state_.scrubs.EndVerification(verified.job_id);
+  }
   v1::CheckpointRecord* known = FindCheckpointRecord(job.record, verified.step);
   if (known == nullptr) return;
   // What was read may have been the one that this one has replaced.
@@ -259,6 +262,7 @@ void Stepper::Handle(const CheckpointVerified& verified) {
   if (verified.problem.empty()) {
     known->set_verified_at(now_);
     known->clear_problem();
+    state_.scrubs.Set(verified.job_id, now_);  // for the next one
     effects_.changed_jobs.insert(verified.job_id);
     return Prune(job);
   }
@@ -273,22 +277,27 @@ void Stepper::Handle(const CheckpointVerified& verified) {
   Note(job, "checkpoint_damaged", absl::StrCat("step ", verified.step, ": ", verified.problem));
 }
 
-// What was never verified first, as after a restart of the coordinator, then what was verified
-// longest ago.
+// Of a job what was never verified first, as after a restart of the coordinator, then what was
+// verified longest ago.
 void Stepper::Scrub() {
   if (settings_.scrub_interval <= 0) return;
-  int under_way = 0;
-  for (const auto& [id, job] : state_.jobs) {
-    under_way += job.verifying && now_ - job.verifying_since < kLongestScrub ? 1 : 0;
-  }
-  for (auto& [id, job] : state_.jobs) {
-    if (under_way >= kMostScrubs) return;
-    if (job.verifying || now_ < job.scrub_at) continue;
-    const v1::CheckpointRecord* next = NextToVerify(job.record, now_, settings_.scrub_interval);
-    if (next == nullptr) continue;
+  while (state_.scrubs.UnderWaySince(now_ - kLongestScrub) < kMostScrubs) {
+    const std::string* due = state_.scrubs.Due(now_);
+    if (due == nullptr) return;
+    JobState& job = state_.jobs.at(*due);
+    const std::string& id = job.record.id();
+    const v1::CheckpointRecord* next = NextToVerify(job.record);
+    if (next == nullptr) {
+      state_.scrubs.Drop(id);
+      continue;
+    }
+    const double at = next->verified_at() + settings_.scrub_interval;
+    if (next->verified_at() > 0 && at > now_) {
+      state_.scrubs.Set(id, at);
+      continue;
+    }
     // One that cannot be read now is not tried again at once.
-    job.scrub_at = now_ + kLongestSearchAgain;
-    ++under_way;
+    state_.scrubs.Set(id, now_ + kLongestSearchAgain);
     Verify(job, next->step());
   }
 }

@@ -39,9 +39,9 @@ std::vector<v1::CheckpointRecord> SuperfluousCheckpoints(const v1::JobRecord& re
 // Whether the job's own retention removes that one, or has begun to.
 bool IsSuperfluous(const v1::JobRecord& record, int64_t step);
 
-// The one whose bytes have gone unverified for longest, and for longer than `interval` seconds;
-// null: there is none. What is known to be damaged is left alone.
-const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record, double now, double interval);
+// The one whose bytes have gone unverified for longest, those that never were first; null: there is
+// none. What is known to be damaged is left alone.
+const v1::CheckpointRecord* NextToVerify(const v1::JobRecord& record);
 
 // Every checkpoint that was looked at and why it was not taken, one sentence each.
 std::string DescribeFindings(const std::vector<CheckpointFinding>& findings);

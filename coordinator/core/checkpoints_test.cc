@@ -15,6 +15,7 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 class CheckpointsTest : public ::testing::Test, public Cluster {
@@ -55,6 +56,12 @@ class CheckpointsTest : public ::testing::Test, public Cluster {
   static std::vector<int64_t> StepsOf(const std::vector<v1::CheckpointRecord>& records) {
     std::vector<int64_t> steps;
     for (const v1::CheckpointRecord& record : records) steps.push_back(record.step());
+    return steps;
+  }
+  // Whose verification a tick asks for.
+  std::vector<int64_t> Scrubbed() {
+    std::vector<int64_t> steps;
+    for (const auto& verification : Do(Tick{}).verifications) steps.push_back(verification.step);
     return steps;
   }
 };
@@ -431,6 +438,33 @@ TEST_F(CheckpointsTest, WhatIsNotVerifiedYetIsVerifiedAfterARestart) {
   EXPECT_TRUE(Do(Tick{}).verifications.empty());
   now_ += 1001;
   EXPECT_EQ(Do(Tick{}).verifications.size(), 1u) << "and again from time to time";
+}
+
+TEST_F(CheckpointsTest, EndedJobsAreVerifiedTooOneCheckpointAtATime) {
+  settings_.scrub_interval = 1000;
+  StartAll(0);
+  Commit(2, /*verified=*/false);
+  Commit(4, /*verified=*/false);
+  Do(CancelRequested{kJob, false, ""});
+  StopAll();
+  ASSERT_EQ(job().phase(), v1::JOB_PHASE_CANCELLED);
+  RestartCoordinator();
+  EXPECT_THAT(Scrubbed(), ElementsAre(2));
+  EXPECT_THAT(Scrubbed(), IsEmpty()) << "one is under way";
+  Do(CheckpointVerified{kJob, 2, "its server is away", false});
+  EXPECT_THAT(Scrubbed(), IsEmpty()) << "not at once";
+  now_ += 61;
+  EXPECT_THAT(Scrubbed(), ElementsAre(2));
+  Do(CheckpointVerified{kJob, 2, "", false});
+  EXPECT_THAT(Scrubbed(), ElementsAre(4));
+  Do(CheckpointVerified{kJob, 4, "", false});
+  EXPECT_THAT(Scrubbed(), IsEmpty());
+  now_ += 999;
+  EXPECT_THAT(Scrubbed(), IsEmpty()) << "verified not long enough ago";
+  now_ += 2;
+  EXPECT_THAT(Scrubbed(), ElementsAre(2));
+  Do(DeleteRequested{kJob, false});
+  EXPECT_THAT(Scrubbed(), IsEmpty());
 }
 
 }  // namespace

@@ -100,6 +100,7 @@ State Restore(Stored stored, double now) {
     JobState& job = state.jobs[record.id()];
     job.record = record;
     state.jobs.Sort(job);
+    state.scrubs.Set(record.id(), now);
     if (record.ledger().micros_size() == 0) {
       OpenLedger(*job.record.mutable_ledger(), v1::TIME_KIND_STOPPED, now);
     }

@@ -28,6 +28,7 @@
 #include "coordinator/core/diagnosis.h"
 #include "coordinator/core/hang_stacks.h"
 #include "coordinator/core/placement.h"
+#include "coordinator/core/scrub_schedule.h"
 #include "coordinator/core/snapshots.h"
 #include "coordinator/core/stragglers.h"
 #include "coordinator/core/watchdog.h"
@@ -118,9 +119,7 @@ struct JobState {
   bool verifying = false;        // one of its checkpoints:
   int64_t verifying_step = 0;
   int verifying_attempt = 0;  // whose it was when that began
-  double verifying_since = 0;
-  double scrub_at = 0;  // not before this time another one
-  bool killed = false;  // a phase of stopping took too long: SIGKILL was asked for
+  bool killed = false;        // a phase of stopping took too long: SIGKILL was asked for
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   Avoided avoided;
   // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
@@ -196,7 +195,7 @@ struct State {
   JobTable jobs;
   std::map<std::string, NodeState> nodes;
   int64_t next_number = 1;
-  double look_at_all = 0;  // all jobs are gone through by the next tick then; not durable
+  ScrubSchedule scrubs;  // not durable
 };
 
 // What a store has kept. Restore, at `now`: nodes that should be running something have one lease

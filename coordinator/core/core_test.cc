@@ -377,12 +377,10 @@ TEST(Core, WhatHasEndedCostsNothingAnyMore) {
     machine.Stepped(1, tick % 5 + 1);
   }
   machine.Do(NodeAttached{Hello(true)});
-  EXPECT_EQ(jobs.walks(), before);
-  EXPECT_EQ(machine.job().phase(), v1::JOB_PHASE_RUNNING);
-  // Checkpoints of ended jobs are verified, too: their turn comes now and then.
-  machine.Wait(10);
+  machine.Do(CheckpointVerified{kJob, 1, "", false});
+  machine.Wait(100'000);
   machine.Do(Tick{});
-  EXPECT_GT(jobs.walks(), before);
+  EXPECT_EQ(jobs.walks(), before);
 }
 
 TEST(Core, AJobThatGoesOnHasNotEnded) {

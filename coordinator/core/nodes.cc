@@ -10,7 +10,6 @@ namespace {
 
 // Seconds between two looks at all jobs, also those that have ended, for checkpoints that are to be
 // verified; where one was committed or verified the next comes at once.
-constexpr double kLookAtAll = 10;
 
 }  // namespace
 
@@ -342,10 +341,7 @@ void Stepper::Handle(const Tick&) {
   }
   for (JobState* const job : state_.jobs.Active()) SearchAgainWhereDue(*job);
   DeleteOldJobs();
-  if (now_ >= state_.look_at_all) {
-    state_.look_at_all = now_ + kLookAtAll;
-    Scrub();
-  }
+  Scrub();
   GrowWhereRoom();
   WatchForHangs();
 }

@@ -123,6 +123,7 @@ void Stepper::Handle(const DeleteRequested& request) {
   }
   effects_.deleted_jobs.push_back(record.id());
   effects_.changed_jobs.erase(record.id());
+  state_.scrubs.Forget(record.id());
   state_.jobs.erase(found);
 }
 

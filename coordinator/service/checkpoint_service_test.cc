@@ -489,6 +489,22 @@ TEST_F(CheckpointServiceTest, RanksThatWriteThemselvesOnlySayWhatTheyHaveWritten
   EXPECT_EQ(Start(0, 20)->SendAll().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(CheckpointServiceTest, ARankThatCannotWriteItsPartSaysWhy) {
+  host_.SetOwnFiles();
+  const auto zero = Start(0, 10, 1, "job", [](v1::UploadBegin* begin) {
+    begin->set_file("attempt-1/rank-00000-0a.safetensors");
+  });
+  v1::UploadMessage message;
+  message.mutable_failure()->set_problem(v1::SAVE_PROBLEM_DISK_FULL);
+  message.mutable_failure()->set_error("cannot write /shared/x: No space left on device");
+  zero->writer->Write(message);
+  EXPECT_EQ(zero->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(host_.WaitFor("failed").back(),
+            "failed 10: the part of rank 0 was not written: cannot write /shared/x: No space left "
+            "on device");
+  AwaitNothingLeft();
+}
+
 TEST_F(CheckpointServiceTest, APartSentTwiceIsAnsweredTwice) {
   const auto again = Start(0, 10);
   const auto zero = Start(0, 10);

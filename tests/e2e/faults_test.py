@@ -171,7 +171,7 @@ class OtherAddress(ClusterTest):
     def start_coordinator(self, listen):
         child, ready = self.daemon(
             "tercio-coordinator", "--state-dir", self.state, "--listen", listen, "--metrics-listen", "127.0.0.1:0",
-            "--first-backoff", "0.2", *self.tls["coordinator"])
+            "--first-backoff", "0.2", "--heartbeat-interval", "3", *self.tls["coordinator"])
         self.address = ready["coordinator"]
         return child
 

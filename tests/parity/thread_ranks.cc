@@ -61,7 +61,14 @@ absl::Status LoadState(const State& state, TrainingEngine& engine) {
     ForRows(slice, [&](int64_t at, int64_t, int64_t width) {
       values.insert(values.end(), whole.begin() + at, whole.begin() + at + width);
     });
-    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), values));
+    // In two parts, as large slices come.
+    const size_t first = IsOptionalState(slice.tensor()) ? 0 : values.size() / 2;
+    const absl::Span<const float> all = values;
+    if (first > 0) {
+      TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), 0, all.first(first)));
+    }
+    TERCIO_RETURN_IF_ERROR(
+        engine.Load(static_cast<int64_t>(i), static_cast<int64_t>(first), all.subspan(first)));
   }
   return absl::OkStatus();
 }
@@ -69,7 +76,7 @@ absl::Status LoadState(const State& state, TrainingEngine& engine) {
 absl::Status LoadCopies(const std::vector<std::vector<float>>& copies, TrainingEngine& engine) {
   TERCIO_CHECK_EQ(copies.size(), engine.NeededSlices().size());
   for (size_t i = 0; i < copies.size(); ++i) {
-    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), copies[i]));
+    TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(i), 0, copies[i]));
   }
   return absl::OkStatus();
 }

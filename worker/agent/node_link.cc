@@ -89,6 +89,12 @@ bool NodeLink::WaitOrStop(double seconds) {
   return changed_.wait_for(lock, Seconds(seconds), [this] { return stopping_; });
 }
 
+// A lease is 2.75 heartbeats: the agent must not sleep through most of one.
+double NodeLink::LongestBackoff() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::clamp(heartbeat_seconds_ / 2, kFirstBackoffSeconds, kLongestBackoffSeconds);
+}
+
 void NodeLink::Run() {
   std::mt19937 random{std::random_device{}()};
   double backoff = kFirstBackoffSeconds;
@@ -118,7 +124,7 @@ void NodeLink::Run() {
     }
     const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
     if (WaitOrStop(std::max(backoff * jitter, SecondsAway()))) return;
-    backoff = std::min(kLongestBackoffSeconds, backoff * 2);
+    backoff = std::min(LongestBackoff(), backoff * 2);
   }
 }
 

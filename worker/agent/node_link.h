@@ -73,6 +73,7 @@ class NodeLink {
   void SayGoodbye(Stream& stream);
   double SecondsAway();
   bool Stops();
+  double LongestBackoff();  // seconds
   bool WaitOrStop(double seconds);
 
   AgentStore& store_;

@@ -4,30 +4,51 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <utility>
 
 namespace tercio {
 namespace {
 
-constexpr uintptr_t kPieceBytes = uintptr_t{16} << 20;
+constexpr size_t kPieceBytes = size_t{16} << 20;
 
-// Whole pages inside [begin, end). A kernel that cannot do it (before 5.14) leaves them for later.
-void Populate(uintptr_t begin, uintptr_t end, const std::atomic<bool>& stop) {
-  for (; begin < end && !stop; begin += kPieceBytes) {
-    void* piece = reinterpret_cast<void*>(begin);  // NOLINT(performance-no-int-to-ptr)
-    if (madvise(piece, std::min(kPieceBytes, end - begin), MADV_POPULATE_WRITE) != 0) return;
+// Whole pages inside of the memory, piece by piece. False: the kernel cannot do it (before 5.14),
+// or it is no memory of this process.
+bool Populate(absl::Span<std::byte> memory, const std::atomic<bool>& stop) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto address = reinterpret_cast<uintptr_t>(memory.data());
+  const uintptr_t end = (address + memory.size()) / page * page;
+  for (uintptr_t at = (address + page - 1) / page * page; at < end && !stop; at += kPieceBytes) {
+    void* piece = reinterpret_cast<void*>(at);  // NOLINT(performance-no-int-to-ptr)
+    if (madvise(piece, std::min(kPieceBytes, end - at), MADV_POPULATE_WRITE) != 0) return false;
   }
+  return true;
 }
 
 }  // namespace
 
-PagesAhead::PagesAhead(void* memory, int64_t bytes) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto address = reinterpret_cast<uintptr_t>(memory);
-  const uintptr_t begin = (address + page - 1) / page * page;
-  const uintptr_t end = (address + static_cast<uintptr_t>(bytes)) / page * page;
+std::vector<absl::Span<std::byte>> InTurns(const std::vector<absl::Span<std::byte>>& memories) {
+  size_t most = 0;
+  for (const absl::Span<std::byte>& memory : memories) most = std::max(most, memory.size());
+  std::vector<absl::Span<std::byte>> pieces;
+  for (size_t at = 0; at < most; at += kPieceBytes) {
+    for (const absl::Span<std::byte>& memory : memories) {
+      if (at < memory.size()) pieces.push_back(memory.subspan(at, kPieceBytes));
+    }
+  }
+  return pieces;
+}
+
+PagesAhead::PagesAhead(std::vector<absl::Span<std::byte>> memory) {
+  size_t bytes = 0;
+  for (const absl::Span<std::byte>& piece : memory) bytes += piece.size();
   // Not worth a thread.
-  if (end < begin + kPieceBytes) return;
-  thread_ = std::thread([this, begin, end] { Populate(begin, end, stop_); });
+  if (bytes < kPieceBytes) return;
+  thread_ = std::thread([this, memory = std::move(memory)] {
+    for (const absl::Span<std::byte>& piece : memory) {
+      if (stop_ || !Populate(piece, stop_)) return;
+    }
+  });
 }
 
 PagesAhead::~PagesAhead() {

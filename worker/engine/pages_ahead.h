@@ -1,18 +1,24 @@
 // Has the kernel find the pages of memory that will be written later, on a thread of its own: else
-// who writes there first waits for them, which for a snapshot is the training step. Memory of a
-// device is none of the kernel's, and stays as it is.
+// the first write waits for them, and loading a checkpoint or copying a snapshot takes several
+// times as long. Memory of a device is not the kernel's, and stays as it is.
 #pragma once
 
 #include <atomic>
-#include <cstdint>
+#include <cstddef>
 #include <thread>
+#include <vector>
+
+#include "absl/types/span.h"
 
 namespace tercio {
 
+// The memories piece by piece in turns: for those that are written side by side.
+std::vector<absl::Span<std::byte>> InTurns(const std::vector<absl::Span<std::byte>>& memories);
+
 class PagesAhead {
  public:
-  // The memory must outlive it. Its content does not change.
-  PagesAhead(void* memory, int64_t bytes);
+  // In the order in which it will be written; it must outlive this. Its content does not change.
+  explicit PagesAhead(std::vector<absl::Span<std::byte>> memory);
   // Does not wait for more than a piece.
   ~PagesAhead();
   PagesAhead(const PagesAhead&) = delete;

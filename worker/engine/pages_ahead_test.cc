@@ -4,7 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
+#include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -13,6 +14,10 @@ namespace tercio {
 namespace {
 
 constexpr size_t kBytes = size_t{64} << 20;
+
+absl::Span<std::byte> AsBytes(void* memory) {
+  return absl::MakeSpan(static_cast<std::byte*>(memory), kBytes);
+}
 
 size_t ResidentPages(void* memory) {
   std::vector<unsigned char> pages(kBytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)));
@@ -35,7 +40,7 @@ TEST_F(PagesAheadTest, FindsThePagesAndLeavesTheContent) {
   const size_t before = ResidentPages(memory_);
   ASSERT_LT(before, all);
   {
-    const PagesAhead ahead(memory_, static_cast<int64_t>(kBytes));
+    const PagesAhead ahead({AsBytes(memory_)});
     for (int i = 0; can && i < 3000 && ResidentPages(memory_) < all; ++i) usleep(10'000);
   }
   EXPECT_EQ(ResidentPages(memory_), can ? all : before);
@@ -45,8 +50,23 @@ TEST_F(PagesAheadTest, FindsThePagesAndLeavesTheContent) {
 
 TEST_F(PagesAheadTest, WhatIsNoMemoryHereIsLeftAlone) {
   void* nowhere = reinterpret_cast<void*>(uintptr_t{1} << 46);
-  const PagesAhead ahead(nowhere, static_cast<int64_t>(kBytes));
-  const PagesAhead none(nullptr, 0);
+  const PagesAhead ahead({AsBytes(nowhere)});
+  const PagesAhead none({absl::Span<std::byte>()});
+}
+
+TEST_F(PagesAheadTest, MemoriesInTurnsAreAllThereOnce) {
+  const absl::Span<std::byte> all = AsBytes(memory_);
+  const std::vector<absl::Span<std::byte>> pieces =
+      InTurns({all.first(40 << 20), all.subspan(40 << 20, 20 << 20), all.last(4 << 20)});
+  ASSERT_EQ(pieces.size(), 6u);
+  const size_t kPiece = 16 << 20;
+  const std::pair<size_t, size_t> expected[] = {{0, kPiece},         {40 << 20, kPiece},
+                                                {60 << 20, 4 << 20}, {kPiece, kPiece},
+                                                {56 << 20, 4 << 20}, {32 << 20, 8 << 20}};
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    EXPECT_EQ(pieces[i].data() - all.data(), static_cast<ptrdiff_t>(expected[i].first)) << i;
+    EXPECT_EQ(pieces[i].size(), expected[i].second) << i;
+  }
 }
 
 }  // namespace

@@ -97,7 +97,9 @@ class Engine : public TrainingEngine {
     tensor_scratch_ = arena_.Floats("tensor_scratch");
     tied_gradient_ = arena_.Floats("tied_gradient");
     snapshot_ = arena_.Floats("snapshot");
-    snapshot_pages_ = std::make_unique<PagesAhead>(snapshot_, arena_.Bytes("snapshot"));
+    // A checkpoint has the weights and the moments of each tensor side by side.
+    state_pages_ = std::make_unique<PagesAhead>(
+        InTurns({MemoryOf("parameters"), MemoryOf("adamw.m"), MemoryOf("adamw.v")}));
     for (const StateSlice& state : to_save_) saved_slices_.push_back(state.slice);
     for (const StateSlice& state : to_load_) needed_slices_.push_back(state.slice);
     if (keeps_copies_) saved_in_needed_ = FindAmong(to_load_, to_save_);
@@ -115,7 +117,7 @@ class Engine : public TrainingEngine {
   void SetTracing(bool on) override { trace_.Set(on); }
   std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
   absl::StatusOr<StateSnapshot> Snapshot() override;
-  absl::Status Load(int64_t slice_index, absl::Span<const float> values) override;
+  absl::Status Load(int64_t slice_index, int64_t first, absl::Span<const float> values) override;
 
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return saved_slices_; }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return needed_slices_; }
@@ -163,6 +165,9 @@ class Engine : public TrainingEngine {
   void EvaluateChunk(int micro_batch, int chunk);
   absl::Status EvaluateBatch(int64_t first_sample, int64_t samples, ExchangeVector::Totals* totals);
   float* Buffer(StateKind kind) const;
+  absl::Span<std::byte> MemoryOf(const char* name) {
+    return absl::MakeSpan(arena_.Get<std::byte>(name), static_cast<size_t>(arena_.Bytes(name)));
+  }
   void CopyAside(const StateSlice& state, float* to);
   const plan::StageTensor* FindRole(plan::TensorRole role) const;
 
@@ -214,6 +219,8 @@ class Engine : public TrainingEngine {
   StepTrace trace_;
   int64_t step_predictions_ = 0;  // of the global batch
   float* snapshot_;
+  std::unique_ptr<PagesAhead> state_pages_;
+  // From the first step on: what is loaded before wants the machine's memory bandwidth. Null: none.
   std::unique_ptr<PagesAhead> snapshot_pages_;
 };
 
@@ -487,6 +494,9 @@ absl::Status Engine::LearnExchange(int64_t count) {
 }
 
 absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
+  if (snapshot_pages_ == nullptr) {
+    snapshot_pages_ = std::make_unique<PagesAhead>(std::vector{MemoryOf("snapshot")});
+  }
   const double start = StepTrace::Now();
   const double waited = where_.engine_wait_seconds();
   where_.BeginStep(step);
@@ -713,12 +723,15 @@ absl::StatusOr<StateSnapshot> Engine::Snapshot() {
   return snapshot;
 }
 
-absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
+absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const float> values) {
   where_.BeginAction("loading", static_cast<int>(slice_index));
   const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
-  if (static_cast<int64_t>(values.size()) != state.elements) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ",
-                                                   values.size(), " values, need ",
+  const auto count = static_cast<int64_t>(values.size());
+  const bool whole = first == 0 && count == state.elements;
+  const bool inside = first >= 0 && count <= state.elements && first <= state.elements - count;
+  if (!whole && (!inside || IsOptionalState(state.slice.tensor()))) {
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ", count,
+                                                   " values from ", first, " on, it has ",
                                                    state.elements));
   }
   if (state.kind == StateKind::kGuard) return guard_.Restore(values);
@@ -726,9 +739,9 @@ absl::Status Engine::Load(int64_t slice_index, absl::Span<const float> values) {
   if (state.kind == StateKind::kFp8) {
     return model_.layers().scaling().Restore(static_cast<int>(state.offset), values);
   }
-  compute_->CopyFromHost(Buffer(state.kind) + state.offset, values.data(),
-                         state.elements * static_cast<int64_t>(sizeof(float)));
-  if (state.kind == StateKind::kParameter) RoundParameters(state.offset, state.elements);
+  compute_->CopyFromHost(Buffer(state.kind) + state.offset + first, values.data(),
+                         count * static_cast<int64_t>(sizeof(float)));
+  if (state.kind == StateKind::kParameter) RoundParameters(state.offset + first, count);
   return compute_->Synchronize();
 }
 

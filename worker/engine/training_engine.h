@@ -130,12 +130,13 @@ class TrainingEngine {
   // unchanged until the next Snapshot, while training goes on.
   virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
-  // What this rank needs to go on from a checkpoint, and how it gets it: call Load for each slice
-  // (values row-major, as many as the slice has elements). Those of the step guard and of FP8's
-  // scales may be left out (IsOptionalState): a checkpoint of a job that had no use for them has
-  // none.
+  // What this rank needs to resume from a checkpoint, and how it gets it: call Load until each
+  // slice has all its values. Those of the step guard and of FP8's scales may be left out
+  // (IsOptionalState): a checkpoint of a job that had no use for them has none.
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
-  virtual absl::Status Load(int64_t slice_index, absl::Span<const float> values) = 0;
+  // Values [first, first + values.size()) of the slice, row-major; of an optional slice all at
+  // once. INVALID_ARGUMENT: it has no such values.
+  virtual absl::Status Load(int64_t slice_index, int64_t first, absl::Span<const float> values) = 0;
 
   // Bytes of the device's arena: by the plan, and, measured, in use (Arena::UsedBytes). Measuring
   // takes up to a millisecond for each GiB: not for every step.

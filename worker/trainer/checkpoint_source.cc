@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
@@ -44,8 +45,8 @@ class CoordinatorSource : public CheckpointSource {
   }
 
   // A coordinator that is restarted meanwhile is asked again.
-  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
-                    const Arrived& arrived) override {
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
+                    Check*) override {
     *request_.mutable_slice() = slice;
     const absl::Time end = SteadyNow() + kReadPatience;
     int64_t told = 0;
@@ -119,20 +120,28 @@ class CoordinatorSource : public CheckpointSource {
 
 class DirectorySource : public CheckpointSource {
  public:
-  explicit DirectorySource(std::unique_ptr<checkpoint::Reader> reader)
+  explicit DirectorySource(std::shared_ptr<const checkpoint::Reader> reader)
       : reader_(std::move(reader)), cursor_(*reader_) {}
 
-  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
-                    const Arrived& arrived) override {
-    TERCIO_RETURN_IF_ERROR(cursor_.Read(slice, values.data()));
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
+                    Check* check) override {
+    std::vector<checkpoint::UnverifiedBlock> blocks;
+    TERCIO_RETURN_IF_ERROR(cursor_.Read(slice, values.data(), &blocks));
     arrived(static_cast<int64_t>(values.size() * sizeof(float)));
+    if (blocks.empty()) return absl::OkStatus();
+    *check = [reader = reader_, blocks = std::move(blocks)] {
+      for (const checkpoint::UnverifiedBlock& block : blocks) {
+        TERCIO_RETURN_IF_ERROR(checkpoint::Verify(block));
+      }
+      return absl::OkStatus();
+    };
     return absl::OkStatus();
   }
 
   int64_t bytes_read() const override { return reader_->bytes_read(); }
 
  private:
-  const std::unique_ptr<checkpoint::Reader> reader_;
+  const std::shared_ptr<const checkpoint::Reader> reader_;
   checkpoint::SliceCursor cursor_;
 };
 

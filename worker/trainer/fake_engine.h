@@ -34,8 +34,14 @@ class FakeEngine : public TrainingEngine {
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return slices; }
   absl::StatusOr<StateSnapshot> Snapshot() override { return StateSnapshot(); }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return slices; }
-  absl::Status Load(int64_t index, absl::Span<const float> values) override {
-    loaded.emplace_back(index, std::vector<float>(values.begin(), values.end()));
+  // Parts of a slice are joined.
+  absl::Status Load(int64_t index, int64_t first, absl::Span<const float> values) override {
+    if (first == 0) loaded.emplace_back(index, std::vector<float>());
+    std::vector<float>& slice = loaded.back().second;
+    if (loaded.back().first != index || static_cast<int64_t>(slice.size()) != first) {
+      return absl::InvalidArgumentError("the parts of a slice come out of order");
+    }
+    slice.insert(slice.end(), values.begin(), values.end());
     return absl::OkStatus();
   }
   int64_t planned_bytes() const override { return 0; }

@@ -26,8 +26,8 @@ class InitialWeights : public StateSource {
   bool MayLack(const v1::TensorSlice& slice) const override {
     return plan::BelongsToTask(slice.tensor());
   }
-  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
-                    const Arrived& arrived) override {
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
+                    Check*) override {
     TERCIO_RETURN_IF_ERROR(checkpoint::ReadSliceFor(*weights_, slice, values.data()));
     const auto bytes = static_cast<int64_t>(values.size() * sizeof(float));
     bytes_read_ += bytes;

@@ -33,10 +33,13 @@ absl::Status About(const std::string& holder, const absl::Status& status) {
                       absl::StrCat("agent ", holder, ": ", std::string(status.message())));
 }
 
+// Values that are given to the engine at a time; a slice that it wants whole has fewer.
+constexpr int64_t kPartElements = int64_t{2} << 20;
+
 // Fills slice after slice as the bytes come.
 class EngineFiller {
  public:
-  explicit EngineFiller(TrainingEngine& engine) : engine_(engine) { BeginSlice(); }
+  explicit EngineFiller(TrainingEngine& engine) : engine_(engine) { BeginPart(); }
 
   absl::Status Add(std::string_view bytes) {
     while (!bytes.empty()) {
@@ -49,9 +52,13 @@ class EngineFiller {
       filled_ += taken;
       bytes.remove_prefix(taken);
       if (taken < room) return absl::OkStatus();
-      TERCIO_RETURN_IF_ERROR(engine_.Load(static_cast<int64_t>(index_), values_));
-      ++index_;
-      BeginSlice();
+      TERCIO_RETURN_IF_ERROR(engine_.Load(static_cast<int64_t>(index_), first_, values_));
+      first_ += static_cast<int64_t>(values_.size());
+      if (first_ == ElementsOf(engine_.NeededSlices()[index_])) {
+        ++index_;
+        first_ = 0;
+      }
+      BeginPart();
     }
     return absl::OkStatus();
   }
@@ -59,16 +66,18 @@ class EngineFiller {
   bool complete() const { return index_ == engine_.NeededSlices().size(); }
 
  private:
-  void BeginSlice() {
+  void BeginPart() {
     filled_ = 0;
     if (complete()) return;
-    values_.resize(static_cast<size_t>(ElementsOf(engine_.NeededSlices()[index_])));
+    const int64_t left = ElementsOf(engine_.NeededSlices()[index_]) - first_;
+    values_.resize(static_cast<size_t>(std::min(left, kPartElements)));
   }
 
   TrainingEngine& engine_;
-  size_t index_ = 0;
-  std::vector<float> values_;
-  size_t filled_ = 0;  // bytes
+  size_t index_ = 0;           // of the slice
+  int64_t first_ = 0;          // of the part, in the slice
+  std::vector<float> values_;  // of the part
+  size_t filled_ = 0;          // bytes
 };
 
 absl::Status CheckSlices(const v1::SnapshotBegin& begin, const TrainingEngine& engine) {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -36,6 +35,7 @@ int64_t ElementsOf(const v1::TensorSlice& slice) {
 struct ReadPiece {
   absl::Status status;
   std::vector<float> values;
+  StateSource::Check check;
 };
 
 // Reads this rank's pieces in their order, some of them ahead. What the thread uses is shared with
@@ -105,8 +105,9 @@ class ReadAhead {
           }
         }
         read.values.resize(static_cast<size_t>(piece.elements));
-        read.status = source->Read(piece.part, absl::MakeSpan(read.values),
-                                   [this](int64_t bytes) { Arrived(bytes); });
+        read.status = source->Read(
+            piece.part, absl::MakeSpan(read.values), [this](int64_t bytes) { Arrived(bytes); },
+            &read.check);
         std::lock_guard<std::mutex> lock(mutex);
         ready.push_back(std::move(read));
         changed.notify_all();
@@ -202,25 +203,6 @@ class PieceBroadcast {
   std::vector<char> host_;
 };
 
-// Joins the pieces of a slice; one that is a whole slice is not copied.
-class SliceParts {
- public:
-  // All values of the slice, once this is its last piece; good until the next call.
-  std::optional<absl::Span<const float>> Add(const StatePiece& piece, int64_t elements,
-                                             absl::Span<const float> values) {
-    if (piece.elements == elements) return values;
-    if (joined_.size() < static_cast<size_t>(elements)) {
-      joined_.resize(static_cast<size_t>(elements));
-    }
-    std::copy(values.begin(), values.end(), joined_.begin() + piece.offset);
-    if (piece.offset + piece.elements < elements) return std::nullopt;
-    return absl::MakeSpan(joined_).first(static_cast<size_t>(elements));
-  }
-
- private:
-  std::vector<float> joined_;
-};
-
 }  // namespace
 
 std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
@@ -254,20 +236,20 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
   const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
   ReadAhead reads(source, pieces, group.data.rank(), loaded);
   PieceBroadcast broadcast(group, pieces);
-  SliceParts parts;
   ReadPiece from_others;
   bool lacks = false;  // the slice at work
   for (const StatePiece& piece : pieces) {
     const v1::TensorSlice& slice = slices[piece.slice];
     const bool reads_it = piece.reader == group.data.rank();
     ReadPiece read = reads_it ? reads.Next() : std::move(from_others);
+    // Not by the thread that reads, which has the next piece at work.
+    if (read.check) read.status.Update(std::exchange(read.check, nullptr)());
     TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
     if (piece.offset == 0) lacks = absl::IsNotFound(read.status) && source->MayLack(slice);
     if (!lacks) {
       TERCIO_RETURN_IF_ERROR(read.status);
-      if (const auto whole = parts.Add(piece, ElementsOf(slice), read.values)) {
-        TERCIO_RETURN_IF_ERROR(engine.Load(static_cast<int64_t>(piece.slice), *whole));
-      }
+      TERCIO_RETURN_IF_ERROR(
+          engine.Load(static_cast<int64_t>(piece.slice), piece.offset, read.values));
     }
     if (reads_it) {
       reads.Recycle(std::move(read.values));

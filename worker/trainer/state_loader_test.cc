@@ -28,10 +28,15 @@ class Source : public StateSource {
  public:
   bool Wants(const v1::TensorSlice& slice) const override { return slice.tensor() != "unwanted"; }
   bool MayLack(const v1::TensorSlice& slice) const override { return slice.tensor() == "optional"; }
-  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
-                    const Arrived& arrived) override {
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
+                    Check* check) override {
     if (slice.tensor() == lacks) return absl::NotFoundError("no tensor " + lacks);
     if (slice.tensor() == bad) return absl::DataLossError("a flipped bit in " + bad);
+    *check = [this, tensor = slice.tensor(), values, first = slice.row_begin()] {
+      if (values.front() != static_cast<float>(first)) return absl::InternalError("moved away");
+      return tensor == unverified ? absl::DataLossError("a digest differs in " + tensor)
+                                  : absl::OkStatus();
+    };
     for (size_t i = 0; i < values.size(); ++i) {
       values[i] = static_cast<float>(slice.row_begin()) + static_cast<float>(i);
     }
@@ -45,6 +50,7 @@ class Source : public StateSource {
   std::atomic<int64_t>* read = nullptr;  // by all ranks
   std::string lacks;
   std::string bad;
+  std::string unverified;  // found only by the check
 };
 
 struct Loaded {
@@ -62,7 +68,8 @@ const std::vector<v1::TensorSlice>& Slices() {
   return slices;
 }
 
-Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad = "") {
+Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad = "",
+              const std::string& unverified = "") {
   Loaded all;
   const auto size = static_cast<size_t>(ranks);
   all.statuses.resize(size);
@@ -81,6 +88,7 @@ Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad =
       source->read = &read;
       source->lacks = lacks;
       source->bad = bad;
+      source->unverified = unverified;
       all.engines[rank].slices = Slices();
       all.statuses[rank] = LoadState(
           source, {*data, *device, *stream}, [&](int64_t bytes, int64_t) { all.own[rank] = bytes; },
@@ -167,13 +175,22 @@ TEST(StateLoaderTest, AReadThatFailsEndsTheGroupWithItsWords) {
   }
 }
 
+TEST(StateLoaderTest, WhatReadsLeaveUnverifiedIsVerifiedBeforeItIsUsed) {
+  const Loaded all = LoadOn(3, "", "", "b");
+  for (size_t rank = 0; rank < 3; ++rank) {
+    EXPECT_EQ(all.statuses[rank].code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(all.statuses[rank].message()), HasSubstr("a digest differs in b"));
+    EXPECT_EQ(all.engines[rank].loaded.size(), 2u) << "none of it was loaded";
+  }
+}
+
 // As in the kernel, on a file system that hangs.
 class HangingSource : public Source {
  public:
   explicit HangingSource(absl::Notification* over) : over_(*over) {}
-  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
-                    const Arrived& arrived) override {
-    if (slice.tensor() != "b") return Source::Read(slice, values, arrived);
+  absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
+                    Check* check) override {
+    if (slice.tensor() != "b") return Source::Read(slice, values, arrived, check);
     if (slice.row_begin() == 0) return absl::DataLossError("damaged");
     over_.WaitForNotification();
     return absl::OkStatus();

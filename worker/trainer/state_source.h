@@ -25,8 +25,11 @@ class StateSource {
   // Fills `values` with those of the slice, row-major. `arrived` is called with bytes as they come.
   // NOT_FOUND: there is no such tensor.
   using Arrived = std::function<void(int64_t bytes)>;
+  // Verifies what Read has not: called once, in any thread, while the values are where they were
+  // read to, and before they are used.
+  using Check = std::function<absl::Status()>;
   virtual absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
-                            const Arrived& arrived) = 0;
+                            const Arrived& arrived, Check* check) = 0;
 
   // What all calls together have taken from storage or the network; a byte that was taken twice
   // counts twice.

@@ -1,0 +1,35 @@
+// When the checkpoints of each job are looked at next, for one that is to be verified again, and
+// whose are being verified: so that a tick does not go through all jobs there ever were.
+#pragma once
+
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+
+namespace tercio::coordinator {
+
+class ScrubSchedule {
+ public:
+  // Looked at from `time` on, instead of any time set before.
+  void Set(const std::string& job, double time);
+  // Not looked at until a time is set again.
+  void Drop(const std::string& job);
+  // Whose time has come, longest ago first; null: nobody's. Good until the next change.
+  const std::string* Due(double now) const;
+
+  void BeginVerification(const std::string& job, double now) { under_way_[job] = now; }
+  void EndVerification(const std::string& job) { under_way_.erase(job); }
+  // Those that began at or after `time`.
+  int UnderWaySince(double time) const;
+
+  // A job that is deleted.
+  void Forget(const std::string& job);
+
+ private:
+  std::map<std::string, double> times_;
+  std::set<std::pair<double, std::string>> by_time_;
+  std::map<std::string, double> under_way_;  // since when, by job; a few at a time
+};
+
+}  // namespace tercio::coordinator
