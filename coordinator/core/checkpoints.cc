@@ -26,6 +26,15 @@ constexpr int kMostScrubs = 1;
 // One that takes longer, since its disk hangs, holds up no other.
 constexpr double kLongestScrub = 3600;
 
+std::string RankOn(int rank, const std::string& node) {
+  return absl::StrCat("rank ", rank, " on node ", node);
+}
+
+// What comes before the error.
+std::string NotWritten(const std::string& rank) {
+  return absl::StrCat("the part of ", rank, " was not written: ");
+}
+
 double PauseBefore(int search) {
   double pause = kFirstSearchAgain;
   for (int i = 1; i < search && pause < kLongestSearchAgain; ++i) pause *= 2;
@@ -322,7 +331,13 @@ void Stepper::Handle(const CheckpointRemoved& removed) {
 
 void Stepper::Handle(const CheckpointFailed& failed) {
   WithRun(failed.run, [&](JobState& job) {
-    SaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
+    const bool by_rank =
+        job.placement != nullptr && failed.rank >= 0 && failed.rank < job.placement->ranks();
+    if (!by_rank) return SaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
+    const std::string& node = job.placement->NodeOf(failed.rank);
+    SaveFailed(job, failed.step, failed.reason,
+               absl::StrCat(NotWritten(RankOn(failed.rank, node)), failed.error), node,
+               failed.rank);
   });
 }
 
@@ -331,7 +346,7 @@ void Stepper::Handle(const CheckpointFailed& failed) {
 void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
   const v1::JobRecord& record = job.record;
   if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
-  const std::string rank = absl::StrCat("rank ", said.rank(), " on node ", node);
+  const std::string rank = RankOn(said.rank(), node);
   const auto failed = [&](SaveFailure reason, const std::string& text) {
     SaveFailed(job, said.step(), reason, absl::StrCat(text, said.error()), node, said.rank());
   };
@@ -341,10 +356,9 @@ void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveU
     case v1::SAVE_PROBLEM_TIMEOUT:
       return failed(SaveFailure::kTimeout, absl::StrCat("the part of ", rank, " was "));
     case v1::SAVE_PROBLEM_NOT_WRITTEN:
-      return failed(SaveFailure::kOther, absl::StrCat("the part of ", rank, " was not written: "));
+      return failed(SaveFailure::kOther, NotWritten(rank));
     case v1::SAVE_PROBLEM_DISK_FULL:
-      return failed(SaveFailure::kDiskFull,
-                    absl::StrCat("the part of ", rank, " was not written: "));
+      return failed(SaveFailure::kDiskFull, NotWritten(rank));
     default:
       return failed(SaveFailure::kUnreachable,
                     absl::StrCat(rank, " cannot reach the coordinator to send its part: "));

@@ -350,6 +350,7 @@ struct CheckpointFailed {
   int64_t step = 0;
   std::string error;
   SaveFailure reason = SaveFailure::kOther;
+  int rank = -1;  // which could not write its part, for `error`; -1: no one rank is the reason
 };
 struct Tick {};
 

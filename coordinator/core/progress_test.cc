@@ -154,5 +154,18 @@ TEST_F(ProgressTest, ARankSaysThatASaveTookTooLongOrWasLeftOut) {
   EXPECT_EQ(other.saves[0].failure, SaveFailure::kOther);
 }
 
+TEST_F(ProgressTest, ASaveThatFailsForOneRankNamesItAndItsNode) {
+  const Effects failed = cluster_.Do(
+      CheckpointFailed{RunWith(1), 10, "cannot write /shared/part", SaveFailure::kDiskFull, 1});
+  ASSERT_EQ(failed.events.size(), 1u);
+  EXPECT_EQ(failed.events[0].message(),
+            "step 10: the part of rank 1 on node a was not written: cannot write /shared/part");
+  EXPECT_EQ(failed.events[0].node(), "a");
+  EXPECT_EQ(failed.events[0].rank(), 1);
+  EXPECT_EQ(cluster_.job().failed_saves(), 1);
+  const Effects again = Unanswered(1, 10, 1, "cannot write", v1::SAVE_PROBLEM_DISK_FULL);
+  EXPECT_TRUE(again.events.empty()) << "its agent passes it on, too";
+}
+
 }  // namespace
 }  // namespace tercio::coordinator

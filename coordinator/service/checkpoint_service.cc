@@ -197,7 +197,11 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
       committed_ = outcome->ok();
       return *outcome;
     }
-    if (received.message.has_failure()) return NotWritten(received.message.failure());
+    if (received.message.has_failure()) {
+      saves_.GiveUpForRank(*save_, begin_.rank(), received.message.failure());
+      const auto outcome = saves_.OutcomeOf(*save_);
+      return outcome ? *outcome : absl::FailedPreconditionError("the save has all parts already");
+    }
     saves_.Progress(*save_);
     if (!received.chunk.empty() && file_ == nullptr) {
       return absl::InvalidArgumentError("a part that its rank writes itself has no chunks");
@@ -212,13 +216,6 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     auto commit = saves_.AddPart(begin_, std::move(part), save_);
     if (commit) disks_.Run(begin_.run().job_id(), std::move(commit));
     return absl::OkStatus();
-  }
-
-  absl::Status NotWritten(const v1::UploadFailure& failure) const {
-    const std::string text =
-        absl::StrCat("the part of rank ", begin_.rank(), " was not written: ", failure.error());
-    if (failure.problem() == v1::SAVE_PROBLEM_DISK_FULL) return absl::ResourceExhaustedError(text);
-    return absl::FailedPreconditionError(text);
   }
 
   absl::StatusOr<checkpoint::Manifest> FinishPart(const v1::UploadEnd& end) {

@@ -88,7 +88,8 @@ class FakeHost : public CheckpointHost {
   }
   void Tell(CheckpointCommitted committed) override { Say(absl::StrCat("knows ", committed.step)); }
   void Tell(CheckpointFailed failed) override {
-    Say(absl::StrCat("failed ", failed.step, ": ", failed.error));
+    const std::string whose = failed.rank < 0 ? "" : absl::StrCat(" by rank ", failed.rank);
+    Say(absl::StrCat("failed ", failed.step, whose, ": ", failed.error));
   }
 
   void Say(std::string what) {
@@ -500,8 +501,7 @@ TEST_F(CheckpointServiceTest, ARankThatCannotWriteItsPartSaysWhy) {
   zero->writer->Write(message);
   EXPECT_EQ(zero->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(host_.WaitFor("failed").back(),
-            "failed 10: the part of rank 0 was not written: cannot write /shared/x: No space left "
-            "on device");
+            "failed 10 by rank 0: cannot write /shared/x: No space left on device");
   AwaitNothingLeft();
 }
 

@@ -196,6 +196,16 @@ void Saves::GiveUp(Save& save, const absl::Status& why) {
   if (!save.committing) End(save, why);
 }
 
+void Saves::GiveUpForRank(Save& save, int rank, const v1::UploadFailure& failure) {
+  const bool full = failure.problem() == v1::SAVE_PROBLEM_DISK_FULL;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (save.committing) return;
+  End(save,
+      full ? absl::ResourceExhaustedError(failure.error())
+           : absl::FailedPreconditionError(failure.error()),
+      {}, rank);
+}
+
 std::optional<absl::Status> Saves::OutcomeOf(const Save& save) {
   std::lock_guard<std::mutex> lock(mutex_);
   return save.ended ? std::make_optional(save.outcome) : std::nullopt;
@@ -246,21 +256,26 @@ void Saves::EndWhereDue(Save& save) {
       SaveFailure::kSilence);
 }
 
-void Saves::End(Save& save, const absl::Status& outcome, std::optional<SaveFailure> reason) {
+void Saves::End(Save& save, const absl::Status& why, std::optional<SaveFailure> reason, int rank) {
   if (save.ended) return;
   save.ended = true;
-  save.outcome = outcome;
+  save.outcome = why;
+  if (rank >= 0) {
+    save.outcome = absl::Status(
+        why.code(), absl::StrCat("the part of rank ", rank, " was not written: ", why.message()));
+  }
   // What is left of a job's last save is how it ended.
   save.parts.clear();
   save.steps.clear();
   save.training_state.clear();
   save.tokenizer.clear();
-  for (const auto& ended : std::exchange(save.waiting, {})) ended(outcome);
-  if (outcome.ok()) return;
-  LogWarning(absl::StrCat("checkpoint of step ", save.step, ": ", std::string(outcome.message())),
-             {{"job", save.run.job_id()}, {"attempt", save.run.attempt()}});
-  host_.Tell(CheckpointFailed{save.run, save.step, std::string(outcome.message()),
-                              reason.value_or(ReasonOf(outcome))});
+  for (const auto& ended : std::exchange(save.waiting, {})) ended(save.outcome);
+  if (why.ok()) return;
+  LogWarning(
+      absl::StrCat("checkpoint of step ", save.step, ": ", std::string(save.outcome.message())),
+      {{"job", save.run.job_id()}, {"attempt", save.run.attempt()}});
+  host_.Tell(CheckpointFailed{save.run, save.step, std::string(why.message()),
+                              reason.value_or(ReasonOf(why)), rank});
 }
 
 // The last upload to leave a save that was given up removes it: nobody writes there any more.

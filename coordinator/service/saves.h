@@ -58,6 +58,8 @@ class Saves {
                                 const SavePtr& save);
   // No effect on a save that has all its parts, or has ended.
   void GiveUp(Save& save, const absl::Status& why);
+  // The same, for a rank that could not write its part.
+  void GiveUpForRank(Save& save, int rank, const v1::UploadFailure& failure);
   // How it ended, once it has.
   std::optional<absl::Status> OutcomeOf(const Save& save);
   // `ended` is called once, now or later, by whichever call ends the save; it must not call back.
@@ -73,7 +75,9 @@ class Saves {
   void LookForEnds();
   // With mutex_ held.
   void EndWhereDue(Save& save);
-  void End(Save& save, const absl::Status& outcome, std::optional<SaveFailure> reason = {});
+  // `rank`: which could not write its part, for that reason; -1: it is no one rank's.
+  void End(Save& save, const absl::Status& why, std::optional<SaveFailure> reason = {},
+           int rank = -1);
 
   CheckpointHost& host_;
   std::mutex mutex_;

@@ -135,7 +135,12 @@ void World::NoteRollBacks(const Event& event, const std::map<std::string, int>& 
   const RunKey run = ToRunKey(said->message.rank_exited().run());
   const auto job = state_.jobs.find(run.first);
   if (job == state_.jobs.end() || job->second.record.roll_backs() <= before.at(run.first)) return;
-  const Training& training = trainings_.at(run);
+  const auto found = trainings_.find(run);
+  if (found == trainings_.end()) {
+    return Wrong(
+        absl::StrCat(run.first, " goes back for attempt ", run.second, ", which has not trained"));
+  }
+  const Training& training = found->second;
   gone_over_[run.first].insert(plan::BatchOfStep(training.data, training.step));
   if (++rolled_back_[run.first] > coordinator::kMostRollBacks) {
     Wrong(absl::StrCat(run.first, " goes back once more, after ", coordinator::kMostRollBacks));
