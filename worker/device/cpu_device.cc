@@ -32,6 +32,7 @@ class CpuMemory : public DeviceMemory {
   }
   std::byte* data() override { return static_cast<std::byte*>(data_); }
   int64_t size_bytes() const override { return size_; }
+  bool IsOnHost() const override { return true; }
   std::optional<int64_t> ResidentBytes(int64_t begin, int64_t bytes) const override;
 
  private:

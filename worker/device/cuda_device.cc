@@ -62,6 +62,7 @@ class CudaMemory : public DeviceMemory {
   ~CudaMemory() override { cudaFree(data_); }
   std::byte* data() override { return data_; }
   int64_t size_bytes() const override { return size_; }
+  bool IsOnHost() const override { return false; }
   std::optional<int64_t> ResidentBytes(int64_t, int64_t) const override { return std::nullopt; }
 
  private:
@@ -81,6 +82,7 @@ class PinnedMemory : public DeviceMemory {
   }
   std::byte* data() override { return data_; }
   int64_t size_bytes() const override { return size_; }
+  bool IsOnHost() const override { return true; }
   std::optional<int64_t> ResidentBytes(int64_t, int64_t) const override { return std::nullopt; }
 
  private:

@@ -26,6 +26,8 @@ class DeviceMemory {
   virtual ~DeviceMemory() = default;
   virtual std::byte* data() = 0;
   virtual int64_t size_bytes() const = 0;
+  // Whether the host's own instructions read and write it.
+  virtual bool IsOnHost() const = 0;
 
   // Bytes of [begin, begin + bytes) that have been given memory: on the CPU those on pages that are
   // resident, as the kernel counts them. None where the device gives a block all of its memory when

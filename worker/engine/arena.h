@@ -29,6 +29,12 @@ class Arena {
   kernels::Values ValuesOf(const std::string& name, const plan::Precision& precision) {
     return {Get<std::byte>(name), precision.format, precision.stored};
   }
+  // The same memory, owned together with the arena; null: it is not of the host.
+  // REQUIRES: `inside` is of a buffer that is not on_host().
+  template <typename T>
+  std::shared_ptr<T> OnHost(T* inside) const {
+    return memory_->IsOnHost() ? std::shared_ptr<T>(memory_, inside) : nullptr;
+  }
   int64_t Bytes(const std::string& name) const {
     return plan::FindBuffer(table_, name).size_bytes();
   }
@@ -57,7 +63,7 @@ class Arena {
   absl::StatusOr<BufferUse> UseOf(const v1::Buffer& buffer, Stream& stream);
 
   v1::MemoryTable table_;
-  std::unique_ptr<DeviceMemory> memory_;
+  std::shared_ptr<DeviceMemory> memory_;
   std::unique_ptr<DeviceMemory> host_;
   int64_t taken_;  // of the device's memory by the allocation
   bool filled_ = false;

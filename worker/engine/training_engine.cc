@@ -118,6 +118,7 @@ class Engine : public TrainingEngine {
   std::vector<TraceEvent> TakeTrace() override { return trace_.Take(); }
   absl::StatusOr<StateSnapshot> Snapshot() override;
   absl::Status Load(int64_t slice_index, int64_t first, absl::Span<const float> values) override;
+  std::shared_ptr<float> LoadPlace(int64_t slice_index) override;
 
   const std::vector<v1::TensorSlice>& SavedSlices() const override { return saved_slices_; }
   const std::vector<v1::TensorSlice>& NeededSlices() const override { return needed_slices_; }
@@ -739,10 +740,18 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
   if (state.kind == StateKind::kFp8) {
     return model_.layers().scaling().Restore(static_cast<int>(state.offset), values);
   }
-  compute_->CopyFromHost(Buffer(state.kind) + state.offset + first, values.data(),
-                         count * static_cast<int64_t>(sizeof(float)));
+  float* const place = Buffer(state.kind) + state.offset + first;
+  if (values.data() != place) {
+    compute_->CopyFromHost(place, values.data(), count * static_cast<int64_t>(sizeof(float)));
+  }
   if (state.kind == StateKind::kParameter) RoundParameters(state.offset + first, count);
   return compute_->Synchronize();
+}
+
+std::shared_ptr<float> Engine::LoadPlace(int64_t slice_index) {
+  const StateSlice& state = to_load_.at(static_cast<size_t>(slice_index));
+  if (IsOptionalState(state.slice.tensor())) return nullptr;
+  return arena_.OnHost(Buffer(state.kind) + state.offset);
 }
 
 }  // namespace

@@ -138,6 +138,11 @@ class TrainingEngine {
   // once. INVALID_ARGUMENT: it has no such values.
   virtual absl::Status Load(int64_t slice_index, int64_t first, absl::Span<const float> values) = 0;
 
+  // Where Load puts the values of the slice: of what was brought there before, it copies nothing.
+  // Theirs who load until the slice is loaded; it outlives the engine. Null: the memory is not of
+  // the host, or the values become something else.
+  virtual std::shared_ptr<float> LoadPlace(int64_t slice_index) = 0;
+
   // Bytes of the device's arena: by the plan, and, measured, in use (Arena::UsedBytes). Measuring
   // takes up to a millisecond for each GiB: not for every step.
   virtual int64_t planned_bytes() const = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,12 +38,17 @@ class FakeEngine : public TrainingEngine {
   // Parts of a slice are joined.
   absl::Status Load(int64_t index, int64_t first, absl::Span<const float> values) override {
     if (first == 0) loaded.emplace_back(index, std::vector<float>());
+    const std::shared_ptr<float> place = LoadPlace(index);
+    if (place != nullptr && values.data() == place.get() + first) ++loaded_in_place;
     std::vector<float>& slice = loaded.back().second;
     if (loaded.back().first != index || static_cast<int64_t>(slice.size()) != first) {
       return absl::InvalidArgumentError("the parts of a slice come out of order");
     }
     slice.insert(slice.end(), values.begin(), values.end());
     return absl::OkStatus();
+  }
+  std::shared_ptr<float> LoadPlace(int64_t index) override {
+    return places.empty() ? nullptr : places.at(static_cast<size_t>(index));
   }
   int64_t planned_bytes() const override { return 0; }
   int64_t used_bytes() const override { return 0; }
@@ -51,6 +57,8 @@ class FakeEngine : public TrainingEngine {
   }
 
   std::vector<v1::TensorSlice> slices;
+  std::vector<std::shared_ptr<float>> places;  // by slice; empty: there are none
+  int loaded_in_place = 0;                     // parts
   std::vector<std::pair<int64_t, std::vector<float>>> loaded;
 };
 

@@ -34,22 +34,24 @@ int64_t ElementsOf(const v1::TensorSlice& slice) {
 
 struct ReadPiece {
   absl::Status status;
-  std::vector<float> values;
+  absl::Span<float> values;   // in their place in the engine, or in the buffer
+  std::vector<float> buffer;  // empty where they are in their place
   StateSource::Check check;
 };
 
-// Reads this rank's pieces in their order, some of them ahead. What the thread uses is shared with
-// it: one that hangs is left behind.
+// Reads this rank's pieces in their order, some of them ahead, into their places where the engine
+// has such. What the thread uses is shared with it: one that hangs is left behind.
 class ReadAhead {
  public:
   ReadAhead(std::shared_ptr<StateSource> source, const std::vector<StatePiece>& pieces, int rank,
-            const LoadedBytes& loaded)
+            const LoadedBytes& loaded, TrainingEngine& engine)
       : shared_(std::make_shared<Shared>()) {
     shared_->source = std::move(source);
     shared_->loaded = loaded;
     for (const StatePiece& piece : pieces) {
       if (piece.reader != rank) continue;
       shared_->pieces.push_back(piece);
+      shared_->places.push_back(engine.LoadPlace(static_cast<int64_t>(piece.slice)));
       shared_->total += piece.elements * static_cast<int64_t>(sizeof(float));
     }
     loaded(0, shared_->total);
@@ -85,29 +87,33 @@ class ReadAhead {
     return piece;
   }
   // Memory that the kernel has given once is used again: new pages cost as much as reading them.
-  void Recycle(std::vector<float> values) {
+  void Recycle(std::vector<float> buffer) {
+    if (buffer.empty()) return;
     std::lock_guard<std::mutex> lock(shared_->mutex);
-    shared_->free.push_back(std::move(values));
+    shared_->free.push_back(std::move(buffer));
   }
 
  private:
   struct Shared {
     void Run() {
-      for (const StatePiece& piece : pieces) {
+      for (size_t i = 0; i < pieces.size(); ++i) {
+        const StatePiece& piece = pieces[i];
+        float* const place = places[i].get();
         ReadPiece read;
         {
           std::unique_lock<std::mutex> lock(mutex);
           changed.wait(lock, [this] { return stops || ready.size() < kPiecesAhead; });
           if (stops) break;
-          if (!free.empty()) {
-            read.values = std::move(free.back());
+          if (place == nullptr && !free.empty()) {
+            read.buffer = std::move(free.back());
             free.pop_back();
           }
         }
-        read.values.resize(static_cast<size_t>(piece.elements));
+        if (place == nullptr) read.buffer.resize(static_cast<size_t>(piece.elements));
+        read.values = absl::MakeSpan(place == nullptr ? read.buffer.data() : place + piece.offset,
+                                     static_cast<size_t>(piece.elements));
         read.status = source->Read(
-            piece.part, absl::MakeSpan(read.values), [this](int64_t bytes) { Arrived(bytes); },
-            &read.check);
+            piece.part, read.values, [this](int64_t bytes) { Arrived(bytes); }, &read.check);
         std::lock_guard<std::mutex> lock(mutex);
         ready.push_back(std::move(read));
         changed.notify_all();
@@ -124,6 +130,7 @@ class ReadAhead {
 
     std::shared_ptr<StateSource> source;
     std::vector<StatePiece> pieces;
+    std::vector<std::shared_ptr<float>> places;  // of the slice of each piece; null: a buffer
     int64_t total = 0;
     std::mutex mutex;  // what follows
     std::condition_variable changed;
@@ -146,6 +153,7 @@ struct PieceHeader {
   char message[1016] = {};
 };
 static_assert(std::is_trivially_copyable_v<PieceHeader>);
+static_assert(sizeof(PieceHeader) % alignof(float) == 0);
 
 // From the rank that has read a piece to all.
 class PieceBroadcast {
@@ -154,7 +162,8 @@ class PieceBroadcast {
     for (const StatePiece& piece : pieces) most_ = std::max(most_, piece.elements);
   }
 
-  // `read` is what this rank has read, if it was its turn; then what that rank has.
+  // `read` is what this rank has read, if it was its turn; then what that rank has, until the next
+  // call.
   absl::Status Share(const StatePiece& piece, ReadPiece* read) {
     if (group_.data.size() == 1) return absl::OkStatus();
     if (memory_ == nullptr) {
@@ -162,11 +171,11 @@ class PieceBroadcast {
       host_.resize(static_cast<size_t>(BytesOf(most_)));
     }
     const bool reads = piece.reader == group_.data.rank();
-    const size_t values = static_cast<size_t>(piece.elements) * sizeof(float);
     if (reads) {
       const PieceHeader header = HeaderOf(read->status);
       std::memcpy(host_.data(), &header, sizeof(header));
-      std::memcpy(host_.data() + sizeof(header), read->values.data(), values);
+      std::memcpy(host_.data() + sizeof(header), read->values.data(),
+                  static_cast<size_t>(piece.elements) * sizeof(float));
       group_.stream.CopyFromHost(memory_->data(), host_.data(), BytesOf(piece.elements));
     }
     group_.data.Broadcast(group_.stream, memory_->data(), BytesOf(piece.elements), piece.reader);
@@ -177,8 +186,8 @@ class PieceBroadcast {
     std::memcpy(&header, host_.data(), sizeof(header));
     read->status = absl::Status(static_cast<absl::StatusCode>(header.code),
                                 std::string(header.message, static_cast<size_t>(header.size)));
-    read->values.resize(static_cast<size_t>(piece.elements));
-    std::memcpy(read->values.data(), host_.data() + sizeof(header), values);
+    read->values = absl::MakeSpan(reinterpret_cast<float*>(host_.data() + sizeof(header)),
+                                  static_cast<size_t>(piece.elements));
     return absl::OkStatus();
   }
 
@@ -234,14 +243,13 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
                        const LoadedBytes& loaded, TrainingEngine& engine) {
   const std::vector<v1::TensorSlice>& slices = engine.NeededSlices();
   const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
-  ReadAhead reads(source, pieces, group.data.rank(), loaded);
+  ReadAhead reads(source, pieces, group.data.rank(), loaded, engine);
   PieceBroadcast broadcast(group, pieces);
-  ReadPiece from_others;
   bool lacks = false;  // the slice at work
   for (const StatePiece& piece : pieces) {
     const v1::TensorSlice& slice = slices[piece.slice];
     const bool reads_it = piece.reader == group.data.rank();
-    ReadPiece read = reads_it ? reads.Next() : std::move(from_others);
+    ReadPiece read = reads_it ? reads.Next() : ReadPiece();
     // Not by the thread that reads, which has the next piece at work.
     if (read.check) read.status.Update(std::exchange(read.check, nullptr)());
     TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
@@ -251,11 +259,7 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
       TERCIO_RETURN_IF_ERROR(
           engine.Load(static_cast<int64_t>(piece.slice), piece.offset, read.values));
     }
-    if (reads_it) {
-      reads.Recycle(std::move(read.values));
-    } else {
-      from_others = std::move(read);
-    }
+    reads.Recycle(std::move(read.buffer));
   }
   return absl::OkStatus();
 }

@@ -68,8 +68,14 @@ const std::vector<v1::TensorSlice>& Slices() {
   return slices;
 }
 
+std::shared_ptr<float> PlaceOf(const v1::TensorSlice& slice) {
+  const auto values =
+      std::make_shared<std::vector<float>>(slice.row_end() - slice.row_begin(), -1.0F);
+  return {values, values->data()};
+}
+
 Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad = "",
-              const std::string& unverified = "") {
+              const std::string& unverified = "", bool in_place = false) {
   Loaded all;
   const auto size = static_cast<size_t>(ranks);
   all.statuses.resize(size);
@@ -90,6 +96,9 @@ Loaded LoadOn(int ranks, const std::string& lacks = "", const std::string& bad =
       source->bad = bad;
       source->unverified = unverified;
       all.engines[rank].slices = Slices();
+      for (const v1::TensorSlice& slice : Slices()) {
+        if (in_place) all.engines[rank].places.push_back(PlaceOf(slice));
+      }
       all.statuses[rank] = LoadState(
           source, {*data, *device, *stream}, [&](int64_t bytes, int64_t) { all.own[rank] = bytes; },
           all.engines[rank]);
@@ -184,6 +193,22 @@ TEST(StateLoaderTest, WhatReadsLeaveUnverifiedIsVerifiedBeforeItIsUsed) {
   }
 }
 
+TEST(StateLoaderTest, ValuesAreReadStraightIntoTheirPlaces) {
+  const Loaded copied = LoadOn(2);
+  const Loaded in_place = LoadOn(2, "", "", "", true);
+  const std::vector<StatePiece> pieces = PiecesOf(Slices(), Source(), 2);
+  for (size_t rank = 0; rank < 2; ++rank) {
+    const FakeEngine& engine = in_place.engines[rank];
+    ASSERT_TRUE(in_place.statuses[rank].ok()) << in_place.statuses[rank];
+    EXPECT_TRUE(engine.loaded == copied.engines[rank].loaded) << "rank " << rank;
+    EXPECT_EQ(engine.loaded_in_place,
+              std::count_if(pieces.begin(), pieces.end(), [rank](const StatePiece& piece) {
+                return piece.reader == static_cast<int>(rank);
+              }));
+  }
+  EXPECT_EQ(copied.engines[0].loaded_in_place, 0);
+}
+
 // As in the kernel, on a file system that hangs.
 class HangingSource : public Source {
  public:
@@ -193,6 +218,7 @@ class HangingSource : public Source {
     if (slice.tensor() != "b") return Source::Read(slice, values, arrived, check);
     if (slice.row_begin() == 0) return absl::DataLossError("damaged");
     over_.WaitForNotification();
+    values.front() = 1;
     return absl::OkStatus();
   }
 
@@ -206,6 +232,7 @@ TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
   static std::atomic<int64_t> read{0};
   auto transports = CreateThreadTransports(2);
   std::vector<absl::Status> statuses(2);
+  std::weak_ptr<float> wanted;  // by the read that hangs
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
@@ -214,6 +241,8 @@ TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
       const auto data =
           CreateCommunicator({"data", absl::Seconds(60)}, std::move(transports[rank]));
       FakeEngine engine;
+      engine.places = {PlaceOf(Rows("b", 0, 1000)), PlaceOf(Rows("b", 1, 1000))};
+      if (rank == 1) wanted = engine.places[1];
       auto source = std::make_shared<HangingSource>(&over);
       source->read = &read;
       engine.slices = {Rows("b", 0, 1000), Rows("b", 1, 1000)};
@@ -222,6 +251,7 @@ TEST(StateLoaderTest, AReadThatHangsHoldsNobodyWhenAnotherRankFails) {
     });
   }
   for (std::thread& thread : threads) thread.join();
+  EXPECT_FALSE(wanted.expired()) << "the kernel may still write there";
   over.Notify();
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
