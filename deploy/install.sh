@@ -151,7 +151,7 @@ put_template "$from/deploy/systemd/tercio.tmpfiles" "$prefix/lib/tmpfiles.d/terc
 # Documents, and the script itself, which uninstalls. licenses/, LICENSES and VERSION are in tarballs only.
 doc="$prefix/share/doc/tercio"
 put "$from/deploy/install.sh" "$home/install.sh" 755
-for file in README.md ARCHITECTURE.md CHANGELOG.md LICENSES VERSION; do
+for file in README.md ARCHITECTURE.md CHANGELOG.md SECURITY.md LICENSE LICENSES VERSION; do
   if [[ -e "$from/$file" ]]; then put "$from/$file" "$doc/$file" 644; fi
 done
 # By kind, since a folder may also hold what an editor, Python or somebody in passing has left there. deploy/BUILD.bazel has the

@@ -161,7 +161,8 @@ def licenses(libraries, toolkit):
         else:
             rows.append(f"{name}: NVIDIA, under the license agreements of its CUDA Toolkit, cuDNN and NCCL (docs.nvidia.com)")
     texts = {f"licenses/{package}": f"/usr/share/doc/{package}/copyright" for package in versions}
-    return "Libraries in lib/, where they come from, and their licenses:\n\n" + "\n".join(rows) + "\n", texts
+    text = "Tercio itself: the Apache License 2.0, LICENSE\n\nLibraries in lib/, where they come from, and their licenses:\n\n"
+    return text + "\n".join(rows) + "\n", texts
 
 
 def seconds_of(status):

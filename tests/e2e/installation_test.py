@@ -53,7 +53,7 @@ class Layout(TercioTest):
             self.assertEqual(os.readlink(link), f"../lib/tercio/bin/{name}")
         for name in ("usr/lib/systemd/system/tercio-coordinator.service", "usr/lib/systemd/system/tercio-agent.service",
                      "usr/lib/sysusers.d/tercio.conf", "usr/lib/tmpfiles.d/tercio.conf", "etc/tercio/coordinator.yaml",
-                     "etc/tercio/agent.yaml", "usr/share/doc/tercio/docs/operations.md", "usr/share/doc/tercio/deploy/kubernetes/base/coordinator.yaml",
+                     "etc/tercio/agent.yaml", "usr/share/doc/tercio/LICENSE", "usr/share/doc/tercio/docs/operations.md", "usr/share/doc/tercio/deploy/kubernetes/base/coordinator.yaml",
                      "usr/share/bash-completion/completions/tercio", "usr/share/fish/vendor_completions.d/tercio.fish",
                      "usr/share/zsh/site-functions/_tercio", "usr/share/man/man1/tercio-submit.1", "usr/share/man/man8/tercio-agent.8",
                      "usr/lib/tercio/manifest"):

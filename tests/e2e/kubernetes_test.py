@@ -285,6 +285,7 @@ class Images(unittest.TestCase):
             folder = given["ENV"].split()[0].split("=", 1)[1].split(":")[0]
             for program in ("tercio", "tercio-coordinator", "tercio-agent", "tercio-trainer"):
                 self.assertIn(f"{folder}/{program}", copied, name)
+            self.assertIn("LICENSE", copied.values(), name)
             # Programs look for their libraries in ../lib.
             self.assertIn(os.path.join(os.path.dirname(folder), "lib", "libone.so.1"), copied, name)
 

@@ -9,7 +9,8 @@ from harness import ROOT
 
 GENERATED = (":man",)  # by rules; programs are, too, but lie in ./bin
 GLOBS = {
-    "//:documents": ["CHANGELOG.md", "docs/*.md"],
+    "//:documents": ["CHANGELOG.md", "SECURITY.md", "docs/*.md"],
+    "//:license": ["LICENSE"],
     "//:images": ["docs/images/*.svg"],
     "//dashboards:files": ["dashboards/*.json", "dashboards/*.py"],
     "//tests/gpu:scripts": ["tests/gpu/*.py"],
@@ -42,7 +43,7 @@ def read(root=ROOT):
     for folder, labels in contents.items():
         for label in labels:
             for path in _label_files(root, label):
-                places[os.path.join(folder, os.path.basename(path))] = path
+                places[os.path.normpath(os.path.join(folder, os.path.basename(path)))] = path
     for folder, kinds in folders.items():
         for path in _files(root, [os.path.join("deploy", folder, kind) for kind in kinds]):
             places[os.path.relpath(path, root)] = path
