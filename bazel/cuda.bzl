@@ -1,4 +1,4 @@
-"""CUDA sources, each built twice: by nvcc against the toolkit, and by g++ against //kernels/emulation.
+"""CUDA sources, each built twice: by nvcc against the toolkit, and by g++ against //emulation.
 
 The first is `name`, and exists only where a toolkit was found (bazel/cuda_toolkit.bzl); the second, `name_emulated`, always
 exists, and is what the tests run.
@@ -121,7 +121,7 @@ def tercio_cuda_library(
         # g++ does not know nvcc's pragmas (unroll).
         copts = ["-Wno-unknown-pragmas"],
         textual_hdrs = cu_sources,
-        deps = deps + [_emulated_label(d) for d in cuda_deps] + ["//kernels/emulation:" + l for l in libraries],
+        deps = deps + [_emulated_label(d) for d in cuda_deps] + ["//emulation:" + l for l in libraries],
         visibility = visibility,
         **kwargs
     )
@@ -191,7 +191,7 @@ def tercio_emulated_test(name, srcs, deps = [], cuda_deps = [], on_device = Fals
         srcs = host_sources + _emulated_sources(name, cu_sources),
         copts = ["-Wno-unknown-pragmas"],
         deps = deps + support + [_emulated_label(d) for d in cuda_deps] + [
-            "//kernels/emulation:cudart",
+            "//emulation:cudart",
         ],
         **kwargs
     )

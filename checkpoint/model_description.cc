@@ -1,7 +1,7 @@
 #include "checkpoint/model_description.h"
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/huggingface_config.h"
+#include "checkpoint/huggingface/config.h"
 #include "common/file.h"
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "checkpoint/huggingface.h"
+#include "checkpoint/huggingface/weights.h"
 #include "checkpoint/model_description.h"
 #include "checkpoint/reader.h"
 #include "common/file.h"

@@ -23,7 +23,7 @@ class WeightSource {
 
   virtual const v1::ModelSpec& model() const = 0;
 
-  // The tokenizer as checkpoints hold it (worker/data/tokenizer.h); NOT_FOUND when there is none.
+  // The tokenizer as checkpoints hold it (tokenizer/tokenizer.h); NOT_FOUND when there is none.
   virtual absl::StatusOr<std::string> TokenizerJson() const = 0;
 
   virtual bool Has(const std::string& tensor) const = 0;

@@ -13,7 +13,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/daemon.h"
+#include "common/daemon/daemon.h"
+#include "common/exit_codes.h"
 #include "common/file.h"
 #include "common/spawn.h"
 

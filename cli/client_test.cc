@@ -1,6 +1,6 @@
 #include "cli/client.h"
 
-#include "common/daemon.h"
+#include "common/exit_codes.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -19,8 +19,8 @@
 #include "cli/format.h"
 #include "cli/text.h"
 #include "cli/usage.h"
-#include "common/daemon.h"
-#include "common/man_page.h"
+#include "common/daemon/man_page.h"
+#include "common/exit_codes.h"
 
 namespace tercio::cli {
 namespace {

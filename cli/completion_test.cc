@@ -1,6 +1,6 @@
 #include "cli/completion.h"
 
-#include "common/man_page.h"
+#include "common/daemon/man_page.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

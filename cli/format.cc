@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/time.h"
 #include "cli/text.h"
-#include "common/daemon.h"
+#include "common/exit_codes.h"
 
 namespace tercio::cli {
 namespace {

@@ -6,9 +6,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "cli/client.h"
-#include "common/daemon.h"
+#include "common/daemon/man_page.h"
+#include "common/exit_codes.h"
 #include "common/file.h"
-#include "common/man_page.h"
 #include "common/status_macros.h"
 
 namespace tercio::cli {

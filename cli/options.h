@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/channel.h"
+#include "common/security/channel.h"
 
 namespace tercio::cli {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "common/check.h"
-#include "common/daemon.h"
+#include "common/exit_codes.h"
 
 namespace tercio::cli {
 namespace {

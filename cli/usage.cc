@@ -5,7 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/man_page.h"
+#include "common/daemon/man_page.h"
 #include "common/nearest.h"
 
 namespace tercio::cli {

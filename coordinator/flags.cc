@@ -2,10 +2,9 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_cat.h"
-#include "common/channel.h"
-#include "common/daemon.h"
+#include "common/daemon/flag_values.h"
 #include "common/file.h"
-#include "common/flag_values.h"
+#include "common/security/channel.h"
 #include "coordinator/access/access.h"
 
 namespace tercio::coordinator {

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/daemon_flags.h"
-#include "common/tls_identity.h"
+#include "common/daemon/daemon_flags.h"
+#include "common/security/tls_identity.h"
 
 namespace tercio::coordinator {
 

@@ -6,8 +6,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/channel.h"
-#include "common/health_server.h"
+#include "common/daemon/health_server.h"
+#include "common/security/channel.h"
 #include "coordinator/service/admission.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"

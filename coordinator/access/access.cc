@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/access/enrolment.h"
-#include "common/channel.h"
 #include "common/file.h"
 #include "common/log.h"
+#include "common/security/channel.h"
+#include "common/security/enrolment.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 

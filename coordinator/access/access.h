@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "absl/status/statusor.h"
-#include "common/tls_identity.h"
+#include "common/security/tls_identity.h"
 #include "coordinator/access/access_store.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/authority.h"

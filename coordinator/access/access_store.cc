@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/access/roles.h"
 #include "common/file.h"
+#include "common/security/roles.h"
 #include "common/sha256.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "common/channel.h"
 #include "common/file.h"
+#include "common/security/channel.h"
 #include "common/sha256.h"
 #include "common/temp_dir.h"
 #include "coordinator/access/access_store.h"

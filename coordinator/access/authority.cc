@@ -12,9 +12,9 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "common/channel.h"
 #include "common/check.h"
 #include "common/file.h"
+#include "common/security/channel.h"
 #include "common/status_macros.h"
 
 namespace tercio::coordinator {

@@ -17,9 +17,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/certificate.h"
-#include "common/openssl_pointers.h"
-#include "common/tls_identity.h"
+#include "common/security/certificate.h"
+#include "common/security/openssl_pointers.h"
+#include "common/security/tls_identity.h"
 
 namespace tercio::coordinator {
 

@@ -11,7 +11,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/channel.h"
+#include "common/security/channel.h"
 #include "coordinator/access/access_store.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/authority.h"

@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/access/roles.h"
+#include "common/security/roles.h"
 #include "common/steady_time.h"
 #include "coordinator/access/audit_log.h"
 #include "coordinator/access/rate_limiter.h"

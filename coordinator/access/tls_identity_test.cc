@@ -1,5 +1,6 @@
-// Certificates that are read, checked and read again (common/tls_identity.h), made by an authority.
-#include "common/tls_identity.h"
+// Certificates that are read, checked and read again (common/security/tls_identity.h), made by an
+// authority.
+#include "common/security/tls_identity.h"
 
 #include <sys/stat.h>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/core/test_cluster.h"
+#include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

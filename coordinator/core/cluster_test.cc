@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "coordinator/core/test_cluster.h"
+#include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

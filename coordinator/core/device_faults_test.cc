@@ -1,5 +1,5 @@
 // GPUs that fail: under a run, before it, and while nobody uses them.
-#include "coordinator/core/test_cluster.h"
+#include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

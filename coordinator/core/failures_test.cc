@@ -1,5 +1,5 @@
 // What becomes of a job whose ranks, nodes or data fail it.
-#include "coordinator/core/test_cluster.h"
+#include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "coordinator/core/core.h"
-#include "coordinator/core/test_job.h"
+#include "coordinator/core/testing/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/data_position.h"

@@ -6,7 +6,7 @@
 
 #include "coordinator/core/core.h"
 #include "coordinator/core/ledger.h"
-#include "coordinator/core/test_job.h"
+#include "coordinator/core/testing/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "plan/rank_layout.h"

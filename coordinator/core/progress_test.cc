@@ -1,7 +1,7 @@
 // What is said of how a job gets on: the time that is left, and saves that fail.
 #include <optional>
 
-#include "coordinator/core/test_cluster.h"
+#include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -10,8 +10,8 @@
 #include "common/status_macros.h"
 #include "config/job_file.h"
 #include "coordinator/core/core.h"
-#include "coordinator/planner/planner.h"
 #include "plan/plan_builder.h"
+#include "plan/planner/planner.h"
 #include "plan/snapshots.h"
 
 namespace tercio::coordinator {

@@ -11,7 +11,7 @@
 #include "common/file.h"
 #include "common/metrics/metric_table.h"
 #include "common/temp_dir.h"
-#include "coordinator/core/test_job.h"
+#include "coordinator/core/testing/test_job.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -20,7 +20,7 @@
 #include "common/temp_dir.h"
 #include "common/version.h"
 #include "coordinator/access/gate.h"
-#include "coordinator/core/test_job.h"
+#include "coordinator/core/testing/test_job.h"
 #include "coordinator/service/checkpoint_host.h"
 #include "coordinator/service/node_service.h"
 #include "coordinator/service/views.h"

@@ -1,7 +1,7 @@
 // What steps of the core add up to.
 #include "coordinator/service/tally.h"
 
-#include "coordinator/core/test_cluster.h"
+#include "coordinator/core/testing/test_cluster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -1,6 +1,7 @@
 // What messages of all uploads may hold in memory together, so that hundreds of ranks that upload
-// at once are slow and gRPC's own limit (common/channel.h) is never reached, at which it breaks off
-// calls. An upload asks for room before it reads a message; where there is none its sender waits.
+// at once are slow and gRPC's own limit (common/security/channel.h) is never reached, at which it
+// breaks off calls. An upload asks for room before it reads a message; where there is none its
+// sender waits.
 //
 // No job can take what others need: a job gets more as long as it will hold no more than was free,
 // so that those whose disks hang, however many, leave room. A read for which nothing has come for

@@ -1,6 +1,6 @@
 // Attention by cuDNN: what it takes, its results against the CPU's, repeated bits, parts of a call,
 // and whom it is trusted by when. On a GPU the library is the real one; under the emulation the
-// library's graph is executed as it is described (kernels/emulation/include/cudnn.h), and it can be
+// library's graph is executed as it is described (emulation/include/cudnn.h), and it can be
 // missing, old, wrong or stubborn.
 #include "kernels/cuda/attention_cudnn.h"
 

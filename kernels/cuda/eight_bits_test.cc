@@ -9,7 +9,7 @@
 #include "kernels/cuda/testing/both_backends.h"
 
 #ifdef TERCIO_CUDA_EMULATED
-#include "kernels/emulation/control.h"
+#include "emulation/control.h"
 #endif
 
 namespace tercio::kernels::cuda {

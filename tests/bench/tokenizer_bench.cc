@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "worker/data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tercio {
 namespace {

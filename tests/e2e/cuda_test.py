@@ -18,7 +18,7 @@ class Gpus:
     """A machine with two GPUs, as the driver says."""
 
     def environment(self):
-        return {**super().environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "fake_nvml"),
+        return {**super().environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "gpus", "testing", "fake_nvml"),
                 "TERCIO_TRAINER": os.path.join(BUILT, "worker", "trainer", "tercio-trainer-emulated")}
 
 

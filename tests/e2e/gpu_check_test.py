@@ -46,7 +46,7 @@ class GpuCheck(TercioTest):
         os.chmod(path, 0o755)
 
     def check(self, *more, code):
-        environment = {**self.environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "fake_nvml")}
+        environment = {**self.environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "gpus", "testing", "fake_nvml")}
         done = subprocess.run([os.path.join(ROOT, "tests", "gpu.sh"), "--tree", self.tree, "--output", self.output, "--quick", *more],
                               capture_output=True, text=True, timeout=SECONDS, check=False, env=environment)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)

@@ -23,7 +23,7 @@ class FakeGpus:
 
     def environment(self):
         fault = {"TERCIO_EMULATED_FAULT": self.fault} if self.fault else {}
-        return {**super().environment(), **fault, "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "fake_nvml"),
+        return {**super().environment(), **fault, "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "gpus", "testing", "fake_nvml"),
                 "TERCIO_FAKE_NVML": self.path("gpus-of-" + self.machine), "TERCIO_GPU_INTERVAL": "0.1",
                 "TERCIO_TRAINER": os.path.join(BUILT, "worker", "trainer", "tercio-trainer-emulated")}
 

@@ -245,14 +245,14 @@ class FrozenDiskTest(DiskTest):
 
 
 class FailingFilesTest(ClusterTest):
-    """Daemons whose calls on some files fail or are held up (common/failing_files.cc)."""
+    """Daemons whose calls on some files fail or are held up (common/testing/failing_files.cc)."""
 
     preloaded = None  # the rules of the daemon that is being started
 
     def environment(self):
         if not self.preloaded:
             return super().environment()
-        library = os.path.join(ROOT, "bazel-bin", "common", "failing_files", "libfailing_files.so")
+        library = os.path.join(ROOT, "bazel-bin", "common", "testing", "failing_files", "libfailing_files.so")
         if not os.path.exists(library):
             raise AssertionError(f"{library} is not there: bazel build //common/...")
         return {**super().environment(), "LD_PRELOAD": library, "FAILING_FILES": self.preloaded}

@@ -100,7 +100,7 @@ class PrometheusRun(ClusterTest):
     def environment(self):
         if not self.gpus:
             return super().environment()
-        return {**super().environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "fake_nvml"),
+        return {**super().environment(), "LD_LIBRARY_PATH": os.path.join(BUILT, "common", "gpus", "testing", "fake_nvml"),
                 "TERCIO_FAKE_NVML": self.path("gpus"), "TERCIO_GPU_INTERVAL": "0.2",
                 "TERCIO_TRAINER": os.path.join(BUILT, "worker", "trainer", "tercio-trainer-emulated")}
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "data/indexed_dataset.h"
+#include "data/masked_dataset.h"
 #include "tests/fuzz/scratch.h"
-#include "worker/data/indexed_dataset.h"
-#include "worker/data/masked_dataset.h"
 
 namespace tercio::data {
 namespace {

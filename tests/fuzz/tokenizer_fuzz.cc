@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "tests/fuzz/scratch.h"
-#include "worker/data/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""Writes the fixtures of checkpoint/huggingface_test.cc and tests/e2e/huggingface_test.py: tiny models as
+"""Writes the fixtures of checkpoint/huggingface/huggingface_test.cc and tests/e2e/huggingface_test.py: tiny models as
 transformers saves them, and the logits that it computes. Run by hand, once; names make only those:
 
     python3 -m venv ~/hf-venv && ~/hf-venv/bin/pip install torch transformers

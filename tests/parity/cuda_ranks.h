@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "common/status_macros.h"
+#include "emulation/control.h"
 #include "gtest/gtest.h"
-#include "kernels/emulation/control.h"
 #include "plan/plan_builder.h"
 #include "plan/rank_layout.h"
 #include "tests/parity/thread_ranks.h"

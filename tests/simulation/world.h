@@ -45,8 +45,8 @@
 #include "coordinator/core/core.h"
 #include "tests/simulation/volume.h"
 #include "worker/agent/core/agent_core.h"
-#include "worker/agent/snapshot_store.h"
-#include "worker/agent/spool.h"
+#include "worker/agent/link/spool.h"
+#include "worker/agent/snapshots/snapshot_store.h"
 
 namespace tercio::simulation {
 

@@ -21,51 +21,49 @@ FUNCTION_LINES = 70
 # include anything). The longest matching folder counts. Arrows only point downwards.
 INCLUDES = {
     "common/": ["common/"],
+    # Getting certificates, for programs of both sides: these messages are not those of one service.
+    "common/security/": ["common/", "proto/"],
     "kernels/": ["kernels/", "common/check.h"],
     # Kernels know CUDA's headers only, whichever flavour of them the build puts on the path.
     "kernels/cuda/": ["kernels/cuda/", "kernels/ops.h", "kernels/random.h", "kernels/values.h",
                       "common/check.h"],
-    "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "kernels/emulation/control.h"],
-    "kernels/emulation/": ["kernels/emulation/", "common/check.h"],
+    "kernels/cuda/testing/": ["kernels/cuda/", "kernels/cpu/", "emulation/control.h"],
+    "emulation/": ["emulation/", "common/check.h"],
     # The memory map asks the kernels' contract how much scratch an operation needs.
     "plan/": ["plan/", "common/check.h", "common/status_macros.h", "proto/", "kernels/ops.h",
               "kernels/cpu/attention_scratch.h", "kernels/cuda/scratch.h"],
-    "checkpoint/": ["checkpoint/", "common/", "plan/", "proto/"],
+    "plan/planner/": ["plan/", "common/check.h", "common/status_macros.h", "proto/"],
+    "tokenizer/": ["tokenizer/", "common/"],
+    "data/": ["data/", "tokenizer/", "common/", "plan/", "proto/", "kernels/random.h"],
+    "checkpoint/": ["checkpoint/", "tokenizer/export/", "common/", "plan/", "proto/"],
     # `model.from` takes its sizes from a directory; reading its weights stays with the trainers.
     "config/": ["config/", "checkpoint/model_description.h", "common/", "plan/", "proto/"],
     "coordinator/core/": ["coordinator/core/", "plan/", "common/check.h", "common/status_macros.h",
                           "proto/"],
-    "coordinator/planner/": ["coordinator/planner/", "plan/", "common/check.h",
-                             "common/status_macros.h", "proto/"],
     "coordinator/": ["coordinator/", "checkpoint/", "common/", "config/", "plan/", "proto/"],
-    # Getting certificates, for programs of both sides: these messages are not those of one service.
-    "common/access/": ["common/", "proto/"],
     # No file of a job is read here: of the data, the cache and what is agreed with its reader.
-    "worker/agent/": ["worker/agent/", "worker/data/data_cache.h", "worker/data/preparation_protocol.h",
-                      "worker/progress/", "common/", "plan/", "proto/", "config/"],
+    "worker/agent/": ["worker/agent/", "data/data_cache.h", "data/preparation_protocol.h", "worker/progress/",
+                      "common/", "plan/", "proto/", "config/"],
     "worker/agent/core/": ["worker/agent/core/", "plan/", "common/check.h",
                            "common/status_macros.h", "proto/"],
-    "worker/data/": ["worker/data/", "common/", "plan/", "proto/", "worker/engine/",
-                     "kernels/random.h"],
     "worker/device/": ["worker/device/", "kernels/", "common/"],
     "worker/progress/": ["worker/progress/", "common/"],
     "worker/collective/": ["worker/collective/", "worker/device/", "worker/progress/", "common/",
                            "plan/reduction_scratch.h"],
     "worker/engine/": ["worker/engine/", "worker/collective/", "worker/progress/", "worker/device/", "kernels/", "plan/",
-                       "common/", "proto/"],
-    "worker/inference/": ["worker/", "checkpoint/", "kernels/", "plan/", "common/", "proto/"],
-    "worker/trainer/": ["worker/", "checkpoint/", "kernels/", "plan/", "common/", "proto/"],
+                       "data/sample_source.h", "common/", "proto/"],
+    "worker/inference/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
+    "worker/trainer/": ["worker/", "checkpoint/", "data/", "tokenizer/", "kernels/", "plan/", "common/", "proto/"],
     "cli/plot/": ["cli/plot/", "common/utf8.h"],
     "cli/report/": ["cli/report/", "cli/plot/", "config/", "proto/"],
-    "cli/": ["cli/", "config/", "checkpoint/", "common/", "coordinator/planner/", "plan/", "proto/",
-             "worker/data/", "worker/inference/"],
+    "cli/": ["cli/", "config/", "checkpoint/", "common/", "data/", "plan/", "proto/", "tokenizer/", "worker/inference/"],
     "tests/": [""],
 }
 
 PROJECT_FOLDERS = {folder.split("/")[0] for folder in INCLUDES} | {"proto"}
 
 # The deciding parts: values in, values out.
-PURE = ["plan/", "cli/plot/", "cli/report/", "coordinator/core/", "coordinator/planner/", "worker/agent/core/"]
+PURE = ["plan/", "cli/plot/", "cli/report/", "coordinator/core/", "plan/planner/", "worker/agent/core/"]
 OUTSIDE_WORLD = re.compile(
     r'^#include [<"](thread|mutex|shared_mutex|condition_variable|future|fstream|filesystem|chrono|ctime|'
     r"time\.h|unistd\.h|pthread\.h|fcntl\.h|signal\.h|random|sys/.*|grpcpp/.*|grpc/.*|sqlite3\.h|gloo/.*|"
@@ -83,24 +81,24 @@ PRIVATE_PATH = re.compile(r"(?<![\w.$])/(home|root|Users)/\w")
 WALL_CLOCK = re.compile(r"absl::Now\(\)|system_clock|\bgettimeofday\b|CLOCK_REALTIME")
 WALL_CLOCK_FILES = {
     "cli/client.cc": "the times of certificates",
-    "common/access/enrolment.cc": "gRPC's deadline of a call",
-    "common/tls_identity.cc": "the times of certificates",
+    "common/security/enrolment.cc": "gRPC's deadline of a call",
+    "common/security/tls_identity.cc": "the times of certificates",
     "coordinator/access/access.cc": "the times of certificates",
     "coordinator/access/access_test.cc": "the times of certificates",
     "coordinator/access/tls_identity_test.cc": "the times of certificates",
     "coordinator/access/audit_log.cc": "the time that people read on a line of the audit log",
     "coordinator/access/enroll_service.cc": "the times of tokens and certificates; gRPC's deadline of its shutdown",
-    "coordinator/access_commands.cc": "the times of tokens and certificates",
-    "worker/agent/membership.cc": "the times of certificates",
+    "coordinator/access/access_commands.cc": "the times of tokens and certificates",
+    "worker/agent/link/membership.cc": "the times of certificates",
     "worker/trainer/upload_stream.cc": "gRPC's deadline of a call",
     "coordinator/service/lease_clock.cc": "where the coordinator's time begins",
     "coordinator/service/node_service.cc": "gRPC's deadline of a call, made a duration",
     "common/log.cc": "the time that people read on a log line",
     "coordinator/server.cc": "gRPC's deadline of its shutdown",
     "worker/agent/agent_metrics.cc": "times on the page for Prometheus",
-    "worker/agent/run_manager.cc": "the time that people read on a log line",
-    "worker/agent/snapshot_server.cc": "gRPC's deadline of its shutdown",
-    "worker/agent/trainer_server.cc": "gRPC's deadlines of a call and of its shutdown",
+    "worker/agent/runs/run_manager.cc": "the time that people read on a log line",
+    "worker/agent/snapshots/snapshot_server.cc": "gRPC's deadline of its shutdown",
+    "worker/agent/runs/trainer_server.cc": "gRPC's deadlines of a call and of its shutdown",
     "worker/trainer/agent_link.cc": "gRPC's deadline of a call",
     "worker/trainer/snapshot_client.cc": "gRPC's deadline of a call",
     "worker/trainer/tensorboard.cc": "the time that people see beside a step",
@@ -225,6 +223,8 @@ def include_faults(path, folder, number, line):
             faults.append(f"{where}RPC code stops at the services, agents and programs")
         if target.startswith("tests/"):
             faults.append(f"{where}only tests include tests")
+        if ours and "/testing/" in target and "/testing/" not in path:
+            faults.append(f"{where}only tests include test equipment")
     if any(path.startswith(p) for p in PURE) and not is_test(path) and OUTSIDE_WORLD.match(line):
         faults.append(f"{where}a pure folder includes clocks, threads, files or RPC")
     if re.match(r'#include "\.\.?/', line):

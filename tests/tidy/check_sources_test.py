@@ -48,19 +48,19 @@ class CheckSourcesTest(unittest.TestCase):
             '#include "proto/tercio/v1/plan.pb.h"']}), [])
 
     def test_arrows_point_downwards(self):
-        bad = {"kernels/a.cc": "plan/lanes.h", "common/a.cc": "worker/data/tokenizer.h",
+        bad = {"kernels/a.cc": "plan/lanes.h", "common/a.cc": "tokenizer/tokenizer.h",
                "worker/engine/a.cc": "worker/trainer/trainer.h", "cli/a.cc": "coordinator/core/step.h",
-               "coordinator/a.cc": "kernels/ops.h", "kernels/cuda/a.cu": "kernels/emulation/control.h",
-               "kernels/emulation/a.h": "kernels/cuda/elementwise.h", "plan/a.cc": "tests/parity/thread_ranks.h"}
+               "coordinator/a.cc": "kernels/ops.h", "kernels/cuda/a.cu": "emulation/control.h",
+               "emulation/a.h": "kernels/cuda/elementwise.h", "plan/a.cc": "tests/parity/thread_ranks.h"}
         for path, target in bad.items():
             self.assertTrue(check_sources.check_includes({path: [f'#include "{target}"']}), path)
 
     def test_the_wall_clock_is_for_people(self):
         for line in ("  const absl::Time end = absl::Now() + wait;", "std::chrono::system_clock::now()"):
-            self.assertEqual(len(check_sources.check_clocks({"worker/agent/spool.cc": [line]})), 1, line)
+            self.assertEqual(len(check_sources.check_clocks({"worker/agent/link/spool.cc": [line]})), 1, line)
             self.assertEqual(check_sources.check_clocks({"worker/agent/spool_test.cc": [line]}), [])
-            self.assertEqual(check_sources.check_clocks({"worker/agent/run_manager.cc": [line]}), [])
-        self.assertEqual(check_sources.check_clocks({"worker/agent/spool.cc": ["end = SteadyNow() + wait;"]}), [])
+            self.assertEqual(check_sources.check_clocks({"worker/agent/runs/run_manager.cc": [line]}), [])
+        self.assertEqual(check_sources.check_clocks({"worker/agent/link/spool.cc": ["end = SteadyNow() + wait;"]}), [])
 
     def test_a_new_folder_needs_a_rule(self):
         self.assertEqual(len(check_sources.check_includes({"elsewhere/a.cc": []})), 1)

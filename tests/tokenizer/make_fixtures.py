@@ -1,4 +1,4 @@
-"""Writes the fixtures of worker/data/tokenizer_test.cc: small tokenizers of each kind, and what the libraries that
+"""Writes the fixtures of tokenizer/tokenizer_test.cc: small tokenizers of each kind, and what the libraries that
 Tercio must agree with say about a list of nasty texts. Run by hand, once; names of fixtures make only those:
 
     python3 -m venv ~/tokenizer-venv && ~/tokenizer-venv/bin/pip install transformers tokenizers sentencepiece protobuf

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "CLI/CLI.hpp"
-#include "common/flag_values.h"
+#include "common/daemon/flag_values.h"
 #include "common/machine.h"
 
 namespace tercio {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "common/daemon_flags.h"
-#include "common/tls_identity.h"
-#include "worker/agent/run_manager.h"
+#include "common/daemon/daemon_flags.h"
+#include "common/security/tls_identity.h"
+#include "worker/agent/runs/run_manager.h"
 
 namespace tercio {
 

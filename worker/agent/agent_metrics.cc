@@ -15,7 +15,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
-#include "worker/agent/gpu_metrics.h"
+#include "worker/agent/gpus/gpu_metrics.h"
 
 namespace tercio {
 namespace {

@@ -16,7 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/tercio/v1/trainer.pb.h"
-#include "worker/agent/gpu_monitor.h"
+#include "worker/agent/gpus/gpu_monitor.h"
 
 namespace tercio {
 

@@ -15,14 +15,14 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/certificate.h"
-#include "common/channel.h"
 #include "common/host_port.h"
 #include "common/log.h"
+#include "common/security/certificate.h"
+#include "common/security/channel.h"
 #include "common/status_macros.h"
-#include "worker/agent/departure.h"
-#include "worker/agent/device_choice.h"
-#include "worker/agent/runtime_directory.h"
+#include "worker/agent/link/departure.h"
+#include "worker/agent/runs/device_choice.h"
+#include "worker/agent/runs/runtime_directory.h"
 
 namespace tercio {
 namespace {

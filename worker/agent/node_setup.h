@@ -12,8 +12,8 @@
 #include "absl/status/statusor.h"
 #include "common/file.h"
 #include "worker/agent/agent_flags.h"
-#include "worker/agent/agent_store.h"
-#include "worker/agent/membership.h"
+#include "worker/agent/link/agent_store.h"
+#include "worker/agent/link/membership.h"
 
 namespace tercio {
 

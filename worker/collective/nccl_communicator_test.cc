@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
+#include "emulation/control.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kernels/emulation/control.h"
 #include "worker/collective/memory_rendezvous.h"
 #include "worker/collective/pipeline_edges.h"
 #include "worker/device/cuda_device.h"

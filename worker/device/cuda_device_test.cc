@@ -7,12 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "common/gpu_faults.h"
+#include "common/gpus/gpu_faults.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/device/cuda_status.h"
 #ifdef TERCIO_CUDA_EMULATED
-#include "kernels/emulation/control.h"
+#include "emulation/control.h"
 #endif
 
 namespace tercio {

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <vector>
 
+#include "data/sample_source.h"
 #include "plan/memory_map.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/micro_batch.h"
-#include "worker/engine/sample_source.h"
 
 namespace tercio {
 

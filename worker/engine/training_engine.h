@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "data/sample_source.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 #include "proto/tercio/v1/job.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
@@ -23,7 +24,6 @@
 #include "worker/device/device.h"
 #include "worker/engine/memory_use.h"
 #include "worker/engine/replica_check.h"
-#include "worker/engine/sample_source.h"
 #include "worker/engine/step_guard.h"
 #include "worker/progress/whereabouts.h"
 

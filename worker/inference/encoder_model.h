@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "worker/engine/sample_source.h"
+#include "data/sample_source.h"
 #include "worker/inference/whole_model.h"
 
 namespace tercio {

@@ -5,10 +5,10 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "worker/data/bert_rules.h"
-#include "worker/data/jsonl.h"
-#include "worker/data/labelled_dataset.h"
-#include "worker/data/text_source.h"
+#include "data/bert_rules.h"
+#include "data/jsonl.h"
+#include "data/labelled_dataset.h"
+#include "data/text_source.h"
 #include "worker/inference/cross_entropy.h"
 
 namespace tercio {

@@ -36,7 +36,7 @@ struct ClassificationReport {
 // Pure. REQUIRES: a square matrix of at least two classes with at least one example.
 ClassificationReport ReportOf(const Confusion& confusion);
 
-// Over a labelled .jsonl file (worker/data/labelled_dataset.h). INVALID_ARGUMENT when the model has
+// Over a labelled .jsonl file (data/labelled_dataset.h). INVALID_ARGUMENT when the model has
 // no classes or no tokenizer.
 // `progress` is told of examples.
 absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data,

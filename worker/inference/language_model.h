@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "worker/data/token_dataset.h"
-#include "worker/data/tokenizer.h"
+#include "data/token_dataset.h"
+#include "tokenizer/tokenizer.h"
 
 namespace tercio {
 

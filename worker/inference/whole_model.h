@@ -11,8 +11,8 @@
 
 #include "absl/status/statusor.h"
 #include "proto/tercio/v1/job.pb.h"
+#include "tokenizer/tokenizer.h"
 #include "worker/collective/communicator.h"
-#include "worker/data/tokenizer.h"
 #include "worker/device/device.h"
 #include "worker/engine/arena.h"
 #include "worker/engine/stage_model.h"

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/channel.h"
 #include "common/grpc_status.h"
 #include "common/log.h"
+#include "common/security/channel.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"

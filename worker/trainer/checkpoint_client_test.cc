@@ -12,8 +12,8 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "checkpoint/rank_file.h"
-#include "common/channel.h"
 #include "common/checksum.h"
+#include "common/security/channel.h"
 #include "gmock/gmock.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
@@ -21,8 +21,8 @@
 #include "worker/device/cpu_device.h"
 #include "worker/engine/fp8_scaling.h"
 #include "worker/trainer/checkpoint_source.h"
-#include "worker/trainer/fake_engine.h"
 #include "worker/trainer/state_loader.h"
+#include "worker/trainer/testing/fake_engine.h"
 
 namespace tercio {
 namespace {

@@ -1,6 +1,6 @@
 // The report on emulated devices: what is in it, and that faults of one device spoil no other's.
+#include "emulation/control.h"
 #include "gtest/gtest.h"
-#include "kernels/emulation/control.h"
 #include "nlohmann/json.hpp"
 #include "worker/trainer/device_report.h"
 

@@ -15,9 +15,9 @@
 #include "common/log.h"
 #include "common/status_macros.h"
 #include "common/utf8.h"
-#include "worker/agent/allowed_paths.h"
-#include "worker/data/preparation_protocol.h"
-#include "worker/data/prepared_data.h"
+#include "data/preparation_protocol.h"
+#include "data/prepared_data.h"
+#include "worker/agent/runs/allowed_paths.h"
 
 namespace tercio {
 namespace {

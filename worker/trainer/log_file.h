@@ -1,7 +1,7 @@
 // A trainer's output goes straight into its log file (its standard output and error are that file),
 // so that it needs no agent to read it. When the file is full it becomes PATH.1 and a new one
-// begins; who reads the log (worker/agent/log_tail.h) relies on the order: the new file is empty
-// until nothing is written to the old one any more.
+// begins; who reads the log (worker/agent/runs/log_tail.h) relies on the order: the new file is
+// empty until nothing is written to the old one any more.
 //
 // Threads: one of the object's own looks at the size, about once a second.
 #pragma once

@@ -2,8 +2,8 @@
 
 #include "gtest/gtest.h"
 #include "worker/device/cpu_device.h"
-#include "worker/trainer/fake_engine.h"
 #include "worker/trainer/memory_trial.h"
+#include "worker/trainer/testing/fake_engine.h"
 
 namespace tercio {
 namespace {

@@ -14,7 +14,7 @@
 #include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/trainer/fake_engine.h"
+#include "worker/trainer/testing/fake_engine.h"
 
 namespace tercio {
 namespace {

@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/channel.h"
 #include "common/checksum.h"
 #include "common/grpc_status.h"
+#include "common/security/channel.h"
 #include "common/status_macros.h"
 
 namespace tercio {

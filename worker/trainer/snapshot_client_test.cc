@@ -8,8 +8,8 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "worker/agent/snapshot_server.h"
-#include "worker/trainer/fake_engine.h"
+#include "worker/agent/snapshots/snapshot_server.h"
+#include "worker/trainer/testing/fake_engine.h"
 
 namespace tercio {
 namespace {

@@ -15,7 +15,7 @@
 #include "gtest/gtest.h"
 #include "worker/collective/thread_transport.h"
 #include "worker/device/cpu_device.h"
-#include "worker/trainer/fake_engine.h"
+#include "worker/trainer/testing/fake_engine.h"
 
 namespace tercio {
 namespace {

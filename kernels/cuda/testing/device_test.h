@@ -14,7 +14,7 @@
 
 #include "gtest/gtest.h"
 #ifdef TERCIO_CUDA_EMULATED
-#include "kernels/emulation/control.h"
+#include "emulation/control.h"
 #endif
 
 namespace tercio::kernels::cuda {

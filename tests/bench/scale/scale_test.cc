@@ -7,10 +7,9 @@
 #include <thread>
 
 #include "checkpoint/store.h"
-#include "common/channel.h"
+#include "common/security/channel.h"
 #include "common/temp_dir.h"
 #include "coordinator/access/gate.h"
-#include "coordinator/planner/planner.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/job_service.h"
 #include "coordinator/service/node_service.h"
@@ -19,6 +18,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/server_builder.h"
 #include "gtest/gtest.h"
+#include "plan/planner/planner.h"
 #include "tests/bench/scale/simulated_cluster.h"
 
 namespace tercio::bench {

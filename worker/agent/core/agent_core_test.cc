@@ -256,7 +256,7 @@ TEST(AgentCore, WhatTheTrainerLeftBehindIsUsedWhereItSaidNothing) {
   }
 }
 
-// What an agent keeps of its state, as worker/agent/agent_store.h does it.
+// What an agent keeps of its state, as worker/agent/link/agent_store.h does it.
 class Memory {
  public:
   void Take(const AgentState& state, const std::vector<AgentEffect>& effects) {

@@ -1,0 +1,498 @@
+#include "checkpoint/huggingface/export.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "checkpoint/float_format.h"
+#include "checkpoint/huggingface/config.h"
+#include "checkpoint/huggingface/import.h"
+#include "checkpoint/huggingface/names.h"
+#include "checkpoint/huggingface/weights.h"
+#include "checkpoint/model_description.h"
+#include "checkpoint/output_directory.h"
+#include "checkpoint/reader.h"
+#include "checkpoint/safetensors.h"
+#include "checkpoint/transpose.h"
+#include "common/ordered_parts.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+#include "plan/model_tensors.h"
+#include "plan/model_traits.h"
+#include "tokenizer/export/huggingface_tokenizer.h"
+
+namespace tercio::checkpoint {
+namespace {
+
+constexpr int64_t kPartElements = int64_t{1} << 18;  // stays in the cache until it is written
+constexpr char kFramework[] = "pt";  // transformers refuses files that do not say it
+
+// A tensor of a file to write: weights out of the checkpoint, or the bytes of a buffer.
+struct OutputTensor {
+  TensorEntry entry;
+  const HuggingFaceTensor* weights = nullptr;
+  std::string_view raw;
+};
+
+struct OutputShard {
+  std::string name;
+  std::string header;
+  std::vector<OutputTensor> tensors;  // in the order of their bytes
+};
+
+// Rows [begin, end) of a tensor as it is written; all of a buffer.
+struct RowRange {
+  const OutputTensor* tensor;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+int64_t BytesOf(const OutputTensor& tensor) {
+  if (tensor.weights == nullptr) return static_cast<int64_t>(tensor.raw.size());
+  int64_t bytes = DtypeBytes(tensor.entry.dtype);
+  for (const int64_t extent : tensor.entry.shape) bytes *= extent;
+  return bytes;
+}
+
+std::vector<RowRange> PartsOf(const OutputShard& shard) {
+  std::vector<RowRange> parts;
+  for (const OutputTensor& tensor : shard.tensors) {
+    if (tensor.weights == nullptr) {
+      parts.push_back({&tensor});
+      continue;
+    }
+    const HuggingFaceTensor& form = *tensor.weights;
+    const int64_t width = form.transposed ? form.outputs : form.inputs;
+    const int64_t step = std::max<int64_t>(1, kPartElements / width);
+    for (int64_t row = 0; row < form.shape[0]; row += step) {
+      parts.push_back({&tensor, row, std::min(form.shape[0], row + step)});
+    }
+  }
+  return parts;
+}
+
+// Names of the tensors that the model really has: the biases of a gpt2 without biases are zeros.
+using TensorNames = std::set<std::string>;
+
+class Exporter {
+ public:
+  Exporter(const Reader& reader, std::string directory, const ExportOptions& options)
+      : reader_(reader), directory_(std::move(directory)), options_(options) {
+    v1::ModelSpec model = reader.model();
+    if (model.architecture() == "gpt2") model.set_bias(true);
+    forms_ = HuggingFaceTensors(model);
+    for (const plan::LogicalTensor& tensor : plan::ModelTensors(reader.model())) {
+      present_.insert(tensor.name);
+    }
+    if (!reader.model().bias() && model.bias()) {
+      result_.notes.push_back("transformers' gpt2 has biases: they are written as zeros");
+    }
+    result_.model = reader.model();
+    result_.step = reader.manifest().step;
+  }
+
+  absl::StatusOr<ExportResult> Export(OutputDirectory* output);
+
+ private:
+  absl::Status CheckKeptNames() const;
+  std::vector<std::string> Headers() const;
+  absl::Status PlanImported(const std::vector<std::string>& headers);
+  absl::Status AddImported(TensorEntry entry, OutputShard* shard);
+  void PlanFresh();
+  absl::Status Reshard();
+  absl::Status WriteShards(OutputDirectory* output);
+  absl::Status MakeRows(const RowRange& rows, OutputPart* part) const;
+  absl::Status ReadRows(const HuggingFaceTensor& form, int64_t begin, int64_t end,
+                        std::vector<float>* values) const;
+  absl::Status ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
+                           OutputPart* part) const;
+  absl::Status WriteIndex(OutputDirectory* output) const;
+  absl::Status WriteKept(OutputDirectory* output, bool index) const;
+  absl::Status WriteMade(OutputDirectory* output);
+  absl::Status WriteTokenizer(const std::string& origin, OutputDirectory* output);
+  std::string Origin();
+
+  const Reader& reader_;
+  const std::string directory_;
+  const ExportOptions options_;
+  std::vector<HuggingFaceTensor> forms_;
+  TensorNames present_;
+  std::shared_ptr<const MappedFile> buffers_file_;
+  std::map<std::string, std::string_view> buffers_;
+  std::vector<OutputShard> shards_;
+  ExportResult result_;
+};
+
+absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
+  TERCIO_RETURN_IF_ERROR(CheckKeptNames());
+  const std::vector<std::string> headers = Headers();
+  if (headers.empty()) {
+    PlanFresh();
+  } else {
+    TERCIO_RETURN_IF_ERROR(PlanImported(headers));
+  }
+  const bool as_imported =
+      !headers.empty() && options_.max_shard_bytes == 0 && !options_.dtype.has_value();
+  if (!as_imported) TERCIO_RETURN_IF_ERROR(Reshard());
+  TERCIO_RETURN_IF_ERROR(WriteShards(output));
+  if (!as_imported && shards_.size() > 1) TERCIO_RETURN_IF_ERROR(WriteIndex(output));
+  if (headers.empty()) {
+    TERCIO_RETURN_IF_ERROR(WriteMade(output));
+  } else {
+    TERCIO_RETURN_IF_ERROR(WriteKept(output, as_imported));
+  }
+  for (const auto& [name, file] : output->files()) result_.files.push_back(name);
+  result_.bytes = output->bytes();
+  return result_;
+}
+
+// What was kept becomes files of the same names: those must lie in the directory itself.
+absl::Status Exporter::CheckKeptNames() const {
+  for (const auto& [name, file] : reader_.manifest().files) {
+    if (absl::StartsWith(name, kKeptFolder) &&
+        name.find('/', sizeof(kKeptFolder) - 1) != std::string::npos) {
+      return absl::DataLossError(
+          absl::StrCat(directory_, "/manifest.json: ", name, " is no kept file"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Files of the checkpoint that hold headers of imported files.
+std::vector<std::string> Exporter::Headers() const {
+  std::vector<std::string> headers;
+  for (const auto& [name, file] : reader_.manifest().files) {
+    if (absl::StartsWith(name, kKeptFolder) && absl::EndsWith(name, kHeaderSuffix)) {
+      headers.push_back(name);
+    }
+  }
+  return headers;
+}
+
+absl::Status Exporter::PlanImported(const std::vector<std::string>& headers) {
+  if (reader_.manifest().files.contains(kBuffersFile)) {
+    const std::string path = absl::StrCat(directory_, "/", kBuffersFile);
+    TERCIO_ASSIGN_OR_RETURN(buffers_file_, MappedFile::Open(path));
+    const std::string_view content = buffers_file_->content();
+    TERCIO_ASSIGN_OR_RETURN(const SafetensorsLayout layout,
+                            ParseSafetensors(content, static_cast<int64_t>(content.size())));
+    for (const TensorEntry& entry : layout.tensors) {
+      buffers_[entry.name] = content.substr(static_cast<size_t>(layout.data_begin + entry.begin),
+                                            static_cast<size_t>(entry.end - entry.begin));
+    }
+  }
+  for (const std::string& file : headers) {
+    OutputShard shard;
+    shard.name = file.substr(sizeof(kKeptFolder) - 1,
+                             file.size() - sizeof(kKeptFolder) - sizeof(kHeaderSuffix) + 2);
+    TERCIO_ASSIGN_OR_RETURN(shard.header, ReadFile(absl::StrCat(directory_, "/", file)));
+    TERCIO_ASSIGN_OR_RETURN(SafetensorsLayout layout, ParseSafetensorsHeader(shard.header));
+    std::sort(layout.tensors.begin(), layout.tensors.end(),
+              [](const TensorEntry& a, const TensorEntry& b) {
+                return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+              });
+    for (TensorEntry& entry : layout.tensors) {
+      TERCIO_RETURN_IF_ERROR(AddImported(std::move(entry), &shard));
+    }
+    shards_.push_back(std::move(shard));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Exporter::AddImported(TensorEntry entry, OutputShard* shard) {
+  const v1::ModelSpec& model = reader_.model();
+  std::string_view suffix = WithoutPrefix(model, entry.name);
+  if (const std::string_view original = TiedCopyOf(model, suffix); !original.empty()) {
+    suffix = original;
+  }
+  OutputTensor tensor;
+  for (const HuggingFaceTensor& form : forms_) {
+    if (form.suffix == suffix && form.shape == entry.shape && FloatFormatOf(entry.dtype)) {
+      tensor.weights = &form;
+    }
+  }
+  const auto buffer = buffers_.find(entry.name);
+  if (buffer != buffers_.end()) tensor.raw = buffer->second;
+  if (tensor.weights == nullptr &&
+      static_cast<int64_t>(tensor.raw.size()) != entry.end - entry.begin) {
+    return absl::DataLossError(absl::StrCat(directory_, ": the kept header of ", shard->name,
+                                            " does not belong to this model"));
+  }
+  tensor.entry = std::move(entry);
+  shard->tensors.push_back(std::move(tensor));
+  return absl::OkStatus();
+}
+
+void Exporter::PlanFresh() {
+  OutputShard shard;
+  for (const HuggingFaceTensor& form : forms_) {
+    OutputTensor tensor;
+    tensor.weights = &form;
+    tensor.entry.name = form.name;
+    tensor.entry.shape = form.shape;
+    shard.tensors.push_back(std::move(tensor));
+  }
+  shards_.push_back(std::move(shard));
+}
+
+// The same tensors in files of at most so many bytes, with transformers' names.
+absl::Status Exporter::Reshard() {
+  const int64_t most = options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kLargestShard;
+  std::vector<OutputShard> shards(1);
+  int64_t bytes = 0;
+  for (OutputShard& old : shards_) {
+    for (OutputTensor& tensor : old.tensors) {
+      if (tensor.weights != nullptr && options_.dtype.has_value()) {
+        tensor.entry.dtype = SafetensorsName(*options_.dtype);
+      }
+      int64_t size = DtypeBytes(tensor.entry.dtype);
+      for (const int64_t extent : tensor.entry.shape) size *= extent;
+      if (bytes > 0 && bytes + size > most) {
+        shards.emplace_back();
+        bytes = 0;
+      }
+      bytes += size;
+      shards.back().tensors.push_back(std::move(tensor));
+    }
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    shards[i].name = shards.size() == 1
+                         ? kHuggingFaceFile
+                         : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
+    std::vector<TensorEntry> entries;
+    for (const OutputTensor& tensor : shards[i].tensors) entries.push_back(tensor.entry);
+    shards[i].header = SafetensorsHeader(&entries, kFramework);
+  }
+  shards_ = std::move(shards);
+  return absl::OkStatus();
+}
+
+absl::Status Exporter::WriteShards(OutputDirectory* output) {
+  int64_t total = 0;
+  for (const OutputShard& shard : shards_) {
+    total += static_cast<int64_t>(shard.header.size());
+    for (const OutputTensor& tensor : shard.tensors) total += BytesOf(tensor);
+  }
+  output->ShowProgress(total, options_.progress);
+  for (const OutputShard& shard : shards_) {
+    const std::vector<RowRange> parts = PartsOf(shard);
+    const auto make = [&](int64_t index, OutputPart* part) {
+      if (index > 0) return MakeRows(parts[static_cast<size_t>(index - 1)], part);
+      part->bytes = shard.header;
+      return absl::OkStatus();
+    };
+    TERCIO_RETURN_IF_ERROR(
+        output->WriteParts(shard.name, static_cast<int64_t>(parts.size()) + 1, make));
+  }
+  return absl::OkStatus();
+}
+
+// A finite weight must stay finite.
+absl::Status CheckRange(const std::string& name, FloatFormat format,
+                        const std::vector<float>& values) {
+  const float bound = BoundOf(format);
+  for (const float value : values) {
+    if (std::abs(value) < bound || !std::isfinite(value)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the tensor ", name, " has the weight ", value, ", which ",
+        format == FloatFormat::kF16 ? "fp16" : "bf16", " cannot hold; choose another --dtype"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Exporter::MakeRows(const RowRange& rows, OutputPart* part) const {
+  const OutputTensor& tensor = *rows.tensor;
+  if (tensor.weights == nullptr) {
+    part->bytes = tensor.raw;
+    return absl::OkStatus();
+  }
+  const HuggingFaceTensor& form = *tensor.weights;
+  const FloatFormat format = *FloatFormatOf(tensor.entry.dtype);
+  const int64_t width = form.transposed ? form.outputs : form.inputs;
+  std::vector<float>& values = part->values;
+  values.resize(static_cast<size_t>((rows.end - rows.begin) * width));
+  // What the model lacks (the biases of a gpt2 without) is zeros.
+  const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& piece) {
+    return present_.contains(piece.tensor);
+  });
+  if (!whole) std::fill(values.begin(), values.end(), 0.0f);
+  TERCIO_RETURN_IF_ERROR(form.transposed ? ReadColumns(form, rows.begin, rows.end, part)
+                                         : ReadRows(form, rows.begin, rows.end, &values));
+  if (format == FloatFormat::kF32) {
+    part->bytes = {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float)};
+    return absl::OkStatus();
+  }
+  TERCIO_RETURN_IF_ERROR(CheckRange(tensor.entry.name, format, values));
+  part->text.resize(values.size() * static_cast<size_t>(BytesOf(format)));
+  NarrowFloats(format, values.data(), static_cast<int64_t>(values.size()), part->text.data());
+  part->bytes = part->text;
+  return absl::OkStatus();
+}
+
+v1::TensorSlice SliceOf(const HuggingFaceTensor& form, const HuggingFacePart& part) {
+  v1::TensorSlice slice;
+  slice.set_tensor(part.tensor);
+  slice.add_shape(part.rows);
+  if (!form.is_vector) slice.add_shape(form.inputs);
+  slice.set_row_end(part.rows);
+  slice.set_column_end(form.inputs);
+  return slice;
+}
+
+// Outputs [begin, end) of all parts, one below the other.
+absl::Status Exporter::ReadRows(const HuggingFaceTensor& form, int64_t begin, int64_t end,
+                                std::vector<float>* values) const {
+  for (const HuggingFacePart& part : form.parts) {
+    const int64_t first = std::max(begin, part.begin);
+    const int64_t last = std::min(end, part.begin + part.rows);
+    if (first >= last || !present_.contains(part.tensor)) continue;
+    v1::TensorSlice slice = SliceOf(form, part);
+    slice.set_row_begin(first - part.begin);
+    slice.set_row_end(last - part.begin);
+    TERCIO_RETURN_IF_ERROR(
+        reader_.ReadSlice(slice, values->data() + (first - begin) * form.inputs));
+  }
+  return absl::OkStatus();
+}
+
+// Inputs [begin, end) of all parts, which lie side by side.
+absl::Status Exporter::ReadColumns(const HuggingFaceTensor& form, int64_t begin, int64_t end,
+                                   OutputPart* part) const {
+  const int64_t count = end - begin;
+  std::vector<float>& read = part->other_values;
+  for (const HuggingFacePart& piece : form.parts) {
+    if (!present_.contains(piece.tensor)) continue;
+    v1::TensorSlice slice = SliceOf(form, piece);
+    slice.set_column_begin(begin);
+    slice.set_column_end(end);
+    read.resize(static_cast<size_t>(piece.rows * count));
+    TERCIO_RETURN_IF_ERROR(reader_.ReadSlice(slice, read.data()));
+    Transpose(read.data(), piece.rows, count, count, part->values.data() + piece.begin,
+              form.outputs);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Exporter::WriteIndex(OutputDirectory* output) const {
+  nlohmann::ordered_json json;
+  nlohmann::json map = nlohmann::json::object();
+  int64_t total = 0;
+  for (const OutputShard& shard : shards_) {
+    for (const OutputTensor& tensor : shard.tensors) map[tensor.entry.name] = shard.name;
+    total += output->files().at(shard.name).bytes - static_cast<int64_t>(shard.header.size());
+  }
+  json["metadata"] = {{"total_size", total}};
+  json["weight_map"] = map;
+  return output->Write(kHuggingFaceIndex, json.dump(2) + "\n");
+}
+
+// Copies what the import kept; `index`: also that of the weight files.
+absl::Status Exporter::WriteKept(OutputDirectory* output, bool index) const {
+  for (const auto& [path, file] : reader_.manifest().files) {
+    if (!absl::StartsWith(path, kKeptFolder) || absl::EndsWith(path, kHeaderSuffix) ||
+        path == kBuffersFile) {
+      continue;
+    }
+    const std::string name = path.substr(sizeof(kKeptFolder) - 1);
+    if (name == kHuggingFaceIndex && !index) continue;
+    TERCIO_ASSIGN_OR_RETURN(const auto kept, MappedFile::Open(directory_ + "/" + path));
+    if (name == "config.json" && options_.dtype.has_value()) {
+      TERCIO_ASSIGN_OR_RETURN(const std::string config,
+                              WithDtype(kept->content(), *options_.dtype));
+      TERCIO_RETURN_IF_ERROR(output->Write(name, config));
+      continue;
+    }
+    TERCIO_RETURN_IF_ERROR(output->Write(name, kept->content()));
+  }
+  return absl::OkStatus();
+}
+
+// The folder with the Hugging Face files of the model that training started from, or "".
+std::string Exporter::Origin() {
+  const std::string& from = reader_.model().from();
+  if (from.empty()) return "";
+  const absl::StatusOr<ModelFormat> format = FormatOfModel(from);
+  if (!format.ok()) {
+    result_.notes.push_back(absl::StrCat("the training started from ", from,
+                                         ", which cannot be read any more: config.json is made "
+                                         "from the model"));
+    return "";
+  }
+  const std::string folder = *format == ModelFormat::kHuggingFace ? from : from + "/hf";
+  return PathExists(folder + "/config.json") ? folder : "";
+}
+
+absl::Status Exporter::WriteMade(OutputDirectory* output) {
+  const std::string origin = Origin();
+  std::string config = HuggingFaceConfig(reader_.model());
+  if (!origin.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string original, ReadFile(origin + "/config.json"));
+    TERCIO_ASSIGN_OR_RETURN(config, ChangedHuggingFaceConfig(original, reader_.model()));
+    if (const auto generation = ReadFile(origin + "/generation_config.json"); generation.ok()) {
+      TERCIO_RETURN_IF_ERROR(output->Write("generation_config.json", *generation));
+    }
+  }
+  if (options_.dtype.has_value()) {
+    TERCIO_ASSIGN_OR_RETURN(config, WithDtype(config, *options_.dtype));
+  }
+  TERCIO_RETURN_IF_ERROR(output->Write("config.json", config));
+  return WriteTokenizer(origin, output);
+}
+
+// The files of the directory that training started from are better than files made anew: they also
+// hold what Tercio does not know, such as templates of chats. But the job may have had another
+// tokenizer.
+absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory* output) {
+  TokenizerFiles files;
+  for (const std::string& name : origin.empty() ? std::vector<std::string>() : KeptFiles(origin)) {
+    if (!IsTokenizerFile(name)) continue;
+    TERCIO_ASSIGN_OR_RETURN(files[name], ReadFile(origin + "/" + name));
+  }
+  const absl::StatusOr<std::string> own = reader_.TokenizerJson();
+  if (own.ok() && !HasVocabularyOf(*own, files)) {
+    TokenizerUse use;
+    use.context = reader_.model().context();
+    use.encodes_texts = !plan::TraitsOf(reader_.model()).causal;
+    files = HuggingFaceTokenizer(*own, use).value_or(TokenizerFiles());
+  }
+  for (const auto& [name, content] : files) {
+    TERCIO_RETURN_IF_ERROR(output->Write(name, content));
+  }
+  if (files.empty()) {
+    result_.notes.push_back(own.ok() ? "the checkpoint's tokenizer has no Hugging Face form: no "
+                                       "tokenizer files are written"
+                                     : "the checkpoint holds no tokenizer: no tokenizer files are "
+                                       "written");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,
+                                               const std::string& output_path,
+                                               const ExportOptions& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto reader, Reader::Open(checkpoint, /*digests=*/false));
+  TERCIO_RETURN_IF_ERROR(CheckPossibleModel(reader->model(), checkpoint + "/manifest.json"));
+  TERCIO_RETURN_IF_ERROR(CheckHasHuggingFaceForm(reader->model()));
+  TERCIO_ASSIGN_OR_RETURN(const auto output,
+                          OutputDirectory::Create(output_path, /*digests=*/false));
+  // Digests are compared while the output is written: it is not visible before both are done.
+  absl::Status undamaged;
+  std::thread verification([&] { undamaged = reader->CheckDigests(); });
+  Exporter exporter(*reader, checkpoint, options);
+  absl::StatusOr<ExportResult> result = exporter.Export(output.get());
+  verification.join();
+  TERCIO_RETURN_IF_ERROR(undamaged);  // first: damage may be why the export failed
+  TERCIO_RETURN_IF_ERROR(result.status());
+  TERCIO_RETURN_IF_ERROR(output->Commit());
+  return result;
+}
+
+}  // namespace tercio::checkpoint

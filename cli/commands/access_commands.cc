@@ -1,0 +1,97 @@
+// `tercio login`: a certificate for a token, and who one is with it.
+#include <cstdlib>
+#include <iostream>
+#include <iterator>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
+#include "cli/commands/commands.h"
+#include "cli/login_files.h"
+#include "cli/output.h"
+#include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/security/certificate.h"
+#include "common/security/enrolment.h"
+#include "common/security/join_token.h"
+#include "common/status_macros.h"
+#include "proto/tercio/v1/access_service.grpc.pb.h"
+
+namespace tercio::cli {
+namespace {
+
+// From the command line, a file ("-": the standard input) or TERCIO_TOKEN.
+absl::StatusOr<JoinToken> ReadToken(const Options& options) {
+  std::string text = options.token;
+  if (text.empty() && options.token_file == "-") {
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  } else if (text.empty() && !options.token_file.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(text, ReadFile(options.token_file));
+  } else if (const char* variable = std::getenv("TERCIO_TOKEN"); text.empty() && variable) {
+    text = variable;
+  }
+  if (text.empty()) {
+    return absl::InvalidArgumentError(
+        "a token is needed: --token-file FILE (- reads it from the standard input), TERCIO_TOKEN "
+        "or --token; `tercio-coordinator token` makes one");
+  }
+  return ParseJoinToken(text);
+}
+
+absl::Status PrintWho(const Options& options, Client& client) {
+  grpc::ClientContext context;
+  v1::WhoAmIResponse who;
+  TERCIO_RETURN_IF_ERROR(
+      CallStatus(v1::AccessService::NewStub(client.channel())->WhoAmI(&context, {}, &who), client));
+  std::string expires;
+  if (client.tls().given()) {
+    TERCIO_ASSIGN_OR_RETURN(const std::string pem, ReadFile(client.tls().certificate));
+    TERCIO_ASSIGN_OR_RETURN(const CertificateFacts facts, ReadCertificate(pem));
+    expires = absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", facts.not_after, absl::UTCTimeZone());
+  }
+  if (options.format() != Output::kTable) {
+    Json json = {{"coordinator", client.address()},
+                 {"name", who.name()},
+                 {"role", who.role()},
+                 {"expires", expires}};
+    for (const char* key : {"name", "expires"}) {
+      if (json[key] == "") json[key] = nullptr;
+    }
+    PrintJson(json, options.format());
+  } else if (who.name().empty()) {
+    std::cout << client.address() << " asks nobody who they are: role " << who.role() << "\n";
+  } else {
+    std::cout << who.name() << ", role " << who.role() << " at " << client.address() << ", until "
+              << expires << "\n";
+  }
+  return absl::OkStatus();
+}
+
+absl::Status LogIn(const Options& options) {
+  if (options.coordinator.empty()) {
+    return absl::InvalidArgumentError("--coordinator HOST:PORT is needed: where to log in");
+  }
+  EnrolmentRequest request;
+  TERCIO_ASSIGN_OR_RETURN(request.token, ReadToken(options));
+  request.address = options.enroll;
+  if (request.address.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(request.address, EnrolmentAddress(options.coordinator));
+  }
+  TERCIO_RETURN_IF_ERROR(Enrol(request, LoginDirectory(options.coordinator)));
+  return WriteFileDurably(ConfigDirectory() + "/coordinator", options.coordinator + "\n", 0600);
+}
+
+absl::Status LogInAndSay(const Options& options) {
+  if (!options.check) TERCIO_RETURN_IF_ERROR(LogIn(options));
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
+  return PrintWho(options, *client);
+}
+
+}  // namespace
+
+int Login(const Options& options) {
+  const absl::Status status = LogInAndSay(options);
+  return status.ok() ? kExitOk : Fail(status);
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,133 @@
+// checkpoint import and export: Hugging Face directories in and out, on this machine.
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "checkpoint/huggingface/export.h"
+#include "checkpoint/huggingface/import.h"
+#include "cli/client.h"
+#include "cli/commands/checkpoint_path.h"
+#include "cli/commands/commands.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/progress_bar.h"
+#include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+absl::Status CheckFormat(const Options& options) {
+  if (options.model_format == "hf") return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--format ", options.model_format, " is not supported by this version; use hf"));
+}
+
+absl::StatusOr<int> Import(const Options& options) {
+  TERCIO_RETURN_IF_ERROR(CheckFormat(options));
+  absl::StatusOr<checkpoint::ImportResult> imported;
+  {
+    ProgressBar bar(options.directory);
+    imported = checkpoint::ImportHuggingFace(
+        options.checkpoint, options.directory,
+        [&bar](int64_t done, int64_t total) { bar.Show(done, total); });
+  }
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ImportResult result, std::move(imported));
+  if (options.format() != Output::kTable) {
+    const Json json = {{"path", options.directory},
+                       {"architecture", result.model.architecture()},
+                       {"parameters", result.parameters},
+                       {"bytes", result.bytes},
+                       {"kept", result.kept}};
+    PrintJson(json, options.format());
+  } else {
+    std::cout << options.directory << ": " << result.model.architecture() << ", "
+              << result.parameters << " parameters\n";
+  }
+  return kExitOk;
+}
+
+absl::StatusOr<checkpoint::FloatFormat> DtypeNamed(const std::string& name) {
+  if (name == "fp32") return checkpoint::FloatFormat::kF32;
+  if (name == "bf16") return checkpoint::FloatFormat::kBF16;
+  if (name == "fp16") return checkpoint::FloatFormat::kF16;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--dtype ", name, " is not known; use fp32, bf16 or fp16"));
+}
+
+// Where the job's checkpoint lies. It must be on this machine: exports are made where the data is.
+absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
+  TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client->Checkpoints(options.job));
+  std::string path;
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+    if (options.step == 0 || checkpoint.step() == options.step) path = checkpoint.path();
+  }
+  if (path.empty()) {
+    return absl::NotFoundError(
+        options.step > 0
+            ? absl::StrCat("job ", options.job, " has no checkpoint of step ", options.step)
+            : absl::StrCat("job ", options.job, " has no checkpoint"));
+  }
+  if (!PathExists(path + "/manifest.json")) {
+    return absl::NotFoundError(
+        absl::StrCat("the checkpoint ", path,
+                     path.front() == '/'
+                         ? " is not on this machine; export it where the coordinator runs"
+                         : " is below the folder where the coordinator was started, and not "
+                           "below this one; go there, or name its directory instead of the job"));
+  }
+  return path;
+}
+
+absl::StatusOr<int> Export(const Options& options) {
+  TERCIO_RETURN_IF_ERROR(CheckFormat(options));
+  checkpoint::ExportOptions how;
+  if (!options.max_shard_size.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(how.max_shard_bytes, ParseSize(options.max_shard_size));
+  }
+  if (!options.dtype.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(how.dtype, DtypeNamed(options.dtype));
+  }
+  // A folder of the job's name here that holds no checkpoint is something else.
+  const absl::StatusOr<std::string> here = FindCheckpoint(options.job, options.step);
+  const bool is_path = here.ok() || options.job.find('/') != std::string::npos;
+  TERCIO_ASSIGN_OR_RETURN(const std::string path, is_path ? here : CheckpointOfJob(options));
+  if (!PathExists(path + "/manifest.json")) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, " is a Hugging Face directory already, not a checkpoint"));
+  }
+  absl::StatusOr<checkpoint::ExportResult> exported;
+  {
+    ProgressBar bar(options.directory);
+    how.progress = [&bar](int64_t done, int64_t total) { bar.Show(done, total); };
+    exported = checkpoint::ExportHuggingFace(path, options.directory, how);
+  }
+  TERCIO_ASSIGN_OR_RETURN(const checkpoint::ExportResult result, std::move(exported));
+  for (const std::string& note : result.notes) std::fprintf(stderr, "note: %s\n", note.c_str());
+  if (options.format() != Output::kTable) {
+    const Json json = {{"path", options.directory}, {"checkpoint", path},
+                       {"step", result.step},       {"architecture", result.model.architecture()},
+                       {"bytes", result.bytes},     {"files", result.files}};
+    PrintJson(json, options.format());
+  } else {
+    std::cout << options.directory << ": " << result.model.architecture() << " of step "
+              << result.step << ", " << result.files.size() << " files\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace
+
+int CheckpointImport(const Options& options) {
+  const absl::StatusOr<int> code = Import(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+int CheckpointExport(const Options& options) {
+  const absl::StatusOr<int> code = Export(options);
+  return code.ok() ? *code : Fail(code.status());
+}
+
+}  // namespace tercio::cli

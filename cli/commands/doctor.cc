@@ -1,0 +1,168 @@
+// tercio doctor: looks at this machine, and at the coordinator where one is named.
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "cli/client.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/findings.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/gpus/gpus.h"
+#include "common/patient_call.h"
+#include "common/run_program.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+constexpr absl::Duration kDriverPatience = absl::Seconds(60);
+constexpr absl::Duration kTrainerPatience = absl::Minutes(5);
+constexpr std::chrono::seconds kCoordinatorPatience{5};
+
+struct Looked {
+  absl::StatusOr<Gpus> gpus = Gpus();
+  std::vector<GpuSample> samples;
+};
+
+Looked AskDriver() {
+  Looked looked;
+  const auto session = GpuSession::Open();
+  if (absl::IsNotFound(session.status())) return looked;
+  if (!session.ok()) {
+    looked.gpus = session.status();
+    return looked;
+  }
+  const Gpus& all = (*session)->gpus();
+  const std::vector<GpuSample> samples = (*session)->Sample();
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  looked.gpus = visible == nullptr ? all : VisibleGpus(all, visible);
+  for (const Gpu& gpu : looked.gpus->list) {
+    looked.samples.push_back(samples.at(static_cast<size_t>(gpu.index)));
+  }
+  return looked;
+}
+
+// CUDA's numbers become places in this list.
+void ShowToCuda(const Gpus& gpus) {
+  std::vector<std::string> uuids;
+  for (const Gpu& gpu : gpus.list) {
+    if (gpu.error.empty()) uuids.push_back(gpu.uuid);
+  }
+  setenv("CUDA_VISIBLE_DEVICES", absl::StrJoin(uuids, ",").c_str(), 1);
+}
+
+// What the trainer of a program says to --doctor. `device`: what it is to be built for.
+absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std::string& device) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string text,
+                          RunProgram({trainer, "--doctor"}, kTrainerPatience, /*quiet=*/true));
+  nlohmann::json report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!report.is_object()) {
+    return absl::InternalError(absl::StrCat(trainer, " --doctor prints no JSON"));
+  }
+  if (report.value("device", "") != device) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(trainer, " is not a trainer for ", device == "cuda" ? "GPUs" : "CPUs"));
+  }
+  return report;
+}
+
+absl::StatusOr<nlohmann::json> AskCudaTrainer() {
+  const char* named = std::getenv("TERCIO_TRAINER");
+  return AskTrainer(named != nullptr ? named : LocateProgram("tercio-trainer-cuda"), "cuda");
+}
+
+// The trainer for CPUs trains a small model for it.
+Finding CheckMemoryPlan() {
+  absl::StatusOr<nlohmann::json> report = AskTrainer(LocateProgram("tercio-trainer"), "cpu");
+  if (report.ok()) report = report->value("memory_plan", nlohmann::json::object());
+  return MemoryPlanFinding("memory plan", report);
+}
+
+Finding CheckCoordinator(const Options& options) {
+  const auto client = Client::Connect(options);
+  absl::Status status = client.status();
+  if (client.ok()) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kCoordinatorPatience);
+    v1::NodesResponse nodes;
+    status = CallStatus((*client)->stub().Nodes(&context, {}, &nodes), **client);
+    if (status.ok()) {
+      return {"coordinator", Health::kOk,
+              absl::StrCat((*client)->address(), " answers, ", nodes.nodes_size(), " nodes"), ""};
+    }
+  }
+  return {"coordinator", Health::kError, std::string(status.message()),
+          "start it, or name its address and certificates"};
+}
+
+const char* NameOf(Health health) {
+  switch (health) {
+    case Health::kOk:
+      return "ok";
+    case Health::kWarning:
+      return "warning";
+    case Health::kError:
+      return "error";
+    default:
+      return "unknown";
+  }
+}
+
+void Print(const std::vector<Finding>& findings, bool healthy, Output output) {
+  if (output != Output::kTable) {
+    Json list = Json::array();
+    for (const Finding& finding : findings) {
+      list.push_back({{"check", finding.check},
+                      {"status", NameOf(finding.health)},
+                      {"detail", finding.detail},
+                      {"mend", finding.mend.empty() ? Json(nullptr) : Json(finding.mend)}});
+    }
+    PrintJson({{"healthy", healthy}, {"findings", list}}, output);
+    return;
+  }
+  std::vector<std::vector<std::string>> rows = {{"STATUS", "CHECK", "FOUND"}};
+  for (const Finding& finding : findings) {
+    rows.push_back({NameOf(finding.health), finding.check, finding.detail});
+    if (!finding.mend.empty()) rows.push_back({"", "", "-> " + finding.mend});
+  }
+  std::cout << Table(rows);
+}
+
+}  // namespace
+
+GpuEvidence LookAtGpus() {
+  GpuEvidence evidence;
+  const auto looked = CallWithin<Looked>(kDriverPatience, AskDriver);
+  if (!looked.has_value()) {
+    evidence.gpus = absl::UnavailableError(absl::StrCat(
+        "the NVIDIA driver has not answered within ", absl::FormatDuration(kDriverPatience)));
+    return evidence;
+  }
+  evidence.gpus = looked->gpus;
+  evidence.samples = looked->samples;
+  if (evidence.gpus.ok() && !evidence.gpus->list.empty()) {
+    ShowToCuda(*evidence.gpus);
+    evidence.report = AskCudaTrainer();
+  }
+  return evidence;
+}
+
+int Doctor(const Options& options) {
+  std::vector<Finding> findings =
+      MachineFindings(options.directory.empty() ? DefaultStateDir() : options.directory);
+  findings.push_back(CheckMemoryPlan());
+  for (Finding& finding : GpuFindings(LookAtGpus())) findings.push_back(std::move(finding));
+  if (!options.coordinator.empty()) findings.push_back(CheckCoordinator(options));
+  bool healthy = true;
+  for (const Finding& finding : findings) healthy &= finding.health != Health::kError;
+  Print(findings, healthy, options.format());
+  return healthy ? kExitOk : kExitConflict;
+}
+
+}  // namespace tercio::cli

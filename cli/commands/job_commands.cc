@@ -1,0 +1,342 @@
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/with_client.h"
+#include "cli/follow.h"
+#include "cli/format.h"
+#include "cli/log_text.h"
+#include "cli/output.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+#include "config/job_file.h"
+
+namespace tercio::cli {
+namespace {
+
+// A table of more is no help to people.
+constexpr size_t kMostRanksShown = 64;
+
+// Of a name in a list.
+constexpr size_t kNameColumns = 40;
+
+// What is left of a loss for people.
+std::string Loss(const v1::JobStatus& job) {
+  return job.has_loss() ? absl::StrFormat("%.4f", job.loss()) : "-";
+}
+
+// Since when saves fail, how many, and why the last one did.
+std::string TroubleText(const v1::JobStatus& job) {
+  if (!job.has_checkpoint_trouble()) return "-";
+  const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
+  return absl::StrCat("since ", TimeText(trouble.since()), ", ", trouble.failures(),
+                      trouble.failures() == 1 ? " save, " : " saves, the last: ", trouble.error());
+}
+
+// To the end of the job, which is printed for programs.
+absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, const Options& options,
+                                     FollowOptions follow) {
+  follow.ranks = options.format() != Output::kTable;
+  TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(client, job, follow));
+  if (options.format() != Output::kTable) PrintJson(JobToJson(status), options.format());
+  return status;
+}
+
+// Reads a stream to its end: `to_json(message)` for programs, `print(message)` for people. It ends
+// where what is printed goes nowhere; the program says so at its end.
+template <typename Message, typename Reader, typename ToJson, typename Print>
+absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Reader reader,
+                               Output format, const ToJson& to_json, const Print& print) {
+  Message message;
+  JsonStream json(format);
+  while (reader->Read(&message)) {
+    if (format != Output::kTable) {
+      json.Add(to_json(message));
+    } else {
+      print(message);
+    }
+    if (std::cout.flush()) continue;
+    context.TryCancel();
+    reader->Finish();  // cancelled here
+    return kExitOk;
+  }
+  TERCIO_RETURN_IF_ERROR(CallStatus(reader->Finish(), client));
+  json.Finish();
+  return kExitOk;
+}
+
+}  // namespace
+
+int Submit(const Options& options) {
+  const auto spec = config::ParseJobFile(options.job_file, options.set);
+  if (!spec.ok()) return Fail(spec.status());
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const std::string id, client.Submit(*spec));
+    if (options.format() == Output::kTable || !options.watch) {
+      if (options.format() == Output::kTable) {
+        std::cout << id << std::endl;
+      } else {
+        PrintJson({{"id", id}}, options.format());
+      }
+    }
+    if (!options.watch) {
+      const auto status = client.Get(id);
+      if (status.ok() && !status->error().empty()) {
+        std::cerr << ForTerminal(status->error()) << std::endl;
+      }
+      return kExitOk;
+    }
+    const LastWords words(GoesOn(id));
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, id, options, {}));
+    return ExitCodeOfState(job.state());
+  });
+}
+
+int Get(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, client.Get(options.job, /*ranks=*/true));
+    if (options.format() != Output::kTable) {
+      PrintJson(JobToJson(job), options.format());
+      return kExitOk;
+    }
+    const v1::Layout& layout = job.plan().layout();
+    std::cout << Table(
+        {{"id", job.id()},
+         {"name", job.name()},
+         {"owner", job.owner().empty() ? "-" : job.owner()},
+         {"state", job.queue_position() > 0 ? absl::StrCat(StateName(job.state()), ", place ",
+                                                           job.queue_position(), " of the queue")
+                                            : StateName(job.state())},
+         {"step", absl::StrCat(job.step(), " of ", job.steps())},
+         {"loss", Loss(job)},
+         {"tokens/s",
+          job.has_tokens_per_second() ? absl::StrFormat("%.0f", job.tokens_per_second()) : "-"},
+         {"time left", job.has_eta_seconds() ? DurationText(job.eta_seconds()) : "-"},
+         {"restarts", absl::StrCat(job.restarts())},
+         {"layout", job.has_plan() ? absl::StrCat("tensor ", layout.tensor(), ", pipeline ",
+                                                  layout.pipeline(), ", data ", layout.data())
+                                   : "-"},
+         {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
+         {"checkpoints fail", TroubleText(job)},
+         {"error", job.error().empty() ? "-" : job.error()}});
+    if (job.last_lines_size() > 0) {
+      std::cout << "\nlast words of rank " << job.last_lines(0).rank() << " (attempt "
+                << job.last_lines(0).attempt() << ")\n";
+      for (const v1::LogLine& line : job.last_lines()) std::cout << "  " << LogText(line) << "\n";
+    }
+    if (job.ranks_size() > 0) std::cout << "\n" << RankTable(job, kMostRanksShown);
+    return kExitOk;
+  });
+}
+
+int List(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::ListResponse response;
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client));
+    if (options.format() != Output::kTable) {
+      Json jobs = Json::array();
+      for (const v1::JobStatus& job : response.jobs()) jobs.push_back(JobToJson(job));
+      PrintJson(jobs, options.format());
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {
+        {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
+    for (const v1::JobStatus& job : response.jobs()) {
+      rows.push_back({job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
+                      absl::StrCat(job.step(), "/", job.steps()), Loss(job),
+                      absl::StrCat(job.restarts())});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+int Wait(const Options& options) {
+  const absl::Time begun = SteadyNow();  // what comes before the waiting takes its time, too
+  const LastWords words(GoesOn(options.job));
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    FollowOptions follow;
+    follow.show_progress = false;
+    if (options.timeout_seconds > 0) {
+      const absl::Duration left = absl::Seconds(options.timeout_seconds) - (SteadyNow() - begun);
+      follow.timeout = std::max(left, absl::ZeroDuration());
+    } else if (options.timeout_seconds == 0) {  // only looks
+      TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus now, client.Get(options.job));
+      if (!IsTerminal(now.state())) return NotInTime(options.job);
+    }
+    TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, options.job, options, follow));
+    if (job.state() != v1::JOB_STATE_SUCCEEDED && options.format() == Output::kTable) {
+      std::cerr << "job " << job.id() << " " << StateName(job.state()) << ": "
+                << ForTerminal(job.error()) << std::endl;
+    }
+    return ExitCodeOfState(job.state());
+  });
+}
+
+int History(const Options& options) {
+  std::optional<LastWords> words;
+  if (options.follow) words.emplace(GoesOn(options.job));
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::HistoryRequest request;
+    request.set_job(options.job);
+    request.set_all_attempts(options.all_attempts);
+    request.set_follow(options.follow);
+    bool first = true;
+    return ReadStream<v1::StepRecord>(
+        client, context, client.stub().History(&context, request), options.format(), StepToJson,
+        [&](const v1::StepRecord& step) {
+          if (first)
+            std::cout << "  STEP  ATTEMPT       LOSS  GRAD NORM  LEARNING RATE  VALIDATION\n";
+          first = false;
+          std::cout << absl::StrFormat("%6d  %7d  %9.5f  %9.4f  %13.3e  ", step.step(),
+                                       step.attempt(), step.loss(), step.grad_norm(),
+                                       step.learning_rate())
+                    << (step.has_validation_loss()
+                            ? absl::StrFormat("%10.5f", step.validation_loss())
+                            : "         -")
+                    << (step.skipped() ? "  skipped" : "")
+                    << (step.spike().empty() ? "" : "  spike: ") << step.spike() << "\n";
+        });
+  });
+}
+
+int Events(const Options& options) {
+  std::optional<LastWords> words;
+  if (options.follow && !options.job.empty()) words.emplace(GoesOn(options.job));
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::EventsRequest request;
+    request.set_job(options.job);
+    request.set_follow(options.follow);
+    return ReadStream<v1::JobEvent>(client, context, client.stub().Events(&context, request),
+                                    options.format(), EventToJson, [&](const v1::JobEvent& event) {
+                                      std::cout << TimeText(event.time()) << "  " << event.job_id()
+                                                << "  attempt " << event.attempt() << "  "
+                                                << event.kind() << "  "
+                                                << ForTerminal(event.message()) << "\n";
+                                    });
+  });
+}
+
+int Cancel(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::CancelRequest request;
+    request.set_job(options.job);
+    request.set_save_checkpoint(!options.no_save);
+    v1::CancelResponse response;
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Cancel(&context, request, &response), client));
+    return kExitOk;
+  });
+}
+
+int Drill(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::DrillRequest request;
+    request.set_job(options.job);
+    request.set_fault(options.fault);
+    request.set_rank(std::max(0, options.rank));
+    request.set_seconds(options.fault_seconds);
+    request.set_timeout_seconds(std::max(0.0, options.timeout_seconds));
+    v1::DrillResponse response;
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Drill(&context, request, &response), client));
+    const bool seen = !response.detected_by().empty();
+    if (options.format() != Output::kTable) {
+      PrintJson({{"fault", response.fault()},
+                 {"rank", response.rank()},
+                 {"node", response.node()},
+                 {"detected_seconds", seen ? Json(response.detected_seconds()) : Json(nullptr)},
+                 {"detected_by", seen ? Json(response.detected_by()) : Json(nullptr)},
+                 {"recovered_seconds", response.recovered_seconds()},
+                 {"steps_lost", response.steps_lost()}},
+                options.format());
+      return kExitOk;
+    }
+    std::cout << Table(
+        {{"FAULT", "RANK", "NODE", "DETECTED", "RECOVERED", "STEPS LOST", "DETECTED BY"},
+         {response.fault(), absl::StrCat(response.rank()), response.node(),
+          seen ? absl::StrFormat("%.2f s", response.detected_seconds()) : "-",
+          absl::StrFormat("%.2f s", response.recovered_seconds()),
+          absl::StrCat(response.steps_lost()), seen ? response.detected_by() : "-"}});
+    return kExitOk;
+  });
+}
+
+namespace {
+
+// Why it takes no ranks, or which of its GPUs take none.
+std::string ReasonOf(const v1::Node& node) {
+  std::string reason = node.reason();
+  for (const v1::FaultyDevice& faulty : node.faulty_devices()) {
+    absl::StrAppend(&reason, reason.empty() ? "" : "; ", "GPU ", faulty.device(), ": ",
+                    faulty.fault());
+  }
+  return reason;
+}
+
+}  // namespace
+
+int Nodes(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::NodesResponse response;
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Nodes(&context, {}, &response), client));
+    if (options.format() != Output::kTable) {
+      Json nodes = Json::array();
+      for (const v1::Node& node : response.nodes()) nodes.push_back(NodeToJson(node));
+      PrintJson(nodes, options.format());
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {
+        {"NAME", "STATE", "DEVICES", "FREE", "FAULTY", "METRICS", "REASON"}};
+    for (const v1::Node& node : response.nodes()) {
+      rows.push_back({node.name(), node.state(),
+                      absl::StrCat(node.devices(), " ", node.device_kind()),
+                      absl::StrCat(node.free()), absl::StrCat(node.faulty_devices_size()),
+                      node.metrics_address(), ReasonOf(node)});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+namespace {
+
+int ChangeNode(const Options& options, v1::ChangeNodeRequest::Change change) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::ChangeNodeRequest request;
+    request.set_node(options.node);
+    request.set_change(change);
+    v1::ChangeNodeResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().ChangeNode(&context, request, &response), client));
+    return kExitOk;
+  });
+}
+
+}  // namespace
+
+int NodesDrain(const Options& options) {
+  return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_DRAIN);
+}
+
+int NodesUndrain(const Options& options) {
+  return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_UNDRAIN);
+}
+
+int NodesRelease(const Options& options) {
+  return ChangeNode(options, v1::ChangeNodeRequest::CHANGE_RELEASE);
+}
+
+}  // namespace tercio::cli

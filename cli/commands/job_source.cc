@@ -1,0 +1,186 @@
+#include "cli/commands/job_source.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "cli/client.h"
+#include "cli/format.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+template <typename Message, typename Reader, typename Take>
+absl::Status ReadAll(Client& client, Reader reader, const Take& take) {
+  Message message;
+  while (reader->Read(&message)) take(message);
+  return CallStatus(reader->Finish(), client);
+}
+
+absl::StatusOr<std::vector<v1::StepRecord>> StepsOf(Client& client, const std::string& id,
+                                                    bool all_attempts) {
+  grpc::ClientContext context;
+  v1::HistoryRequest request;
+  request.set_job(id);
+  request.set_all_attempts(all_attempts);
+  std::vector<v1::StepRecord> steps;
+  TERCIO_RETURN_IF_ERROR(
+      ReadAll<v1::StepRecord>(client, client.stub().History(&context, request),
+                              [&](v1::StepRecord& step) { steps.push_back(std::move(step)); }));
+  return steps;
+}
+
+// Steps that a later attempt has repeated.
+absl::Status GatherLostSteps(Client& client, report::JobData* job) {
+  TERCIO_ASSIGN_OR_RETURN(std::vector<v1::StepRecord> all, StepsOf(client, job->status.id(), true));
+  std::set<std::pair<int64_t, int32_t>> counting;
+  for (const v1::StepRecord& step : job->steps) counting.emplace(step.step(), step.attempt());
+  // A job that runs has made steps meanwhile: those are not lost.
+  const int64_t known = job->steps.empty() ? 0 : job->steps.back().step();
+  const int32_t attempt = job->steps.empty() ? 0 : job->steps.back().attempt();
+  for (v1::StepRecord& step : all) {
+    if (counting.contains({step.step(), step.attempt()})) continue;
+    if (step.step() > known && step.attempt() >= attempt) continue;
+    job->lost_steps.push_back(std::move(step));
+  }
+  std::stable_sort(job->lost_steps.begin(), job->lost_steps.end(),
+                   [](const auto& a, const auto& b) { return a.attempt() < b.attempt(); });
+  return absl::OkStatus();
+}
+
+absl::Status GatherSurroundings(Client& client, report::JobData* job) {
+  const std::string& id = job->status.id();
+  grpc::ClientContext events;
+  v1::EventsRequest events_request;
+  events_request.set_job(id);
+  TERCIO_RETURN_IF_ERROR(
+      ReadAll<v1::JobEvent>(client, client.stub().Events(&events, events_request),
+                            [&](v1::JobEvent& event) { job->events.push_back(std::move(event)); }));
+  TERCIO_ASSIGN_OR_RETURN(job->checkpoints, client.Checkpoints(id));
+  grpc::ClientContext nodes;
+  v1::NodesResponse cluster;
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Nodes(&nodes, {}, &cluster), client));
+  std::set<std::string> used;
+  for (const v1::RankPlacement& rank : job->status.plan().ranks()) used.insert(rank.node());
+  for (const v1::Node& node : cluster.nodes()) {
+    if (used.contains(node.name())) job->nodes.push_back(node);
+  }
+  grpc::ClientContext version;
+  v1::VersionResponse told;
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Version(&version, {}, &told), client));
+  job->version = told.version();
+  job->commit = told.commit();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<report::JobData> FromCoordinator(Client& client, const std::string& name,
+                                                bool everything) {
+  report::JobData job;
+  grpc::ClientContext context;
+  v1::GetRequest request;
+  request.set_job(name);
+  request.set_ranks(everything);
+  TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Get(&context, request, &job.status), client));
+  TERCIO_ASSIGN_OR_RETURN(job.steps, StepsOf(client, job.status.id(), false));
+  if (everything) {
+    if (job.status.attempt() > 1) TERCIO_RETURN_IF_ERROR(GatherLostSteps(client, &job));
+    TERCIO_RETURN_IF_ERROR(GatherSurroundings(client, &job));
+  }
+  return job;
+}
+
+absl::StatusOr<report::JobData> FromFile(const std::string& path) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+  report::JobData job;
+  job.from_file = true;
+  const size_t slash = path.rfind('/');
+  job.label = path.substr(slash == std::string::npos ? 0 : slash + 1);
+  job.label.resize(job.label.size() - std::string(".jsonl").size());
+  TERCIO_ASSIGN_OR_RETURN(job.steps, ParseHistory(text, path));
+  return job;
+}
+
+// null (not finite) and a key that is not there are NaN.
+double NumberAt(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
+}
+
+int64_t IntegerAt(const Json& json, const char* key) {
+  const auto found = json.find(key);
+  return found != json.end() && found->is_number_integer() ? found->get<int64_t>() : 0;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text,
+                                                         const std::string& name) {
+  std::vector<v1::StepRecord> steps;
+  int number = 0;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n'))) {
+    ++number;
+    if (line.empty()) continue;
+    const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || IntegerAt(json, "step") <= 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, ":", number,
+          ": not a line of `tercio history JOB -o jsonl` (an object with a step above 0)"));
+    }
+    v1::StepRecord step;
+    step.set_step(IntegerAt(json, "step"));
+    step.set_attempt(static_cast<int32_t>(IntegerAt(json, "attempt")));
+    step.set_loss(NumberAt(json, "loss"));
+    step.set_grad_norm(NumberAt(json, "grad_norm"));
+    step.set_learning_rate(NumberAt(json, "learning_rate"));
+    step.set_tokens(IntegerAt(json, "tokens"));
+    step.set_step_seconds(NumberAt(json, "step_seconds"));
+    step.set_resident_bytes(IntegerAt(json, "resident_bytes"));
+    step.set_used_bytes(IntegerAt(json, "used_bytes"));
+    if (std::isfinite(NumberAt(json, "validation_loss"))) {
+      step.set_validation_loss(NumberAt(json, "validation_loss"));
+    }
+    steps.push_back(std::move(step));
+  }
+  // With --all-attempts there are several lines for a step: that of the last attempt counts.
+  std::stable_sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
+    return std::make_pair(a.step(), a.attempt()) < std::make_pair(b.step(), b.attempt());
+  });
+  std::vector<v1::StepRecord> counting;
+  for (v1::StepRecord& step : steps) {
+    if (!counting.empty() && counting.back().step() == step.step()) counting.pop_back();
+    counting.push_back(std::move(step));
+  }
+  return counting;
+}
+
+absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, bool everything) {
+  std::unique_ptr<Client> client;
+  std::vector<report::JobData> jobs;
+  for (const std::string& name : options.jobs) {
+    if (absl::EndsWith(name, ".jsonl")) {
+      if (everything) {
+        return absl::InvalidArgumentError(
+            absl::StrCat(name, ": a file holds steps only; name jobs, or use `tercio plot`"));
+      }
+      TERCIO_ASSIGN_OR_RETURN(report::JobData job, FromFile(name));
+      jobs.push_back(std::move(job));
+      continue;
+    }
+    if (client == nullptr) {
+      TERCIO_ASSIGN_OR_RETURN(client, Client::Connect(options));
+    }
+    TERCIO_ASSIGN_OR_RETURN(report::JobData job, FromCoordinator(*client, name, everything));
+    jobs.push_back(std::move(job));
+  }
+  report::LabelJobs(&jobs);
+  return jobs;
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,115 @@
+// Verbs that need neither a coordinator nor a model: plans, completion, version.
+#include <algorithm>
+#include <cstdio>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "cli/client.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/local_cluster.h"
+#include "cli/completion.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/gpus/gpus.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+#include "config/job_file.h"
+#include "data/prepared_data.h"
+#include "plan/plan_builder.h"
+#include "plan/planner/planner.h"
+
+namespace tercio::cli {
+namespace {
+
+void PrintPlan(const v1::PlanReport& report) {
+  std::vector<std::vector<std::string>> rows = {{"", "TENSOR", "PIPELINE", "DATA", "MICRO-BATCH",
+                                                 "STEP", "TOKENS/S", "MEMORY", "BUBBLE", "NOTE"}};
+  for (int i = 0; i < report.layouts_size(); ++i) {
+    const v1::LayoutCandidate& candidate = report.layouts(i);
+    const v1::Prediction& predicted = candidate.predicted();
+    const bool valid = candidate.predicted_valid();
+    rows.push_back(
+        {i == report.chosen() ? "*" : "", absl::StrCat(candidate.layout().tensor()),
+         absl::StrCat(candidate.layout().pipeline()), absl::StrCat(candidate.layout().data()),
+         absl::StrCat(candidate.layout().micro_batch()),
+         valid ? absl::StrFormat("%.3f s", predicted.step_seconds()) : "-",
+         valid ? absl::StrFormat("%.0f", predicted.tokens_per_second()) : "-",
+         valid ? absl::StrFormat("%.1f MiB",
+                                 static_cast<double>(predicted.memory_bytes_peak()) / (1 << 20))
+               : "-",
+         valid ? absl::StrFormat("%.2f", predicted.bubble_ratio()) : "-", candidate.rejected()});
+  }
+  std::cout << Table(rows);
+}
+
+// Memory and time depend on it. What only the nodes can read is not known here.
+void FillVocabulary(v1::JobSpec* spec) {
+  if (spec->model().vocab_size() > 0) return;
+  const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data());
+  if (vocabulary.ok()) return spec->mutable_model()->set_vocab_size(*vocabulary);
+  std::fprintf(
+      stderr,
+      "notice: the vocabulary is not known here, and taken to be %d (model.vocab_size says "
+      "it): %s\n",
+      coordinator::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
+}
+
+absl::StatusOr<int> PlanJob(const Options& options) {
+  if (!options.cluster.empty()) {
+    return absl::InvalidArgumentError("--cluster is not supported by this version");
+  }
+  std::vector<std::string> changes = options.set;
+  if (options.ranks > 0) changes.push_back(absl::StrCat("resources.ranks=", options.ranks));
+  TERCIO_ASSIGN_OR_RETURN(v1::JobSpec spec, config::ParseJobFile(options.job_file, changes));
+  if (spec.resources().device() == "auto") {
+    TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+    config::ResolveDevice(&spec, !gpus.list.empty());
+  }
+  if (options.effective) {
+    std::cout << config::EffectiveYaml(spec);
+    return kExitOk;
+  }
+  FillVocabulary(&spec);
+  int ranks = std::max(1, spec.resources().ranks());
+  if (!spec.parallelism().automatic()) {
+    TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
+    ranks = layout.tensor() * layout.pipeline() * layout.data();
+  }
+  TERCIO_ASSIGN_OR_RETURN(const coordinator::Cluster cluster, ClusterHere(spec, ranks));
+  const v1::PlanReport report = coordinator::PlanLayouts(spec, cluster);
+  if (options.format() != Output::kTable) {
+    PrintJson(PlanReportToJson(report), options.format());
+  } else {
+    PrintPlan(report);
+  }
+  if (report.chosen() >= 0) return kExitOk;
+  return Fail(absl::InvalidArgumentError(
+      std::string(coordinator::ChooseLayout(spec, cluster).status().message())));
+}
+
+int CodeOf(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
+
+}  // namespace
+
+int Plan(const Options& options) { return CodeOf(PlanJob(options)); }
+
+int Completion(const Options& options) {
+  std::cout << CompletionScript(options.shell);
+  return kExitOk;
+}
+
+std::string VersionLine() { return absl::StrCat("tercio ", kVersion, " commit ", kCommit); }
+
+int Version(const Options& options) {
+  if (options.format() != Output::kTable) {
+    PrintJson({{"version", kVersion}, {"commit", kCommit}}, options.format());
+  } else {
+    std::cout << VersionLine() << "\n";
+  }
+  return kExitOk;
+}
+
+}  // namespace tercio::cli

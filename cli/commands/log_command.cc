@@ -1,0 +1,78 @@
+#include <iostream>
+#include <optional>
+
+#include "absl/time/clock.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/with_client.h"
+#include "cli/follow.h"
+#include "cli/format.h"
+#include "cli/log_text.h"
+#include "cli/output.h"
+#include "cli/terminal.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+// A coordinator that is started anew is waited for, this often and so long.
+constexpr absl::Duration kRetryInterval = absl::Milliseconds(250);
+constexpr int kMostRetries = 60;
+
+absl::StatusOr<v1::LogsRequest> RequestOf(const Options& options) {
+  v1::LogsRequest request;
+  request.set_job(options.job);
+  request.set_follow(options.follow);
+  request.set_tail(options.tail);
+  for (const int rank : options.log_ranks) request.add_ranks(rank);
+  request.set_level(options.log_level);
+  if (options.attempt > 0) request.set_attempt(options.attempt);
+  if (options.since.empty()) return request;
+  TERCIO_ASSIGN_OR_RETURN(const absl::Time since, SinceTime(options.since, absl::Now()));
+  const int64_t nanos = absl::ToUnixNanos(since);
+  request.mutable_since()->set_seconds(nanos / 1'000'000'000);
+  request.mutable_since()->set_nanos(static_cast<int32_t>(nanos % 1'000'000'000));
+  return request;
+}
+
+}  // namespace
+
+// A stream that is followed goes on where it was when the coordinator comes back.
+int Logs(const Options& options) {
+  absl::StatusOr<v1::LogsRequest> request = RequestOf(options);
+  if (!request.ok()) return Fail(request.status());
+  std::optional<LastWords> words;
+  if (options.follow) words.emplace(GoesOn(options.job));
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    JsonStream json(options.format());
+    for (int failures = 0;; ++failures) {
+      grpc::ClientContext context;
+      const auto reader = client.stub().Logs(&context, *request);
+      v1::LogLine line;
+      while (reader->Read(&line)) {
+        failures = 0;
+        request->set_after(line.sequence());
+        request->clear_tail();
+        if (options.format() == Output::kTable) {
+          std::cout << LogText(line) << std::endl;
+        } else {
+          json.Add(LogToJson(line));
+        }
+        if (std::cout) continue;
+        context.TryCancel();  // what is printed goes nowhere; the program says so at its end
+        reader->Finish();
+        return kExitOk;
+      }
+      const grpc::Status finish = reader->Finish();
+      const bool gone = finish.error_code() == grpc::StatusCode::UNAVAILABLE;
+      if (!options.follow || !gone || failures >= kMostRetries) {
+        TERCIO_RETURN_IF_ERROR(CallStatus(finish, client));
+        json.Finish();
+        return kExitOk;
+      }
+      absl::SleepFor(kRetryInterval);
+    }
+  });
+}
+
+}  // namespace tercio::cli

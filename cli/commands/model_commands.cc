@@ -1,0 +1,315 @@
+// Verbs that run a trained model on this machine: generation and evaluation.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <iostream>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "cli/client.h"
+#include "cli/commands/checkpoint_path.h"
+#include "cli/commands/commands.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/progress_bar.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/machine.h"
+#include "common/status_macros.h"
+#include "common/temp_dir.h"
+#include "data/data_files.h"
+#include "data/indexed_dataset.h"
+#include "data/text_source.h"
+#include "data/tokenize.h"
+#include "worker/inference/encoder_model.h"
+#include "worker/inference/evaluation.h"
+#include "worker/inference/language_model.h"
+
+namespace tercio::cli {
+namespace {
+
+absl::StatusOr<std::unique_ptr<LanguageModel>> LoadModel(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  return LanguageModel::Load(directory, MachineCores(), options.context);
+}
+
+absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
+  if (!options.prompt_ids.empty()) return options.prompt_ids;
+  if (model.tokenizer() == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.checkpoint,
+                     " has no tokenizer that is supported by this version; "
+                     "give token ids with --prompt-ids 1,2,3"));
+  }
+  return model.tokenizer()->Encode(options.prompt);
+}
+
+// Whether the text ends inside of a character, whose other bytes are in the next token.
+bool EndsInsideCharacter(std::string_view text) {
+  for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (byte < 0x80) return false;
+    if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4u : byte >= 0xE0 ? 3u : 2u);
+  }
+  return false;
+}
+
+// Text as it comes. A token is decoded together with those before it, since some tokenizers decide
+// about spaces by them.
+class TextStream {
+ public:
+  TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt)
+      : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(ids_.size()) {}
+
+  absl::Status Add(int32_t id) {
+    ids_.push_back(id);
+    return Show(/*last=*/false);
+  }
+  absl::Status Finish() { return Show(/*last=*/true); }
+
+ private:
+  absl::Status Show(bool last) {
+    const auto ids = absl::MakeConstSpan(ids_).subspan(begin_);
+    TERCIO_ASSIGN_OR_RETURN(const std::string before,
+                            tokenizer_.Decode(ids.subspan(0, shown_ - begin_)));
+    TERCIO_ASSIGN_OR_RETURN(const std::string all, tokenizer_.Decode(ids));
+    if (all.size() <= before.size() || (!last && EndsInsideCharacter(all))) {
+      return absl::OkStatus();
+    }
+    std::cout << Printable(all.substr(before.size())) << std::flush;
+    begin_ = shown_;
+    shown_ = ids_.size();
+    return absl::OkStatus();
+  }
+
+  const data::Tokenizer& tokenizer_;
+  std::vector<int32_t> ids_;
+  size_t begin_ = 0;  // of what is decoded together
+  size_t shown_;
+};
+
+absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& prompt,
+                            const std::vector<int32_t>& ids, const data::Tokenizer* tokenizer) {
+  std::optional<std::string> text;
+  if (tokenizer != nullptr) {
+    TERCIO_ASSIGN_OR_RETURN(text, tokenizer->Decode(ids));
+  }
+  const Json json = {
+      {"prompt", options.prompt_ids.empty() ? Json(Printable(options.prompt)) : Json(nullptr)},
+      {"prompt_ids", prompt},
+      {"text", text ? Json(Printable(*text)) : Json(nullptr)},
+      {"tokens", ids}};
+  PrintJson(json, options.format());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int> GenerateText(const Options& options) {
+  if (options.prompt.empty() && options.prompt_ids.empty()) {
+    return absl::InvalidArgumentError("there is no prompt; give --prompt TEXT or --prompt-ids 1,2");
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
+  GenerateOptions generate;
+  generate.tokens = options.tokens;
+  generate.temperature = options.temperature;
+  generate.top_k = options.top_k;
+  generate.top_p = options.top_p;
+  generate.seed = options.seed;
+  const bool json = options.format() != Output::kTable;
+  std::optional<TextStream> stream;
+  if (!json && model->tokenizer() != nullptr) {
+    stream.emplace(*model->tokenizer(), prompt);
+    std::cout << options.prompt << std::flush;
+  }
+  std::vector<int32_t> ids;
+  absl::Status shown;
+  TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&](int32_t id) {
+    ids.push_back(id);
+    if (stream.has_value()) shown = stream->Add(id);
+    return shown.ok() && std::cout.good();  // nobody may read any more
+  }));
+  TERCIO_RETURN_IF_ERROR(shown);
+  if (stream.has_value()) {
+    TERCIO_RETURN_IF_ERROR(stream->Finish());
+    std::cout << std::endl;
+  } else if (json) {
+    TERCIO_RETURN_IF_ERROR(PrintGenerated(options, prompt, ids, model->tokenizer()));
+  } else {
+    std::cout << absl::StrJoin(ids, ",") << std::endl;
+  }
+  return kExitOk;
+}
+
+// The documents of .jsonl files, or several texts, as training has them: tokenised into a directory
+// that may go at once, since the data stays mapped.
+absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::string>& paths,
+                                                      const data::Tokenizer& tokenizer) {
+  const TempDir directory;
+  const std::string prefix = directory.path() + "/tokens";
+  data::TokenizeOptions options;
+  options.text.threads = MachineCores();
+  TERCIO_RETURN_IF_ERROR(data::TokenizeTexts(paths, tokenizer, prefix, options).status());
+  TERCIO_ASSIGN_OR_RETURN(const data::IndexedDataset dataset, data::OpenIndexedDataset(prefix));
+  return dataset.tokens;
+}
+
+// What training takes: token files, or texts in the checkpoint's own tokens.
+absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
+                                                      const data::Tokenizer* tokenizer) {
+  TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
+  if (files.kind != data::DataKind::kText) {
+    TERCIO_ASSIGN_OR_RETURN(data::TokenFiles tokens,
+                            data::OpenTokenFiles(files, data::ContentCheck::kHere));
+    return std::move(tokens.tokens);
+  }
+  if (tokenizer == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the model has no tokenizer that is supported by this version, so ", path,
+                     " must be token ids: a Megatron PREFIX, or an llm.c .bin"));
+  }
+  const std::string& first = files.paths.front();
+  if (files.paths.size() > 1 || data::IsJsonl(first)) {
+    return TokenizedDocuments(files.paths, *tokenizer);
+  }
+  TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadFile(first));
+  TERCIO_ASSIGN_OR_RETURN(std::vector<int32_t> ids, tokenizer->Encode(text));
+  auto owner = std::make_shared<std::vector<int32_t>>(std::move(ids));
+  return data::TokenDataset(owner, owner->data(), data::TokenType::kInt32,
+                            static_cast<int64_t>(owner->size()));
+}
+
+void PrintMetric(const Options& options, double value, double loss, int64_t tokens, Json more) {
+  if (options.format() == Output::kTable) {
+    std::cout << options.metric << " " << value << " (loss " << loss << ", " << tokens
+              << " tokens)\n";
+    return;
+  }
+  Json json = {{"metric", options.metric}, {"value", value}, {"loss", loss}, {"tokens", tokens}};
+  json.update(more);
+  PrintJson(json, options.format());
+}
+
+// What `evaluate(progress)` returns, with a bar meanwhile.
+template <typename Body>
+auto WithBar(const char* unit, const Body& evaluate) {
+  ProgressBar bar("evaluate", {unit, 1});
+  return evaluate([&bar](int64_t done, int64_t total) { bar.Show(done, total); });
+}
+
+absl::StatusOr<int> EvaluateText(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
+  if (options.stride > model->context()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--stride ", options.stride, " is above the context of ", model->context(),
+                     ": tokens between two windows would be left out"));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const data::TokenDataset tokens,
+                          OpenEvaluationData(options.data, model->tokenizer()));
+  const int64_t stride = options.stride > 0 ? options.stride : model->context();
+  const auto evaluated = WithBar("tokens", [&](const LanguageModel::Progress& progress) {
+    return model->Evaluate(tokens, stride, progress);
+  });
+  TERCIO_ASSIGN_OR_RETURN(const LanguageModel::Evaluation result, evaluated);
+  const double value = options.metric == "loss" ? result.loss : std::exp(result.loss);
+  PrintMetric(options, value, result.loss, result.tokens, Json::object());
+  return kExitOk;
+}
+
+absl::StatusOr<int> EvaluateLastWord(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
+  const auto evaluated = WithBar("passages", [&](const LanguageModel::Progress& progress) {
+    return EvaluateLastWords(*model, options.data, progress);
+  });
+  TERCIO_ASSIGN_OR_RETURN(const LastWords words, evaluated);
+  const double value = static_cast<double>(words.right) / static_cast<double>(words.passages);
+  PrintMetric(options, value, words.loss, words.tokens,
+              {{"examples", words.passages}, {"right", words.right}});
+  return kExitOk;
+}
+
+std::string LabelOf(const v1::ModelSpec& model, size_t label) {
+  return model.label_names().empty() ? absl::StrCat(label)
+                                     : model.label_names(static_cast<int>(label));
+}
+
+Json ScoresToJson(const ClassScores& scores) {
+  return {{"precision", scores.precision},
+          {"recall", scores.recall},
+          {"f1", scores.f1},
+          {"support", scores.support}};
+}
+
+void PrintReport(const ClassificationReport& report, const v1::ModelSpec& model) {
+  std::vector<std::vector<std::string>> rows = {{"CLASS", "PRECISION", "RECALL", "F1", "EXAMPLES"}};
+  const auto add = [&](const std::string& name, const ClassScores& scores, int64_t examples) {
+    rows.push_back({name, absl::StrFormat("%.4f", scores.precision),
+                    absl::StrFormat("%.4f", scores.recall), absl::StrFormat("%.4f", scores.f1),
+                    absl::StrCat(examples)});
+  };
+  for (size_t i = 0; i < report.classes.size(); ++i) {
+    add(LabelOf(model, i), report.classes[i], report.classes[i].support);
+  }
+  add("all", report.overall, report.examples);
+  std::cout << Table(rows)
+            << absl::StrFormat("accuracy %.4f, loss %.4f\n", report.accuracy, report.loss);
+}
+
+absl::StatusOr<int> EvaluateLabels(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
+  TERCIO_ASSIGN_OR_RETURN(const auto model,
+                          EncoderModel::Load(directory, MachineCores(), options.context));
+  v1::DataSpec data;
+  data.set_train(options.data);
+  const auto evaluated = WithBar("examples", [&](const LanguageModel::Progress& progress) {
+    return EvaluateClasses(*model, data, progress);
+  });
+  TERCIO_ASSIGN_OR_RETURN(const ClassificationReport report, evaluated);
+  if (options.format() == Output::kTable) {
+    PrintReport(report, model->spec());
+    return kExitOk;
+  }
+  Json classes = Json::array();
+  for (size_t i = 0; i < report.classes.size(); ++i) {
+    classes.push_back(ScoresToJson(report.classes[i]));
+    classes.back()["label"] = LabelOf(model->spec(), i);
+  }
+  Json more = ScoresToJson(report.overall);
+  more.erase("support");
+  more["accuracy"] = report.accuracy;
+  more["examples"] = report.examples;
+  more["classes"] = classes;
+  more["confusion"] = report.confusion;
+  const double value = more[options.metric].get<double>();
+  // Nothing is predicted token by token.
+  PrintMetric(options, value, report.loss, 0, more);
+  return kExitOk;
+}
+
+absl::StatusOr<int> EvaluateModel(const Options& options) {
+  const std::string& metric = options.metric;
+  const bool text = metric == "perplexity" || metric == "loss";
+  if (options.stride > 0 && !text) {
+    return absl::InvalidArgumentError("--stride belongs to --metric perplexity and loss");
+  }
+  if (text) return EvaluateText(options);
+  if (metric == "last_word_accuracy") return EvaluateLastWord(options);
+  for (const char* known : {"accuracy", "precision", "recall", "f1"}) {
+    if (metric == known) return EvaluateLabels(options);
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--metric ", metric, " is not supported by this version; there are perplexity, loss, ",
+      "last_word_accuracy, and for classifiers accuracy, precision, recall, f1"));
+}
+
+int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }
+
+}  // namespace
+
+int Generate(const Options& options) { return Report(GenerateText(options)); }
+
+int Evaluate(const Options& options) { return Report(EvaluateModel(options)); }
+
+}  // namespace tercio::cli

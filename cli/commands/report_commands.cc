@@ -1,0 +1,90 @@
+// plot, diff and report: what jobs have done, for people.
+#include <filesystem>
+#include <iostream>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/client.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/job_source.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/report/curves.h"
+#include "cli/report/diff.h"
+#include "cli/report/report.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/status_macros.h"
+#include "common/version.h"
+
+namespace tercio::cli {
+namespace {
+
+// To standard output, or to a file that is there at once and whole.
+absl::Status Write(const Options& options, const std::vector<report::JobData>& jobs,
+                   const std::string& text) {
+  if (options.file == "-") {
+    std::cout << text;
+    return absl::OkStatus();
+  }
+  // A file is replaced by a rename: that must not befall /dev/null, or what a link points to.
+  std::error_code unknown;
+  const auto there = std::filesystem::symlink_status(options.file, unknown);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("--output ", options.file, ": not a regular file; - is standard output"));
+  }
+  TERCIO_RETURN_IF_ERROR(AsConflict(WriteFileDurably(options.file, text)));
+  if (options.format() == Output::kTable) return absl::OkStatus();
+  Json ids = Json::array();
+  for (const report::JobData& job : jobs)
+    ids.push_back(job.from_file ? job.label : job.status.id());
+  PrintJson({{"path", options.file}, {"jobs", ids}, {"bytes", text.size()}}, options.format());
+  return absl::OkStatus();
+}
+
+absl::Status MakePlot(const Options& options) {
+  report::CurveOptions curves;
+  if (!options.metrics.empty()) curves.metrics = options.metrics;
+  curves.x = options.x;
+  curves.smooth = options.smooth;
+  curves.logarithmic = options.logarithmic;
+  TERCIO_RETURN_IF_ERROR(report::CurvesOf({}, curves).status());  // before anything is asked for
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/false));
+  TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
+  return Write(options, jobs, plot::Draw(figure, /*standalone=*/true));
+}
+
+absl::Status MakeReport(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  const double now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+  return Write(options, jobs, report::ReportPage(jobs, kVersion, now));
+}
+
+absl::Status ShowDiff(const Options& options) {
+  if (options.jobs.size() != 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("diff compares two jobs, and there are ", options.jobs.size()));
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
+  if (options.format() != Output::kTable) {
+    PrintJson(report::DiffToJson(jobs[0], jobs[1]), options.format());
+  } else {
+    std::cout << Table(report::DiffRows(jobs[0], jobs[1]));
+  }
+  return absl::OkStatus();
+}
+
+int Finish(const absl::Status& status) { return status.ok() ? kExitOk : Fail(status); }
+
+}  // namespace
+
+int Plot(const Options& options) { return Finish(MakePlot(options)); }
+
+int Diff(const Options& options) { return Finish(ShowDiff(options)); }
+
+int Report(const Options& options) { return Finish(MakeReport(options)); }
+
+}  // namespace tercio::cli

@@ -1,0 +1,179 @@
+// checkpoint list, verify, prune and now, and delete: what the coordinator keeps of a job.
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/with_client.h"
+#include "cli/format.h"
+#include "cli/output.h"
+#include "cli/progress_bar.h"
+#include "cli/text.h"
+#include "common/exit_codes.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+template <typename Checkpoints>
+Json ToJson(const Checkpoints& checkpoints) {
+  Json list = Json::array();
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+    list.push_back(CheckpointToJson(checkpoint));
+  }
+  return list;
+}
+
+}  // namespace
+
+int CheckpointList(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client.Checkpoints(options.job));
+    if (options.format() != Output::kTable) {
+      PrintJson(ToJson(checkpoints), options.format());
+      return kExitOk;
+    }
+    std::vector<std::vector<std::string>> rows = {{"STEP", "SIZE", "VERIFIED", "PATH"}};
+    for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+      const std::string verified = !checkpoint.problem().empty() ? "DAMAGED"
+                                   : checkpoint.has_verified_at()
+                                       ? TimeText(checkpoint.verified_at())
+                                       : "not yet";
+      rows.push_back({absl::StrCat(checkpoint.step()), SizeText(checkpoint.bytes()), verified,
+                      checkpoint.path()});
+    }
+    std::cout << Table(rows);
+    return kExitOk;
+  });
+}
+
+namespace {
+
+// One checkpoint after the other, so that it is known how far that is.
+absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto all, client.Checkpoints(options.job));
+  std::vector<v1::CheckpointInfo> checkpoints;
+  int64_t total = 0;
+  for (const v1::CheckpointInfo& checkpoint : all) {
+    if (options.step > 0 && checkpoint.step() != options.step) continue;
+    checkpoints.push_back(checkpoint);
+    total += checkpoint.bytes();
+  }
+  if (checkpoints.empty()) return absl::NotFoundError("the job has no such checkpoint");
+  ProgressBar bar("checkpoint verify");
+  std::vector<v1::CheckpointFinding> findings;
+  int64_t done = 0;
+  for (const v1::CheckpointInfo& checkpoint : checkpoints) {
+    bar.Show(done, total, absl::StrCat("step ", checkpoint.step()));
+    grpc::ClientContext context;
+    v1::VerifyCheckpointRequest request;
+    request.set_job(options.job);
+    request.set_step(checkpoint.step());
+    v1::VerifyCheckpointResponse response;
+    const grpc::Status status = client.stub().VerifyCheckpoint(&context, request, &response);
+    done += checkpoint.bytes();
+    // A job that runs removes old ones meanwhile.
+    const bool gone = status.error_code() == grpc::StatusCode::NOT_FOUND;
+    if (gone && checkpoints.size() > 1) continue;
+    TERCIO_RETURN_IF_ERROR(CallStatus(status, client));
+    findings.insert(findings.end(), response.findings().begin(), response.findings().end());
+  }
+  return findings;
+}
+
+}  // namespace
+
+int CheckpointVerify(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    TERCIO_ASSIGN_OR_RETURN(const std::vector<v1::CheckpointFinding> all, Verify(client, options));
+    Json findings = Json::array();
+    bool good = true;
+    for (const v1::CheckpointFinding& finding : all) {
+      good = good && finding.ok();
+      findings.push_back({{"step", finding.step()},
+                          {"path", finding.path()},
+                          {"ok", finding.ok()},
+                          {"problem", finding.ok() ? Json(nullptr) : Json(finding.problem())}});
+      if (options.format() == Output::kTable) {
+        std::cout << (finding.ok() ? "ok      " : "DAMAGED ") << finding.path()
+                  << (finding.ok() ? "" : ": " + ForTerminal(finding.problem())) << "\n";
+      }
+    }
+    if (options.format() != Output::kTable) PrintJson(findings, options.format());
+    return good ? kExitOk : kExitConflict;
+  });
+}
+
+int CheckpointNow(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::SaveCheckpointRequest request;
+    request.set_job(options.job);
+    if (options.timeout_seconds > 0) request.set_timeout_seconds(options.timeout_seconds);
+    v1::CheckpointInfo saved;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().SaveCheckpoint(&context, request, &saved), client));
+    if (options.format() != Output::kTable) {
+      PrintJson(CheckpointToJson(saved), options.format());
+    } else {
+      std::cout << "step " << saved.step() << ", " << SizeText(saved.bytes()) << ", "
+                << saved.path() << "\n";
+    }
+    return kExitOk;
+  });
+}
+
+int Delete(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::DeleteRequest request;
+    request.set_job(options.job);
+    request.set_checkpoints(options.with_checkpoints);
+    v1::DeleteResponse response;
+    TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().Delete(&context, request, &response), client));
+    if (options.format() != Output::kTable) {
+      PrintJson({{"id", response.job_id()},
+                 {"checkpoints", response.checkpoints()},
+                 {"checkpoint_bytes", response.checkpoint_bytes()}},
+                options.format());
+    } else {
+      std::cout << "deleted " << response.job_id();
+      if (options.with_checkpoints) {
+        std::cout << " and " << response.checkpoints() << " checkpoints, "
+                  << SizeText(response.checkpoint_bytes());
+      }
+      std::cout << "\n";
+    }
+    return kExitOk;
+  });
+}
+
+int CheckpointPrune(const Options& options) {
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    grpc::ClientContext context;
+    v1::PruneCheckpointsRequest request;
+    request.set_job(options.job);
+    request.set_keep_last(options.keep_last);
+    request.set_dry_run(options.dry_run);
+    v1::PruneCheckpointsResponse response;
+    TERCIO_RETURN_IF_ERROR(
+        CallStatus(client.stub().PruneCheckpoints(&context, request, &response), client));
+    if (options.format() != Output::kTable) {
+      PrintJson({{"dry_run", options.dry_run},
+                 {"removed", ToJson(response.removed())},
+                 {"kept", ToJson(response.kept())}},
+                options.format());
+      return kExitOk;
+    }
+    int64_t bytes = 0;
+    for (const v1::CheckpointInfo& checkpoint : response.removed()) {
+      std::cout << (options.dry_run ? "would remove " : "removed ") << checkpoint.path() << "\n";
+      bytes += checkpoint.bytes();
+    }
+    std::cout << (options.dry_run ? "would remove " : "removed ") << response.removed_size()
+              << " checkpoints, " << SizeText(bytes) << "; " << response.kept_size()
+              << (options.dry_run ? " would stay\n" : " stay\n");
+    return kExitOk;
+  });
+}
+
+}  // namespace tercio::cli

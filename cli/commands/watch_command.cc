@@ -1,0 +1,178 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <iostream>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/commands/commands.h"
+#include "cli/commands/with_client.h"
+#include "cli/follow.h"
+#include "cli/format.h"
+#include "cli/log_text.h"
+#include "cli/output.h"
+#include "cli/terminal.h"
+#include "cli/text.h"
+#include "cli/watch_view.h"
+#include "common/status_macros.h"
+
+namespace tercio::cli {
+namespace {
+
+constexpr auto kDrawInterval = std::chrono::milliseconds(200);
+constexpr auto kRetryInterval = std::chrono::milliseconds(500);
+// Of the past, and kept of what follows.
+constexpr int64_t kStepsBefore = 500;
+constexpr size_t kMostLosses = 100'000;
+constexpr size_t kMostEvents = 100;
+
+// Draws a job until it is told to stop; what happens beside the job's status comes by streams of
+// its own.
+//
+// Threads: one draws, one follows the history, one the events; Show from any.
+class FullView {
+ public:
+  FullView(Client& client, const v1::JobStatus& job) : client_(client), job_(job.id()) {
+    state_.job = job;
+    step_ = std::max<int64_t>(0, job.step() - kStepsBefore);
+    threads_.emplace_back([this] { DrawUntilStopped(); });
+    threads_.emplace_back([this] { FollowHistory(); });
+    threads_.emplace_back([this] { FollowEvents(); });
+  }
+
+  ~FullView() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopping_ = true;
+      for (grpc::ClientContext* context : calls_) context->TryCancel();
+      changed_.notify_all();
+    }
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  // Ranks, plan and last words do not come with every status.
+  void Show(const v1::JobStatus& job) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const v1::JobStatus before = std::move(state_.job);
+    state_.job = job;
+    if (job.ranks().empty()) *state_.job.mutable_ranks() = before.ranks();
+    if (job.last_lines().empty()) *state_.job.mutable_last_lines() = before.last_lines();
+  }
+
+ private:
+  void DrawUntilStopped() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!stopping_) {
+      state_.now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
+      const std::string text = WatchView(state_, GetScreen());
+      lock.unlock();
+      terminal_.Draw(text);
+      lock.lock();
+      changed_.wait_for(lock, kDrawInterval, [this] { return stopping_; });
+    }
+  }
+
+  void FollowHistory() {
+    Follow([this](grpc::ClientContext* context) {
+      v1::HistoryRequest request;
+      request.set_job(job_);
+      request.set_follow(true);
+      request.set_after_step(step_);
+      const auto reader = client_.stub().History(context, request);
+      v1::StepRecord record;
+      while (reader->Read(&record)) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        step_ = record.step();
+        state_.losses.push_back(record.loss());
+        if (state_.losses.size() > kMostLosses) state_.losses.erase(state_.losses.begin());
+      }
+    });
+  }
+
+  void FollowEvents() {
+    Follow([this](grpc::ClientContext* context) {
+      v1::EventsRequest request;
+      request.set_job(job_);
+      request.set_follow(true);
+      const auto reader = client_.stub().Events(context, request);
+      v1::JobEvent event;
+      while (reader->Read(&event)) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (event.sequence() <= event_) continue;  // said before the stream broke
+        event_ = event.sequence();
+        state_.events.push_back(event);
+        if (state_.events.size() > kMostEvents) state_.events.erase(state_.events.begin());
+      }
+    });
+  }
+
+  // A stream that ends is begun again: the coordinator may come back.
+  template <typename Read>
+  void Follow(const Read& read) {
+    while (true) {
+      grpc::ClientContext context;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (stopping_) return;
+        calls_.push_back(&context);
+      }
+      read(&context);
+      std::unique_lock<std::mutex> lock(mutex_);
+      std::erase(calls_, &context);
+      changed_.wait_for(lock, kRetryInterval, [this] { return stopping_; });
+    }
+  }
+
+  Client& client_;
+  const std::string job_;
+  TerminalView terminal_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  WatchState state_;
+  int64_t step_ = 0;   // of the last loss
+  int64_t event_ = 0;  // sequence of the last event
+  std::vector<grpc::ClientContext*> calls_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+// What is left on the screen when the view has gone.
+void Conclude(const v1::JobStatus& job) {
+  std::string line = ProgressLine(job, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
+  if (!job.error().empty()) absl::StrAppend(&line, "  (", ForTerminal(job.error()), ")");
+  std::cerr << line << std::endl;
+  if (job.state() != v1::JOB_STATE_FAILED) return;
+  for (const v1::LogLine& word : job.last_lines()) std::cerr << LogText(word) << "\n";
+}
+
+}  // namespace
+
+int Watch(const Options& options) {
+  const LastWords words(GoesOn(options.job));
+  return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
+    FollowOptions follow;
+    follow.ranks = true;
+    const bool full = !options.plain && options.format() == Output::kTable && CanDraw() &&
+                      isatty(STDERR_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
+    if (!full) {
+      TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FollowJob(client, options.job, follow));
+      if (options.format() != Output::kTable) PrintJson(JobToJson(job), options.format());
+      return ExitCodeOfState(job.state());
+    }
+    follow.show_progress = false;
+    v1::JobStatus job;
+    {
+      TERCIO_ASSIGN_OR_RETURN(job, client.Get(options.job, /*ranks=*/true));
+      FullView view(client, job);
+      follow.on_status = [&view](const v1::JobStatus& status) { view.Show(status); };
+      TERCIO_ASSIGN_OR_RETURN(job, FollowJob(client, job.id(), follow));
+    }
+    Conclude(job);
+    return ExitCodeOfState(job.state());
+  });
+}
+
+}  // namespace tercio::cli

@@ -1,0 +1,179 @@
+#include "common/gpus/gpu_faults.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace tercio {
+namespace {
+
+constexpr char kRestart[] = "restart the node";
+
+struct Xid {
+  int number;
+  XidEffect effect;
+  const char* name;
+};
+
+constexpr Xid kXids[] = {
+    {8, XidEffect::kProcess, "the GPU stopped processing"},
+    {13, XidEffect::kProcess, "graphics engine exception"},
+    {31, XidEffect::kProcess, "access to memory that is not there"},
+    {32, XidEffect::kProcess, "invalid or corrupted push buffer"},
+    {43, XidEffect::kProcess, "the GPU stopped processing"},
+    {45, XidEffect::kProcess, "work was removed after another error"},
+    {46, XidEffect::kEndsAll, "the GPU stopped processing"},
+    {48, XidEffect::kNoNewWork, "double-bit ECC error"},
+    {62, XidEffect::kEndsAll, "internal micro-controller halt"},
+    {63, XidEffect::kNone, "a row of memory will be remapped"},
+    {64, XidEffect::kNoNewWork, "a row of memory could not be remapped"},
+    {74, XidEffect::kNoNewWork, "NVLink error"},
+    {79, XidEffect::kEndsAll, "the GPU has fallen off the bus"},
+    {92, XidEffect::kNone, "many single-bit ECC errors"},
+    {94, XidEffect::kProcess, "contained memory error"},
+    {95, XidEffect::kEndsAll, "uncontained memory error"},
+    {109, XidEffect::kEndsAll, "context switch timeout"},
+    {110, XidEffect::kEndsAll, "security fault"},
+    {119, XidEffect::kEndsAll, "the GPU's system processor does not answer"},
+    {120, XidEffect::kEndsAll, "error of the GPU's system processor"},
+    {136, XidEffect::kNoNewWork, "link training failed"},
+    {140, XidEffect::kEndsAll, "ECC error that was not recovered"},
+    {143, XidEffect::kNoNewWork, "the GPU could not be initialised"},
+    {156, XidEffect::kNoNewWork, "a part of the GPU was retired"},
+    {158, XidEffect::kEndsAll, "fatal timeout"},
+};
+
+const Xid* FindXid(int number) {
+  const auto* const found = std::find_if(std::begin(kXids), std::end(kXids),
+                                         [number](const Xid& xid) { return xid.number == number; });
+  return found == std::end(kXids) ? nullptr : found;
+}
+
+std::string Reset(const Gpu& gpu) {
+  return absl::StrCat("reset it (nvidia-smi --gpu-reset -i ", gpu.index,
+                      ") or restart the node, and start the agent again");
+}
+
+// Those of CUDA's errors that a program cannot cause by itself (CUDA runtime API, "cudaError").
+constexpr std::string_view kDeviceErrors[] = {
+    "cudaErrorInitializationError",
+    "cudaErrorDevicesUnavailable",
+    "cudaErrorNoDevice",
+    "cudaErrorECCUncorrectable",
+    "cudaErrorNvlinkUncorrectable",
+    "cudaErrorContained",
+    "cudaErrorSystemNotReady",
+    "cudaErrorUnknown",
+    "cudaErrorDeviceUninitialized",
+};
+
+std::optional<std::string> MemoryOfOthers(const GpuSample& sample, int64_t most) {
+  if (!sample.processes.has_value()) return std::nullopt;
+  int64_t bytes = 0;
+  const GpuProcess* largest = nullptr;
+  for (const GpuProcess& process : *sample.processes) {
+    bytes += process.memory_bytes;
+    if (largest == nullptr || process.memory_bytes > largest->memory_bytes) largest = &process;
+  }
+  if (largest == nullptr || bytes <= most) return std::nullopt;
+  return absl::StrCat("other processes use its memory, the largest process ", largest->pid,
+                      largest->name.empty() ? "" : absl::StrCat(" (", largest->name, ")"),
+                      "; end them, or allow for more with --gpu-others");
+}
+
+}  // namespace
+
+XidEffect EffectOfXid(int xid) {
+  const Xid* known = FindXid(xid);
+  return known == nullptr ? XidEffect::kNone : known->effect;
+}
+
+bool IsOfDevice(int xid) {
+  constexpr int kContainedMemoryError = 94;
+  return EffectOfXid(xid) >= XidEffect::kNoNewWork || xid == kContainedMemoryError;
+}
+
+std::string DescribeXid(int xid) {
+  const Xid* known = FindXid(xid);
+  return known == nullptr ? absl::StrCat("XID ", xid)
+                          : absl::StrCat("XID ", xid, " (", known->name, ")");
+}
+
+std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
+                                const GpuCircumstances& circumstances) {
+  std::vector<int> xids = circumstances.xids;
+  // The worst first; of two alike the one that came first.
+  std::stable_sort(xids.begin(), xids.end(),
+                   [](int a, int b) { return EffectOfXid(a) > EffectOfXid(b); });
+  if (!xids.empty() && EffectOfXid(xids.front()) >= XidEffect::kNoNewWork) {
+    const int xid = xids.front();
+    return GpuFault{absl::StrCat(DescribeXid(xid), ": ", xid == 79 ? kRestart : Reset(gpu)),
+                    EffectOfXid(xid) == XidEffect::kEndsAll};
+  }
+  if (!gpu.error.empty()) return GpuFault{absl::StrCat(gpu.error, "; ", kRestart), true};
+  if (sample.lost) return GpuFault{absl::StrCat("the driver has lost it: ", kRestart), true};
+  if (sample.reset_required) {
+    return GpuFault{absl::StrCat("the driver wants it reset: ", Reset(gpu)), true};
+  }
+  if (!sample.error.empty()) {
+    return GpuFault{absl::StrCat("the driver does not say how it is: ", sample.error,
+                                 "; nvidia-smi and the kernel's log may tell more"),
+                    false};
+  }
+  if (sample.remap_failed.value_or(false)) {
+    return GpuFault{"rows of its memory are faulty and could not be remapped: replace it", false};
+  }
+  if (sample.ecc_uncorrected.value_or(0) > 0) {
+    return GpuFault{
+        absl::StrCat("uncorrected ECC errors since the driver was loaded: ", Reset(gpu)), false};
+  }
+  if (sample.mig.value_or(false)) {
+    return GpuFault{absl::StrCat("it is in MIG mode, which Tercio does not use: nvidia-smi -i ",
+                                 gpu.index, " -mig 0"),
+                    false};
+  }
+  const ComputeMode mode = sample.compute_mode.value_or(ComputeMode::kDefault);
+  if (mode == ComputeMode::kProhibited ||
+      (mode == ComputeMode::kExclusive && circumstances.shared)) {
+    return GpuFault{
+        absl::StrCat("its compute mode is ",
+                     mode == ComputeMode::kProhibited ? "prohibited"
+                                                      : "exclusive, and ranks are to share it",
+                     ": nvidia-smi -i ", gpu.index, " -c DEFAULT"),
+        false};
+  }
+  if (!circumstances.in_use) {
+    const auto taken = MemoryOfOthers(sample, circumstances.others_bytes);
+    if (taken.has_value()) return GpuFault{*taken, false};
+  }
+  return std::nullopt;
+}
+
+absl::Status CheckDriver(const std::string& driver, int driver_cuda, int runtime) {
+  if (driver_cuda == 0 || runtime == 0 || driver_cuda / 1000 >= runtime / 1000) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the NVIDIA driver ", driver, " runs programs of CUDA ", CudaVersionText(driver_cuda),
+      ", and this one is built with CUDA ", CudaVersionText(runtime),
+      ": install a newer driver, or build with CUDA ", driver_cuda / 1000));
+}
+
+std::string CudaVersionText(int version) {
+  return absl::StrCat(version / 1000, ".", version % 1000 / 10);
+}
+
+std::string_view DeviceErrorIn(std::string_view text) {
+  for (const std::string_view error : kDeviceErrors) {
+    const std::string named = absl::StrCat("(", std::string(error), ")");
+    if (text.find(named) != std::string_view::npos) return error;
+  }
+  return "";
+}
+
+std::string GibibytesText(int64_t bytes) {
+  return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (1 << 30));
+}
+
+}  // namespace tercio

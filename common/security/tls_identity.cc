@@ -1,0 +1,141 @@
+#include "common/security/tls_identity.h"
+
+#include <sys/stat.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/status_macros.h"
+#include "common/steady_time.h"
+
+namespace tercio {
+namespace {
+
+constexpr mode_t kOfOthers = S_IRWXG | S_IRWXO;
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+absl::Status Wrong(const char* flag, const std::string& path, const absl::Status& why) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("the ", flag, " ", path, ": ", std::string(why.message())));
+}
+
+absl::StatusOr<std::string> ReadPem(const char* flag, const std::string& path) {
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ", flag, ": ", std::string(text.status().message())));
+  }
+  return text;
+}
+
+std::string Utc(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
+}
+
+// Both times are said: a wrong clock looks like a wrong certificate.
+absl::Status CheckTimes(const CertificateFacts& facts, absl::Time now) {
+  if (now < facts.not_before) {
+    return absl::FailedPreconditionError(absl::StrCat("it is valid from ", Utc(facts.not_before),
+                                                      " and this machine's clock says ", Utc(now),
+                                                      "; is the clock right?"));
+  }
+  if (now >= facts.not_after) {
+    return absl::FailedPreconditionError(absl::StrCat("it has expired at ", Utc(facts.not_after),
+                                                      " and this machine's clock says ", Utc(now),
+                                                      "; get a new one"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMode(const std::string& path, TlsIdentity::KeyFile kind) {
+  struct stat info = {};
+  if (stat(path.c_str(), &info) != 0 || (info.st_mode & kOfOthers) == 0) return absl::OkStatus();
+  const std::string text = absl::StrCat("others may read it; chmod 600 ", path);
+  if (kind == TlsIdentity::KeyFile::kOwn) return absl::FailedPreconditionError(text);
+  LogWarning(absl::StrCat("the key ", path, ": ", text));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TlsFiles TlsFromEnvironment() {
+  return {Environment("TERCIO_TLS_CERT"), Environment("TERCIO_TLS_KEY"),
+          Environment("TERCIO_TLS_CA")};
+}
+
+absl::Status CheckComplete(const TlsFiles& files) {
+  if (!files.certificate.empty() && !files.key.empty() && !files.authority.empty()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("TLS needs all of --tls-cert, --tls-key and --tls-ca");
+}
+
+absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& files, KeyFile kind,
+                                                               absl::Duration between_tries) {
+  TERCIO_RETURN_IF_ERROR(CheckComplete(files));
+  std::shared_ptr<TlsIdentity> identity(new TlsIdentity(files, kind, between_tries));
+  identity->seen_ = identity->Look();
+  TERCIO_ASSIGN_OR_RETURN(identity->current_, identity->Read());
+  return identity;
+}
+
+std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Stamps now = Look();
+  const absl::Time time = SteadyNow();
+  if (now == seen_ && time < retry_at_) return current_;
+  absl::StatusOr<std::shared_ptr<TlsMaterial>> changed = Read();
+  retry_at_ = changed.ok() ? absl::InfiniteFuture() : time + between_tries_;
+  if (!changed.ok()) {
+    if (now != seen_) {
+      LogWarning(absl::StrCat("the certificate from before stays in use: ",
+                              std::string(changed.status().message())));
+    }
+    seen_ = now;
+    return current_;
+  }
+  seen_ = now;
+  (*changed)->version = current_->version + 1;
+  LogInfo(absl::StrCat("certificate ", files_.certificate, " read anew, good until ",
+                       Utc((*changed)->facts.not_after)));
+  current_ = *std::move(changed);
+  return current_;
+}
+
+TlsIdentity::Stamps TlsIdentity::Look() const {
+  Stamps stamps;
+  const std::string* paths[] = {&files_.certificate, &files_.key, &files_.authority};
+  for (size_t i = 0; i < stamps.size(); ++i) {
+    struct stat info = {};
+    if (stat(paths[i]->c_str(), &info) != 0) continue;
+    stamps[i] = {info.st_ino, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+  }
+  return stamps;
+}
+
+absl::StatusOr<std::shared_ptr<TlsMaterial>> TlsIdentity::Read() const {
+  TERCIO_RETURN_IF_ERROR(CheckMode(files_.key, kind_));
+  auto material = std::make_shared<TlsMaterial>();
+  TERCIO_ASSIGN_OR_RETURN(material->certificate, ReadPem("certificate", files_.certificate));
+  TERCIO_ASSIGN_OR_RETURN(material->key, ReadPem("key", files_.key));
+  TERCIO_ASSIGN_OR_RETURN(material->authority, ReadPem("authority", files_.authority));
+  const auto facts = ReadCertificate(material->certificate);
+  if (!facts.ok()) return Wrong("certificate", files_.certificate, facts.status());
+  material->facts = *facts;
+  const auto authority = ReadCertificate(material->authority);
+  if (!authority.ok()) return Wrong("authority", files_.authority, authority.status());
+  const absl::Status key = CheckKeyBelongs(material->certificate, material->key);
+  if (!key.ok()) return Wrong("key", files_.key, key);
+  const absl::Status times = CheckTimes(material->facts, absl::Now());
+  if (!times.ok()) return Wrong("certificate", files_.certificate, times);
+  return material;
+}
+
+}  // namespace tercio

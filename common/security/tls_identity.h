@@ -1,0 +1,82 @@
+// The certificate and key of this process, and the authority whose certificates it trusts: read,
+// checked, and read again when the files change, so that certificates are renewed without a
+// restart. What cannot be used is refused with the file and why; where it replaces what could be
+// used, the latter stays, that is logged once, and the new one is tried again: its time may come.
+//
+// Threads: any.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/security/certificate.h"
+
+namespace tercio {
+
+// PEM files; all empty: no TLS.
+struct TlsFiles {
+  std::string certificate;
+  std::string key;
+  std::string authority;
+  bool given() const { return !certificate.empty() || !key.empty() || !authority.empty(); }
+};
+
+// What TERCIO_TLS_CERT, TERCIO_TLS_KEY and TERCIO_TLS_CA say.
+TlsFiles TlsFromEnvironment();
+
+// INVALID_ARGUMENT where only some of the three are given.
+absl::Status CheckComplete(const TlsFiles& files);
+
+struct TlsMaterial {
+  std::string certificate;  // PEM texts
+  std::string key;
+  std::string authority;
+  CertificateFacts facts;  // of the certificate
+  int64_t version = 0;     // another one for each change
+};
+
+class TlsIdentity {
+ public:
+  // FAILED_PRECONDITION: a file is missing, unreadable or wrong, the key is not the certificate's,
+  // or others may read it (where the key is one that Tercio has made: kOwn; where it is somebody
+  // else's, that is a warning), the certificate has expired or is not valid yet.
+  enum class KeyFile { kOwn, kForeign };
+  // What was bad is tried again after `between_tries`.
+  static absl::StatusOr<std::shared_ptr<TlsIdentity>> Load(
+      const TlsFiles& files, KeyFile kind, absl::Duration between_tries = absl::Seconds(10));
+
+  // What the files hold now, or last held that could be used.
+  std::shared_ptr<const TlsMaterial> Current();
+  const TlsFiles& files() const { return files_; }
+
+ private:
+  // Of a file: when it was changed, to tell whether it was.
+  struct Stamp {
+    uint64_t inode = 0;
+    int64_t seconds = 0;
+    int64_t nanoseconds = 0;
+    bool operator==(const Stamp&) const = default;
+  };
+  using Stamps = std::array<Stamp, 3>;
+
+  TlsIdentity(TlsFiles files, KeyFile kind, absl::Duration between_tries)
+      : files_(std::move(files)), kind_(kind), between_tries_(between_tries) {}
+  Stamps Look() const;
+  absl::StatusOr<std::shared_ptr<TlsMaterial>> Read() const;
+
+  const TlsFiles files_;
+  const KeyFile kind_;
+  const absl::Duration between_tries_;
+  std::mutex mutex_;
+  Stamps seen_;
+  absl::Time retry_at_ = absl::InfiniteFuture();  // of the steady clock: when what was bad is tried
+  std::shared_ptr<const TlsMaterial> current_;
+};
+
+}  // namespace tercio

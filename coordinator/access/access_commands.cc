@@ -1,0 +1,360 @@
+#include "coordinator/access/access_commands.h"
+
+#include <openssl/rand.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/check.h"
+#include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/log.h"
+#include "common/security/certificate.h"
+#include "common/security/join_token.h"
+#include "common/security/roles.h"
+#include "common/status_macros.h"
+#include "coordinator/access/access.h"
+#include "coordinator/access/access_store.h"
+#include "coordinator/access/authority.h"
+#include "coordinator/access/enroll_service.h"
+#include "coordinator/access/node_patterns.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int kSecretBytes = 16;
+
+struct Options {
+  std::string state_dir;
+  std::vector<std::string> hosts;
+  std::string role = "agent";
+  std::string name;
+  double ttl_seconds = 3600;
+  int64_t uses = 1;
+  std::string nodes;
+  std::string revoked;
+  int64_t revoked_token = 0;
+  std::string output;
+  bool json() const { return output == "json"; }
+};
+
+std::string Utc(absl::Time time) {
+  return absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", time, absl::UTCTimeZone());
+}
+
+std::string RandomSecret() {
+  std::array<unsigned char, kSecretBytes> bytes;
+  TERCIO_CHECK_EQ(RAND_bytes(bytes.data(), bytes.size()), 1);
+  return absl::BytesToHexString({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+void Print(const nlohmann::ordered_json& value) { std::printf("%s\n", value.dump(2).c_str()); }
+
+// Root makes files for the user whom the state directory belongs to, under whom the coordinator
+// runs.
+absl::Status GiveToOwner(const std::string& state_dir, const std::string& directory) {
+  struct stat info = {};
+  if (geteuid() != 0 || stat(state_dir.c_str(), &info) != 0 || info.st_uid == 0) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> paths = {directory};
+  for (const std::string& name : ListDirectory(directory)) paths.push_back(directory + "/" + name);
+  for (const std::string& path : paths) {
+    if (lchown(path.c_str(), info.st_uid, info.st_gid) != 0) {
+      return FileError(errno, "cannot give to the owner of the state directory", path);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
+  const std::string directory = Access::DirectoryOf(options.state_dir);
+  if (!PathExists(directory)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(options.state_dir, " has no authority; `tercio-coordinator init --state-dir ",
+                     options.state_dir, "` makes one"));
+  }
+  return AccessStore::Open(directory + "/access.sqlite");
+}
+
+// The nodes that a token may enrol.
+absl::Status CheckTokenOptions(const Options& options) {
+  const bool is_agents = options.role == NameOf(Role::kAgent);
+  if (options.name.empty() && !is_agents) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a token of the role ", options.role, " needs --name: whose it is"));
+  }
+  if (!options.name.empty()) TERCIO_RETURN_IF_ERROR(CheckName(options.name));
+  if (!options.nodes.empty()) {
+    TERCIO_RETURN_IF_ERROR(CheckNodePatterns(options.nodes));
+    if (!is_agents || !options.name.empty()) {
+      return absl::InvalidArgumentError(
+          "--nodes is for agents that choose their names: neither with --name nor for people");
+    }
+  }
+  // Where it is kept for the next node, others find it, too.
+  if (options.uses > 1 && options.name.empty() && options.nodes.empty()) {
+    return absl::InvalidArgumentError(
+        "a token of several uses needs --nodes: a pattern of the names that it may enrol, such as "
+        "--nodes 'gpu-*'");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& directory,
+                                    AccessStore& store) {
+  TERCIO_ASSIGN_OR_RETURN(const auto authority, Authority::Open(directory));
+  TERCIO_RETURN_IF_ERROR(CheckTokenOptions(options));
+  TokenRecord token;
+  token.role = options.role;
+  token.name = options.name;
+  token.created = absl::Now();
+  token.expires = token.created + absl::Seconds(options.ttl_seconds);
+  token.uses_left = options.uses;
+  token.nodes = options.nodes;
+  const JoinToken text = {RandomSecret(), authority->fingerprint()};
+  TERCIO_RETURN_IF_ERROR(store.AddToken(token, text.secret).status());
+  return text;
+}
+
+// By which the coordinator's certificate may be reached.
+absl::StatusOr<std::vector<std::string>> HostsOf(const Options& options) {
+  std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
+  char own[256] = "";
+  if (gethostname(own, sizeof(own) - 1) == 0 && AlternativeName(own).ok()) hosts.push_back(own);
+  for (const std::string& host : options.hosts) {
+    TERCIO_RETURN_IF_ERROR(AlternativeName(host).status());
+    if (std::find(hosts.begin(), hosts.end(), host) == hosts.end()) hosts.push_back(host);
+  }
+  return hosts;
+}
+
+// All of it beside its place, so that an init that is interrupted, or finds the disk full, has done
+// nothing.
+absl::StatusOr<JoinToken> MakeAccess(const Options& options,
+                                     const std::vector<std::string>& hosts) {
+  const std::string directory = Access::DirectoryOf(options.state_dir);
+  const std::string made = directory + ".new";
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(directory + ".lock", /*wait=*/true));
+  if (PathExists(directory)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(directory,
+                     " is there: this state directory has an authority. `token` makes tokens; to "
+                     "begin anew, move the directory away"));
+  }
+  TERCIO_RETURN_IF_ERROR(RemoveTree(made));
+  absl::Cleanup remove = [&made] { (void)RemoveTree(made); };
+  TERCIO_RETURN_IF_ERROR(Authority::Create(made, hosts, absl::Now()));
+  JoinToken token;
+  {
+    TERCIO_ASSIGN_OR_RETURN(const auto store, AccessStore::Create(made + "/access.sqlite"));
+    TERCIO_ASSIGN_OR_RETURN(token, MakeToken(options, made, *store));
+  }
+  TERCIO_RETURN_IF_ERROR(GiveToOwner(options.state_dir, made));
+  TERCIO_RETURN_IF_ERROR(RenamePath(made, directory));
+  std::move(remove).Cancel();
+  TERCIO_RETURN_IF_ERROR(SyncPath(options.state_dir));
+  return token;
+}
+
+absl::Status Init(const Options& options) {
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(options.state_dir));
+  const std::string directory = Access::DirectoryOf(options.state_dir);
+  TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> hosts, HostsOf(options));
+  TERCIO_ASSIGN_OR_RETURN(const JoinToken made, MakeAccess(options, hosts));
+  const std::string token = FormatJoinToken(made);
+  if (options.json()) {
+    Print({{"directory", directory},
+           {"fingerprint", made.fingerprint},
+           {"hosts", hosts},
+           {"token", token}});
+    return absl::OkStatus();
+  }
+  std::printf("authority   %s\n", directory.c_str());
+  std::printf("fingerprint %s\n", made.fingerprint.c_str());
+  std::printf("good for   ");
+  for (const std::string& host : hosts) std::printf(" %s", host.c_str());
+  std::printf("\nagent token %s\n", token.c_str());
+  std::fprintf(stderr,
+               "The token lets %s join within %s. Tokens for people:\n"
+               "  tercio-coordinator token --state-dir %s --role admin --name NAME\n",
+               options.uses == 1 ? "one agent" : absl::StrCat(options.uses, " agents").c_str(),
+               absl::FormatDuration(absl::Seconds(options.ttl_seconds)).c_str(),
+               options.state_dir.c_str());
+  return absl::OkStatus();
+}
+
+absl::Status Token(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
+  TERCIO_ASSIGN_OR_RETURN(const JoinToken made,
+                          MakeToken(options, Access::DirectoryOf(options.state_dir), *store));
+  const std::string token = FormatJoinToken(made);
+  if (options.json()) {
+    Print({{"token", token},
+           {"role", options.role},
+           {"name", options.name},
+           {"nodes", options.nodes}});
+  } else {
+    std::printf("%s\n", token.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Revoke(const Options& options) {
+  // An empty name would be that of the tokens for any node: of a variable that is not set, likely.
+  if (options.revoked.empty() == (options.revoked_token == 0)) {
+    return absl::InvalidArgumentError(
+        "give the name or serial number to revoke, or --token NUMBER; `access` lists them");
+  }
+  TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
+  if (options.revoked_token != 0) {
+    TERCIO_RETURN_IF_ERROR(store->RevokeToken(options.revoked_token));
+    std::fprintf(stderr, "revoked token %lld\n",
+                 static_cast<long long>(options.revoked_token));  // NOLINT: printf's type
+    return absl::OkStatus();
+  }
+  TERCIO_ASSIGN_OR_RETURN(const int64_t count, store->Revoke(options.revoked, absl::Now()));
+  std::fprintf(stderr, "revoked %lld certificates and tokens of %s\n",
+               static_cast<long long>(count), options.revoked.c_str());  // NOLINT: printf's type
+  return absl::OkStatus();
+}
+
+std::string HolderOf(const TokenRecord& token) {
+  if (!token.name.empty()) return token.name;
+  return token.nodes.empty() ? "any" : token.nodes;
+}
+
+absl::Status List(const Options& options) {
+  TERCIO_ASSIGN_OR_RETURN(const auto store, OpenStore(options));
+  const absl::Time now = absl::Now();
+  TERCIO_ASSIGN_OR_RETURN(const auto tokens, store->Tokens(now));
+  TERCIO_ASSIGN_OR_RETURN(const auto certificates, store->Certificates(now));
+  if (options.json()) {
+    nlohmann::ordered_json all = {{"tokens", nlohmann::json::array()},
+                                  {"certificates", nlohmann::json::array()}};
+    for (const TokenRecord& token : tokens) {
+      all["tokens"].push_back({{"id", token.id},
+                               {"role", token.role},
+                               {"name", token.name},
+                               {"nodes", token.nodes},
+                               {"expires", Utc(token.expires)},
+                               {"uses_left", token.uses_left}});
+    }
+    for (const CertificateRecord& one : certificates) {
+      all["certificates"].push_back({{"serial", one.serial},
+                                     {"role", one.role},
+                                     {"name", one.name},
+                                     {"issued", Utc(one.issued)},
+                                     {"expires", Utc(one.expires)},
+                                     {"address", one.address},
+                                     {"revoked", one.revoked}});
+    }
+    Print(all);
+    return absl::OkStatus();
+  }
+  std::printf("%-8s %-8s %-20s %-20s %s\n", "TOKEN", "ROLE", "NAME", "EXPIRES", "USES LEFT");
+  for (const TokenRecord& token : tokens) {
+    std::printf("%-8lld %-8s %-20s %-20s %lld\n",
+                static_cast<long long>(token.id),  // NOLINT: printf's type
+                token.role.c_str(), HolderOf(token).c_str(), Utc(token.expires).c_str(),
+                static_cast<long long>(token.uses_left));  // NOLINT: printf's type
+  }
+  std::printf("\n%-8s %-20s %-20s %-32s %s\n", "ROLE", "NAME", "EXPIRES", "SERIAL", "");
+  for (const CertificateRecord& one : certificates) {
+    std::printf("%-8s %-20s %-20s %-32s %s\n", one.role.c_str(), one.name.c_str(),
+                Utc(one.expires).c_str(), one.serial.c_str(), one.revoked ? "revoked" : "");
+  }
+  return absl::OkStatus();
+}
+
+void AddTokenOptions(CLI::App* command, Options* options) {
+  command->add_option("--ttl", options->ttl_seconds, "how long the token can be used (default 1h)")
+      ->transform(CLI::AsNumberWithUnit(
+          std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
+          CLI::AsNumberWithUnit::CASE_SENSITIVE))
+      ->check(CLI::Range(1.0, 30 * 86400.0));
+  command
+      ->add_option("--uses", options->uses,
+                   "how often; each use is another certificate; several need --nodes or --name")
+      ->check(CLI::Range(1, 100000));
+  command->add_option("--nodes", options->nodes,
+                      "names of agents that it may enrol: patterns with * and ?, with commas "
+                      "between them, such as 'gpu-*'");
+}
+
+using Command = absl::Status (*)(const Options&);
+
+CLI::App* AddCommand(CLI::App& app, const char* name, const char* help, Options* options,
+                     Command command, Command* chosen) {
+  CLI::App* added = app.add_subcommand(name, help);
+  // Not by CLI11's envname: the variable would be filled in for the commands that were not chosen,
+  // too, over what the chosen one was given.
+  added->add_option("--state-dir", options->state_dir, "of the coordinator (or TERCIO_STATE_DIR)")
+      ->required(options->state_dir.empty());
+  added->add_option("-o,--output", options->output, "json for programs")
+      ->check(CLI::IsMember({"json"}));
+  added->callback([command, chosen] { *chosen = command; });
+  return added;
+}
+
+}  // namespace
+
+bool IsAccessCommand(int argc, char** argv) {
+  static const std::string kCommands[] = {"init", "token", "revoke", "access"};
+  return argc > 1 &&
+         std::find(std::begin(kCommands), std::end(kCommands), argv[1]) != std::end(kCommands);
+}
+
+int RunAccessCommand(int argc, char** argv) {
+  Options options;
+  if (const char* variable = std::getenv("TERCIO_STATE_DIR")) options.state_dir = variable;
+  Command chosen = nullptr;
+  CLI::App app("Who may do what at this coordinator.", "tercio-coordinator");
+  app.require_subcommand(1);
+  CLI::App* command = AddCommand(app, "init", "make an authority and a token for the first agent",
+                                 &options, Init, &chosen);
+  command
+      ->add_option("--host", options.hosts,
+                   "names and addresses by which others reach the coordinator, beside this host's")
+      ->delimiter(',');
+  AddTokenOptions(command, &options);
+  command = AddCommand(app, "token", "make a token: it is printed here and nowhere else", &options,
+                       Token, &chosen);
+  command->add_option("--role", options.role, "admin, user, viewer or agent (the default)")
+      ->check(CLI::IsMember({"admin", "user", "viewer", "agent"}));
+  command->add_option("--name", options.name, "of the person or node; an agent's may be left out");
+  AddTokenOptions(command, &options);
+  command = AddCommand(app, "revoke", "refuse certificates from now on", &options, Revoke, &chosen);
+  command->add_option("name", options.revoked, "name, or serial number of one certificate");
+  command->add_option("--token", options.revoked_token, "number of one token, as `access` shows it")
+      ->check(CLI::PositiveNumber);
+  AddCommand(app, "access", "tokens and certificates, without their secrets", &options, List,
+             &chosen);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  InitLogging("coordinator");
+  const absl::Status status = chosen(options);
+  if (!status.ok()) std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
+  return ExitCodeOf(status);
+}
+
+}  // namespace tercio::coordinator

@@ -1,0 +1,49 @@
+// Token data sets with weights, as one stream of samples: data/blend.h says which data set
+// gives sample i, and each data set goes through epochs of its own (data/sample_order.h).
+// One data set alone keeps the order of its epochs.
+//
+// A value: copies share the mappings. Immutable; any number of threads may read.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "data/blend.h"
+#include "data/token_dataset.h"
+
+namespace tercio::data {
+
+class BlendedDataset {
+ public:
+  // No data.
+  BlendedDataset() = default;
+  // REQUIRES: as many data sets as the blend has, at least one.
+  BlendedDataset(std::vector<TokenDataset> datasets, Blend blend)
+      : datasets_(std::move(datasets)), blend_(std::move(blend)) {}
+
+  const std::vector<TokenDataset>& datasets() const { return datasets_; }
+  const Blend& blend() const { return blend_; }
+  int64_t tokens() const;
+
+  // Samples that ReadInOrder has: as many as the blend gives before one data set would repeat a
+  // sample. All of them where there is one data set, none where there is none.
+  int64_t Samples(int64_t context) const;
+
+  // Writes context + 1 ids: sample `index` without any shuffling, each data set from its beginning.
+  // REQUIRES: 0 <= index < Samples(context).
+  void ReadInOrder(int64_t index, int64_t context, int32_t* out) const;
+
+  // Writes context + 1 ids of a place in an endless run over shuffled epochs.
+  // REQUIRES: position >= 0; every data set has at least one sample.
+  void ReadShuffled(uint64_t seed, int64_t position, int64_t context, int32_t* out) const;
+
+ private:
+  std::vector<TokenDataset> datasets_;
+  Blend blend_;
+};
+
+// The seed of one data set's epochs: that of the run for the first, another for each of the rest.
+uint64_t SeedOfDataset(uint64_t seed, int dataset);
+
+}  // namespace tercio::data

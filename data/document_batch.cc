@@ -1,0 +1,59 @@
+#include "data/document_batch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "data/jsonl.h"
+
+namespace tercio::data {
+namespace {
+
+// Pieces of at least so many bytes for each thread, so that starting threads costs little.
+constexpr int64_t kBytesPerThread = 1 << 20;
+constexpr size_t kMostPieces = 1 << 16;
+
+}  // namespace
+
+absl::StatusOr<std::string_view> TextOf(const TextPiece& piece, const TextOptions& options,
+                                        std::string* storage) {
+  if (!piece.json) return piece.text;
+  TERCIO_ASSIGN_OR_RETURN(*storage, TextOfJsonLine(piece.text, options.text_key));
+  return std::string_view(*storage);
+}
+
+std::string PlaceOf(const TextSource& source, const TextPiece& piece) {
+  const std::string& path = source.path(piece.begin.input);
+  if (piece.json) return absl::StrCat(path, ":", piece.begin.line, ": ");
+  return piece.begin.offset == 0
+             ? absl::StrCat(path, ": ")
+             : absl::StrCat(path, ": in the part from byte ", piece.begin.offset, ": ");
+}
+
+void ForEachOnThreads(int64_t count, int threads, const std::function<void(int64_t)>& work) {
+  std::atomic<int64_t> next{0};
+  const auto run = [&] {
+    for (int64_t i = next++; i < count; i = next++) work(i);
+  };
+  std::vector<std::thread> others;
+  for (int64_t t = 1; t < std::min<int64_t>(threads, count); ++t) others.emplace_back(run);
+  run();
+  for (std::thread& thread : others) thread.join();
+}
+
+std::vector<TextPiece> NextBatch(TextSource& source, int threads) {
+  std::vector<TextPiece> batch;
+  int64_t bytes = 0;
+  TextPiece piece;
+  while (bytes < kBytesPerThread * std::max(1, threads) && batch.size() < kMostPieces &&
+         source.Next(&piece)) {
+    bytes += static_cast<int64_t>(piece.text.size());
+    batch.push_back(piece);
+  }
+  return batch;
+}
+
+}  // namespace tercio::data

@@ -1,0 +1,493 @@
+#include "data/prepared_data.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/file.h"
+#include "common/machine.h"
+#include "common/sha256.h"
+#include "common/status_macros.h"
+#include "data/bert_rules.h"
+#include "data/data_cache.h"
+#include "data/data_files.h"
+#include "data/indexed_dataset.h"
+#include "data/jsonl.h"
+#include "data/text_source.h"
+#include "data/tokenize.h"
+
+namespace tercio::data {
+namespace {
+
+// One data set of the job, from its paths to its tokens.
+struct Source {
+  std::string name;  // for messages
+  double weight = 1;
+  DataFiles files;
+  TokenDataset tokens;
+  DocumentBorders borders;
+  std::optional<Tokenizer> tokenizer;
+  std::shared_ptr<const LabelledExamples> examples;  // instead of tokens
+  std::string digest;
+
+  // Tokens, or examples.
+  int64_t size() const {
+    return examples ? static_cast<int64_t>(examples->examples.size()) : tokens.tokens();
+  }
+};
+
+// What training or validation gets of a source: [begin, end) of its tokens or examples.
+struct Share {
+  const Source* source;
+  bool trains;
+  int64_t begin;
+  int64_t end;
+
+  const char* name() const { return trains ? "the training part" : "the validation part"; }
+};
+
+absl::Status Fault(const std::string& path, const std::string& what) {
+  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what));
+}
+
+using Blended = google::protobuf::RepeatedPtrField<v1::WeightedData>;
+
+// The data sets of one side: a single path, or a blend.
+absl::StatusOr<std::vector<Source>> FindSources(const std::string& path, const Blended& blend) {
+  std::vector<Source> sources;
+  if (!path.empty()) {
+    Source& source = sources.emplace_back();
+    source.name = path;
+    TERCIO_ASSIGN_OR_RETURN(source.files, FindDataFiles({path}));
+  }
+  for (const v1::WeightedData& data : blend) {
+    Source& source = sources.emplace_back();
+    source.name = absl::StrJoin(data.paths(), ", ");
+    source.weight = data.weight();
+    TERCIO_ASSIGN_OR_RETURN(source.files, FindDataFiles(std::vector<std::string>(
+                                              data.paths().begin(), data.paths().end())));
+  }
+  return sources;
+}
+
+struct Sides {
+  std::vector<Source> train;
+  std::vector<Source> validation;  // empty: none, or a fraction
+
+  std::vector<Source*> All() {
+    std::vector<Source*> all;
+    for (Source& source : train) all.push_back(&source);
+    for (Source& source : validation) all.push_back(&source);
+    return all;
+  }
+};
+
+class Preparation {
+ public:
+  Preparation(const v1::DataSpec& spec, const v1::ModelSpec& model, const std::string& cache_dir,
+              ContentCheck check)
+      : spec_(spec),
+        model_(model),
+        cache_dir_(cache_dir),
+        check_(check),
+        objective_(ObjectiveOf(model)) {
+    text_.text_key = spec.text_key().empty() ? "text" : spec.text_key();
+    text_.skip_bad_lines = spec.skip_bad_lines();
+    text_.threads = MachineCores();
+  }
+
+  absl::StatusOr<PreparedData> Prepare();
+
+ private:
+  absl::Status FindTokenizer();
+  absl::Status OpenTokens(Source* source);
+  absl::Status CachedTokens(Source* source);
+  void Take(TokenFiles files, Source* source) const;
+  absl::StatusOr<std::string> CacheEntry(const Source& source) const;
+  absl::Status CheckVocabulary();
+  absl::Status ReadExamples(const LabelRules& rules, Source* source);
+  // Of all sources, in their order.
+  std::vector<Share> Shares() const;
+  absl::Status MakeCausal();
+  absl::Status MakeMasked();
+  absl::Status MakeLabelled();
+  absl::StatusOr<Blend> BlendOfTraining() const;
+  absl::StatusOr<Blend> BlendOfValidation() const;
+  // Puts data sets of samples, one for each share, into what is prepared.
+  absl::Status TakeSamples(const std::vector<Share>& shares,
+                           std::vector<std::shared_ptr<const SampleDataset>> datasets);
+  absl::StatusOr<std::string> DigestOfSides() const;
+
+  const v1::DataSpec& spec_;
+  const v1::ModelSpec& model_;
+  const std::string& cache_dir_;
+  const ContentCheck check_;
+  const Objective objective_;
+  TextOptions text_;
+  Sides sides_;
+  std::optional<Tokenizer> tokenizer_;
+  std::string rules_;  // of bert's samples
+  PreparedData prepared_;
+};
+
+// The tokenizer of the texts, or the one that the job names for token files.
+absl::Status Preparation::FindTokenizer() {
+  std::vector<std::string> texts;
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind != DataKind::kText) continue;
+    texts.insert(texts.end(), source->files.paths.begin(), source->files.paths.end());
+  }
+  if (texts.empty() && (spec_.tokenizer().empty() || spec_.tokenizer() == "chars")) {
+    return absl::OkStatus();  // the one beside the files, where there is one
+  }
+  absl::StatusOr<Tokenizer> tokenizer = ChooseTokenizer(spec_.tokenizer(), texts, text_);
+  if (!tokenizer.ok()) {
+    return absl::Status(
+        tokenizer.status().code(),
+        absl::StrCat("data.tokenizer: ", std::string(tokenizer.status().message())));
+  }
+  tokenizer_ = *std::move(tokenizer);
+  return absl::OkStatus();
+}
+
+// Entries are named by what decides their bytes. A text alone: tokenizer and content.
+absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const {
+  Sha256 sha;
+  sha.Update(tokenizer_->ToJson());
+  if (model_.sentence_order()) sha.Update("\nsentences\n");
+  const bool one_text = source.files.paths.size() == 1 && !IsJsonl(source.files.paths[0]);
+  for (const std::string& path : source.files.paths) {
+    TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
+    if (!one_text) {
+      sha.Update(absl::StrCat("\n", IsJsonl(path) ? "jsonl" : "text", " ", file->content().size(),
+                              " ", text_.skip_bad_lines, " ", text_.text_key.size(), " ",
+                              text_.text_key, "\n"));
+    }
+    sha.Update(file->content());
+  }
+  return absl::StrCat(cache_dir_, "/", sha.HexDigest());
+}
+
+// Tokens of texts from the cache, or made now and put there.
+absl::Status Preparation::CachedTokens(Source* source) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string prefix, CacheEntry(*source));
+  TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
+  TERCIO_ASSIGN_OR_RETURN(const auto lock, FileLock::Acquire(prefix + ".lock", /*wait=*/true));
+  if (auto use = UseCacheEntry(prefix)) prepared_.uses.push_back(std::move(use));
+  prepared_.cache_entries.push_back(prefix.substr(cache_dir_.size() + 1));
+  const DataFiles entry = {DataKind::kIndexed, {prefix}};
+  const std::string notice = prefix + ".notice";
+  absl::StatusOr<TokenFiles> cached = OpenTokenFiles(entry, check_);
+  if (!cached.ok() || cached->tokenizer != tokenizer_) {
+    TokenizeOptions options;
+    options.text = text_;
+    options.split_sentences = model_.sentence_order();
+    TERCIO_ASSIGN_OR_RETURN(const TokenizeReport report,
+                            TokenizeTexts(source->files.paths, *tokenizer_, prefix, options));
+    if (report.skipped_lines > 0) {
+      TERCIO_RETURN_IF_ERROR(
+          WriteFileDurably(notice, SkippedLinesNotice(report.skipped_lines, report.first_skipped)));
+    }
+    cached = OpenTokenFiles(entry, check_);
+    if (!cached.ok()) return cached.status();
+  }
+  if (PathExists(notice)) {
+    TERCIO_ASSIGN_OR_RETURN(std::string text, ReadFile(notice));
+    prepared_.notices.push_back(std::move(text));
+  }
+  Take(*std::move(cached), source);
+  return absl::OkStatus();
+}
+
+void Preparation::Take(TokenFiles files, Source* source) const {
+  source->tokens = std::move(files.tokens);
+  source->borders = std::move(files.borders);
+  source->tokenizer = std::move(files.tokenizer);
+  if (check_ == ContentCheck::kDone) return;
+  source->digest = objective_ == Objective::kMasked ? Sha256Hex(files.digest + files.index_digest)
+                                                    : std::move(files.digest);
+}
+
+absl::Status Preparation::OpenTokens(Source* source) {
+  if (source->files.kind == DataKind::kText) return CachedTokens(source);
+  TERCIO_ASSIGN_OR_RETURN(TokenFiles files, OpenTokenFiles(source->files, check_));
+  Take(std::move(files), source);
+  if (!source->tokenizer.has_value()) return absl::OkStatus();
+  if (!tokenizer_.has_value()) tokenizer_ = source->tokenizer;
+  if (*source->tokenizer == *tokenizer_) return absl::OkStatus();
+  return Fault(source->name,
+               absl::StrCat("was made with another tokenizer (", source->tokenizer->kind(), ", ",
+                            source->tokenizer->vocab_size(), " ids) than the rest of the job (",
+                            tokenizer_->kind(), ", ", tokenizer_->vocab_size(),
+                            " ids); tokenise all of it with the same tokenizer, or leave ",
+                            "data.tokenizer out"));
+}
+
+absl::Status Preparation::CheckVocabulary() {
+  int32_t highest = -1;
+  const Source* with_highest = nullptr;
+  const bool known = tokenizer_.has_value() || model_.vocab_size() > 0;
+  const bool looks = check_ == ContentCheck::kHere || !known;
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind == DataKind::kText || !looks) continue;
+    TERCIO_ASSIGN_OR_RETURN(const int32_t here, source->tokens.HighestToken(source->name));
+    if (here > highest) with_highest = source;
+    highest = std::max(highest, here);
+  }
+  const int32_t given = model_.vocab_size();
+  prepared_.vocab_size = tokenizer_  ? tokenizer_->vocab_size()
+                         : given > 0 ? given
+                                     : std::max(highest, HighestSpecialToken(spec_)) + 1;
+  if (given > 0 && given < prepared_.vocab_size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "model.vocab_size is ", given, ", but the tokenizer '", tokenizer_->kind(), "' has ",
+        prepared_.vocab_size, " ids; leave model.vocab_size out or make it at least that"));
+  }
+  if (given > prepared_.vocab_size && model_.from().empty()) {
+    prepared_.notices.push_back(absl::StrCat("model.vocab_size ", given,
+                                             " is not used: the tokenizer has ",
+                                             prepared_.vocab_size, " ids"));
+  }
+  if (highest < prepared_.vocab_size) return absl::OkStatus();
+  return Fault(with_highest->name,
+               absl::StrCat("token id ", highest, " is outside the vocabulary of ",
+                            prepared_.vocab_size, tokenizer_ ? " of the tokenizer" : "",
+                            "; the data was made with another tokenizer, or model.vocab_size is ",
+                            "too small"));
+}
+
+std::vector<Share> Preparation::Shares() const {
+  std::vector<Share> shares;
+  for (const Source& source : sides_.train) {
+    const int64_t all = source.size();
+    const auto kept = static_cast<int64_t>(
+        std::floor(static_cast<double>(all) * (1.0 - spec_.validation_fraction())));
+    shares.push_back({&source, true, 0, kept});
+    if (spec_.validation_fraction() > 0 && sides_.validation.empty()) {
+      shares.push_back({&source, false, kept, all});
+    }
+  }
+  for (const Source& source : sides_.validation) {
+    shares.push_back({&source, false, 0, source.size()});
+  }
+  return shares;
+}
+
+absl::StatusOr<Blend> BlendOf(const std::vector<Source>& sources) {
+  std::vector<double> weights;
+  for (const Source& source : sources) weights.push_back(source.weight);
+  absl::StatusOr<Blend> blend = Blend::Create(weights);
+  if (!blend.ok()) return Fault("data", std::string(blend.status().message()));
+  return blend;
+}
+
+absl::StatusOr<Blend> Preparation::BlendOfTraining() const { return BlendOf(sides_.train); }
+
+absl::StatusOr<Blend> Preparation::BlendOfValidation() const {
+  return BlendOf(sides_.validation.empty() ? sides_.train : sides_.validation);
+}
+
+absl::Status Preparation::MakeCausal() {
+  std::vector<TokenDataset> train;
+  std::vector<TokenDataset> validation;
+  for (const Share& share : Shares()) {
+    const int64_t tokens = share.end - share.begin;
+    if (tokens <= model_.context()) {
+      return Fault(
+          share.source->name,
+          absl::StrCat(share.name(), " has ", tokens,
+                       " tokens, but one sample needs model.context + 1 = ", model_.context() + 1,
+                       "; use more text, a shorter context or another data.validation"));
+    }
+    (share.trains ? train : validation)
+        .push_back(share.source->tokens.Slice(share.begin, share.end));
+  }
+  TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
+  prepared_.train = BlendedDataset(std::move(train), std::move(blend));
+  if (!validation.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(Blend of_validation, BlendOfValidation());
+    prepared_.validation = BlendedDataset(std::move(validation), std::move(of_validation));
+  }
+  prepared_.train_tokens = prepared_.train.tokens();
+  prepared_.validation_tokens = prepared_.validation.tokens();
+  return absl::OkStatus();
+}
+
+absl::Status Preparation::MakeMasked() {
+  TERCIO_ASSIGN_OR_RETURN(const MaskingRules rules,
+                          MaskingRulesOf(spec_, model_, tokenizer_, prepared_.vocab_size));
+  rules_ = Describe(rules);
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  for (const Share& share : shares) {
+    datasets.push_back(std::make_shared<const MaskedDataset>(
+        share.source->tokens.Slice(share.begin, share.end),
+        share.source->borders.Slice(share.begin, share.end), rules));
+    (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) +=
+        share.end - share.begin;
+    if (datasets.back()->samples() > 0) continue;
+    return Fault(share.source->name,
+                 absl::StrCat(share.name(), " has no document of ", rules.least_tokens(),
+                              " tokens, which one sample needs; use more text or another ",
+                              "data.validation"));
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
+absl::Status Preparation::ReadExamples(const LabelRules& rules, Source* source) {
+  TERCIO_ASSIGN_OR_RETURN(LabelledExamples read,
+                          ReadLabelledExamples(source->files.paths, *tokenizer_, rules));
+  if (read.skipped_lines > 0) {
+    prepared_.notices.push_back(SkippedLinesNotice(read.skipped_lines, read.first_skipped));
+  }
+  source->examples = std::make_shared<const LabelledExamples>(std::move(read));
+  if (check_ == ContentCheck::kDone) return absl::OkStatus();
+  Sha256 sha;
+  sha.Update(tokenizer_->ToJson());
+  for (const std::string& path : source->files.paths) {
+    TERCIO_ASSIGN_OR_RETURN(const auto file, OpenText(path));
+    sha.Update(absl::StrCat("\n", file->content().size(), "\n"));
+    sha.Update(file->content());
+  }
+  source->digest = sha.HexDigest();
+  return absl::OkStatus();
+}
+
+absl::Status Preparation::MakeLabelled() {
+  for (const Source* source : sides_.All()) {
+    if (source->files.kind == DataKind::kText) continue;
+    return Fault(source->name,
+                 "holds tokens, but a classifier (model.labels) learns from .jsonl files with a "
+                 "text and a label in each line");
+  }
+  TERCIO_ASSIGN_OR_RETURN(LabelRules rules, LabelRulesOf(spec_, model_, *tokenizer_));
+  rules.threads = text_.threads;
+  rules_ = Describe(rules);
+  for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(ReadExamples(rules, source));
+  const std::vector<Share> shares = Shares();
+  std::vector<std::shared_ptr<const SampleDataset>> datasets;
+  std::vector<int64_t> examples_of_label(static_cast<size_t>(rules.labels), 0);
+  for (const Share& share : shares) {
+    if (share.begin == share.end) {
+      return Fault(
+          share.source->name,
+          absl::StrCat(share.name(), " has no example; use more, or another ", "data.validation"));
+    }
+    const auto dataset = std::make_shared<const LabelledDataset>(share.source->examples,
+                                                                 share.begin, share.end, rules);
+    (share.trains ? prepared_.train_tokens : prepared_.validation_tokens) += dataset->tokens();
+    if (share.trains) dataset->CountLabels(&examples_of_label);
+    datasets.push_back(dataset);
+  }
+  for (size_t i = 0; i < examples_of_label.size(); ++i) {
+    if (examples_of_label[i] > 0) continue;
+    prepared_.notices.push_back(absl::StrCat(
+        "no training example has label ", i,
+        rules.label_names.empty() ? "" : absl::StrCat(" (", rules.label_names[i], ")")));
+  }
+  return TakeSamples(shares, std::move(datasets));
+}
+
+absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
+                                      std::vector<std::shared_ptr<const SampleDataset>> datasets) {
+  std::vector<std::shared_ptr<const SampleDataset>> train;
+  std::vector<std::shared_ptr<const SampleDataset>> validation;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    (shares[i].trains ? train : validation).push_back(std::move(datasets[i]));
+  }
+  TERCIO_ASSIGN_OR_RETURN(Blend blend, BlendOfTraining());
+  prepared_.train_samples = BlendedSamples(std::move(train), std::move(blend));
+  if (validation.empty()) return absl::OkStatus();
+  TERCIO_ASSIGN_OR_RETURN(Blend of_validation, BlendOfValidation());
+  prepared_.validation_samples = BlendedSamples(std::move(validation), std::move(of_validation));
+  return absl::OkStatus();
+}
+
+// Of one data set its own; of a blend that of all of them and their shares.
+std::string DigestOf(const std::vector<Source>& sources, const Blend& blend) {
+  if (sources.size() == 1) return sources[0].digest;
+  std::string all;
+  for (size_t d = 0; d < sources.size(); ++d) {
+    absl::StrAppend(&all, sources[d].digest, " ", blend.units()[d], "\n");
+  }
+  return Sha256Hex(all);
+}
+
+absl::StatusOr<std::string> Preparation::DigestOfSides() const {
+  TERCIO_ASSIGN_OR_RETURN(const Blend blend, BlendOfTraining());
+  std::string digest = DigestOf(sides_.train, blend);
+  if (!sides_.validation.empty()) {
+    TERCIO_ASSIGN_OR_RETURN(const Blend of_validation, BlendOfValidation());
+    digest = Sha256Hex(digest + DigestOf(sides_.validation, of_validation));
+  }
+  return rules_.empty() ? digest : Sha256Hex(absl::StrCat(digest, "\n", rules_));
+}
+
+absl::StatusOr<PreparedData> Preparation::Prepare() {
+  TERCIO_ASSIGN_OR_RETURN(sides_.train, FindSources(spec_.train(), spec_.train_blend()));
+  TERCIO_ASSIGN_OR_RETURN(sides_.validation,
+                          FindSources(spec_.validation_path(), spec_.validation_blend()));
+  if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no data");
+  TERCIO_RETURN_IF_ERROR(FindTokenizer());
+  if (objective_ != Objective::kLabelled) {
+    for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));
+    TERCIO_RETURN_IF_ERROR(CheckVocabulary());
+  }
+  switch (objective_) {
+    case Objective::kCausal:
+      TERCIO_RETURN_IF_ERROR(MakeCausal());
+      break;
+    case Objective::kMasked:
+      TERCIO_RETURN_IF_ERROR(MakeMasked());
+      break;
+    case Objective::kLabelled:
+      TERCIO_RETURN_IF_ERROR(MakeLabelled());
+      TERCIO_RETURN_IF_ERROR(CheckVocabulary());
+      break;
+  }
+  if (check_ == ContentCheck::kHere) {
+    TERCIO_ASSIGN_OR_RETURN(prepared_.digest, DigestOfSides());
+  }
+  if (tokenizer_.has_value()) prepared_.tokenizer_json = tokenizer_->ToJson();
+  return std::move(prepared_);
+}
+
+}  // namespace
+
+absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec) {
+  if (!spec.tokenizer().empty() && spec.tokenizer() != "chars") {
+    TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer, ChooseTokenizer(spec.tokenizer(), {}, {}));
+    return tokenizer.vocab_size();
+  }
+  Sides sides;
+  TERCIO_ASSIGN_OR_RETURN(sides.train, FindSources(spec.train(), spec.train_blend()));
+  TERCIO_ASSIGN_OR_RETURN(sides.validation,
+                          FindSources(spec.validation_path(), spec.validation_blend()));
+  std::vector<std::string> texts;
+  for (const Source* source : sides.All()) {
+    if (source->files.kind == DataKind::kText) {
+      texts.insert(texts.end(), source->files.paths.begin(), source->files.paths.end());
+    } else if (source->files.kind == DataKind::kIndexed) {
+      TERCIO_ASSIGN_OR_RETURN(const IndexedDataset dataset,
+                              OpenIndexedDataset(source->files.paths.front()));
+      if (dataset.tokenizer.has_value()) return dataset.tokenizer->vocab_size();
+    }
+  }
+  if (texts.empty()) return absl::NotFoundError("the data has no tokenizer");
+  TextOptions options;
+  options.text_key = spec.text_key().empty() ? "text" : spec.text_key();
+  options.threads = MachineCores();
+  TERCIO_ASSIGN_OR_RETURN(const Tokenizer tokenizer,
+                          ChooseTokenizer(spec.tokenizer(), texts, options));
+  return tokenizer.vocab_size();
+}
+
+absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
+                                         const std::string& cache_dir, ContentCheck check) {
+  return Preparation(spec, model, cache_dir, check).Prepare();
+}
+
+}  // namespace tercio::data

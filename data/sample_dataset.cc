@@ -1,0 +1,29 @@
+#include "data/sample_dataset.h"
+
+#include "data/blended_dataset.h"
+#include "data/sample_order.h"
+
+namespace tercio::data {
+
+int64_t BlendedSamples::samples() const {
+  if (datasets_.empty()) return 0;
+  std::vector<int64_t> samples;
+  for (const auto& dataset : datasets_) samples.push_back(dataset->samples());
+  return blend_.SamplesBeforeRepeat(samples);
+}
+
+void BlendedSamples::ReadInOrder(int64_t index, Sample* out) const {
+  const Blend::Choice choice = blend_.At(index);
+  datasets_[static_cast<size_t>(choice.dataset)]->Read(choice.draw, kValidationKey, out);
+}
+
+void BlendedSamples::ReadShuffled(uint64_t seed, int64_t position, Sample* out) const {
+  const Blend::Choice choice = blend_.At(position);
+  const SampleDataset& dataset = *datasets_[static_cast<size_t>(choice.dataset)];
+  const uint64_t seed_of_dataset = SeedOfDataset(seed, choice.dataset);
+  const auto epoch = static_cast<uint64_t>(choice.draw / dataset.samples());
+  dataset.Read(SampleAt(seed_of_dataset, dataset.samples(), choice.draw), {seed_of_dataset, epoch},
+               out);
+}
+
+}  // namespace tercio::data

@@ -1,0 +1,70 @@
+// Where the engine's samples come from, and what a sample is.
+//
+// Threads: the thread that drives an engine calls its source; a source that several engines share
+// must be safe to call from all their threads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tercio {
+
+// No prediction is asked for at this position.
+inline constexpr int32_t kNoTarget = -1;
+
+// One sequence of `context` positions. A source writes every field.
+struct Sample {
+  explicit Sample(int64_t context)
+      : inputs(static_cast<size_t>(context)),
+        targets(static_cast<size_t>(context)),
+        types(static_cast<size_t>(context)),
+        length(static_cast<int32_t>(context)) {}
+
+  std::vector<int32_t> inputs;
+  std::vector<int32_t> targets;  // ids, or kNoTarget
+  std::vector<int32_t> types;    // bert: the segment that a token belongs to
+  int32_t length;                // positions from here on are padding, which no token attends to
+  int32_t label = kNoTarget;     // of the whole sequence: its class, or 1 for swapped segments
+  std::vector<int32_t> ids;      // for sources to work in; no field of the sample
+};
+
+// Implementations decide the order of samples (data/sample_order.h).
+class SampleSource {
+ public:
+  virtual ~SampleSource() = default;
+  // Sequence `sequence` (0-based) of the global batch of step `step` (1-based).
+  virtual void TrainingSample(int64_t step, int64_t sequence, Sample* out) = 0;
+  virtual int64_t validation_samples() const = 0;
+  virtual void ValidationSample(int64_t index, Sample* out) = 0;
+};
+
+// A source of plain text for causal models: context + 1 ids, of which each predicts the next.
+class CausalSource : public SampleSource {
+ public:
+  // Write context + 1 ids.
+  virtual void ReadTraining(int64_t step, int64_t sequence, int32_t* out) = 0;
+  virtual void ReadValidation(int64_t index, int32_t* out) = 0;
+
+  void TrainingSample(int64_t step, int64_t sequence, Sample* out) final {
+    out->ids.resize(out->inputs.size() + 1);
+    ReadTraining(step, sequence, out->ids.data());
+    Split(out);
+  }
+  void ValidationSample(int64_t index, Sample* out) final {
+    out->ids.resize(out->inputs.size() + 1);
+    ReadValidation(index, out->ids.data());
+    Split(out);
+  }
+
+ private:
+  static void Split(Sample* out) {
+    out->inputs.assign(out->ids.begin(), out->ids.end() - 1);
+    out->targets.assign(out->ids.begin() + 1, out->ids.end());
+    out->types.assign(out->inputs.size(), 0);
+    out->length = static_cast<int32_t>(out->inputs.size());
+    out->label = kNoTarget;
+  }
+};
+
+}  // namespace tercio

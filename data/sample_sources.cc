@@ -1,0 +1,66 @@
+#include "data/sample_sources.h"
+
+#include <utility>
+
+#include "data/bert_rules.h"
+#include "plan/data_position.h"
+
+namespace tercio::data {
+namespace {
+
+class CausalSamples : public CausalSource {
+ public:
+  CausalSamples(PreparedData data, const v1::JobSpec& spec)
+      : data_(std::move(data)),
+        training_(spec.training()),
+        context_(spec.model().context()),
+        validation_samples_(data_.validation.Samples(context_)) {}
+
+  void ReadTraining(int64_t step, int64_t sequence, int32_t* out) override {
+    data_.train.ReadShuffled(training_.seed(), plan::FirstSampleOfStep(training_, step) + sequence,
+                             context_, out);
+  }
+  int64_t validation_samples() const override { return validation_samples_; }
+  void ReadValidation(int64_t index, int32_t* out) override {
+    data_.validation.ReadInOrder(index, context_, out);
+  }
+
+ private:
+  PreparedData data_;
+  const v1::TrainingSpec training_;
+  int64_t context_;
+  int64_t validation_samples_;
+};
+
+class BertSamples : public SampleSource {
+ public:
+  BertSamples(PreparedData data, const v1::JobSpec& spec)
+      : data_(std::move(data)),
+        training_(spec.training()),
+        validation_samples_(data_.validation_samples.samples()) {}
+
+  void TrainingSample(int64_t step, int64_t sequence, Sample* out) override {
+    data_.train_samples.ReadShuffled(training_.seed(),
+                                     plan::FirstSampleOfStep(training_, step) + sequence, out);
+  }
+  int64_t validation_samples() const override { return validation_samples_; }
+  void ValidationSample(int64_t index, Sample* out) override {
+    data_.validation_samples.ReadInOrder(index, out);
+  }
+
+ private:
+  PreparedData data_;
+  const v1::TrainingSpec training_;
+  int64_t validation_samples_;
+};
+
+}  // namespace
+
+std::unique_ptr<SampleSource> MakeSampleSource(PreparedData data, const v1::JobSpec& spec) {
+  if (ObjectiveOf(spec.model()) == Objective::kCausal) {
+    return std::make_unique<CausalSamples>(std::move(data), spec);
+  }
+  return std::make_unique<BertSamples>(std::move(data), spec);
+}
+
+}  // namespace tercio::data

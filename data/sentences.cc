@@ -1,0 +1,73 @@
+#include "data/sentences.h"
+
+#include <string>
+
+#include "tokenizer/unicode.h"
+
+namespace tercio::data {
+namespace {
+
+bool IsSpace(uint32_t code) { return (CharacterClasses()[code] & kSpace) != 0; }
+
+bool IsUpperCase(uint32_t code) {
+  if ((CharacterClasses()[code] & kLetter) == 0) return false;
+  std::u32string lower;
+  AppendLowercase(code, &lower);
+  return lower != std::u32string(1, code);
+}
+
+bool EndsSentence(uint32_t code) { return code == '.' || code == '!' || code == '?'; }
+
+bool Closes(uint32_t code) {
+  return code == '"' || code == '\'' || code == ')' || code == ']' || code == 0x2019 ||
+         code == 0x201D || code == 0xBB;
+}
+
+bool Opens(uint32_t code) {
+  return code == '"' || code == '\'' || code == '(' || code == '[' || code == 0x2018 ||
+         code == 0x201C || code == 0xAB || code == 0xBF || code == 0xA1;
+}
+
+bool BeginsSentence(uint32_t code) {
+  return IsUpperCase(code) || (CharacterClasses()[code] & kNumber) != 0 || Opens(code);
+}
+
+}  // namespace
+
+std::vector<std::string_view> Sentences(std::string_view text) {
+  std::vector<std::string_view> sentences;
+  size_t begin = 0;        // of the sentence under way
+  bool has_words = false;  // it holds more than white space
+  bool ended = false;      // by its mark; closing quotes may follow
+  for (size_t at = 0; at < text.size();) {
+    const CodePoint point = DecodeUtf8(text, at);
+    if (!IsSpace(point.code)) {
+      ended = EndsSentence(point.code) || (ended && Closes(point.code));
+      has_words = true;
+      at += point.length;
+      continue;
+    }
+    const size_t end = at;
+    int lines = 0;
+    uint32_t next = ' ';
+    while (at < text.size()) {
+      const CodePoint space = DecodeUtf8(text, at);
+      if (!IsSpace(space.code)) {
+        next = space.code;
+        break;
+      }
+      lines += space.code == '\n';
+      at += space.length;
+    }
+    if (has_words && at < text.size() && (lines > 1 || (ended && BeginsSentence(next)))) {
+      sentences.push_back(text.substr(begin, end - begin));
+      begin = end;
+      has_words = false;
+    }
+    ended = false;
+  }
+  if (has_words) sentences.push_back(text.substr(begin));
+  return sentences;
+}
+
+}  // namespace tercio::data

@@ -1,0 +1,353 @@
+// cuDNN's functions for emulated devices (include/cudnn.h): handles, engines, plans and their
+// execution.
+#include <cudnn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "emulation/control.h"
+#include "emulation/cudnn_descriptor.h"
+#include "emulation/cudnn_run.h"
+
+struct cudnnContext {
+  cudaStream_t stream = nullptr;
+  int device = 0;
+};
+
+namespace tercio::emulation {
+
+std::string MissingAttribute(const Descriptor& descriptor);
+
+namespace {
+
+constexpr int kEngines = 4;
+enum Engine { kDrawsBits, kWantsTooMuch, kThinksBetter, kExecutes };
+constexpr int64_t kTooMuch = int64_t{1} << 50;
+constexpr uintptr_t kWorkspaceAlignment = 16;
+
+CudnnSettings settings;
+std::atomic<int64_t> plans{0};
+std::atomic<int64_t> executions{0};
+
+const Descriptor& GraphOf(const Descriptor& config) {
+  return *config.Of(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+}
+
+// Makes `to` (an engine, or its configuration) what the library hands out.
+void Fill(const Descriptor& from, int engine, Descriptor* to) {
+  to->engine = engine;
+  to->values[CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] =
+      from.values.at(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+  to->finalized = true;
+}
+
+cudnnStatus_t FinalizePlan(const Descriptor& plan) {
+  const Descriptor& config = *plan.Of(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+  if (config.type != CUDNN_BACKEND_ENGINECFG_DESCRIPTOR) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "a plan without an engine");
+  }
+  if (config.engine == kThinksBetter) {
+    return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED, "this engine does not take the graph after all");
+  }
+  if (config.engine == kExecutes) ++plans;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t FinalizePack(const Descriptor& pack) {
+  const auto ids = pack.All<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+  const auto pointers = pack.All<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+  if (ids.size() != pointers.size() ||
+      std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not one pointer for each tensor");
+  }
+  if (std::count(pointers.begin(), pointers.end(), nullptr) > 0) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "a pointer is null");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t CopyOut(const void* from, size_t each, int64_t have, int64_t requested,
+                      int64_t* count, void* to) {
+  *count = have;
+  if (to != nullptr) std::memcpy(to, from, each * static_cast<size_t>(std::min(have, requested)));
+  return CUDNN_STATUS_SUCCESS;
+}
+
+// Fills descriptors that the caller has made.
+cudnnStatus_t HandOut(const Descriptor& from, cudnnBackendDescriptorType_t type, int first,
+                      int64_t requested, void* elements) {
+  for (int64_t i = 0; i < requested; ++i) {
+    Descriptor* to = FindDescriptor(static_cast<cudnnBackendDescriptor_t*>(elements)[i]);
+    if (to == nullptr || to->type != type || to->finalized) {
+      return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a new descriptor of this type");
+    }
+    Fill(from, first + static_cast<int>(i), to);
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
+  const auto* first = static_cast<const char*>(a);
+  const auto* second = static_cast<const char*>(b);
+  return first < second + b_bytes && second < first + a_bytes;
+}
+
+// What an execution reads and writes.
+struct Call {
+  Program program;
+  Addresses addresses;
+  std::map<int64_t, float> scalars;
+  void* workspace = nullptr;
+  bool ignore_mask = false;
+};
+
+cudnnStatus_t CheckMemory(const Call& call, int64_t id, const GraphTensor& tensor, int device) {
+  const void* pointer = call.addresses.at(id);
+  const int64_t bytes = tensor.Span() * tensor.ElementBytes();
+  if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(tensor.alignment) != 0) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
+                       "tensor " + std::to_string(id) + " is less aligned than was said");
+  }
+  if (!LiesOnDevice(device, pointer, static_cast<size_t>(bytes), "cudnnBackendExecute")) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
+                       "tensor " + std::to_string(id) + " is not on the handle's device");
+  }
+  if (Overlap(pointer, bytes, call.workspace, call.program.workspace_bytes)) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
+                       "tensor " + std::to_string(id) + " lies in the workspace");
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t Bind(const Descriptor& pack, int device, Call* call) {
+  const auto ids = pack.All<int64_t>(CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+  const auto pointers = pack.All<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+  call->workspace = pack.One<void*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+  const auto bytes = static_cast<size_t>(call->program.workspace_bytes);
+  if (reinterpret_cast<uintptr_t>(call->workspace) % kWorkspaceAlignment != 0 ||
+      !LiesOnDevice(device, call->workspace, bytes, "cudnnBackendExecute's workspace")) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the workspace is not aligned, or elsewhere");
+  }
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const auto tensor = call->program.tensors.find(ids[i]);
+    if (tensor == call->program.tensors.end() || tensor->second.is_virtual) {
+      return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
+                         "a pointer for tensor " + std::to_string(ids[i]) + ", which has none");
+    }
+    if (tensor->second.is_scalar) {
+      call->scalars[ids[i]] = *static_cast<const float*>(pointers[i]);
+    } else {
+      call->addresses[ids[i]] = pointers[i];
+    }
+  }
+  for (const auto& [id, tensor] : call->program.tensors) {
+    if (tensor.is_virtual) continue;
+    if (tensor.is_scalar ? call->scalars.count(id) == 0 : call->addresses.count(id) == 0) {
+      return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "no pointer for tensor " + std::to_string(id));
+    }
+    if (tensor.is_scalar) continue;
+    const cudnnStatus_t status = CheckMemory(*call, id, tensor, device);
+    if (status != CUDNN_STATUS_SUCCESS) return status;
+  }
+  return CUDNN_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+void ConfigureCudnn(const CudnnSettings& to) {
+  settings = to;
+  plans = 0;
+  executions = 0;
+}
+
+CudnnCounts GetCudnnCounts() { return {plans, executions, LiveDescriptors()}; }
+
+void* OpenCudnn() { return settings.present ? &settings : nullptr; }
+
+void* FindInCudnn(void* library, const char* name) {
+  if (library != &settings) return nullptr;
+  static const std::map<std::string, void*> functions = {
+      {"cudnnGetVersion", reinterpret_cast<void*>(&cudnnGetVersion)},
+      {"cudnnGetErrorString", reinterpret_cast<void*>(&cudnnGetErrorString)},
+      {"cudnnGetLastErrorString", reinterpret_cast<void*>(&cudnnGetLastErrorString)},
+      {"cudnnCreate", reinterpret_cast<void*>(&cudnnCreate)},
+      {"cudnnDestroy", reinterpret_cast<void*>(&cudnnDestroy)},
+      {"cudnnSetStream", reinterpret_cast<void*>(&cudnnSetStream)},
+      {"cudnnBackendCreateDescriptor", reinterpret_cast<void*>(&cudnnBackendCreateDescriptor)},
+      {"cudnnBackendDestroyDescriptor", reinterpret_cast<void*>(&cudnnBackendDestroyDescriptor)},
+      {"cudnnBackendSetAttribute", reinterpret_cast<void*>(&cudnnBackendSetAttribute)},
+      {"cudnnBackendGetAttribute", reinterpret_cast<void*>(&cudnnBackendGetAttribute)},
+      {"cudnnBackendFinalize", reinterpret_cast<void*>(&cudnnBackendFinalize)},
+      {"cudnnBackendExecute", reinterpret_cast<void*>(&cudnnBackendExecute)},
+  };
+  const auto found = functions.find(name);
+  return found == functions.end() ? nullptr : found->second;
+}
+
+}  // namespace tercio::emulation
+
+using namespace tercio::emulation;  // NOLINT: the library's functions have no namespace
+
+size_t cudnnGetVersion() { return settings.version; }
+
+const char* cudnnGetErrorString(cudnnStatus_t status) {
+  switch (status) {
+    case CUDNN_STATUS_SUCCESS:
+      return "CUDNN_STATUS_SUCCESS";
+    case CUDNN_STATUS_NOT_INITIALIZED:
+      return "CUDNN_STATUS_NOT_INITIALIZED";
+    case CUDNN_STATUS_BAD_PARAM:
+      return "CUDNN_STATUS_BAD_PARAM";
+    case CUDNN_STATUS_BAD_PARAM_NULL_POINTER:
+      return "CUDNN_STATUS_BAD_PARAM_NULL_POINTER";
+    case CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER:
+      return "CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER";
+    case CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED:
+      return "CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED";
+    case CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH:
+      return "CUDNN_STATUS_BAD_PARAM_SHAPE_MISMATCH";
+    case CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE:
+      return "CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE";
+    case CUDNN_STATUS_NOT_SUPPORTED:
+      return "CUDNN_STATUS_NOT_SUPPORTED";
+    case CUDNN_STATUS_EXECUTION_FAILED:
+      return "CUDNN_STATUS_EXECUTION_FAILED";
+  }
+  return "";
+}
+
+cudnnStatus_t cudnnCreate(cudnnHandle_t* handle) {
+  if (settings.fault == CudnnFault::kNoHandle) {
+    return RefuseCudnn(CUDNN_STATUS_NOT_INITIALIZED, "the library does not start");
+  }
+  auto made = std::make_unique<cudnnContext>();
+  if (cudaGetDevice(&made->device) != cudaSuccess) {
+    return RefuseCudnn(CUDNN_STATUS_NOT_INITIALIZED, "there is no device");
+  }
+  *handle = made.release();
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnDestroy(cudnnHandle_t handle) {
+  if (handle == nullptr) return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no handle");
+  delete handle;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnSetStream(cudnnHandle_t handle, cudaStream_t stream) {
+  if (handle == nullptr) return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "no handle");
+  handle->stream = stream;
+  return CUDNN_STATUS_SUCCESS;
+}
+
+cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t handle) {
+  Descriptor* descriptor = FindDescriptor(handle);
+  if (descriptor == nullptr || descriptor->finalized) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a descriptor that can be finalized");
+  }
+  std::string why = MissingAttribute(*descriptor);
+  cudnnStatus_t status = CUDNN_STATUS_SUCCESS;
+  if (why.empty()) {
+    Program program;
+    switch (descriptor->type) {
+      case CUDNN_BACKEND_TENSOR_DESCRIPTOR:
+        why = CheckTensor(*descriptor);
+        break;
+      case CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR:
+        why = Compile(*descriptor, &program);
+        break;
+      case CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR:
+        status = FinalizePlan(*descriptor);
+        break;
+      case CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR:
+        status = FinalizePack(*descriptor);
+        break;
+      default:
+        break;
+    }
+  }
+  if (!why.empty()) return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, why);
+  descriptor->finalized = status == CUDNN_STATUS_SUCCESS;
+  return status;
+}
+
+cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t handle,
+                                       cudnnBackendAttributeName_t name,
+                                       cudnnBackendAttributeType_t type, int64_t requested,
+                                       int64_t* count, void* elements) {
+  const Descriptor* from = FindDescriptor(handle);
+  if (!IsUsable(handle) || count == nullptr || (requested > 0) != (elements != nullptr)) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a finalized descriptor, or nowhere to write");
+  }
+  if (name == CUDNN_ATTR_ENGINEHEUR_RESULTS && type == CUDNN_TYPE_BACKEND_DESCRIPTOR &&
+      from->type == CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR) {
+    const int64_t have = settings.fault == CudnnFault::kNoEngine ? 0 : kEngines;
+    *count = requested == 0 ? have : std::min(have, requested);
+    return HandOut(*from, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR, 0, requested == 0 ? 0 : *count,
+                   elements);
+  }
+  if (name == CUDNN_ATTR_ENGINECFG_ENGINE && type == CUDNN_TYPE_BACKEND_DESCRIPTOR &&
+      from->type == CUDNN_BACKEND_ENGINECFG_DESCRIPTOR && requested == 1) {
+    *count = 1;
+    return HandOut(*from, CUDNN_BACKEND_ENGINE_DESCRIPTOR, from->engine, 1, elements);
+  }
+  if (name == CUDNN_ATTR_ENGINE_NUMERICAL_NOTE && type == CUDNN_TYPE_NUMERICAL_NOTE &&
+      from->type == CUDNN_BACKEND_ENGINE_DESCRIPTOR) {
+    const cudnnBackendNumericalNote_t notes[] = {CUDNN_NUMERICAL_NOTE_TENSOR_CORE,
+                                                 CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC};
+    return CopyOut(notes, sizeof(notes[0]), from->engine == kDrawsBits ? 2 : 1, requested, count,
+                   elements);
+  }
+  if (name == CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE && type == CUDNN_TYPE_INT64 &&
+      from->type == CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) {
+    const Descriptor& config = *from->Of(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+    Program program;
+    Compile(GraphOf(config), &program);
+    const int64_t bytes = config.engine == kWantsTooMuch ? kTooMuch : program.workspace_bytes;
+    return CopyOut(&bytes, sizeof(bytes), 1, requested, count, elements);
+  }
+  return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
+                     "attribute " + std::to_string(name) + " cannot be asked for so");
+}
+
+cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_handle,
+                                  cudnnBackendDescriptor_t pack_handle) {
+  if (settings.fault == CudnnFault::kCannotExecute) {
+    return RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "a fault that was asked for");
+  }
+  if (handle == nullptr || !IsUsable(plan_handle) || !IsUsable(pack_handle)) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
+                       "the plan, the pointers, or what they were made of, are not there any more");
+  }
+  const Descriptor& plan = *FindDescriptor(plan_handle);
+  const Descriptor& pack = *FindDescriptor(pack_handle);
+  if (plan.type != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR ||
+      pack.type != CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a plan and its pointers");
+  }
+  if (plan.One<cudnnHandle_t>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the plan is of another handle");
+  }
+  const Descriptor& config = *plan.Of(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+  if (config.engine != kExecutes) {
+    return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED, "this engine is not emulated");
+  }
+  auto call = std::make_shared<Call>();
+  Compile(GraphOf(config), &call->program);
+  call->ignore_mask = settings.fault == CudnnFault::kIgnoresMask;
+  const cudnnStatus_t status = Bind(pack, handle->device, call.get());
+  if (status != CUDNN_STATUS_SUCCESS) return status;
+  ++executions;
+  const cudaError_t error = EnqueueWork(handle->stream, "cudnnBackendExecute", [call] {
+    std::memset(call->workspace, 0xff, static_cast<size_t>(call->program.workspace_bytes));
+    Run(call->program, call->addresses, call->scalars, call->ignore_mask);
+    return true;
+  });
+  return error == cudaSuccess
+             ? CUDNN_STATUS_SUCCESS
+             : RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "the stream takes nothing");
+}

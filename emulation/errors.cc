@@ -1,0 +1,73 @@
+// Names and meanings of CUDA's errors.
+#include "emulation/runtime_api.h"
+
+namespace {
+
+struct Entry {
+  cudaError_t error;
+  const char* name;
+  const char* meaning;
+};
+
+#define ENTRY(error, meaning) \
+  { error, #error, meaning }
+constexpr Entry kEntries[] = {
+    ENTRY(cudaSuccess, "no error"),
+    ENTRY(cudaErrorInvalidValue, "an argument has no valid value"),
+    ENTRY(cudaErrorMemoryAllocation, "out of memory"),
+    ENTRY(cudaErrorInitializationError, "the driver could not be started"),
+    ENTRY(cudaErrorInvalidConfiguration, "a kernel's grid or block is not possible"),
+    ENTRY(cudaErrorInvalidMemcpyDirection, "a copy's direction is not valid"),
+    ENTRY(cudaErrorInsufficientDriver, "the driver is older than the runtime"),
+    ENTRY(cudaErrorDevicesUnavailable, "all devices are busy or not available"),
+    ENTRY(cudaErrorSystemNotReady, "the system is not ready for CUDA"),
+    ENTRY(cudaErrorSystemDriverMismatch, "parts of the driver have different versions"),
+    ENTRY(cudaErrorInvalidDeviceFunction, "not a kernel of this program"),
+    ENTRY(cudaErrorNoDevice, "there is no device"),
+    ENTRY(cudaErrorInvalidDevice, "there is no device of this number"),
+    ENTRY(cudaErrorNoKernelImageForDevice, "the kernel was not built for this device"),
+    ENTRY(cudaErrorECCUncorrectable, "memory of the device has an error that it cannot correct"),
+    ENTRY(cudaErrorNvlinkUncorrectable, "an NVLink has an error that it cannot correct"),
+    ENTRY(cudaErrorInvalidResourceHandle, "not a handle that lives, or of another device"),
+    ENTRY(cudaErrorNotReady, "not finished yet"),
+    ENTRY(cudaErrorPeerAccessAlreadyEnabled, "the device may reach that one already"),
+    ENTRY(cudaErrorIllegalAddress, "a kernel used an address that it may not"),
+    ENTRY(cudaErrorLaunchOutOfResources, "a kernel needs more registers than a block has"),
+    ENTRY(cudaErrorLaunchTimeout, "a kernel ran too long"),
+    ENTRY(cudaErrorHardwareStackError, "a kernel's stack was damaged"),
+    ENTRY(cudaErrorIllegalInstruction, "a kernel met an instruction that the device does not have"),
+    ENTRY(cudaErrorMisalignedAddress, "a kernel used an address that is not aligned"),
+    ENTRY(cudaErrorLaunchFailure, "a kernel failed"),
+    ENTRY(cudaErrorNotPermitted, "not permitted here"),
+    ENTRY(cudaErrorStreamCaptureUnsupported, "not permitted while a stream is captured"),
+    ENTRY(cudaErrorStreamCaptureInvalidated, "the capture was spoilt by an earlier error"),
+    ENTRY(cudaErrorStreamCaptureMerge, "two captures would become one"),
+    ENTRY(cudaErrorStreamCaptureUnmatched, "the capture was not begun on this stream"),
+    ENTRY(cudaErrorStreamCaptureUnjoined,
+          "the capture's first stream does not wait for the others"),
+    ENTRY(cudaErrorStreamCaptureIsolation, "captured work would wait for other work"),
+    ENTRY(cudaErrorCapturedEvent, "the event was recorded in a capture"),
+    ENTRY(cudaErrorStreamCaptureWrongThread, "the capture was begun by another thread"),
+    ENTRY(cudaErrorGraphExecUpdateFailure, "the graphs differ in more than parameters"),
+    ENTRY(cudaErrorUnknown, "unknown error"),
+};
+#undef ENTRY
+
+const Entry* Find(cudaError_t error) {
+  for (const Entry& entry : kEntries) {
+    if (entry.error == error) return &entry;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const char* cudaGetErrorName(cudaError_t error) {
+  const Entry* entry = Find(error);
+  return entry == nullptr ? "unrecognized error code" : entry->name;
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  const Entry* entry = Find(error);
+  return entry == nullptr ? "unrecognized error code" : entry->meaning;
+}

@@ -1,0 +1,339 @@
+#include "emulation/nccl_comm.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+using tercio::emulation::NcclBytes;
+using tercio::emulation::NcclCall;
+using tercio::emulation::NcclHeader;
+using tercio::emulation::NcclOperation;
+using tercio::emulation::NcclSegment;
+using tercio::emulation::NcclSlot;
+
+namespace {
+
+const char* NameOf(NcclOperation operation) {
+  switch (operation) {
+    case NcclOperation::kAllReduce:
+      return "all-reduce";
+    case NcclOperation::kReduceScatter:
+      return "reduce-scatter";
+    case NcclOperation::kAllGather:
+      return "all-gather";
+    case NcclOperation::kBroadcast:
+      return "broadcast";
+    case NcclOperation::kMessage:
+      return "message";
+  }
+  return "?";
+}
+
+const char* NameOfType(int32_t type) {
+  switch (type) {
+    case ncclUint8:
+      return "u8";
+    case ncclFloat16:
+      return "f16";
+    case ncclFloat32:
+      return "f32";
+    case ncclFloat64:
+      return "f64";
+    case ncclBfloat16:
+      return "bf16";
+  }
+  return "?";
+}
+
+std::string Describe(const NcclCall& call) {
+  const auto operation = static_cast<NcclOperation>(call.operation);
+  const bool has_root =
+      operation == NcclOperation::kBroadcast || operation == NcclOperation::kMessage;
+  return std::string(NameOf(operation)) + " #" + std::to_string(call.sequence) + " of " +
+         NameOfType(call.type) + " x " + std::to_string(call.count) +
+         (has_root ? " from rank " + std::to_string(call.root) : "");
+}
+
+template <typename Number, typename Sum>
+void SumOverRanks(const std::vector<const std::byte*>& parts, size_t elements, size_t first,
+                  size_t block, std::byte* out, const Sum& sum) {
+  const size_t ranks = parts.size();
+  for (size_t i = 0; i < elements; ++i) {
+    const size_t begin = (first + i) / block + 1;
+    const auto part = [&](size_t k) {
+      Number number;
+      std::memcpy(&number, parts[(begin + k) % ranks] + i * sizeof(Number), sizeof(Number));
+      return number;
+    };
+    Number total = part(0);
+    for (size_t k = 1; k < ranks; ++k) total = sum(total, part(k));
+    std::memcpy(out + i * sizeof(Number), &total, sizeof(Number));
+  }
+}
+
+// Of elements first, first + 1, ... of which `block` begin with the same rank.
+void SumOverRanks(ncclDataType_t type, const std::vector<const std::byte*>& parts, size_t elements,
+                  size_t first, size_t block, std::byte* out) {
+  switch (type) {
+    case ncclUint8:
+      return SumOverRanks<uint8_t>(parts, elements, first, block, out, [](uint8_t a, uint8_t b) {
+        return static_cast<uint8_t>(a + b);
+      });
+    case ncclFloat16:
+      return SumOverRanks<__half>(parts, elements, first, block, out, [](__half a, __half b) {
+        return __float2half_rn(__half2float(a) + __half2float(b));
+      });
+    case ncclBfloat16:
+      return SumOverRanks<__nv_bfloat16>(
+          parts, elements, first, block, out, [](__nv_bfloat16 a, __nv_bfloat16 b) {
+            return __float2bfloat16_rn(__bfloat162float(a) + __bfloat162float(b));
+          });
+    case ncclFloat32:
+      return SumOverRanks<float>(parts, elements, first, block, out,
+                                 [](float a, float b) { return a + b; });
+    case ncclFloat64:
+      return SumOverRanks<double>(parts, elements, first, block, out,
+                                  [](double a, double b) { return a + b; });
+  }
+}
+
+}  // namespace
+
+size_t tercio::emulation::NcclBytes(ncclDataType_t type) {
+  switch (type) {
+    case ncclUint8:
+      return 1;
+    case ncclFloat16:
+    case ncclBfloat16:
+      return 2;
+    case ncclFloat32:
+      return 4;
+    case ncclFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+std::shared_ptr<ncclComm> ncclComm::Open(const std::string& name, int rank, int ranks, int device,
+                                         std::string* error) {
+  std::shared_ptr<ncclComm> comm(new ncclComm());
+  comm->name_ = name;
+  comm->rank_ = rank;
+  comm->ranks_ = ranks;
+  comm->device_ = device;
+  comm->segment_ = NcclSegment::Open(name, rank, ranks, device, error);
+  return comm->segment_ == nullptr ? nullptr : comm;
+}
+
+ncclResult_t ncclComm::State(std::string* message) {
+  std::unique_lock lock(mutex_);
+  if (!ended_ && !joined_) Join();
+  if (!ended_ && splitting_) FinishSplit();
+  if (first_message_ != nullptr && segment_->slot(1 - rank_).sends_messages != 0) {
+    const auto begin = std::exchange(first_message_, nullptr);
+    connected_ = true;
+    lock.unlock();  // a stream that is full runs what it has
+    const ncclResult_t begun = begin();
+    lock.lock();
+    state_ = begun;
+  }
+  SeeFault();
+  *message = message_;
+  return state_;
+}
+
+// Under the lock, as all that follow but Issue, Step, End and Busy.
+void ncclComm::Join() {
+  if (!segment_->Complete()) return;
+  joined_ = true;
+  state_ = ncclSuccess;
+  for (int a = 0; a < ranks_; ++a) {
+    for (int b = a + 1; b < ranks_; ++b) {
+      const NcclSlot& one = segment_->slot(a);
+      const NcclSlot& other = segment_->slot(b);
+      if (one.process != other.process || one.device != other.device) continue;
+      Fail("Duplicate GPU detected: ranks " + std::to_string(a) + " and " + std::to_string(b) +
+           " are both on device " + std::to_string(one.device) + " of process " +
+           std::to_string(one.process));
+    }
+  }
+}
+
+void ncclComm::Split(int color, int key, ncclComm_t* made) {
+  std::lock_guard lock(mutex_);
+  NcclSlot& mine = segment_->slot(rank_);
+  mine.wishes[splits_ % 2] = {color, key};
+  mine.splits = ++splits_;
+  splitting_ = true;
+  split_into_ = made;
+  state_ = ncclInProgress;
+}
+
+void ncclComm::FinishSplit() {
+  const int color = segment_->slot(rank_).wishes[(splits_ - 1) % 2].color;
+  std::vector<std::pair<int, int>> members;  // key, rank
+  for (int r = 0; r < ranks_; ++r) {
+    const NcclSlot& slot = segment_->slot(r);
+    if (slot.splits < splits_) return;
+    const auto& wish = slot.wishes[(splits_ - 1) % 2];
+    if (wish.color == color) members.emplace_back(wish.key, r);
+  }
+  splitting_ = false;
+  state_ = ncclSuccess;
+  *split_into_ = nullptr;
+  if (color == NCCL_SPLIT_NOCOLOR) return;
+  std::sort(members.begin(), members.end());
+  const auto place = std::find_if(members.begin(), members.end(),
+                                  [this](const auto& member) { return member.second == rank_; });
+  std::string error;
+  auto child = Open(name_ + "." + std::to_string(splits_) + "." + std::to_string(color),
+                    static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
+                    device_, &error);
+  if (child == nullptr) {
+    state_ = ncclSystemError;
+    message_ = error;
+    return;
+  }
+  *split_into_ = tercio::emulation::KeepNcclComm(std::move(child));
+}
+
+bool ncclComm::Fail(const std::string& message) {
+  segment_->Fail(message);
+  return SeeFault();
+}
+
+// Whether there is one.
+bool ncclComm::SeeFault() {
+  if (segment_->header().fault != NcclHeader::kWritten) return false;
+  state_ = ncclInvalidUsage;
+  message_ = segment_->header().message;
+  return true;
+}
+
+bool ncclComm::Connect(std::function<ncclResult_t()> first_message) {
+  std::lock_guard lock(mutex_);
+  if (connected_) return false;
+  first_message_ = std::move(first_message);
+  state_ = ncclInProgress;
+  segment_->slot(rank_).sends_messages = 1;
+  return true;
+}
+
+uint64_t ncclComm::Issue() {
+  std::lock_guard lock(mutex_);
+  return issued_++;
+}
+
+void ncclComm::End() {
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  first_message_ = nullptr;
+}
+
+bool ncclComm::Busy() {
+  std::lock_guard lock(mutex_);
+  return finished_ < issued_ || first_message_ != nullptr;
+}
+
+bool ncclComm::Step(NcclWork& work) {
+  std::lock_guard lock(mutex_);
+  if (ended_ || SeeFault()) return true;
+  if (work.sequence != finished_) return false;  // on another stream than the call before
+  while (true) {
+    const size_t elements = std::min(PieceElements(work), work.count - work.at);
+    if (!work.laid_out) {
+      for (int r = 0; r < ranks_; ++r) {
+        if (segment_->slot(r).read < pieces_) return false;
+      }
+      LayOut(work, elements);
+      segment_->slot(rank_).published = pieces_ + 1;
+      work.laid_out = true;
+    }
+    for (int r = 0; r < ranks_; ++r) {
+      if (segment_->slot(r).published <= pieces_) return false;
+    }
+    if (!AllCalledTheSame()) return true;
+    Read(work, elements);
+    segment_->slot(rank_).read = ++pieces_;
+    work.laid_out = false;
+    work.at += elements;
+    if (work.at == work.count) {
+      ++finished_;
+      return true;
+    }
+  }
+}
+
+// REQUIRES: all have laid out a piece.
+bool ncclComm::AllCalledTheSame() {
+  const NcclCall& mine = segment_->slot(rank_).call;
+  for (int r = 0; r < ranks_; ++r) {
+    const NcclCall& other = segment_->slot(r).call;
+    if (other == mine) continue;
+    Fail("ranks are at different calls, at which NCCL would hang: rank " + std::to_string(rank_) +
+         " at " + Describe(mine) + ", rank " + std::to_string(r) + " at " + Describe(other));
+    return false;
+  }
+  return true;
+}
+
+size_t ncclComm::PieceElements(const NcclWork& work) const {
+  const size_t elements = NcclSlot::kBytes / NcclBytes(work.type);
+  // A part for every rank.
+  return work.operation == NcclOperation::kReduceScatter ? elements / static_cast<size_t>(ranks_)
+                                                         : elements;
+}
+
+void ncclComm::LayOut(const NcclWork& work, size_t elements) {
+  NcclSlot& slot = segment_->slot(rank_);
+  slot.call = {static_cast<int32_t>(work.operation), work.type, work.root, work.count,
+               work.sequence};
+  const size_t size = NcclBytes(work.type);
+  const bool sends =
+      (work.operation != NcclOperation::kBroadcast && work.operation != NcclOperation::kMessage) ||
+      work.root == rank_;
+  if (!sends || elements == 0) return;
+  if (work.operation != NcclOperation::kReduceScatter) {
+    std::memcpy(slot.data, work.in + work.at * size, elements * size);
+    return;
+  }
+  for (size_t r = 0; r < static_cast<size_t>(ranks_); ++r) {
+    std::memcpy(slot.data + r * elements * size, work.in + (r * work.count + work.at) * size,
+                elements * size);
+  }
+}
+
+void ncclComm::Read(const NcclWork& work, size_t elements) {
+  if (elements == 0) return;
+  const size_t size = NcclBytes(work.type);
+  const auto ranks = static_cast<size_t>(ranks_);
+  std::byte* const out = work.out == nullptr ? nullptr : work.out + work.at * size;
+  std::vector<const std::byte*> parts;
+  for (int r = 0; r < ranks_; ++r) parts.push_back(segment_->slot(r).data);
+  switch (work.operation) {
+    case NcclOperation::kAllReduce:
+      return SumOverRanks(work.type, parts, elements, work.at, (work.count + ranks - 1) / ranks,
+                          out);
+    case NcclOperation::kReduceScatter: {
+      const auto mine = static_cast<size_t>(rank_);
+      for (const std::byte*& part : parts) part += mine * elements * size;
+      return SumOverRanks(work.type, parts, elements, mine * work.count + work.at, work.count, out);
+    }
+    case NcclOperation::kAllGather:
+      for (size_t r = 0; r < ranks; ++r) {
+        std::memcpy(out + r * work.count * size, parts[r], elements * size);
+      }
+      return;
+    case NcclOperation::kBroadcast:
+      std::memcpy(out, parts[static_cast<size_t>(work.root)], elements * size);
+      return;
+    case NcclOperation::kMessage:
+      if (out != nullptr) {
+        std::memcpy(out, parts[static_cast<size_t>(work.root)], elements * size);
+      }
+      return;
+  }
+}

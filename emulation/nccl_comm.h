@@ -1,0 +1,108 @@
+// One rank's side of an emulated NCCL communicator (include/nccl.h): joining, splitting, and the
+// pieces in which its calls exchange their data. A piece goes on in three steps, none of which ever
+// blocks: a rank lays out its own part when all others have read the one before, waits until all
+// have laid out theirs, and reads them.
+//
+// Threads: any. Work of a stream holds the communicator, so it outlives its handle. Internal to the
+// emulation.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "emulation/nccl_segment.h"
+
+namespace tercio::emulation {
+
+enum class NcclOperation : int32_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMessage };
+
+// 0: not one of those that are emulated.
+size_t NcclBytes(ncclDataType_t type);
+
+struct NcclWork {
+  NcclOperation operation;
+  ncclDataType_t type;
+  const std::byte* in;  // of a message: null where it is received
+  std::byte* out;       // null where it is sent
+  size_t count;
+  int root = 0;
+  uint64_t sequence = 0;
+  // How far it is.
+  size_t at = 0;  // elements
+  bool laid_out = false;
+};
+
+}  // namespace tercio::emulation
+
+struct ncclComm : std::enable_shared_from_this<ncclComm> {
+ public:
+  using NcclWork = tercio::emulation::NcclWork;
+
+  // Null: `error` says why.
+  static std::shared_ptr<ncclComm> Open(const std::string& name, int rank, int ranks, int device,
+                                        std::string* error);
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  int device() const { return device_; }
+
+  // ncclInProgress while ranks are missing or a split or the first message is under way, and the
+  // error, if there is one.
+  ncclResult_t State(std::string* message);
+  // REQUIRES: State is ncclSuccess. What it makes is known with the handles of nccl.cc.
+  void Split(int color, int key, ncclComm_t* made);
+
+  // Two ranks are connected when both have come to their first message. Until then it is a call
+  // under way, which State begins then; false: they are connected, and it was not taken.
+  bool Connect(std::function<ncclResult_t()> first_message);
+
+  uint64_t Issue();           // the number of a call
+  bool Step(NcclWork& work);  // whether it is done, or will never be
+  void End();                 // what is under way, for this rank only
+  bool Busy();                // calls are under way
+
+ private:
+  ncclComm() = default;
+  void Join();
+  void FinishSplit();
+  bool Fail(const std::string& message);  // for all ranks
+  bool SeeFault();
+  bool AllCalledTheSame();
+  size_t PieceElements(const NcclWork& work) const;
+  void LayOut(const NcclWork& work, size_t elements);
+  void Read(const NcclWork& work, size_t elements);
+
+  std::string name_;
+  int rank_ = 0;
+  int ranks_ = 0;
+  int device_ = 0;
+  std::unique_ptr<tercio::emulation::NcclSegment> segment_;
+
+  std::mutex mutex_;  // what follows
+  ncclResult_t state_ = ncclInProgress;
+  std::string message_;
+  bool joined_ = false;
+  bool ended_ = false;
+  uint64_t splits_ = 0;
+  ncclComm_t* split_into_ = nullptr;  // while one is under way
+  bool splitting_ = false;
+  bool connected_ = false;
+  std::function<ncclResult_t()> first_message_;  // until it is begun
+  uint64_t issued_ = 0;
+  uint64_t finished_ = 0;
+  uint64_t pieces_ = 0;  // that are done, of all calls
+};
+
+namespace tercio::emulation {
+
+// The live communicator of a handle, or null.
+std::shared_ptr<ncclComm> FindNcclComm(ncclComm_t handle);
+ncclComm_t KeepNcclComm(std::shared_ptr<ncclComm> comm);
+
+}  // namespace tercio::emulation

@@ -1,4 +1,0 @@
-// CUDA's header of this name, for programs without CUDA.
-#pragma once
-
-#include "kernels/emulation/half_types.h"

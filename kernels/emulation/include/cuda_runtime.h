@@ -1,9 +1,0 @@
-// CUDA's header of this name, for programs without CUDA. The build rules (bazel/cuda.bzl) put this
-// folder on the include path of emulated targets only.
-#pragma once
-
-#define TERCIO_CUDA_EMULATED 1
-
-#include "kernels/emulation/device_functions.h"
-#include "kernels/emulation/runtime_api.h"
-#include "kernels/emulation/vector_types.h"

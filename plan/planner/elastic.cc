@@ -1,0 +1,70 @@
+#include "plan/planner/elastic.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "plan/planner/planner.h"
+#include "plan/rank_layout.h"
+
+namespace tercio::coordinator {
+namespace {
+
+bool Fits(v1::JobSpec job, const v1::ParallelismSpec& parallelism, int ranks,
+          int64_t memory_bytes) {
+  *job.mutable_parallelism() = parallelism;
+  job.mutable_resources()->set_ranks(ranks);
+  Cluster cluster;
+  cluster.ranks = ranks;
+  cluster.memory_bytes = memory_bytes;
+  return ChooseLayout(job, cluster).ok();
+}
+
+// The degrees that were asked for, but for the data degree.
+v1::ParallelismSpec WithFewerReplicas(const v1::ParallelismSpec& wanted, int ranks) {
+  v1::ParallelismSpec parallelism = wanted;
+  const int replica = std::max(1, wanted.tensor()) * std::max(1, wanted.pipeline());
+  parallelism.set_data(ranks % replica == 0 ? ranks / replica : 0);
+  return parallelism;
+}
+
+v1::ParallelismSpec SpecOf(const v1::Layout& layout) {
+  v1::ParallelismSpec parallelism;
+  parallelism.set_tensor(layout.tensor());
+  parallelism.set_pipeline(layout.pipeline());
+  parallelism.set_data(layout.data());
+  parallelism.set_virtual_pipeline(layout.virtual_pipeline());
+  parallelism.set_context_parallel(layout.context_parallel());
+  parallelism.set_schedule(layout.schedule());
+  parallelism.set_recompute(layout.recompute());
+  return parallelism;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::ParallelismSpec> SmallerLayout(const v1::JobSpec& job, int least, int most,
+                                                  int64_t memory_bytes, int* ranks) {
+  const v1::ParallelismSpec& wanted = job.parallelism();
+  for (int count = most; count >= std::max(1, least) && !wanted.automatic(); --count) {
+    const v1::ParallelismSpec candidate = WithFewerReplicas(wanted, count);
+    if (candidate.data() == 0 || !Fits(job, candidate, count, memory_bytes)) continue;
+    *ranks = count;
+    return candidate;
+  }
+  v1::JobSpec free = job;
+  free.mutable_parallelism()->Clear();
+  free.mutable_parallelism()->set_automatic(true);
+  for (int count = most; count >= std::max(1, least); --count) {
+    free.mutable_resources()->set_ranks(count);
+    Cluster cluster;
+    cluster.ranks = count;
+    cluster.memory_bytes = memory_bytes;
+    const absl::StatusOr<v1::Layout> layout = ChooseLayout(free, cluster);
+    if (!layout.ok()) continue;
+    *ranks = count;
+    return SpecOf(*layout);
+  }
+  return absl::NotFoundError(
+      absl::StrCat("no layout of ", least, " to ", most, " ranks works for this model"));
+}
+
+}  // namespace tercio::coordinator

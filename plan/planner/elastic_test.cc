@@ -1,0 +1,58 @@
+#include "plan/planner/elastic.h"
+
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr int64_t kMuch = int64_t{1} << 50;
+
+v1::JobSpec Job(int tensor, int pipeline, int data) {
+  v1::JobSpec job;
+  v1::ModelSpec& model = *job.mutable_model();
+  model.set_architecture("gpt2");
+  model.set_layers(4);
+  model.set_hidden(32);
+  model.set_heads(4);
+  model.set_ffn_hidden(128);
+  model.set_context(32);
+  model.set_vocab_size(64);
+  job.mutable_training()->set_steps(10);
+  job.mutable_training()->set_global_batch(8);
+  job.mutable_training()->set_precision("fp32");
+  job.mutable_parallelism()->set_tensor(tensor);
+  job.mutable_parallelism()->set_pipeline(pipeline);
+  job.mutable_parallelism()->set_data(data);
+  job.mutable_parallelism()->set_schedule("1f1b");
+  job.mutable_parallelism()->set_recompute("none");
+  return job;
+}
+
+TEST(SmallerLayout, OnlyTheDataDegreeShrinksWhereItCan) {
+  int ranks = 0;
+  const auto layout = SmallerLayout(Job(2, 1, 4), 2, 7, kMuch, &ranks);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  // 6 ranks would be 3 replicas, which 8 sequences cannot be divided by.
+  EXPECT_EQ(ranks, 4);
+  EXPECT_EQ(layout->tensor(), 2);
+  EXPECT_EQ(layout->pipeline(), 1);
+  EXPECT_EQ(layout->data(), 2);
+}
+
+TEST(SmallerLayout, ThePlannerPicksWhereADegreeCannotStay) {
+  int ranks = 0;
+  const auto layout = SmallerLayout(Job(2, 2, 1), 2, 3, kMuch, &ranks);
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(ranks, layout->tensor() * layout->pipeline() * layout->data());
+  EXPECT_GE(ranks, 2);
+  EXPECT_LE(ranks, 3);
+}
+
+TEST(SmallerLayout, MemoryCounts) {
+  int ranks = 0;
+  const auto layout = SmallerLayout(Job(2, 2, 2), 2, 7, 1 << 10, &ranks);
+  EXPECT_EQ(layout.status().code(), absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace tercio::coordinator

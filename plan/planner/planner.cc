@@ -1,0 +1,314 @@
+#include "plan/planner/planner.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/status_macros.h"
+#include "plan/fp8.h"
+#include "plan/gpu_figures.h"
+#include "plan/limits.h"
+#include "plan/memory_map.h"
+#include "plan/model_tensors.h"
+#include "plan/rank_layout.h"
+
+namespace tercio::coordinator {
+namespace {
+
+constexpr double kFloatBytes = 4;
+// Of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
+// CPUs").
+constexpr double kCoreFlops = 60e9;
+constexpr double kMessageSeconds = 0.3e-3;
+
+v1::JobSpec WithVocabulary(v1::JobSpec job) {
+  if (job.model().vocab_size() == 0) job.mutable_model()->set_vocab_size(kUnknownVocabulary);
+  return job;
+}
+
+v1::Prediction Predict(const v1::JobSpec& job, const v1::Layout& layout, const Cluster& cluster) {
+  v1::Prediction prediction;
+  int64_t memory = 0;
+  for (int stage = 0; stage < layout.pipeline(); ++stage) {
+    memory = std::max(
+        memory, plan::MemoryOfStage(job, layout, stage, cluster.threads_per_rank).total_bytes());
+  }
+  const double t = layout.tensor();
+  const double p = layout.pipeline();
+  const double d = layout.data();
+  const double m = layout.micro_batches();
+  const double v = std::max(1, layout.virtual_pipeline());
+  const double context = job.model().context();
+  const double tokens = static_cast<double>(job.training().global_batch()) * context;
+  const double flops = plan::FlopsPerToken(job.model(), /*causal=*/false) * tokens;
+  const double ranks = t * p * d;
+  // A full recomputation is one more forward pass: a third of forward and backward.
+  const double again = layout.recompute() == "full" ? 4.0 / 3 : 1;
+  const double compute = again * flops / ranks / cluster.flops_per_second;
+  const double activation = layout.micro_batch() * context * job.model().hidden() * kFloatBytes;
+  const double layers_per_stage = job.model().layers() / p;
+  const double tensor_time = t == 1 ? 0
+                                    : m * layers_per_stage * 4 *
+                                          (2 * (t - 1) / t * activation / cluster.bytes_per_second +
+                                           2 * cluster.seconds_per_message);
+  const double pipeline_time =
+      p == 1 ? 0
+             : m * v * 2 * (activation / cluster.bytes_per_second + cluster.seconds_per_message);
+  const double gradient =
+      static_cast<double>(plan::ParameterCount(job.model())) / t / p * kFloatBytes;
+  const double data_time = d == 1 ? 0
+                                  : 2 * (d - 1) / d * gradient / cluster.bytes_per_second +
+                                        2 * cluster.seconds_per_message;
+  const double bubble = (p - 1) / (m * v);
+  const double busy = compute + tensor_time + pipeline_time;
+  // Two thirds of the work are the backward pass; the reduction hides behind half of it.
+  const double seconds = busy * (1 + bubble) + std::max(0.0, data_time - compute / 3);
+  prediction.set_step_seconds(seconds);
+  prediction.set_tflops_per_gpu(flops / seconds / ranks / 1e12);
+  const double peak = cluster.peak_flops_per_second;
+  prediction.set_mfu(flops / seconds / ranks / (peak > 0 ? peak : cluster.flops_per_second));
+  prediction.set_tokens_per_second(tokens / seconds);
+  prediction.set_memory_bytes_peak(memory);
+  prediction.set_bubble_ratio(bubble);
+  return prediction;
+}
+
+v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
+                          const Cluster& cluster) {
+  v1::LayoutCandidate candidate;
+  *candidate.mutable_layout() = layout;
+  const absl::Status legal = plan::CheckLayout(job, layout, cluster.ranks);
+  if (!legal.ok()) {
+    candidate.set_rejected(std::string(legal.message()));
+    return candidate;
+  }
+  candidate.set_predicted_valid(true);
+  *candidate.mutable_predicted() = Predict(job, layout, cluster);
+  if (candidate.predicted().memory_bytes_peak() > cluster.memory_bytes) {
+    constexpr double kMiB = 1 << 20;
+    candidate.set_rejected(
+        absl::StrFormat("does not fit in memory: needs %.1f MiB a rank, there are %.1f MiB",
+                        static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB,
+                        static_cast<double>(cluster.memory_bytes) / kMiB));
+  }
+  return candidate;
+}
+
+// Micro-batches that are not asked for become smaller until they fit.
+v1::LayoutCandidate JudgeFitting(const v1::JobSpec& job, v1::Layout layout,
+                                 const Cluster& cluster) {
+  v1::LayoutCandidate candidate = Judge(job, layout, cluster);
+  while (job.training().micro_batch() == 0 && candidate.predicted_valid() &&
+         !candidate.rejected().empty() && layout.micro_batch() > 1) {
+    layout.set_micro_batch(static_cast<int32_t>(
+        plan::ChooseMicroBatch(job, layout.pipeline(), layout.data(), layout.micro_batch())));
+    layout.set_micro_batches(static_cast<int32_t>(job.training().global_batch() /
+                                                  (int64_t{layout.micro_batch()} * layout.data())));
+    candidate = Judge(job, layout, cluster);
+  }
+  return candidate;
+}
+
+std::vector<v1::Layout> AllLayouts(const v1::JobSpec& job, int ranks) {
+  std::vector<v1::Layout> layouts;
+  for (int tensor = 1; tensor <= ranks; ++tensor) {
+    if (ranks % tensor != 0) continue;
+    for (int pipeline = 1; pipeline <= ranks / tensor; ++pipeline) {
+      if (ranks / tensor % pipeline != 0) continue;
+      const int data = ranks / tensor / pipeline;
+      v1::Layout layout;
+      layout.set_tensor(tensor);
+      layout.set_pipeline(pipeline);
+      layout.set_virtual_pipeline(1);
+      layout.set_context_parallel(1);
+      layout.set_data(data);
+      layout.set_schedule("1f1b");
+      layout.set_recompute("none");
+      const int64_t micro_batch = job.training().micro_batch() > 0
+                                      ? job.training().micro_batch()
+                                      : plan::ChooseMicroBatch(job, pipeline, data);
+      layout.set_micro_batch(static_cast<int32_t>(micro_batch));
+      layout.set_micro_batches(
+          static_cast<int32_t>(job.training().global_batch() / (micro_batch * data)));
+      layouts.push_back(layout);
+    }
+  }
+  return layouts;
+}
+
+// Values of later versions are refused by name, never ignored.
+absl::Status CheckSupported(const v1::JobSpec& job) {
+  const auto unsupported = [](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " is not supported by this version"));
+  };
+  const v1::ParallelismSpec& parallelism = job.parallelism();
+  const std::string& architecture = job.model().architecture();
+  if (architecture != "gpt2" && architecture != "llama" && architecture != "bert") {
+    return unsupported("model.architecture " + architecture);
+  }
+  const std::string& precision = job.training().precision();
+  if (precision != "fp32" && precision != "bf16" && precision != "fp16") {
+    return unsupported("training.precision " + precision);
+  }
+  TERCIO_RETURN_IF_ERROR(plan::CheckFp8(job));
+  const std::string& device = job.resources().device();
+  if (device != "cpu" && device != "cuda") return unsupported("resources.device " + device);
+  if (parallelism.zero_stage() > 0) return unsupported("parallelism.zero_stage above 0");
+  if (parallelism.context_parallel() > 1)
+    return unsupported("parallelism.context_parallel above 1");
+  return absl::OkStatus();
+}
+
+absl::Status CheckGuards(const v1::JobSpec& job) {
+  const v1::FaultToleranceSpec& fault = job.fault_tolerance();
+  const std::string& policy = fault.on_spike();
+  if (!policy.empty() && policy != "off" && policy != "report" && policy != "skip" &&
+      policy != "rollback") {
+    return absl::InvalidArgumentError(absl::StrCat("fault_tolerance.on_spike is \"", policy,
+                                                   "\"; expected off, report, skip or rollback"));
+  }
+  // Not a number fails both.
+  if (!(fault.spike_threshold() >= 0) || fault.check_replicas_every() < 0) {
+    return absl::InvalidArgumentError(
+        "fault_tolerance.spike_threshold and check_replicas_every must not be negative");
+  }
+  constexpr int64_t kMost = int64_t{1} << 40;
+  for (const v1::DataSkip& skip : job.training().data_skips()) {
+    if (skip.after_step() < 0 || skip.after_step() > kMost || skip.batches() < 0 ||
+        skip.batches() > kMost) {
+      return absl::InvalidArgumentError("training.data_skips has impossible numbers");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckNumbers(const v1::JobSpec& job) {
+  const v1::ModelSpec& model = job.model();
+  if (model.layers() < 1 || model.hidden() < 1 || model.heads() < 1 || model.context() < 1 ||
+      model.ffn_hidden() < 1 || model.hidden() % model.heads() != 0 ||
+      model.hidden() / model.heads() > 256) {
+    return absl::InvalidArgumentError(
+        "impossible model: layers, hidden, heads, context and ffn_hidden must be positive, hidden "
+        "a multiple of heads, and hidden / heads at most 256");
+  }
+  if (job.training().steps() < 1 || job.training().global_batch() < 1 ||
+      job.training().micro_batch() < 0 || job.resources().ranks() < 0 ||
+      job.checkpoint().keep_last() < 1) {
+    return absl::InvalidArgumentError(
+        "training.steps, training.global_batch and checkpoint.keep_last must be at least 1, "
+        "training.micro_batch and resources.ranks not negative");
+  }
+  TERCIO_RETURN_IF_ERROR(plan::CheckSizes(job));
+  return CheckGuards(job);
+}
+
+}  // namespace
+
+v1::PlanReport PlanLayouts(const v1::JobSpec& given, const Cluster& cluster) {
+  const v1::JobSpec job = WithVocabulary(given);
+  v1::PlanReport report;
+  report.set_chosen(-1);
+  std::vector<v1::Layout> layouts;
+  if (job.parallelism().automatic()) {
+    layouts = AllLayouts(job, cluster.ranks);
+  } else if (const absl::StatusOr<v1::Layout> layout = plan::LayoutOfJob(job); layout.ok()) {
+    layouts.push_back(*layout);
+  }
+  for (const v1::Layout& layout : layouts) {
+    *report.add_layouts() = JudgeFitting(job, layout, cluster);
+    const v1::LayoutCandidate& candidate = report.layouts(report.layouts_size() - 1);
+    if (!candidate.rejected().empty()) continue;
+    const bool better =
+        report.chosen() < 0 || candidate.predicted().step_seconds() <
+                                   report.layouts(report.chosen()).predicted().step_seconds();
+    if (better) report.set_chosen(report.layouts_size() - 1);
+  }
+  return report;
+}
+
+absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& given, const Cluster& cluster) {
+  const v1::JobSpec job = WithVocabulary(given);
+  if (!job.parallelism().automatic()) TERCIO_RETURN_IF_ERROR(plan::LayoutOfJob(job).status());
+  const v1::PlanReport report = PlanLayouts(job, cluster);
+  if (report.chosen() >= 0) return report.layouts(report.chosen()).layout();
+  const v1::LayoutCandidate* smallest = nullptr;
+  for (const v1::LayoutCandidate& candidate : report.layouts()) {
+    if (!candidate.predicted_valid()) continue;
+    if (smallest == nullptr ||
+        candidate.predicted().memory_bytes_peak() < smallest->predicted().memory_bytes_peak()) {
+      smallest = &candidate;
+    }
+  }
+  if (smallest == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("no layout of ", cluster.ranks, " ranks works for this model: ",
+                     report.layouts_size() > 0 ? report.layouts(0).rejected() : ""));
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      smallest->rejected(), "; memory of the smallest layout (tensor ", smallest->layout().tensor(),
+      ", pipeline ", smallest->layout().pipeline(), ", data ", smallest->layout().data(), "):\n",
+      plan::MemoryTableText(
+          plan::MemoryOfStage(job, smallest->layout(), 0, cluster.threads_per_rank))));
+}
+
+absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
+                                  const std::vector<plan::DeviceSlot>& slots, Cluster cluster) {
+  cluster.ranks = static_cast<int>(slots.size());
+  TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, ChooseLayout(job, cluster));
+  TERCIO_ASSIGN_OR_RETURN(v1::Plan plan,
+                          plan::BuildPlan(job, layout, slots, cluster.threads_per_rank));
+  *plan.mutable_predicted() = Predict(WithVocabulary(job), layout, cluster);
+  return plan;
+}
+
+absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes) {
+  TERCIO_RETURN_IF_ERROR(CheckSupported(job));
+  TERCIO_RETURN_IF_ERROR(CheckNumbers(job));
+  Cluster cluster;
+  cluster.memory_bytes = memory_bytes;
+  cluster.ranks = std::max(1, job.resources().ranks());
+  if (!job.parallelism().automatic()) {
+    TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(WithVocabulary(job)));
+    cluster.ranks = plan::WorldSize(layout);
+  }
+  const absl::Status status = ChooseLayout(job, cluster).status();
+  return absl::IsResourceExhausted(status) ? absl::InvalidArgumentError(status.message()) : status;
+}
+
+int64_t CheckpointBytes(const v1::JobSpec& job) {
+  int64_t elements = 0;
+  for (const plan::LogicalTensor& tensor : plan::ModelTensors(WithVocabulary(job).model())) {
+    elements += tensor.rows * tensor.columns;
+  }
+  return 3 * elements * static_cast<int64_t>(sizeof(float));
+}
+
+Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank) {
+  Cluster cluster;
+  cluster.ranks = ranks;
+  cluster.threads_per_rank = threads_per_rank > 0 ? threads_per_rank : std::max(1, cores / ranks);
+  // More ranks than cores share them.
+  UseCpus(std::min<double>(cluster.threads_per_rank, static_cast<double>(cores) / ranks), &cluster);
+  cluster.memory_bytes = memory_bytes / ranks;
+  return cluster;
+}
+
+void UseCpus(double cores_per_rank, Cluster* cluster) {
+  // A message wakes two ranks, and those that share a core take turns.
+  const double turns = std::max(1.0, 1 / cores_per_rank);
+  cluster->flops_per_second = kCoreFlops * cores_per_rank;
+  cluster->seconds_per_message = kMessageSeconds * turns;
+}
+
+void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster) {
+  // One that is not known counts as an A100: what matters is how rates compare.
+  const plan::GpuFigures figures =
+      plan::FiguresOf(model).value_or(*plan::FiguresOf("A100-SXM4-80GB"));
+  constexpr double kReached = 0.5;  // of either peak, in training
+  cluster->peak_flops_per_second = plan::PeakFlops(figures, training);
+  cluster->flops_per_second = kReached * cluster->peak_flops_per_second;
+  cluster->bytes_per_second = kReached * figures.link_bytes_per_second;
+  cluster->seconds_per_message = 20e-6;
+}
+
+}  // namespace tercio::coordinator

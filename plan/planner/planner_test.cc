@@ -1,0 +1,162 @@
+#include "plan/planner/planner.h"
+
+#include <algorithm>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace tercio::coordinator {
+namespace {
+
+using ::testing::HasSubstr;
+
+v1::JobSpec Gpt(const std::string& device) {
+  v1::JobSpec job;
+  v1::ModelSpec* model = job.mutable_model();
+  model->set_architecture("gpt2");
+  model->set_layers(12);
+  model->set_hidden(768);
+  model->set_heads(12);
+  model->set_kv_heads(12);
+  model->set_ffn_hidden(3072);
+  model->set_context(1024);
+  model->set_vocab_size(50257);
+  model->set_bias(true);
+  job.mutable_training()->set_steps(1);
+  job.mutable_training()->set_global_batch(512);
+  job.mutable_training()->set_precision("bf16");
+  job.mutable_parallelism()->set_automatic(true);
+  job.mutable_resources()->set_device(device);
+  job.mutable_resources()->set_ranks(1);
+  return job;
+}
+
+v1::LayoutCandidate Chosen(const v1::JobSpec& job, const Cluster& cluster) {
+  const v1::PlanReport report = PlanLayouts(job, cluster);
+  EXPECT_GE(report.chosen(), 0);
+  return report.layouts(std::max(0, report.chosen()));
+}
+
+TEST(Planner, MicroBatchesOfGpusAreAsLargeAsFit) {
+  const v1::JobSpec job = Gpt("cuda");
+  Cluster cluster;
+  UseGpus("NVIDIA H200", job.training(), &cluster);
+  const v1::LayoutCandidate roomy = Chosen(job, cluster);
+  EXPECT_EQ(roomy.layout().micro_batch(), 64);
+  EXPECT_EQ(roomy.layout().micro_batches(), 8);
+  cluster.memory_bytes = int64_t{12} << 30;
+  const v1::LayoutCandidate tight = Chosen(job, cluster);
+  EXPECT_LT(tight.layout().micro_batch(), 64);
+  EXPECT_LE(tight.predicted().memory_bytes_peak(), cluster.memory_bytes);
+  EXPECT_EQ(tight.layout().micro_batch() * tight.layout().micro_batches(), 512);
+  // The next larger one does not fit.
+  v1::JobSpec larger = job;
+  larger.mutable_training()->set_micro_batch(2 * tight.layout().micro_batch());
+  EXPECT_THAT(PlanLayouts(larger, cluster).layouts(0).rejected(), HasSubstr("does not fit"));
+  cluster.memory_bytes = int64_t{1} << 30;
+  EXPECT_EQ(PlanLayouts(job, cluster).chosen(), -1);
+  EXPECT_TRUE(absl::IsResourceExhausted(ChooseLayout(job, cluster).status()));
+}
+
+TEST(Planner, UtilisationCountsByThePeak) {
+  const v1::JobSpec job = Gpt("cuda");
+  Cluster cluster;
+  UseGpus("NVIDIA H200", job.training(), &cluster);
+  const v1::Prediction gpu = Chosen(job, cluster).predicted();
+  EXPECT_NEAR(gpu.mfu(), 0.5, 0.01);
+  EXPECT_NEAR(gpu.tflops_per_gpu(), 989 * gpu.mfu(), 1);
+  const v1::Prediction cpu = Chosen(Gpt("cpu"), Cluster()).predicted();
+  EXPECT_NEAR(cpu.mfu(), 1, 0.01);
+}
+
+// Ranks that share a core compute more slowly, and wait for each other at every message. GPUs have
+// their own figures, whatever there was before.
+TEST(Planner, RanksThatShareCoresTakeTurns) {
+  constexpr int64_t kMemory = int64_t{1} << 40;
+  const Cluster alone = LocalCluster(1, 1, kMemory, 0);
+  const Cluster shared = LocalCluster(8, 2, kMemory, 0);
+  EXPECT_EQ(shared.flops_per_second, alone.flops_per_second / 4);
+  EXPECT_EQ(shared.seconds_per_message, 4 * alone.seconds_per_message);
+  const Cluster roomy = LocalCluster(2, 8, kMemory, 0);
+  EXPECT_EQ(roomy.flops_per_second, 4 * alone.flops_per_second);
+  EXPECT_EQ(roomy.seconds_per_message, alone.seconds_per_message);
+
+  const v1::JobSpec job = Gpt("cuda");
+  Cluster gpu;
+  UseGpus("NVIDIA H200", job.training(), &gpu);
+  Cluster after_cpus = shared;
+  UseGpus("NVIDIA H200", job.training(), &after_cpus);
+  EXPECT_EQ(gpu.seconds_per_message, after_cpus.seconds_per_message);
+  EXPECT_EQ(gpu.flops_per_second, after_cpus.flops_per_second);
+}
+
+struct Measured {
+  int tensor, pipeline, data;
+  double seconds;
+};
+
+// What docs/benchmarks.md has of nanogpt on two cores.
+TEST(Planner, PredictsWhatWasMeasuredOnCpus) {
+  v1::JobSpec job = Gpt("cpu");
+  v1::ModelSpec* model = job.mutable_model();
+  model->set_layers(4);
+  model->set_hidden(128);
+  model->set_heads(4);
+  model->set_kv_heads(4);
+  model->set_ffn_hidden(512);
+  model->set_context(64);
+  model->set_vocab_size(65);
+  model->set_bias(false);
+  job.mutable_training()->set_global_batch(12);
+  job.mutable_training()->set_precision("fp32");
+  for (const Measured& run :
+       {Measured{1, 1, 1, 0.0321}, Measured{1, 1, 2, 0.0384}, Measured{2, 1, 1, 0.0483},
+        Measured{1, 2, 1, 0.0451}, Measured{2, 2, 2, 0.2357}}) {
+    const int ranks = run.tensor * run.pipeline * run.data;
+    const Cluster cluster = LocalCluster(ranks, 2, int64_t{1} << 40, 0);
+    const v1::PlanReport report = PlanLayouts(job, cluster);
+    for (const v1::LayoutCandidate& candidate : report.layouts()) {
+      const v1::Layout& layout = candidate.layout();
+      if (layout.tensor() != run.tensor || layout.pipeline() != run.pipeline) continue;
+      const double ratio = candidate.predicted().step_seconds() / run.seconds;
+      EXPECT_GT(ratio, 0.75) << layout.ShortDebugString();
+      EXPECT_LT(ratio, 1.33) << layout.ShortDebugString();
+    }
+  }
+}
+
+TEST(Planner, WhatAJobNamesIsNotChanged) {
+  v1::JobSpec job = Gpt("cuda");
+  job.mutable_training()->set_micro_batch(64);
+  Cluster cluster;
+  cluster.memory_bytes = int64_t{12} << 30;
+  EXPECT_THAT(PlanLayouts(job, cluster).layouts(0).rejected(), HasSubstr("does not fit"));
+}
+
+// Each of these once divided by zero, or gave a sum below zero, in whoever looked at the job.
+TEST(Planner, NumbersOfAStrangerAreRefused) {
+  const auto refused = [](const auto& change) {
+    v1::JobSpec job = Gpt("cpu");
+    job.mutable_checkpoint()->set_keep_last(1);
+    EXPECT_TRUE(AdmitJob(job, int64_t{1} << 62).ok());
+    change(job);
+    return AdmitJob(job, int64_t{1} << 62).code();
+  };
+  EXPECT_EQ(refused([](auto& job) {
+              job.mutable_parallelism()->set_automatic(false);
+              job.mutable_parallelism()->set_tensor(1 << 16);
+              job.mutable_parallelism()->set_pipeline(1 << 16);
+            }),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused([](auto& job) {
+              job.mutable_parallelism()->set_automatic(false);
+              job.mutable_training()->set_micro_batch(int64_t{1} << 32);
+            }),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(refused([](auto& job) { job.mutable_model()->set_layers(1 << 30); }),
+            absl::StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace tercio::coordinator

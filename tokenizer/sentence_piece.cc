@@ -1,0 +1,598 @@
+#include "tokenizer/sentence_piece.h"
+
+#include <array>
+#include <cfloat>
+#include <cmath>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "common/status_macros.h"
+#include "tokenizer/byte_trie.h"
+#include "tokenizer/sentence_piece_merges.h"
+#include "tokenizer/unicode.h"
+#include "tokenizer/vocabulary.h"
+#include "tokenizer/word_cache.h"
+
+namespace tercio::data {
+namespace {
+
+using nlohmann::json;
+using Type = SentencePiece::Type;
+
+constexpr char kKind[] = "sentence_piece";
+// How much worse an unknown character is than the worst piece.
+constexpr float kUnknownPenalty = 10.0f;
+// Unigram's sums begin anew at the first word after this many bytes: in fp32 a sum over a book has
+// no digits left for the next word.
+constexpr size_t kStretch = size_t{128} << 10;
+// What a user-defined piece is worth for each byte but the first: with scores below 0 it always
+// wins, and the longer of two does. As in version 0.2.3 of the library.
+constexpr float kUserDefinedScore = 0.1f;
+// Stands for an added token in a prepared text: this byte, which UTF-8 has not, then its id in
+// bytes of seven bits, which no space symbol has.
+constexpr char kMark = '\xff';
+constexpr size_t kMarkBytes = 6;
+
+absl::Status Fault(std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("SentencePiece: ", std::string(what)));
+}
+
+// Bytes of the character that a byte begins; 1 for one that begins none.
+size_t CharacterLength(char first) {
+  constexpr uint8_t kLengths[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4};
+  return kLengths[static_cast<uint8_t>(first) >> 4];
+}
+
+void AppendMark(int32_t id, std::string* text) {
+  text->push_back(kMark);
+  for (size_t i = 1; i < kMarkBytes; ++i) {
+    text->push_back(static_cast<char>(id & 127));
+    id >>= 7;
+  }
+}
+
+// REQUIRES: a whole mark at the beginning.
+int32_t IdOfMark(std::string_view mark) {
+  uint32_t id = 0;
+  for (size_t i = kMarkBytes - 1; i > 0; --i) id = id << 7 | (static_cast<uint8_t>(mark[i]) & 127u);
+  return static_cast<int32_t>(id);
+}
+
+class Model : public TokenizerModel {
+ public:
+  static absl::StatusOr<std::shared_ptr<const TokenizerModel>> Create(SentencePiece definition);
+
+  const std::string& kind() const override { return kind_; }
+  int32_t vocab_size() const override { return static_cast<int32_t>(definition_.pieces.size()); }
+  const SpecialIds& special() const override { return definition_.special; }
+
+  std::optional<std::string> Prepare(std::string_view text) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodePart(std::string_view text) const override;
+  size_t FindBorder(std::string_view text, size_t from) const override;
+  void Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const override;
+  absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const override;
+  std::optional<std::vector<bool>> WordContinuations() const override;
+  std::string ToJson() const override;
+
+ private:
+  absl::Status ReadPieces();
+  absl::Status CheckAdded() const;
+  void PrepareBetweenAdded(std::string_view plain, bool begins_text, std::string* prepared) const;
+  std::string FormOf(std::string_view added_token) const;
+  std::string WithMetaspace(std::string_view section, bool begins_text) const;
+  absl::Status ReadBytePiece(int32_t id);
+  bool WordsStandAlone() const;
+  bool Splits() const { return definition_.metaspace.has_value() && definition_.metaspace->splits; }
+  const SentencePiece::Piece& piece(int32_t id) const {
+    return definition_.pieces[static_cast<size_t>(id)];
+  }
+  int32_t IdOf(std::string_view text) const {
+    const auto found = id_of_.find(text);
+    return found == id_of_.end() ? unknown_ : found->second;
+  }
+  std::vector<int32_t> EncodePlain(std::string_view text) const;
+  void EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) const;
+  void EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const;
+  void Append(std::string_view text, int32_t id, std::vector<int32_t>* ids) const;
+  size_t WordEnd(std::string_view text, size_t from) const;
+  size_t StretchEnd(std::string_view text, size_t begin) const;
+
+  const std::string kind_ = kKind;
+  SentencePiece definition_;
+  const uint32_t cache_owner_ = WordCache::NewOwner();
+  std::optional<SentencePieceNormalizer> normalizer_;
+  std::optional<AddedTokenMatcher> added_;
+  absl::flat_hash_map<int32_t, std::string> added_surfaces_;  // what they decode to
+  int32_t unknown_ = -1;
+  std::array<int32_t, 256> byte_ids_;              // -1 where there is none
+  absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // of the byte pieces
+  float least_score_ = FLT_MAX;
+  absl::flat_hash_map<std::string_view, int32_t> id_of_;  // views of definition_.pieces
+  ByteTrie matched_;                                      // normal, user-defined and unused pieces
+  ByteTrie user_defined_;
+  bool words_stand_alone_ = false;
+};
+
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(SentencePiece definition) {
+  auto model = std::make_shared<Model>();
+  model->definition_ = std::move(definition);
+  TERCIO_RETURN_IF_ERROR(model->ReadPieces());
+  std::vector<std::string> untouched;
+  for (const SentencePiece::Piece& piece : model->definition_.pieces) {
+    if (piece.type == Type::kUserDefined) untouched.push_back(piece.text);
+  }
+  SentencePieceRules rules = model->definition_.rules;
+  if (model->definition_.metaspace.has_value()) rules.add_dummy_prefix = false;  // WithMetaspace
+  TERCIO_ASSIGN_OR_RETURN(model->normalizer_,
+                          SentencePieceNormalizer::Create(std::move(rules), untouched));
+  model->words_stand_alone_ = model->Splits() || model->WordsStandAlone();
+  TERCIO_RETURN_IF_ERROR(model->CheckAdded());
+  TERCIO_ASSIGN_OR_RETURN(model->added_, AddedTokenMatcher::Create(
+                                             model->definition_.added, [&](std::string_view text) {
+                                               return model->definition_.metaspace.has_value()
+                                                          ? std::string(text)
+                                                          : model->normalizer_->Normalize(text);
+                                             }));
+  // As the library (0.23) does: in the form in which it is found.
+  for (const AddedToken& token : model->definition_.added) {
+    const std::string form = token.normalized ? model->FormOf(token.content) : token.content;
+    model->added_surfaces_[token.id] = absl::StrReplaceAll(form, {{"\u2581", " "}});
+  }
+  return model;
+}
+
+absl::Status Model::CheckAdded() const {
+  const SentencePieceRules& rules = definition_.rules;
+  for (const AddedToken& token : definition_.added) {
+    if (token.id >= vocab_size() || piece(token.id).text != token.content) {
+      return Fault(
+          absl::StrCat("the added token '", token.content, "' is not the piece ", token.id));
+    }
+  }
+  const bool changes_texts = !rules.charsmap.empty() || rules.remove_extra_whitespaces ||
+                             !rules.escape_whitespaces || rules.whitespace_as_suffix;
+  if (!definition_.added.empty() && changes_texts) {
+    return Fault("added tokens beside rules that change a text are not known here");
+  }
+  if (definition_.metaspace.has_value() &&
+      (changes_texts || definition_.algorithm != SentencePiece::Algorithm::kBpe)) {
+    return Fault("Metaspace with unigram, or beside rules that change a text, is not known here");
+  }
+  return absl::OkStatus();
+}
+
+// In which an added token is looked for in normalized text.
+std::string Model::FormOf(std::string_view added_token) const {
+  return definition_.metaspace.has_value() ? std::string(added_token)
+                                           : normalizer_->Normalize(added_token);
+}
+
+// Added tokens become marks, so that EncodePart, which may see any part, need not find them again.
+std::optional<std::string> Model::Prepare(std::string_view text) const {
+  std::string prepared;
+  added_->SplitRaw(
+      text,
+      [&](std::string_view plain) {
+        PrepareBetweenAdded(plain, plain.data() == text.data(), &prepared);
+      },
+      [&](int32_t id) { AppendMark(id, &prepared); });
+  return prepared;
+}
+
+// Normalizers come before the tokens that are looked for in normalized text, Metaspace after them.
+void Model::PrepareBetweenAdded(std::string_view plain, bool begins_text,
+                                std::string* prepared) const {
+  const auto mark = [&](int32_t id) { AppendMark(id, prepared); };
+  if (!definition_.metaspace.has_value()) {
+    added_->SplitNormalized(
+        normalizer_->Normalize(plain), [&](std::string_view section) { *prepared += section; },
+        mark);
+    return;
+  }
+  added_->SplitNormalized(
+      plain,
+      [&](std::string_view section) {
+        *prepared += WithMetaspace(section, begins_text && section.data() == plain.data());
+      },
+      mark);
+}
+
+std::string Model::WithMetaspace(std::string_view section, bool begins_text) const {
+  std::string text = normalizer_->Normalize(section);
+  const bool wanted =
+      definition_.rules.add_dummy_prefix && (begins_text || !definition_.metaspace->first_only);
+  if (wanted && !text.starts_with(kSpaceSymbol)) text.insert(0, kSpaceSymbol);
+  return text;
+}
+
+absl::Status Model::ReadPieces() {
+  size_t bytes = 0;
+  byte_ids_.fill(-1);
+  if (!IsUtf8(definition_.unknown_surface)) return Fault("unk_surface is not UTF-8");
+  for (size_t i = 0; i < definition_.pieces.size(); ++i) {
+    const SentencePiece::Piece& known = definition_.pieces[i];
+    const auto id = static_cast<int32_t>(i);
+    bytes += known.text.size();
+    if (bytes > ByteTrie::kMostBytes) return Fault("more than 16 MiB of pieces");
+    if (known.text.empty() || !IsUtf8(known.text)) {
+      return Fault(absl::StrCat("piece ", i, " is empty or not UTF-8"));
+    }
+    if (!std::isfinite(known.score)) return Fault(absl::StrCat("piece ", i, " has no score"));
+    if (!id_of_.emplace(known.text, id).second) {
+      return Fault(absl::StrCat("the piece '", known.text, "' is there twice"));
+    }
+    if (known.type == Type::kUnknown) {
+      if (unknown_ != -1) return Fault("there are two unknown pieces");
+      unknown_ = id;
+    }
+    if (known.type == Type::kNormal) least_score_ = std::min(least_score_, known.score);
+    if (known.type == Type::kNormal || known.type == Type::kUserDefined ||
+        known.type == Type::kUnused) {
+      matched_.Insert(known.text, id);
+    }
+    if (known.type == Type::kUserDefined) user_defined_.Insert(known.text, id);
+    if (known.type == Type::kByte) TERCIO_RETURN_IF_ERROR(ReadBytePiece(id));
+  }
+  if (unknown_ == -1) return Fault("there is no unknown piece");
+  for (size_t byte = 0; byte < 256; ++byte) {
+    if (definition_.byte_fallback && byte_ids_[byte] == -1) {
+      return Fault(absl::StrFormat("byte fallback without the piece <0x%02X>", byte));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Model::ReadBytePiece(int32_t id) {
+  const std::string& text = piece(id).text;
+  if (!definition_.byte_fallback) {
+    return Fault(absl::StrCat("the byte piece '", text, "' without byte fallback"));
+  }
+  for (size_t byte = 0; byte < 256; ++byte) {
+    if (text != absl::StrFormat("<0x%02X>", byte)) continue;
+    byte_ids_[byte] = id;
+    byte_of_[id] = static_cast<uint8_t>(byte);
+    return absl::OkStatus();
+  }
+  return Fault(absl::StrCat("the byte piece '", text, "' names no byte"));
+}
+
+// Whether no piece reaches from another character over a space that follows it, so that words are
+// covered apart as together. BPE may also take unused pieces apart as it saw them made elsewhere.
+bool Model::WordsStandAlone() const {
+  if (!definition_.rules.escape_whitespaces) return false;
+  const bool bpe = definition_.algorithm == SentencePiece::Algorithm::kBpe;
+  for (const SentencePiece::Piece& piece : definition_.pieces) {
+    if (piece.type == Type::kUnused && bpe) return false;
+    if (piece.type != Type::kNormal && piece.type != Type::kUserDefined) continue;
+    const std::string_view text = piece.text;
+    for (size_t at = text.find(kSpaceSymbol, 1); at != text.npos;
+         at = text.find(kSpaceSymbol, at + 1)) {
+      if (!text.substr(0, at).ends_with(kSpaceSymbol)) return false;
+    }
+  }
+  return true;
+}
+
+// The first place after `from` where a word begins: a space that follows another character, or any
+// where Metaspace splits. Else the end.
+size_t Model::WordEnd(std::string_view text, size_t from) const {
+  for (size_t at = text.find(kSpaceSymbol, from + 1); at != text.npos;
+       at = text.find(kSpaceSymbol, at + 1)) {
+    if (Splits() || !text.substr(0, at).ends_with(kSpaceSymbol)) return at;
+  }
+  return text.size();
+}
+
+// Where a stretch of unigram text that begins at `begin` ends.
+size_t Model::StretchEnd(std::string_view text, size_t begin) const {
+  if (!words_stand_alone_ || text.size() - begin <= kStretch) return text.size();
+  return WordEnd(text, begin + kStretch - 1);
+}
+
+// BPE may be cut at every word. What is rounded off unigram's sums decides between covers that are
+// equally good, so it may be cut only where EncodePart begins its sums anew.
+size_t Model::FindBorder(std::string_view text, size_t from) const {
+  if (!words_stand_alone_) return text.size();
+  // Join would take the unknown piece behind one that was found as an added token for its run.
+  if (!definition_.added.empty() && !definition_.byte_fallback) return text.size();
+  if (definition_.algorithm == SentencePiece::Algorithm::kBpe) return WordEnd(text, from);
+  size_t end = 0;
+  while (end <= from && end < text.size()) end = StretchEnd(text, end);
+  return end;
+}
+
+// A run of unknown characters has one id, also over borders.
+void Model::Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const {
+  const bool goes_on =
+      !next.empty() && next[0] == unknown_ && !ids->empty() && ids->back() == unknown_;
+  ids->insert(ids->end(), next.begin() + (goes_on ? 1 : 0), next.end());
+}
+
+void Model::Append(std::string_view text, int32_t id, std::vector<int32_t>* ids) const {
+  if (id != unknown_) {
+    ids->push_back(id);
+  } else if (definition_.byte_fallback) {
+    for (const char c : text) ids->push_back(byte_ids_[static_cast<uint8_t>(c)]);
+  } else if (ids->empty() || ids->back() != unknown_) {
+    ids->push_back(id);
+  }
+}
+
+absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) const {
+  if (definition_.added.empty()) return EncodePlain(text);
+  std::vector<int32_t> ids;
+  while (!text.empty()) {
+    if (text.size() >= kMarkBytes && text[0] == kMark) {
+      ids.push_back(IdOfMark(text));
+      text.remove_prefix(kMarkBytes);
+      continue;
+    }
+    const size_t end = std::min(text.find(kMark, 1), text.size());
+    const std::vector<int32_t> plain = EncodePlain(text.substr(0, end));
+    ids.insert(ids.end(), plain.begin(), plain.end());
+    text.remove_prefix(end);
+  }
+  return ids;
+}
+
+std::vector<int32_t> Model::EncodePlain(std::string_view text) const {
+  std::vector<int32_t> ids;
+  if (definition_.algorithm == SentencePiece::Algorithm::kUnigram) {
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = StretchEnd(text, at);
+      std::vector<int32_t> stretch;
+      EncodeUnigram(text.substr(at, end - at), &stretch);
+      Join(stretch, &ids);
+      at = end;
+    }
+    return ids;
+  }
+  if (!words_stand_alone_) {
+    EncodeBpe(text, &ids);
+    return ids;
+  }
+  WordCache& cache = WordCache::OfThisThread();
+  std::vector<int32_t> word_ids;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = WordEnd(text, at);
+    const std::string_view word = text.substr(at, end - at);
+    at = end;
+    word_ids.clear();
+    WordCache::Entry* const entry = cache.Find(word, cache_owner_);
+    if (entry == nullptr || !entry->Get(&word_ids)) {
+      EncodeBpe(word, &word_ids);
+      if (entry != nullptr) entry->Set(word_ids);
+    }
+    Join(word_ids, &ids);
+  }
+  return ids;
+}
+
+// The best cover of each prefix of the text, from left to right; the comparisons and the precision
+// are the library's, for they decide between covers that are equally good.
+void Model::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) const {
+  struct Best {
+    float score = 0;
+    int32_t id = -1;
+    uint32_t length = 0;  // of the last piece; 0: no cover ends here yet
+  };
+  std::vector<Best> best(text.size() + 1);
+  const float unknown_score = least_score_ - kUnknownPenalty;
+  size_t character = 0;
+  for (size_t begin = 0; begin < text.size(); begin += character) {
+    character = std::min(CharacterLength(text[begin]), text.size() - begin);
+    const float score = best[begin].score;
+    bool covers_character = false;
+    int32_t node = ByteTrie::kRoot;
+    for (size_t end = begin; end < text.size();) {
+      node = matched_.Step(node, static_cast<uint8_t>(text[end++]));
+      if (node == ByteTrie::kNone) break;
+      const int32_t id = matched_.value(node);
+      if (id == ByteTrie::kNone || piece(id).type == Type::kUnused) continue;
+      const size_t length = end - begin;
+      const float gain = piece(id).type == Type::kUserDefined
+                             ? static_cast<float>(length - 1) * kUserDefinedScore
+                             : piece(id).score;
+      Best& target = best[end];
+      if (target.length == 0 || gain + score > target.score) {
+        target = {gain + score, id, static_cast<uint32_t>(length)};
+      }
+      covers_character = covers_character || length == character;
+    }
+    Best& target = best[begin + character];
+    if (!covers_character && (target.length == 0 || unknown_score + score > target.score)) {
+      target = {unknown_score + score, unknown_, static_cast<uint32_t>(character)};
+    }
+  }
+  std::vector<size_t> ends;
+  for (size_t end = text.size(); end > 0; end -= best[end].length) ends.push_back(end);
+  for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
+    const Best& last = best[*end];
+    Append(text.substr(*end - last.length, last.length), last.id, ids);
+  }
+}
+
+void Model::EncodeBpe(std::string_view text, std::vector<int32_t>* ids) const {
+  std::vector<PieceSymbol> symbols;
+  for (size_t at = 0; at < text.size();) {
+    const size_t whole = user_defined_.LongestPrefix(text.substr(at)).length;
+    const size_t length =
+        whole != 0 ? whole : std::min(CharacterLength(text[at]), text.size() - at);
+    symbols.push_back({text.substr(at, length), /*frozen=*/whole != 0});
+    at += length;
+  }
+  const auto score_of = [&](std::string_view joined) -> std::optional<PieceScore> {
+    const auto found = id_of_.find(joined);
+    if (found == id_of_.end()) return std::nullopt;
+    const SentencePiece::Piece& known = piece(found->second);
+    if (known.type != Type::kNormal && known.type != Type::kUserDefined &&
+        known.type != Type::kUnused) {
+      return std::nullopt;
+    }
+    return PieceScore{known.score, known.type == Type::kUnused};
+  };
+  for (const std::string_view part : MergePieces(std::move(symbols), score_of)) {
+    Append(part, IdOf(part), ids);
+  }
+}
+
+absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
+  const SentencePieceRules& rules = definition_.rules;
+  std::string text;
+  std::string bytes;  // of a run of byte pieces
+  const auto flush = [&] {
+    for (size_t i = 0; i < bytes.size();) {
+      const CodePoint point = DecodeUtf8(bytes, i);
+      AppendUtf8(point.code, &text);
+      i += point.length;
+    }
+    bytes.clear();
+  };
+  bool at_beginning = true;
+  bool dropped_space = false;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocab_size()) return UnknownId(id, vocab_size());
+    const SentencePiece::Piece& known = piece(id);
+    if (known.type == Type::kByte) {
+      bytes.push_back(static_cast<char>(byte_of_.at(id)));
+      continue;
+    }
+    flush();
+    if (dropped_space || !text.empty()) at_beginning = false;
+    dropped_space = false;
+    if (const auto added = added_surfaces_.find(id); added != added_surfaces_.end()) {
+      std::string_view surface = added->second;
+      dropped_space = at_beginning && rules.add_dummy_prefix && surface.starts_with(' ');
+      if (dropped_space) surface.remove_prefix(1);
+      text += surface;
+      continue;
+    }
+    if (known.type == Type::kControl) continue;
+    if (known.type == Type::kUnknown) {
+      text += definition_.unknown_surface;
+      continue;
+    }
+    std::string_view surface = known.text;
+    if (at_beginning && (rules.add_dummy_prefix || rules.remove_extra_whitespaces) &&
+        surface.starts_with(kSpaceSymbol)) {
+      surface.remove_prefix(kSpaceSymbol.size());
+      dropped_space = !rules.remove_extra_whitespaces;
+    }
+    text +=
+        absl::StrReplaceAll(absl::string_view(surface.data(), surface.size()), {{"\u2581", " "}});
+  }
+  flush();
+  return text;
+}
+
+std::optional<std::vector<bool>> Model::WordContinuations() const {
+  // A space at the end of a word says nothing about the piece that it ends.
+  if (definition_.rules.whitespace_as_suffix) return std::nullopt;
+  std::vector<bool> continues(definition_.pieces.size(), false);
+  for (size_t id = 0; id < continues.size(); ++id) {
+    const SentencePiece::Piece& known = definition_.pieces[id];
+    continues[id] = known.type == Type::kByte ||
+                    ((known.type == Type::kNormal || known.type == Type::kUnused) &&
+                     !known.text.starts_with("\u2581"));
+  }
+  return continues;
+}
+
+std::string Model::ToJson() const {
+  json pieces = json::array();
+  json scores = json::array();
+  json types = json::array();
+  for (const SentencePiece::Piece& known : definition_.pieces) {
+    pieces.push_back(known.text);
+    scores.push_back(known.score);
+    types.push_back(static_cast<int>(known.type));
+  }
+  const SentencePieceRules& rules = definition_.rules;
+  const bool unigram = definition_.algorithm == SentencePiece::Algorithm::kUnigram;
+  json object = {{"kind", kKind},
+                 {"vocab_size", vocab_size()},
+                 {"algorithm", unigram ? "unigram" : "bpe"},
+                 {"byte_fallback", definition_.byte_fallback},
+                 {"add_dummy_prefix", rules.add_dummy_prefix},
+                 {"remove_extra_whitespaces", rules.remove_extra_whitespaces},
+                 {"escape_whitespaces", rules.escape_whitespaces},
+                 {"whitespace_as_suffix", rules.whitespace_as_suffix},
+                 {"charsmap", std::string(absl::Base64Escape(rules.charsmap))},
+                 {"unknown_surface", definition_.unknown_surface},
+                 {"pieces", std::move(pieces)},
+                 {"scores", std::move(scores)},
+                 {"types", std::move(types)},
+                 {"special", SpecialIdsToJson(definition_.special)}};
+  if (!definition_.added.empty()) object["added_tokens"] = AddedTokensToJson(definition_.added);
+  if (definition_.metaspace.has_value()) {
+    object["metaspace"] = {{"first_only", definition_.metaspace->first_only},
+                           {"splits", definition_.metaspace->splits}};
+  }
+  return object.dump();
+}
+
+absl::Status ReadPieceLists(const json& object, std::vector<SentencePiece::Piece>* out) {
+  const json& pieces = JsonAt(object, "pieces");
+  const json& scores = JsonAt(object, "scores");
+  const json& types = JsonAt(object, "types");
+  if (!pieces.is_array() || !scores.is_array() || !types.is_array() ||
+      pieces.size() != scores.size() || pieces.size() != types.size()) {
+    return Fault("pieces, scores and types are not lists of one length");
+  }
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const int64_t type = types[i].is_number_integer() ? types[i].get<int64_t>() : 0;
+    if (!pieces[i].is_string() || !scores[i].is_number() || type < 1 || type > 6) {
+      return Fault(absl::StrCat("piece ", i, " has no text, no score or no type"));
+    }
+    out->push_back({pieces[i].get<std::string>(), scores[i].get<float>(), static_cast<Type>(type)});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> MakeSentencePiece(SentencePiece definition) {
+  return Model::Create(std::move(definition));
+}
+
+absl::StatusOr<std::shared_ptr<const TokenizerModel>> SentencePieceFromJson(const json& object) {
+  SentencePiece model;
+  TERCIO_ASSIGN_OR_RETURN(const std::string algorithm, JsonText(object, "algorithm", ""));
+  if (algorithm != "unigram" && algorithm != "bpe") {
+    return Fault(absl::StrCat("the algorithm '", algorithm, "' is unknown"));
+  }
+  model.algorithm =
+      algorithm == "bpe" ? SentencePiece::Algorithm::kBpe : SentencePiece::Algorithm::kUnigram;
+  TERCIO_ASSIGN_OR_RETURN(model.byte_fallback, JsonFlag(object, "byte_fallback", false));
+  SentencePieceRules& rules = model.rules;
+  TERCIO_ASSIGN_OR_RETURN(rules.add_dummy_prefix, JsonFlag(object, "add_dummy_prefix", true));
+  TERCIO_ASSIGN_OR_RETURN(rules.remove_extra_whitespaces,
+                          JsonFlag(object, "remove_extra_whitespaces", true));
+  TERCIO_ASSIGN_OR_RETURN(rules.escape_whitespaces, JsonFlag(object, "escape_whitespaces", true));
+  TERCIO_ASSIGN_OR_RETURN(rules.whitespace_as_suffix,
+                          JsonFlag(object, "whitespace_as_suffix", false));
+  TERCIO_ASSIGN_OR_RETURN(const std::string charsmap, JsonText(object, "charsmap", ""));
+  if (!absl::Base64Unescape(charsmap, &rules.charsmap)) return Fault("charsmap is not base64");
+  TERCIO_ASSIGN_OR_RETURN(model.unknown_surface,
+                          JsonText(object, "unknown_surface", model.unknown_surface));
+  TERCIO_RETURN_IF_ERROR(ReadPieceLists(object, &model.pieces));
+  if (const json& added = JsonAt(object, "added_tokens"); !added.is_null()) {
+    TERCIO_ASSIGN_OR_RETURN(model.added, ParseAddedTokens(added));
+  }
+  if (const json& metaspace = JsonAt(object, "metaspace"); !metaspace.is_null()) {
+    SentencePiece::Metaspace how;
+    TERCIO_ASSIGN_OR_RETURN(how.first_only, JsonFlag(metaspace, "first_only", false));
+    TERCIO_ASSIGN_OR_RETURN(how.splits, JsonFlag(metaspace, "splits", false));
+    model.metaspace = how;
+  }
+  TERCIO_ASSIGN_OR_RETURN(
+      model.special,
+      SpecialIdsFromJson(JsonAt(object, "special"), static_cast<int32_t>(model.pieces.size())));
+  return MakeSentencePiece(std::move(model));
+}
+
+}  // namespace tercio::data

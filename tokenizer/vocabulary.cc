@@ -1,0 +1,170 @@
+#include "tokenizer/vocabulary.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+
+namespace tercio::data {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kMostUnusedIds = 65536;
+
+absl::Status Fault(std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat("the vocabulary ", std::string(what)));
+}
+
+struct NamedId {
+  const char* name;
+  std::optional<int32_t> SpecialIds::*id;
+};
+constexpr NamedId kNamedIds[] = {
+    {"end_of_text", &SpecialIds::end_of_text},
+    {"beginning", &SpecialIds::beginning},
+    {"pad", &SpecialIds::pad},
+    {"mask", &SpecialIds::mask},
+    {"cls", &SpecialIds::cls},
+    {"separator", &SpecialIds::separator},
+};
+
+}  // namespace
+
+absl::StatusOr<Vocabulary> Vocabulary::FromTokens(std::vector<std::optional<std::string>> tokens) {
+  Vocabulary vocabulary;
+  vocabulary.tokens_ = std::move(tokens);
+  if (vocabulary.tokens_.size() > static_cast<size_t>(INT32_MAX)) return Fault("is too large");
+  vocabulary.ids_.reserve(vocabulary.tokens_.size());
+  for (size_t id = 0; id < vocabulary.tokens_.size(); ++id) {
+    const std::optional<std::string>& token = vocabulary.tokens_[id];
+    if (!token.has_value()) continue;
+    if (!vocabulary.ids_.emplace(*token, static_cast<int32_t>(id)).second) {
+      return Fault(absl::StrCat("has the token '", *token, "' twice"));
+    }
+  }
+  if (vocabulary.ids_.empty()) return Fault("is empty");
+  return vocabulary;
+}
+
+absl::StatusOr<Vocabulary> Vocabulary::FromObject(const json& object) {
+  if (!object.is_object()) return Fault("is not an object of tokens and ids");
+  const int64_t bound = static_cast<int64_t>(object.size()) + kMostUnusedIds;
+  std::vector<std::optional<std::string>> tokens;
+  for (const auto& [token, id_json] : object.items()) {
+    if (!id_json.is_number_integer()) return Fault(absl::StrCat("gives '", token, "' no id"));
+    const auto id = id_json.get<int64_t>();
+    if (id < 0 || id >= bound) {
+      return Fault(absl::StrCat("gives '", token, "' the id ", id, ", of ", object.size()));
+    }
+    if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
+    std::optional<std::string>& place = tokens[static_cast<size_t>(id)];
+    if (place.has_value()) {
+      return Fault(absl::StrCat("gives '", token, "' and '", *place, "' the id ", id));
+    }
+    place = token;
+  }
+  return FromTokens(std::move(tokens));
+}
+
+absl::StatusOr<Vocabulary> Vocabulary::FromList(const json& list) {
+  if (!list.is_array()) return Fault("is not a list of tokens");
+  std::vector<std::optional<std::string>> tokens;
+  tokens.reserve(list.size());
+  for (const json& entry : list) {
+    if (entry.is_null()) {
+      tokens.emplace_back();
+    } else if (entry.is_string()) {
+      tokens.emplace_back(entry.get<std::string>());
+    } else {
+      return Fault(absl::StrCat("has no text at id ", tokens.size()));
+    }
+  }
+  return FromTokens(std::move(tokens));
+}
+
+json Vocabulary::ToList() const {
+  json list = json::array();
+  for (const std::optional<std::string>& token : tokens_) {
+    list.push_back(token.has_value() ? json(*token) : json());
+  }
+  return list;
+}
+
+absl::StatusOr<int32_t> SizeWithAdded(const Vocabulary& vocabulary,
+                                      const std::vector<AddedToken>& added) {
+  const int64_t bound =
+      int64_t{vocabulary.size()} + static_cast<int64_t>(added.size()) + kMostUnusedIds;
+  absl::flat_hash_map<int32_t, std::string_view> new_ids;
+  int32_t size = vocabulary.size();
+  for (const AddedToken& token : added) {
+    const std::string* const held = vocabulary.token(token.id);
+    const std::optional<int32_t> known = vocabulary.Find(token.content);
+    const bool id_is_taken =
+        held != nullptr ? *held != token.content : !new_ids.emplace(token.id, token.content).second;
+    if (id_is_taken || (known.has_value() && *known != token.id)) {
+      return absl::InvalidArgumentError(absl::StrCat("added_tokens: '", token.content,
+                                                     "' has the id ", token.id,
+                                                     ", which contradicts the vocabulary"));
+    }
+    if (token.id >= bound) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "added_tokens: '", token.content, "' has the id ", token.id, ", of ", vocabulary.size()));
+    }
+    size = std::max(size, token.id + 1);
+  }
+  return size;
+}
+
+json SpecialIdsToJson(const SpecialIds& special) {
+  json object = json::object();
+  for (const NamedId& named : kNamedIds) {
+    if ((special.*named.id).has_value()) object[named.name] = *(special.*named.id);
+  }
+  return object;
+}
+
+absl::StatusOr<SpecialIds> SpecialIdsFromJson(const json& object, int32_t vocab_size) {
+  SpecialIds special;
+  if (object.is_null()) return special;
+  if (!object.is_object()) return absl::InvalidArgumentError("'special' is not an object");
+  for (const NamedId& named : kNamedIds) {
+    const json& id = JsonAt(object, named.name);
+    if (id.is_null()) continue;
+    if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("special.", named.name, " is not an id of the vocabulary"));
+    }
+    special.*named.id = id.get<int32_t>();
+  }
+  return special;
+}
+
+const json& JsonAt(const json& object, const char* key) {
+  static const json& null = *new json();
+  if (!object.is_object()) return null;
+  const auto found = object.find(key);
+  return found == object.end() ? null : *found;
+}
+
+absl::StatusOr<bool> JsonFlag(const json& object, const char* key, bool otherwise) {
+  const json& value = JsonAt(object, key);
+  if (value.is_null()) return otherwise;
+  if (!value.is_boolean()) {
+    return absl::InvalidArgumentError(absl::StrCat("'", key, "' is not true or false"));
+  }
+  return value.get<bool>();
+}
+
+absl::StatusOr<std::string> JsonText(const json& object, const char* key,
+                                     std::string_view otherwise) {
+  const json& value = JsonAt(object, key);
+  if (value.is_null()) return std::string(otherwise);
+  if (!value.is_string()) {
+    return absl::InvalidArgumentError(absl::StrCat("'", key, "' is not a text"));
+  }
+  return value.get<std::string>();
+}
+
+}  // namespace tercio::data

@@ -1,0 +1,215 @@
+#include "worker/agent/gpus/gpu_monitor.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+#include "common/steady_time.h"
+
+namespace tercio {
+namespace {
+
+constexpr auto kStopPatience = std::chrono::seconds(1);
+constexpr size_t kMostXidsKept = 256;
+
+struct HeardXid {
+  int xid;
+  absl::Time at;
+};
+
+struct Watched {
+  std::optional<GpuSample> sample;
+  std::optional<GpuFault> fault;
+  std::vector<HeardXid> heard;  // the newest
+  std::map<int, int64_t> counts;
+  std::vector<int> kinds;  // each XID that it has had, in their order
+  absl::Time last_in_use = absl::InfinitePast();
+};
+
+bool Same(const std::optional<GpuFault>& a, const std::optional<GpuFault>& b) {
+  return a.has_value() == b.has_value() &&
+         (!a.has_value() || (a->text == b->text && a->ends_runs == b->ends_runs));
+}
+
+}  // namespace
+
+// Shared with the thread, which may outlive the monitor.
+struct GpuMonitor::State {
+  explicit State(Options given) : options(std::move(given)), watched(options.gpus.list.size()) {}
+
+  bool Silent() const { return SteadyNow() - answered > options.silence; }
+  // Of what the thread has found. Under the lock. Whether a fault is another one.
+  bool Take(const std::vector<GpuSample>& samples, const std::vector<GpuXid>& xids,
+            const std::set<int>& in_use, const absl::Status& status);
+
+  const Options options;
+  Callbacks callbacks;
+  mutable std::mutex mutex;
+  std::condition_variable changed;
+  std::vector<Watched> watched;
+  absl::Time answered = SteadyNow();
+  uint64_t wanted = 0;  // looks that were asked for, and those that are done
+  uint64_t looked = 0;
+  bool in_driver = false;
+  bool stopped = false;
+  bool done = false;
+  std::thread thread;
+};
+
+bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::vector<GpuXid>& xids,
+                             const std::set<int>& in_use, const absl::Status& status) {
+  const absl::Time now = SteadyNow();
+  answered = now;
+  bool another = false;
+  for (size_t i = 0; i < watched.size(); ++i) {
+    Watched& gpu = watched[i];
+    const auto place = static_cast<size_t>(options.gpus.list[i].index);
+    if (in_use.contains(static_cast<int>(i))) gpu.last_in_use = now;
+    for (const GpuXid& heard : xids) {
+      if (heard.gpu != place) continue;
+      if (gpu.heard.size() >= kMostXidsKept) gpu.heard.erase(gpu.heard.begin());
+      gpu.heard.push_back({heard.xid, now});
+      if (++gpu.counts[heard.xid] == 1) gpu.kinds.push_back(heard.xid);
+    }
+    GpuCircumstances circumstances;
+    circumstances.xids = gpu.kinds;
+    circumstances.shared = options.shared;
+    circumstances.others_bytes = options.others_bytes;
+    circumstances.in_use = now - gpu.last_in_use < options.release;
+    std::optional<GpuFault> fault;
+    gpu.sample = std::nullopt;
+    if (place < samples.size()) {
+      gpu.sample = samples[place];
+      fault = FaultOf(options.gpus.list[i], samples[place], circumstances);
+    } else if (!status.ok()) {
+      fault = GpuFault{std::string(status.message()), false};
+    }
+    if (!fault.has_value() && !options.unusable.empty()) fault = GpuFault{options.unusable, false};
+    another |= !Same(gpu.fault, fault);
+    gpu.fault = std::move(fault);
+  }
+  return another;
+}
+
+GpuMonitor::GpuMonitor(Options options) : state_(std::make_shared<State>(std::move(options))) {}
+
+void GpuMonitor::Start(Callbacks callbacks) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->callbacks = std::move(callbacks);
+  state_->answered = SteadyNow();
+  state_->thread = std::thread([state = state_] { Run(state); });
+}
+
+void GpuMonitor::Stop() {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  if (!state_->thread.joinable()) return;
+  state_->stopped = true;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, kStopPatience, [this] { return state_->done; });
+  // Callbacks end by themselves; the driver may not.
+  state_->changed.wait(lock, [this] { return state_->done || state_->in_driver; });
+  std::thread thread = std::move(state_->thread);
+  const bool done = state_->done;
+  lock.unlock();
+  if (done) {
+    thread.join();
+  } else {
+    LogWarning("the NVIDIA driver does not answer: leaving the thread that asks it");
+    thread.detach();
+  }
+}
+
+void GpuMonitor::Run(const std::shared_ptr<State>& state) {
+  std::unique_ptr<GpuSession> session;
+  std::unique_lock<std::mutex> lock(state->mutex);
+  while (!state->stopped) {
+    const uint64_t wanted = state->wanted;
+    lock.unlock();
+    const std::set<int> in_use = state->callbacks.in_use();
+    lock.lock();
+    if (state->stopped) break;
+    state->in_driver = true;
+    lock.unlock();
+    absl::Status status;
+    std::vector<GpuSample> samples;
+    std::vector<GpuXid> xids;
+    if (session == nullptr) {
+      auto opened = state->options.open();
+      status = opened.status();
+      if (opened.ok()) session = *std::move(opened);
+    }
+    if (session != nullptr) {
+      xids = session->TakeXids();
+      samples = session->Sample();
+    }
+    lock.lock();
+    state->in_driver = false;
+    state->changed.notify_all();
+    if (state->stopped) break;
+    const bool was_silent = state->Silent();
+    if (state->Take(samples, xids, in_use, status) || was_silent) {
+      lock.unlock();
+      state->callbacks.on_change();
+      lock.lock();
+    }
+    state->looked = wanted;
+    state->changed.notify_all();
+    state->changed.wait_for(lock, absl::ToChronoNanoseconds(state->options.interval),
+                            [&] { return state->stopped || state->wanted > state->looked; });
+  }
+  state->done = true;
+  state->changed.notify_all();
+}
+
+void GpuMonitor::Look(absl::Duration patience) {
+  std::unique_lock<std::mutex> lock(state_->mutex);
+  const uint64_t wanted = ++state_->wanted;
+  state_->changed.notify_all();
+  state_->changed.wait_for(lock, absl::ToChronoNanoseconds(patience),
+                           [&] { return state_->looked >= wanted || state_->stopped; });
+}
+
+std::vector<GpuReading> GpuMonitor::Readings() const {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  std::vector<GpuReading> readings;
+  const bool silent = state_->Silent();
+  for (size_t i = 0; i < state_->watched.size(); ++i) {
+    const Watched& gpu = state_->watched[i];
+    GpuReading& reading = readings.emplace_back();
+    reading.gpu = state_->options.gpus.list[i];
+    if (!silent) reading.sample = gpu.sample;
+    reading.age_seconds = absl::ToDoubleSeconds(SteadyNow() - state_->answered);
+    reading.fault = gpu.fault;
+    if (silent && !reading.fault.has_value()) {
+      reading.fault = GpuFault{
+          "the NVIDIA driver does not answer: see the kernel's log; restart the node when it stays "
+          "so",
+          false};
+    }
+    reading.xids = gpu.counts;
+  }
+  return readings;
+}
+
+GpuMonitor::Trouble GpuMonitor::TroubleOf(int gpu, absl::Duration window, absl::Duration patience) {
+  Look(patience);
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  Trouble trouble;
+  const Watched& watched = state_->watched.at(static_cast<size_t>(gpu));
+  std::set<int> named;
+  for (const HeardXid& heard : watched.heard) {
+    if (SteadyNow() - heard.at > window || !named.insert(heard.xid).second) continue;
+    absl::StrAppend(&trouble.text, trouble.text.empty() ? "" : ", ", DescribeXid(heard.xid));
+    trouble.of_device |= IsOfDevice(heard.xid);
+  }
+  if (trouble.text.empty() && watched.fault.has_value() && watched.fault->ends_runs) {
+    trouble = {watched.fault->text, true};
+  }
+  return trouble;
+}
+
+}  // namespace tercio

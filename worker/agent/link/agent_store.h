@@ -1,0 +1,125 @@
+// The agent's memory: SQLite in WAL mode with synchronous=NORMAL (it survives the death of the
+// process), one file in the state directory. Holds the spool (spool.h), the runs that live here and
+// those that have ended lately, and the processes of their ranks.
+//
+// A file that is damaged is put aside and a new one begun: the coordinator hears another spool id,
+// and finds out what is lost by what the agent says it runs. One of an older version is brought up
+// to date, one of a newer version is refused (FAILED_PRECONDITION) and left as it is. A disk that
+// takes nothing costs only durability: what could not be written stays in memory and is written
+// later.
+//
+// Threads: all methods from any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/tercio/v1/node_service.pb.h"
+#include "worker/agent/core/agent_core.h"
+#include "worker/agent/link/spool.h"
+#include "worker/agent/runs/log_tail.h"
+
+struct sqlite3;
+
+namespace tercio {
+
+// A rank's process, to be found again by another agent.
+struct ProcessRecord {
+  RunKey run;
+  int rank = 0;
+  int pid = 0;  // 0: not known to have been started
+  uint64_t start_time = 0;
+  uint64_t received = 0;  // last message of the trainer that was kept
+  LogPosition log;
+};
+
+// What one event makes durable: all of it or nothing.
+struct AgentChanges {
+  std::vector<v1::AgentMessage> messages;
+  std::vector<std::pair<RunKey, RunState>> runs;
+  std::vector<EndedRun> ended;
+  std::vector<ProcessRecord> started;  // pid, start_time, log
+  std::vector<std::pair<std::pair<RunKey, int>, uint64_t>> received;
+  std::vector<std::pair<std::pair<RunKey, int>, LogPosition>> logs;
+  bool empty() const {
+    return messages.empty() && runs.empty() && ended.empty() && started.empty() &&
+           received.empty() && logs.empty();
+  }
+  // What has come later: of each run and rank the last word stays, so that no more is kept than
+  // there are of them, however long a disk takes nothing.
+  void Add(AgentChanges later);
+};
+
+class AgentStore {
+ public:
+  // FAILED_PRECONDITION when the file can neither be opened nor replaced.
+  static absl::StatusOr<std::unique_ptr<AgentStore>> Open(const std::string& path,
+                                                          int64_t most_spool_bytes);
+  ~AgentStore();
+  AgentStore(const AgentStore&) = delete;
+  AgentStore& operator=(const AgentStore&) = delete;
+
+  // Of this file, made once.
+  const std::string& spool_id() const { return spool_id_; }
+
+  // What the file held when it was opened.
+  const Restored& restored() const { return restored_; }
+  const std::vector<ProcessRecord>& processes() const { return processes_; }
+
+  void Commit(AgentChanges changes);
+
+  // A small text under a name, empty when there is none.
+  std::string Note(const std::string& name);
+  void SetNote(const std::string& name, const std::string& text);
+
+  // ---- the spool ----
+
+  void Acknowledge(uint64_t sequence);
+  std::vector<v1::AgentMessage> After(uint64_t sequence, int64_t most_bytes);
+  // The sequence of the newest message, 0 when there is none.
+  uint64_t Newest();
+  // That are kept for the coordinator.
+  int64_t SpoolBytes();
+  // Called without locks when there is more to tell; empty: nobody.
+  void SetListener(std::function<void()> listener);
+
+ private:
+  AgentStore(sqlite3* database, int64_t most_spool_bytes)
+      : database_(database), spool_(most_spool_bytes) {}
+  static absl::StatusOr<std::unique_ptr<AgentStore>> TryOpen(const std::string& path,
+                                                             int64_t most_spool_bytes);
+  absl::Status Prepare();
+  // UNIMPLEMENTED: a newer version has written it.
+  absl::Status BringUpToDate();
+  absl::Status Load();
+  absl::Status LoadRuns();
+  absl::Status Run(const char* sql);
+  void CallListener();
+  // Writes what `unsaved_` and the spool's delta hold; they stay when that fails.
+  void Save();
+  absl::Status WriteAll();
+  absl::Status WriteRuns(const AgentChanges& changes);
+  absl::Status WriteProcesses(const AgentChanges& changes);
+  absl::Status WriteSpool();
+
+  std::mutex mutex_;
+  sqlite3* database_;
+  std::string spool_id_;
+  Restored restored_;
+  std::vector<ProcessRecord> processes_;
+  Spool spool_;
+  uint64_t reserved_ = 0;   // sequences below it are never given out by another process
+  uint64_t reserving_ = 0;  // the same, once it is written
+  AgentChanges unsaved_;
+  bool failing_ = false;
+  std::mutex listener_mutex_;
+  std::function<void()> listener_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,79 @@
+// How this node proves who it is: certificate files that somebody has made (--tls-*), or those that
+// it gets itself, once for a join token and from then on for its certificate, and keeps in its
+// state directory. Renewed when a third of their life is left, while everything goes on.
+//
+// Threads: one of its own, for renewals.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/security/join_token.h"
+#include "common/security/tls_identity.h"
+#include "grpcpp/channel.h"
+#include "worker/agent/runs/trainer_user.h"
+
+namespace tercio {
+
+class Membership {
+ public:
+  struct Options {
+    std::string coordinator;  // HOST:PORT
+    std::string enroll;       // HOST:PORT; empty: the port after the coordinator's
+    std::string state_dir;
+    std::string node;
+    std::string join_token_file;  // empty: TERCIO_JOIN_TOKEN, if that is set
+    TlsFiles tls;
+    std::vector<std::string> hosts;  // names and addresses by which other nodes reach this one
+    std::optional<TrainerUser> trainer_user;  // who needs copies of the files; nullopt: nobody
+  };
+
+  // Whether there are files, or a way to them: without either there is no TLS.
+  static bool HasMeans(const Options& options);
+
+  // Enrols where there is a token and no certificate of the token's authority that is good, again
+  // and again while nobody answers, until `stop` says so. UNAUTHENTICATED: the token is not taken,
+  // or the server is not the token's; FAILED_PRECONDITION: files that cannot be used; CANCELLED.
+  static absl::StatusOr<std::unique_ptr<Membership>> Join(Options options,
+                                                          const std::function<bool()>& stop);
+  ~Membership();
+
+  const std::shared_ptr<TlsIdentity>& identity() const { return identity_; }  // null: no TLS
+  // The files for trainers: those of the identity, or copies that their user can read.
+  TlsFiles TrainerFiles() const;
+  // Begins to renew, where the files are its own, and to keep the trainers' copies the same. Called
+  // once.
+  void KeepUp(std::shared_ptr<grpc::Channel> coordinator);
+
+ private:
+  explicit Membership(Options options) : options_(std::move(options)) {}
+  std::string Directory() const { return options_.state_dir + "/access"; }
+  absl::Status Enrol(const JoinToken& token, const std::function<bool()>& stop);
+  bool IsDue() const;
+  absl::Status CopyForTrainers();
+  std::chrono::milliseconds RenewIfDue(const std::shared_ptr<grpc::Channel>& coordinator);
+  void Run(const std::shared_ptr<grpc::Channel>& coordinator);
+
+  const Options options_;
+  std::shared_ptr<TlsIdentity> identity_;
+  bool own_ = false;     // the files are in Directory()
+  bool named_ = false;   // the certificate was asked for with the present hosts; of the thread
+  int64_t copied_ = -1;  // version of what trainers have; of the thread, after Join
+
+  std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stopping_ = false;
+  std::thread renewer_;
+};
+
+}  // namespace tercio

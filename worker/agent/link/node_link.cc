@@ -1,0 +1,248 @@
+#include "worker/agent/link/node_link.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/log.h"
+
+namespace tercio {
+namespace {
+
+constexpr double kFirstBackoffSeconds = 0.1;
+constexpr double kLongestBackoffSeconds = 5;
+constexpr double kShortestHeartbeat = 0.05;
+constexpr double kFarewellSeconds = 1;
+constexpr int64_t kBatchBytes = 256 << 10;
+
+std::chrono::nanoseconds Seconds(double seconds) {
+  return std::chrono::nanoseconds(static_cast<int64_t>(seconds * 1e9));
+}
+
+}  // namespace
+
+NodeLink::NodeLink(std::shared_ptr<grpc::Channel> channel, AgentStore& store)
+    : store_(store), stub_(v1::NodeService::NewStub(channel)) {}
+
+void NodeLink::Start(Callbacks callbacks) {
+  callbacks_ = std::move(callbacks);
+  store_.SetListener([this] {
+    std::lock_guard<std::mutex> lock(mutex_);
+    news_ = true;
+    changed_.notify_all();
+  });
+  thread_ = std::thread([this] { Run(); });
+}
+
+void NodeLink::Stop() {
+  store_.SetListener({});
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    if (greeting_ != nullptr) greeting_->TryCancel();  // a frozen coordinator may never answer
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void NodeLink::Say(v1::AgentMessage message) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!connected_) return;
+  said_.push_back(std::move(message));
+  changed_.notify_all();
+}
+
+void NodeLink::StayAway(double seconds) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  away_until_ = std::chrono::steady_clock::now() +
+                std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
+  if (present_ != nullptr) present_->TryCancel();
+}
+
+bool NodeLink::connected() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return connected_;
+}
+
+void NodeLink::Drain(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, Seconds(seconds), [this] {
+    return connected_ && !news_ && said_.empty() && store_.Newest() <= sent_;
+  });
+}
+
+double NodeLink::SecondsAway() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::chrono::duration<double>(away_until_ - std::chrono::steady_clock::now()).count();
+}
+
+bool NodeLink::Stops() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return stopping_;
+}
+
+bool NodeLink::WaitOrStop(double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return changed_.wait_for(lock, Seconds(seconds), [this] { return stopping_; });
+}
+
+// A lease is 2.75 heartbeats: the agent must not sleep through most of one.
+double NodeLink::LongestBackoff() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return std::clamp(heartbeat_seconds_ / 2, kFirstBackoffSeconds, kLongestBackoffSeconds);
+}
+
+void NodeLink::Run() {
+  std::mt19937 random{std::random_device{}()};
+  double backoff = kFirstBackoffSeconds;
+  while (true) {
+    const auto start = std::chrono::steady_clock::now();
+    {
+      grpc::ClientContext context;
+      {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (stopping_) return;
+        greeting_ = &context;
+        present_ = &context;
+      }
+      const auto stream = stub_->Attach(&context);
+      Serve(*stream, context);
+      if (Stops()) context.TryCancel();  // else the other side has ended it, and says why
+      const grpc::Status status = stream->Finish();
+      const std::string why = Stops() ? "" : callbacks_.explain(status);
+      std::lock_guard<std::mutex> lock(mutex_);
+      greeting_ = nullptr;
+      present_ = nullptr;
+      if (stopping_) return;
+      LogWarning(absl::StrCat("connection to the coordinator lost: ", why));
+    }
+    if (std::chrono::steady_clock::now() - start > Seconds(kLongestBackoffSeconds)) {
+      backoff = kFirstBackoffSeconds;
+    }
+    const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
+    if (WaitOrStop(std::max(backoff * jitter, SecondsAway()))) return;
+    backoff = std::min(LongestBackoff(), backoff * 2);
+  }
+}
+
+void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
+  v1::AgentMessage hello;
+  *hello.mutable_hello() = callbacks_.hello();
+  if (!stream.Write(hello)) return;
+  v1::CoordinatorMessage answer;
+  if (!stream.Read(&answer)) return;
+  if (!answer.has_hello_accepted()) return context.TryCancel();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    heartbeat_seconds_ =
+        std::max(kShortestHeartbeat, answer.hello_accepted().heartbeat_interval_seconds());
+    takes_news_ = answer.hello_accepted().takes_news();
+    broken_ = false;
+    greeting_ = nullptr;
+    if (stopping_) return;
+    said_.clear();
+    sent_ = 0;
+    news_ = true;
+    connected_ = true;
+  }
+  std::thread writer([&] { WriteLoop(stream, context); });
+  v1::CoordinatorMessage message;
+  while (stream.Read(&message)) Receive(message);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    connected_ = false;
+    broken_ = true;
+    changed_.notify_all();
+  }
+  writer.join();
+}
+
+void NodeLink::Receive(const v1::CoordinatorMessage& message) {
+  if (message.has_acknowledge()) {
+    store_.Acknowledge(message.acknowledge().sequence());
+  } else {
+    callbacks_.on_message(message);
+  }
+}
+
+void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
+  const std::vector<v1::AgentMessage> first = callbacks_.said_first();
+  bool good = std::all_of(first.begin(), first.end(),
+                          [&](const v1::AgentMessage& message) { return stream.Write(message); }) &&
+              WriteNews(stream);
+  auto heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
+  while (good) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait_until(lock, heartbeat_due,
+                          [this] { return stopping_ || broken_ || news_ || !said_.empty(); });
+      if (broken_) return;
+      if (stopping_) break;
+      news_ = false;
+    }
+    good = WriteSaid(stream) && WriteNews(stream);
+    if (good && std::chrono::steady_clock::now() >= heartbeat_due) {
+      v1::AgentMessage message;
+      *message.mutable_heartbeat() = callbacks_.heartbeat();
+      good = stream.Write(message);
+      heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
+    }
+    changed_.notify_all();  // who waits in Drain
+  }
+  if (good) SayGoodbye(stream);
+  context.TryCancel();
+}
+
+bool NodeLink::WriteSaid(Stream& stream) {
+  std::deque<v1::AgentMessage> said;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    said.swap(said_);
+  }
+  return std::all_of(said.begin(), said.end(),
+                     [&](const v1::AgentMessage& message) { return stream.Write(message); });
+}
+
+// What the spool holds beyond what was sent.
+bool NodeLink::WriteNews(Stream& stream) {
+  while (true) {
+    uint64_t sent = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (broken_) return false;
+      if (stopping_) return true;
+      sent = sent_;
+    }
+    std::vector<v1::AgentMessage> batch = store_.After(sent, kBatchBytes);
+    if (batch.empty()) return true;
+    sent = batch.back().sequence();
+    if (!WriteBatch(stream, std::move(batch))) return false;
+    std::lock_guard<std::mutex> lock(mutex_);
+    sent_ = sent;
+  }
+}
+
+// What has come together goes together: a message costs more than what is in it.
+bool NodeLink::WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch) {
+  if (!takes_news_ || batch.size() == 1) {
+    return std::all_of(batch.begin(), batch.end(),
+                       [&](const v1::AgentMessage& message) { return stream.Write(message); });
+  }
+  v1::AgentMessage news;
+  for (v1::AgentMessage& message : batch) {
+    *news.mutable_news()->add_messages() = std::move(message);
+  }
+  return stream.Write(news);
+}
+
+// A cancelled stream loses what is on its way: lets the coordinator end it.
+void NodeLink::SayGoodbye(Stream& stream) {
+  stream.WritesDone();
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, Seconds(kFarewellSeconds), [this] { return broken_; });
+}
+
+}  // namespace tercio

@@ -1,0 +1,98 @@
+// The agent's stream to the coordinator: kept up, reconnected with jittered back-off. News comes
+// from the store's spool, in order, and everything that is not acknowledged is sent again after a
+// reconnection; what is true only at the moment is said once or not at all.
+//
+// Threads: Say from any thread; callbacks come from the link's own threads and may call Say and
+// commit to the store.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "grpcpp/channel.h"
+#include "proto/tercio/v1/node_service.grpc.pb.h"
+#include "worker/agent/link/agent_store.h"
+
+namespace tercio {
+
+class NodeLink {
+ public:
+  struct Callbacks {
+    // Makes the hello of a new connection: what runs here may have changed.
+    std::function<v1::AgentHello()> hello;
+    std::function<v1::AgentHeartbeat()> heartbeat;
+    // True of the moment, said first on every new connection.
+    std::function<std::vector<v1::AgentMessage>()> said_first;
+    std::function<void(const v1::CoordinatorMessage&)> on_message;
+    // What to tell people of a connection that broke, or did not come about.
+    std::function<std::string(const grpc::Status&)> explain;
+  };
+
+  // The store must outlive the link.
+  NodeLink(std::shared_ptr<grpc::Channel> channel, AgentStore& store);
+  ~NodeLink() { Stop(); }
+
+  // Called once.
+  void Start(Callbacks callbacks);
+
+  // Breaks the connection and makes none for so long: for drills.
+  void StayAway(double seconds);
+
+  // Ends the connection; no callback comes after it.
+  void Stop();
+
+  // For what is true only at the moment: lost when there is no connection.
+  void Say(v1::AgentMessage message);
+
+  // Whether the coordinator has taken this node in, on the present stream.
+  bool connected();
+
+  v1::NodeService::Stub& stub() { return *stub_; }
+
+  // Waits until everything has been sent, at most `seconds`.
+  void Drain(double seconds);
+
+ private:
+  using Stream = grpc::ClientReaderWriter<v1::AgentMessage, v1::CoordinatorMessage>;
+
+  void Run();
+  void Serve(Stream& stream, grpc::ClientContext& context);
+  void Receive(const v1::CoordinatorMessage& message);
+  void WriteLoop(Stream& stream, grpc::ClientContext& context);
+  bool WriteNews(Stream& stream);
+  bool WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch);
+  bool WriteSaid(Stream& stream);
+  void SayGoodbye(Stream& stream);
+  double SecondsAway();
+  bool Stops();
+  double LongestBackoff();  // seconds
+  bool WaitOrStop(double seconds);
+
+  AgentStore& store_;
+  std::unique_ptr<v1::NodeService::Stub> stub_;
+  Callbacks callbacks_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<v1::AgentMessage> said_;  // of the present connection
+  uint64_t sent_ = 0;                  // of the spool, on the present connection
+  bool news_ = false;                  // the spool may hold more
+  bool connected_ = false;
+  bool takes_news_ = false;  // the present coordinator: messages together
+  bool stopping_ = false;
+  std::chrono::steady_clock::time_point away_until_;
+  bool broken_ = false;                      // the present connection
+  grpc::ClientContext* greeting_ = nullptr;  // of a connection that waits for the first answer
+  grpc::ClientContext* present_ = nullptr;   // of any connection
+  double heartbeat_seconds_ = 5;
+  std::thread thread_;
+};
+
+}  // namespace tercio

@@ -1,0 +1,138 @@
+#include "worker/agent/runs/data_preparer.h"
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/log.h"
+#include "common/utf8.h"
+#include "data/data_cache.h"
+
+namespace tercio {
+namespace {
+
+constexpr double kKeptSeconds = 600;
+constexpr size_t kMostPathsNamed = 8;
+
+// What the job has a node read, for messages.
+std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
+  std::vector<std::string> files;
+  const auto add = [&files](const char* key, const std::string& path) {
+    if (!path.empty()) files.push_back(absl::StrCat(key, " ", path));
+  };
+  const v1::DataSpec& data = spec.data();
+  add("data.train", data.train());
+  add("data.validation", data.validation_path());
+  for (const auto& [key, blend] : {std::pair{"data.train", &data.train_blend()},
+                                   std::pair{"data.validation", &data.validation_blend()}}) {
+    for (const v1::WeightedData& part : *blend) {
+      for (const std::string& path : part.paths()) add(key, path);
+    }
+  }
+  add("data.tokenizer", data.tokenizer());
+  if (from_start) add("model.from", spec.model().from());
+  if (files.size() > kMostPathsNamed) {
+    const size_t more = files.size() - kMostPathsNamed;
+    files.resize(kMostPathsNamed);
+    files.push_back(absl::StrCat(more, " more"));
+  }
+  return absl::StrJoin(files, ", ");
+}
+
+}  // namespace
+
+bool DataPreparer::Begin(const v1::RunId& run) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_) return false;
+  return under_way_
+      .try_emplace({run.job_id(), run.attempt()},
+                   std::make_shared<PreparationProcess>(options_.process))
+      .second;
+}
+
+v1::PrepareRequest DataPreparer::RequestFor(const v1::PrepareData& request) const {
+  v1::PrepareRequest made;
+  *made.mutable_spec() = request.spec();
+  made.set_from_start(request.from_start());
+  made.set_cache_dir(options_.cache_dir);
+  made.set_any_path(options_.allowed.any());
+  for (const std::string& root : options_.allowed.roots()) made.add_data_roots(root);
+  return made;
+}
+
+std::optional<v1::AgentMessage> DataPreparer::Prepare(const v1::PrepareData& request) {
+  const Key key = {request.run().job_id(), request.run().attempt()};
+  std::shared_ptr<PreparationProcess> process;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    process = under_way_.at(key);
+  }
+  const absl::StatusOr<v1::PrepareAnswer> answer = process->Ask(RequestFor(request));
+  std::optional<v1::AgentMessage> message;
+  if (!absl::IsCancelled(answer.status())) {
+    message.emplace();
+    *message->mutable_data_prepared() = Take(request, answer);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  under_way_.erase(key);
+  return message;
+}
+
+// The process still holds what it has read of the cache.
+v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
+                                    const absl::StatusOr<v1::PrepareAnswer>& answer) {
+  v1::DataPrepared message;
+  *message.mutable_run() = request.run();
+  const std::string node = absl::StrCat("node ", options_.node, ": ");
+  if (!answer.ok()) {
+    message.set_error(absl::StrCat(node, "cannot read ",
+                                   ForDisplay(FilesOf(request.spec(), request.from_start())), ": ",
+                                   std::string(answer.status().message())));
+    LogError(message.error(), {{"job", request.run().job_id()}});
+    return message;
+  }
+  if (!answer->error().empty()) {
+    message.set_error(node + answer->error());
+    return message;
+  }
+  // A model that begins with weights has the vocabulary of those, however few ids the data uses.
+  const v1::ModelSpec& model = request.spec().model();
+  message.set_vocab_size(model.from().empty() ? answer->vocab_size() : model.vocab_size());
+  message.set_train_tokens(answer->train_tokens());
+  message.set_validation_tokens(answer->validation_tokens());
+  message.set_digest(answer->digest());
+  for (const std::string& notice : answer->notices()) LogWarning(notice);
+  Uses uses;
+  for (const std::string& entry : answer->cache_entries()) {
+    if (auto use = data::HoldCacheEntry(options_.cache_dir, entry)) uses.push_back(std::move(use));
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  fresh_.insert(fresh_.end(), uses.begin(), uses.end());
+  return message;
+}
+
+void DataPreparer::Cancel(const v1::RunId& run) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = under_way_.find({run.job_id(), run.attempt()});
+  if (found != under_way_.end()) found->second->Cancel();
+}
+
+void DataPreparer::CancelAll() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  stopped_ = true;
+  for (const auto& [key, process] : under_way_) process->Cancel();
+}
+
+void DataPreparer::Trim(double now) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(kept_, [now](const auto& kept) { return kept.first < now; });
+    if (!fresh_.empty()) kept_.emplace_back(now + kKeptSeconds, std::exchange(fresh_, {}));
+  }
+  const int removed = data::TrimDataCache(options_.cache_dir, options_.most_cache_bytes);
+  if (removed == 0) return;
+  LogInfo(absl::StrCat("removed the ", removed,
+                       " entries of the data cache that were not used for ",
+                       "the longest time: more than --data-cache-total"));
+}
+
+}  // namespace tercio

@@ -1,0 +1,87 @@
+#include "worker/agent/runs/device_choice.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/daemon/daemon.h"
+#include "common/file.h"
+#include "common/gpus/gpu_faults.h"
+#include "common/log.h"
+#include "common/patient_call.h"
+#include "common/run_program.h"
+#include "common/status_macros.h"
+#include "nlohmann/json.hpp"
+
+namespace tercio {
+namespace {
+
+// The driver may need long for its first answer where nothing keeps GPUs awake (persistence mode).
+constexpr absl::Duration kDriverPatience = absl::Seconds(60);
+constexpr absl::Duration kTrainerPatience = absl::Seconds(60);
+
+// Beside the agent, or (in Bazel's tree) in the trainer's own folder.
+std::string FindTrainer(const std::string& name) {
+  const std::string beside = absl::StrCat(ProgramDirectory(), "/", name);
+  return PathExists(beside) ? beside : absl::StrCat(ProgramDirectory(), "/../trainer/", name);
+}
+
+// Those that this process may use.
+absl::StatusOr<Gpus> FindUsableGpus() {
+  const auto found = CallWithin<absl::StatusOr<Gpus>>(kDriverPatience, FindGpus);
+  if (!found.has_value()) {
+    return absl::UnavailableError(absl::StrCat(
+        "the NVIDIA driver has not answered within ", absl::FormatDuration(kDriverPatience),
+        ": see nvidia-smi and the kernel's log, restart the node when it stays so"));
+  }
+  TERCIO_RETURN_IF_ERROR(found->status());
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return visible == nullptr ? **found : VisibleGpus(**found, visible);
+}
+
+// What the trainer is linked with, and whether this driver runs that.
+absl::Status AskTrainer(AgentOptions* options) {
+  TERCIO_ASSIGN_OR_RETURN(const std::string text,
+                          RunProgram({options->trainer, "--version"}, kTrainerPatience));
+  const nlohmann::json facts = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!facts.is_object()) {
+    return absl::InternalError(absl::StrCat(options->trainer, " --version prints no JSON"));
+  }
+  options->nccl = facts.value("nccl", "");
+  const absl::Status driver =
+      CheckDriver(options->gpus.driver, options->gpus.cuda_version, facts.value("cuda_runtime", 0));
+  options->gpus_unusable = std::string(driver.message());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
+  AgentOptions& agent = *options;
+  const std::string cuda_trainer =
+      agent.trainer.empty() ? FindTrainer("tercio-trainer-cuda") : agent.trainer;
+  // A trainer that is named is the CPU's, unless it is said.
+  if (wanted == "cuda" || (wanted == "auto" && agent.trainer.empty())) {
+    absl::StatusOr<Gpus> gpus = FindUsableGpus();
+    if (!gpus.ok() && wanted == "cuda") return gpus.status();
+    if (!gpus.ok()) LogWarning(std::string(gpus.status().message()));
+    if (gpus.ok() && !gpus->list.empty() && PathExists(cuda_trainer)) {
+      agent.device_kind = "cuda";
+      agent.gpus = *std::move(gpus);
+    } else if (wanted == "cuda") {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "--device cuda: ",
+          gpus->list.empty() ? "there is no NVIDIA driver with a GPU here"
+                             : absl::StrCat("the trainer program ", cuda_trainer, " is missing")));
+    }
+  }
+  const bool cuda = agent.device_kind == "cuda";
+  if (agent.trainer.empty()) agent.trainer = cuda ? cuda_trainer : FindTrainer("tercio-trainer");
+  if (agent.slots == 0) {
+    agent.slots = cuda ? static_cast<int>(agent.gpus.list.size()) : std::max(2, agent.cores);
+  }
+  return cuda ? AskTrainer(options) : absl::OkStatus();
+}
+
+}  // namespace tercio

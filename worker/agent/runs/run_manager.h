@@ -1,0 +1,224 @@
+// The trainers of a node: does what the agent's core (core/agent_core.h) decides, with real
+// processes, and carries what they say to the core, the metrics and the coordinator. What must
+// survive this process is in the store before it has an effect.
+//
+// Threads: all methods from any thread. Callbacks into it come from trainers' watchers, from the
+// trainer service and from the link to the coordinator.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/gpus/gpus.h"
+#include "proto/tercio/v1/node_service.pb.h"
+#include "proto/tercio/v1/trainer.pb.h"
+#include "worker/agent/agent_metrics.h"
+#include "worker/agent/core/agent_core.h"
+#include "worker/agent/gpus/gpu_monitor.h"
+#include "worker/agent/link/agent_store.h"
+#include "worker/agent/runs/allowed_paths.h"
+#include "worker/agent/runs/data_preparer.h"
+#include "worker/agent/runs/log_limits.h"
+#include "worker/agent/runs/rank_inspector.h"
+#include "worker/agent/runs/trainer_process.h"
+#include "worker/agent/runs/trainer_user.h"
+
+namespace tercio {
+
+struct AgentOptions {
+  std::string node;
+  // HOST:PORT as it is reached from here, by the trainers, too.
+  std::string coordinator = "127.0.0.1:7077";
+  std::string state_dir;
+  std::string log_dir;                           // of trainers, a directory for each job
+  int64_t log_bytes = int64_t{16} << 20;         // of a trainer's log, before another one begins
+  int64_t log_quota = int64_t{1} << 30;          // of all logs of a job
+  int64_t log_total = int64_t{16} << 30;         // of the logs of all jobs
+  int64_t data_cache_total = int64_t{64} << 30;  // of tokenised texts; what a job uses stays
+  int64_t data_memory = 0;   // for a process that reads the data of a job; 0: any
+  double log_rate = 1000;    // lines of a rank that are sent to the coordinator in a second
+  std::string runtime_dir;   // of the trainer service's socket and of progress pages
+  std::string socket;        // of the trainer service
+  std::string trainer;       // program
+  std::string data_address;  // for collectives
+  int slots = 1;
+  std::string device_kind = "cpu";  // "cpu" | "cuda": what the trainer computes on
+  Gpus gpus;
+  std::string nccl;           // version that the trainer is linked with; empty: none, or not known
+  std::string gpus_unusable;  // why the trainer cannot run on any of them; empty: it can
+  // What the driver has said lately of the GPU at this place of `gpus.list`; empty where there are
+  // none. May take seconds.
+  std::function<GpuMonitor::Trouble(int gpu)> gpu_trouble;
+  // Of each of `gpus.list`: share of the last seconds with a kernel running; empty where there are
+  // none.
+  std::function<std::vector<std::optional<double>>()> gpu_utilization;
+  int cores = 1;  // of the machine; the coordinator divides them among ranks
+  double agent_grace_seconds = 30;
+  std::optional<TrainerUser> trainer_user;  // nullopt: the agent's
+  AllowedPaths allowed;                     // what jobs may name
+  // NAME=value, for trainers only.
+  std::vector<std::string> trainer_environment;
+};
+
+class RunManager {
+ public:
+  // For what the coordinator is told of the moment; called from any thread, must not call back.
+  using Say = std::function<void(v1::AgentMessage)>;
+  // The store and the metrics must outlive it. News for the coordinator goes into the store.
+  RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& store, Say say);
+  // Kills what still runs, unless it was left.
+  ~RunManager();
+
+  // Takes up what an agent before this one has kept. Called once, before trainers can attach.
+  void Restore();
+
+  void Handle(const v1::CoordinatorMessage& message);
+
+  // What the link to the coordinator says by itself.
+  std::vector<v1::RunId> Running(bool ended) const;
+  int highest_attempt() const;
+  // Whether the attempt is here, and the token is its token.
+  bool TakesPart(const v1::RunId& run, const std::string& token) const;
+  v1::AgentHeartbeat Heartbeat();
+  // Places in `AgentOptions::gpus.list` on which ranks live.
+  std::set<int> GpusInUse() const;
+
+  // Another number whenever the thread that lets time pass has gone round, several times a second.
+  uint64_t rounds() const { return rounds_; }
+
+  // For the trainer service. The command writer is used until Detach; a later Attach of the same
+  // rank replaces it.
+  using WriteCommand = std::function<void(const v1::TrainerCommand&)>;
+  struct Attachment {
+    v1::TrainerAssignment assignment;
+    uint64_t received = 0;                    // the last message of this trainer that is kept
+    std::vector<v1::TrainerCommand> waiting;  // to be written after the assignment
+    uint64_t id = 0;
+  };
+  absl::StatusOr<Attachment> Attach(const v1::TrainerHello& hello, WriteCommand write);
+  void Detach(const v1::TrainerHello& hello, uint64_t attachment);
+  // What it returns for is kept; said twice it counts once.
+  void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message);
+
+  // No run starts after it.
+  void TakeNoMore();
+  // Returns when no run is left, at most after `patience`, or when `give_up` says so.
+  void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up);
+  // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after it. Returns when none is
+  // left.
+  void StopAll(absl::Duration grace);
+  // Watches nothing any more and lets all trainers live, for an agent after this one. Nothing
+  // follows but destruction.
+  void Leave();
+
+ private:
+  struct Trainer {
+    std::unique_ptr<TrainerProcess> process;
+    WriteCommand write;
+    std::vector<v1::TrainerCommand> waiting;  // for the next attachment
+    uint64_t attachment = 0;
+    uint64_t received = 0;
+    bool steps_unknown = false;  // adopted, and has told nothing yet
+    double loading_since = 0;    // of the steady clock; 0: it does not load
+    int64_t figures_told = 0;    // step of those in the last heartbeat
+    double utilization_sum = 0;  // of its GPU
+    int utilization_samples = 0;
+    int64_t log_lines_lost = 0;  // as it has said last
+
+    std::optional<double> Utilization() const {
+      if (utilization_samples == 0) return std::nullopt;
+      return utilization_sum / utilization_samples;
+    }
+  };
+  // Of an answer to the coordinator that takes long.
+  struct Preparation {
+    std::thread thread;
+    bool done = false;
+  };
+  struct SlowRank {
+    RunKey run;
+    int rank = 0;
+    double until = 0;
+    bool stopped = false;
+  };
+  using Trainers = std::map<int, Trainer>;  // by rank
+
+  // Steps the core with the event and with those that its effects bring about. Under the lock.
+  // `changes` are kept together with what the event itself brings.
+  void Apply(AgentEvent event, AgentChanges changes = {});
+  void Keep(const std::vector<AgentEffect>& effects, AgentChanges changes);
+  void Do(KeepRun&, std::vector<AgentEvent>&) {}  // by Keep
+  void Do(StartTrainer& effect, std::vector<AgentEvent>& more);
+  void Do(AdoptTrainer& effect, std::vector<AgentEvent>& more);
+  void Do(SignalTrainer& effect, std::vector<AgentEvent>&);
+  void Do(TellTrainer& effect, std::vector<AgentEvent>&);
+  void Do(TellCoordinator&, std::vector<AgentEvent>&) {}  // by Keep
+  void Do(ReadData& effect, std::vector<AgentEvent>&);
+  void Do(ForgetRun& effect, std::vector<AgentEvent>&);
+
+  // Answers once the ranks have been looked at, which may take a second.
+  void Inspect(const v1::InspectRun& request);
+  void Inject(const v1::InjectFault& fault);
+  void SlowDown();
+
+  absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
+  // The place of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
+  int GpuOf(const RunKey& key, int rank) const;
+  void ExplainByGpu(TrainerEnded* event) const;
+  void AddFigures(const RunKey& key, const std::vector<std::optional<double>>& utilization,
+                  v1::RunHealth* health);
+  std::string LogPath(const RunKey& key, int rank) const;
+  std::string PagePath(const RunKey& key, int rank) const;
+  // Both are called by the thread that watches the process, and share what it may send.
+  using SharedLimit = std::shared_ptr<LineLimit>;
+  TrainerProcess::OnLines LineSender(const RunKey& key, int rank, SharedLimit limit);
+  TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank, SharedLimit limit);
+  void SendLines(const RunKey& key, int rank, const LineLimit::Passed& passed,
+                 const LogPosition& position);
+  v1::RankLogs MakeLogs(const RunKey& key, int rank, int64_t left_out,
+                        const std::vector<std::string>& lines) const;
+  void TellLost(const RunKey& key, int64_t lines);
+  bool TrimAllLogs(const std::set<std::string>& live) const;
+  void RemoveEmptyLogFolders() const;
+  void ReceiveUntold(const RunKey& key, int rank);
+  void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
+  void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase);
+  void AssignSnapshots(const v1::StartRun& start, int rank, v1::TrainerAssignment* out) const;
+  void Housekeeping();
+  Trainer* FindTrainer(const v1::TrainerHello& hello);
+  RankLabels LabelsOf(const RunKey& key, int rank) const;
+
+  const AgentOptions options_;
+  AgentMetrics& metrics_;
+  AgentStore& store_;
+  const Say say_;
+  DataPreparer preparer_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  AgentState state_;
+  std::map<RunKey, Trainers> trainers_;
+  RankWatch watch_;
+  std::vector<Trainers> ended_;  // their threads are still to be joined, outside the lock
+  std::list<Preparation> preparations_;
+  std::vector<SlowRank> slow_;
+  uint64_t attachments_ = 0;
+  bool stopping_ = false;
+  bool left_ = false;
+  std::atomic<uint64_t> rounds_ = 0;
+  std::thread housekeeper_;
+};
+
+}  // namespace tercio
