@@ -11,7 +11,7 @@ namespace tercio::checkpoint {
 
 enum class FloatFormat { kF32, kF16, kBF16 };
 
-// Of the name that safetensors uses; none for what is not one of the three.
+// The format that safetensors calls `dtype`; nullopt for names other than these three.
 std::optional<FloatFormat> FloatFormatOf(std::string_view dtype);
 std::string_view SafetensorsName(FloatFormat format);
 int64_t BytesOf(FloatFormat format);

@@ -15,7 +15,7 @@ namespace tercio::checkpoint {
 struct RankFile {
   std::string header;                // the bytes of the slices follow it
   std::vector<TensorEntry> entries;  // one for each slice, in order
-  // Of the slices.
+  // Bytes of the slices.
   int64_t data_bytes() const { return entries.empty() ? 0 : entries.back().end; }
 };
 

@@ -194,7 +194,7 @@ Json StepToJson(const v1::StepRecord& step) {
                {"step_seconds", NumberOrNull(step.step_seconds())}};
   json["validation_loss"] =
       step.has_validation_loss() ? NumberOrNull(step.validation_loss()) : Json(nullptr);
-  // Of rank 0; a version before did not say.
+  // Figures of rank 0; earlier versions did not report them.
   json["resident_bytes"] = step.resident_bytes() > 0 ? Json(step.resident_bytes()) : Json(nullptr);
   json["used_bytes"] = step.used_bytes() > 0 ? Json(step.used_bytes()) : Json(nullptr);
   if (step.skipped()) json["skipped"] = true;

@@ -180,7 +180,7 @@ class View {
     lines_.push_back(line.Take());
   }
 
-  // Of the device where ranks have one of their own.
+  // Memory of the device where ranks have one of their own.
   int64_t MemoryOf(const v1::RankFigures& figures) const {
     return state_.job.spec().resources().device() == "cuda" ? figures.used_bytes()
                                                             : figures.resident_bytes();

@@ -17,7 +17,7 @@ class Checksum {
   Checksum& operator=(const Checksum&) = delete;
 
   void Update(std::string_view bytes);
-  // Of all bytes so far: 32 lower-case hexadecimal digits, the same on every machine.
+  // The checksum of all bytes so far: 32 lower-case hexadecimal digits, the same on every machine.
   std::string Hex() const;
   // The same as 16 bytes, the most significant first.
   std::string Bytes() const;

@@ -192,7 +192,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
   // The directory may belong to somebody else: nothing is made through a link, no FIFO waited for.
   constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   int descriptor = open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0644);
-  // Who may only read can still wait for those who write.
+  // A process that may only read the file can still wait for those that write.
   if (descriptor < 0 && errno == EACCES) descriptor = open(path.c_str(), O_RDONLY | kFlags);
   Descriptor file(descriptor);
   if (file.get() < 0) return FileError(errno, "cannot open lock", path);
@@ -202,7 +202,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
     }
     return FileError(errno, "cannot lock", path);
   }
-  // Who held it has removed the file: the lock is that of a file which nobody else will find.
+  // The holder has removed the file: this lock is on a file that nobody else will find.
   struct stat held = {};
   struct stat there = {};
   if (fstat(file.get(), &held) != 0) return FileError(errno, "cannot lock", path);

@@ -18,8 +18,8 @@ namespace tercio {
 // The status for errno `error` of doing `what` to `path`.
 absl::Status FileError(int error, std::string_view what, std::string_view path);
 
-// Of what was to be written: whatever keeps a result from its place is a conflict
-// (FAILED_PRECONDITION), but for a full disk.
+// Maps the error of a write: whatever keeps a result from its place is a conflict
+// (FAILED_PRECONDITION), except for a full disk.
 absl::Status AsConflict(const absl::Status& status);
 
 absl::StatusOr<std::string> ReadFile(const std::string& path);

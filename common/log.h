@@ -75,7 +75,7 @@ std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFiel
 std::string_view NameOf(LogLevel level);  // "info"
 std::optional<LogLevel> LogLevelNamed(std::string_view name);
 
-// Of a line in logfmt or JSON; none where it is of another kind.
+// The level of a line in logfmt or JSON; nullopt for other lines.
 std::optional<LogLevel> LevelOfLogLine(std::string_view line);
 
 // The fields of a line in logfmt, in order; none where it is not a line of ours.

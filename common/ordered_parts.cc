@@ -11,7 +11,7 @@
 namespace tercio {
 namespace {
 
-// So many parts more than threads that work on them may wait for their turn.
+// How many parts beyond the number of working threads may wait for their turn.
 constexpr int64_t kWaitingParts = 4;
 
 // Part i lives in slot i % slots, from when a maker begins it until the last taker is done.

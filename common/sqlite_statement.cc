@@ -38,7 +38,7 @@ absl::Status MakeDatabasePrivate(const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
   }
-  // Of somebody else's file that we may write the mode stays as its owner wants it.
+  // A file of another owner that this process may write keeps its mode.
   const bool changed = fchmod(file, kPrivate) == 0 || errno == EPERM;
   const int error = errno;
   close(file);

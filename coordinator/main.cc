@@ -50,7 +50,7 @@ constexpr absl::Duration kLookersPatience = absl::Milliseconds(10);
 absl::StatusOr<std::unique_ptr<FileLock>> TakeStateDirectory(const Flags& flags) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(flags.state_dir));
   auto lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);
-  // Who only looks whether somebody has it holds it for a moment.
+  // A process that only checks whether the lock is held holds it for a moment itself.
   for (int i = 0; i < kLookers && absl::IsFailedPrecondition(lock.status()); ++i) {
     absl::SleepFor(kLookersPatience);
     lock = FileLock::Acquire(flags.state_dir + "/lock", /*wait=*/false);

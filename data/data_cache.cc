@@ -34,7 +34,7 @@ bool IsDigest(const std::string& name) {
          });
 }
 
-// Of PREFIX.*; empty when the name is not that of a part of an entry.
+// The prefix of a file name PREFIX.*; empty when the name is not that of a part of an entry.
 std::string PrefixOf(const std::string& name) {
   const std::string prefix = name.substr(0, name.find('.'));
   return IsDigest(prefix) && prefix.size() < name.size() ? prefix : "";
@@ -70,7 +70,7 @@ std::vector<Entry> EntriesOf(const std::string& directory) {
   }
   std::vector<Entry> all;
   for (auto& [prefix, entry] : entries) {
-    // Of entries of earlier versions it is known when they were made.
+    // Entries of earlier versions have no time of use, only the time they were made.
     const int64_t used = ChangedAt(entry.prefix + ".use");
     if (used > 0) entry.used = used;
     all.push_back(std::move(entry));

@@ -137,7 +137,7 @@ TEST_F(DataCacheTest, PreparedDataKeepsItsEntries) {
   EXPECT_TRUE(again.ok()) << again.status();
 }
 
-// Who waits for a lock whose file its holder removes must not get that of nobody.
+// A lock whose file its holder has removed must not be granted to a process that waited for it.
 TEST_F(DataCacheTest, ALockWhoseFileIsGoneIsNoLock) {
   const std::string path = dir_.path() + "/lock";
   auto holder = FileLock::Acquire(path, /*wait=*/false);

@@ -40,9 +40,9 @@ class DocumentBorders {
   static DocumentBorders OneDocument(int64_t tokens);
   // Sequences behind the last border are a document, too.
   static DocumentBorders OfIndex(IndexTables tables);
-  // Of TokenDataset::Concatenate.
+  // Borders of TokenDataset::Concatenate.
   static DocumentBorders Concatenate(absl::Span<const DocumentBorders> parts);
-  // Of TokenDataset::Slice; a document that is cut is one on both sides.
+  // Borders of TokenDataset::Slice; a document that is cut is one on both sides.
   // REQUIRES: 0 <= begin <= end <= tokens().
   DocumentBorders Slice(int64_t begin, int64_t end) const;
 

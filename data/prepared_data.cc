@@ -109,7 +109,7 @@ class Preparation {
   absl::StatusOr<std::string> CacheEntry(const Source& source) const;
   absl::Status CheckVocabulary();
   absl::Status ReadExamples(const LabelRules& rules, Source* source);
-  // Of all sources, in their order.
+  // Shares of all sources, in their order.
   std::vector<Share> Shares() const;
   absl::Status MakeCausal();
   absl::Status MakeMasked();
@@ -406,7 +406,7 @@ absl::Status Preparation::TakeSamples(const std::vector<Share>& shares,
   return absl::OkStatus();
 }
 
-// Of one data set its own; of a blend that of all of them and their shares.
+// A single data set has its own digest; a blend has that of all data sets and their shares.
 std::string DigestOf(const std::vector<Source>& sources, const Blend& blend) {
   if (sources.size() == 1) return sources[0].digest;
   std::string all;

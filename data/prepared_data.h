@@ -55,8 +55,8 @@ struct PreparedData {
   std::vector<std::string> cache_entries;  // names of those entries in the cache directory
 };
 
-// Of the model the kind, context, vocabulary and labels count. Every data set must hold at least
-// one sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each
+// Uses the model's kind, context, vocabulary and labels. Every data set must hold at least one
+// sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each
 // data set, or labelled examples. model.vocab_size (0: none given) is used where no tokenizer gives
 // one, and may not be smaller than a tokenizer's; without either it is the largest id + 1.
 //

@@ -35,9 +35,9 @@ class Block {
     uint3 index = {0, 0, 0};
     Fiber* fiber = nullptr;  // from its start to its end
     Place where;
-    // Of a barrier.
+    // Argument of a barrier.
     BarrierKind barrier = BarrierKind::kPlain;
-    // Of a warp operation.
+    // Arguments of a warp operation.
     WarpOperation operation = WarpOperation::kSync;
     uint32_t mask = 0;
     int operand = 0;

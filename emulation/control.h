@@ -36,7 +36,7 @@ struct Settings {
 // Starts anew with these devices: everything that was made before is forgotten, and memory that was
 // not freed given back. Every thread begins with device 0 and no error.
 void Configure(const Settings& settings);
-// Of what runs from now on.
+// Sets the orders of what runs from now on.
 void SetOrders(const Orders& orders);
 void SetStreamOrder(StreamOrder order, uint64_t seed);
 

@@ -143,7 +143,7 @@ cublasStatus_t CheckSides(const Problem& p) {
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// Of the current device, 10 * major + minor.
+// Compute capability of the current device: 10 * major + minor.
 int Capability() {
   int device = 0;
   int major = 0;

@@ -45,7 +45,7 @@ struct Program {
 
 // "" or why the descriptor cannot be finalized.
 std::string CheckTensor(const Descriptor& tensor);
-// Of an OPERATIONGRAPH.
+// Compiles an OPERATIONGRAPH.
 std::string Compile(const Descriptor& graph, Program* program);
 
 // Memory and scalars by id.

@@ -136,7 +136,7 @@ class CudnnTest : public ::testing::Test {
     return cudnnBackendFinalize(graph_);
   }
 
-  // Of the engine of this number.
+  // Makes a plan of the engine with this number.
   cudnnStatus_t MakePlan(int engine) {
     cudnnBackendDescriptor_t ranking = Make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
     Set(ranking, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, graph_);

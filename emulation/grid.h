@@ -60,8 +60,8 @@ enum class BarrierKind { kPlain, kOr, kAnd, kCount };
 int Barrier(BarrierKind kind, bool predicate, Place where);
 
 enum class WarpOperation { kSync, kBallot, kShuffle, kShuffleUp, kShuffleDown, kShuffleXor };
-// Of a shuffle: `value` of the lane that is meant. kBallot: the lanes whose value is not 0.
-// operand: the lane, the distance or the bits to change; width: as of CUDA's shuffles.
+// Result of a shuffle: the `value` of the source lane. kBallot: the lanes whose value is not 0.
+// operand: the lane, the distance or the bits to change; width: that of CUDA's shuffles.
 uint64_t WarpExchange(WarpOperation operation, uint32_t mask, uint64_t value, int operand,
                       int width, Place where);
 

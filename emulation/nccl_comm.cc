@@ -74,7 +74,7 @@ void SumOverRanks(const std::vector<const std::byte*>& parts, size_t elements, s
   }
 }
 
-// Of elements first, first + 1, ... of which `block` begin with the same rank.
+// Sums elements first, first + 1, ... of which `block` begin with the same rank.
 void SumOverRanks(ncclDataType_t type, const std::vector<const std::byte*>& parts, size_t elements,
                   size_t first, size_t block, std::byte* out) {
   switch (type) {

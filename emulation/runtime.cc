@@ -23,7 +23,7 @@ namespace {
 constexpr int kVersion = 13000;
 constexpr int kMultiprocessors = 4;
 constexpr int kSharedBytes = 48 << 10;
-// Of what a kernel declares itself nothing is known here: each counts as if it declared this much.
+// What a kernel declares itself is not known here: each counts as if it declared this much.
 constexpr int kDeclaredSharedBytes = 1 << 10;
 constexpr int kSharedBytesOptin = 163 << 10;  // the smaller of compute capabilities 8.0 and 9.0
 

@@ -118,7 +118,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return Return(device.RunUntil(stream, [&] { return stream->finished >= last; }));
 }
 
-// Who asks again and again gets the work done.
+// A caller that polls gets the work done.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   if (const cudaError_t error = Enter("cudaStreamQuery"); error != cudaSuccess)
     return Return(error);

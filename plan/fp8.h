@@ -1,8 +1,8 @@
 // training.fp8: which products of a layer have factors of 8 bits, and what memory they need. Pure.
 //
-// Of each layer the four linear parts: forward, input gradient and weight gradient. A product whose
-// sizes the hardware does not take (kernels::kScaledUnit) stays in the job's precision. How factors
-// are scaled: worker/engine/fp8_scaling.h; docs/numerics.md has the whole.
+// In each layer these are the four linear parts: forward, input gradient and weight gradient. A
+// product whose sizes the hardware does not take (kernels::kScaledUnit) stays in the job's
+// precision. How factors are scaled: worker/engine/fp8_scaling.h; docs/numerics.md has the whole.
 #pragma once
 
 #include <array>
@@ -58,7 +58,7 @@ constexpr int Fp8Slot(Linear linear, Fp8Role role) {
   return static_cast<int>(linear) * kFp8Roles + static_cast<int>(role);
 }
 
-// So many steps are remembered of each, and numbers of that for a layer in a checkpoint.
+// Steps remembered for each factor, and the numbers that a layer needs for them in a checkpoint.
 inline constexpr int kFp8History = 16;
 inline constexpr int64_t kFp8StateOfLayer = kFp8SlotsOfLayer * kFp8History;
 

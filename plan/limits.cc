@@ -7,7 +7,7 @@
 namespace tercio::plan {
 namespace {
 
-// Of activations, all micro-batches of a step together, as gpipe keeps them.
+// Most activations, all micro-batches of a step together, as gpipe keeps them.
 constexpr double kMostActivations = 0x1p59;
 
 }  // namespace

@@ -139,7 +139,7 @@ int64_t SnapshotElements(const v1::JobSpec& job, const v1::Layout& layout,
                 : SavedElements(job, layout, stage_tensors, guard);
 }
 
-// Of cuDNN's attention, where it takes the model's calls (CudnnTakes).
+// Workspace of cuDNN's attention, where it takes the model's calls (CudnnTakes).
 int64_t AttentionWorkspace(const v1::JobSpec& job, const StageShape& shape) {
   if (!shape.causal || shape.precision.bytes() != 2 || job.model().dropout() > 0) return 0;
   const int64_t group = shape.heads / shape.key_heads;

@@ -54,7 +54,7 @@ inline bool ActsOnSpikes(const v1::JobSpec& job) {
   return policy == "skip" || policy == "rollback";
 }
 
-// So many steps are remembered, and numbers of that in a checkpoint (worker/engine/spikes.h).
+// Steps remembered, and the numbers they take in a checkpoint (worker/engine/spikes.h).
 inline constexpr int64_t kSpikeWindow = 128;
 inline constexpr int64_t kSpikeStateElements = 1 + 2 * kSpikeWindow;
 

@@ -29,7 +29,7 @@ struct ExportOptions {
   // Bytes of tensors in one file; 0: the files that were imported, else kLargestShard. A tensor is
   // never divided.
   int64_t max_shard_bytes = 0;
-  // Of all weights; none: those of the files that were imported, else fp32.
+  // Format of all weights; nullopt: that of the imported files, else fp32.
   std::optional<FloatFormat> dtype;
   WriteProgress progress = {};
 };

@@ -42,7 +42,7 @@ Json Expected(const std::string& name) {
   return Json::parse(*ReadFile(absl::StrCat(kFixtures, name, ".json")));
 }
 
-// Of rows that should be equal: the largest difference, relative to the largest value.
+// The largest difference between rows that should be equal, relative to the largest value.
 class Difference {
  public:
   void Add(const absl::StatusOr<absl::Span<const float>>& ours, const Json& theirs) {

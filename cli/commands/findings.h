@@ -20,8 +20,8 @@ struct Finding {
   std::string mend;    // empty where there is nothing to mend
 };
 
-// Of the machine without its GPUs: looks, and for the disk writes a file into `directory`, or into
-// its nearest parent that is there.
+// Findings about the machine except its GPUs. Writes a file into `directory`, or into its nearest
+// existing parent, to probe the disk.
 std::vector<Finding> MachineFindings(const std::string& directory);
 
 // What a trainer's trial of its memory plan says (worker/trainer/memory_trial.h), as `check`. Pure.

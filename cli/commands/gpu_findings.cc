@@ -16,9 +16,9 @@ using PlainJson = nlohmann::json;
 
 constexpr double kHotCelsius = 85;
 constexpr int64_t kMuchMemory = int64_t{1} << 30;
-// Of the best GPU of the same model.
+// Below this share of the rate of the best GPU of the same model, a GPU is slow.
 constexpr double kSlowShare = 0.8;
-// Of what the link's generation and lanes can carry.
+// Below this share of what its generation and lanes can carry, a link is slow.
 constexpr double kSlowLinkShare = 0.5;
 
 Finding Make(std::string check, Health health, std::string detail, std::string mend = "") {
@@ -247,7 +247,7 @@ class GpuDoctor {
     }
   }
 
-  // Of the GPU that CUDA gives this number; null where there is none.
+  // The sample of the GPU with this CUDA number; null where there is none.
   const GpuSample* SampleOf(int number) const {
     for (size_t i = 0; i < evidence_.samples.size(); ++i) {
       if (evidence_.gpus->list[i].error.empty() && number-- == 0) return &evidence_.samples[i];

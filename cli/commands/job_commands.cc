@@ -24,7 +24,7 @@ namespace {
 // A table of more is no help to people.
 constexpr size_t kMostRanksShown = 64;
 
-// Of a name in a list.
+// Width of a name in a list.
 constexpr size_t kNameColumns = 40;
 
 // What is left of a loss for people.

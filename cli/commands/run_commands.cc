@@ -227,7 +227,7 @@ absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
 }
 
 absl::StatusOr<int> ResumeJob(const Options& options) {
-  // Of a coordinator that runs: ask it, and follow; an interruption leaves the job alone.
+  // A running coordinator is asked, and followed; an interruption leaves the job alone.
   const bool live = options.state_dir.empty() || LiveAddress(options.state_dir).ok();
   if (live) {
     TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));

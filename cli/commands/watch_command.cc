@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto kDrawInterval = std::chrono::milliseconds(200);
 constexpr auto kRetryInterval = std::chrono::milliseconds(500);
-// Of the past, and kept of what follows.
+// Steps fetched from the past, and losses kept while following.
 constexpr int64_t kStepsBefore = 500;
 constexpr size_t kMostLosses = 100'000;
 constexpr size_t kMostEvents = 100;

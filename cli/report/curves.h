@@ -13,8 +13,8 @@
 namespace tercio::report {
 
 struct CurveOptions {
-  // Of: loss, validation_loss, throughput, step_seconds, memory, grad_norm, learning_rate. A panel
-  // each.
+  // Metrics to draw, one panel each: loss, validation_loss, throughput, step_seconds, memory,
+  // grad_norm, learning_rate.
   std::vector<std::string> metrics = {"loss", "throughput"};
   std::string x = "step";  // "step" | "tokens" | "time" (seconds of steps, added up)
   int smooth = 1;  // means over so many steps; the curves themselves stay behind them, faint

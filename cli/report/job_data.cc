@@ -8,7 +8,7 @@
 namespace tercio::report {
 namespace {
 
-// Of a name beside others: more fills legends and heads of tables.
+// Longest name shown beside others: a longer one fills legends and table heads.
 constexpr size_t kLongestName = 48;
 
 std::string NameOf(const JobData& job) { return plot::Shortened(job.status.name(), kLongestName); }

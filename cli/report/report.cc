@@ -39,7 +39,7 @@ Json ComparisonToJson(const JobData& base, const JobData& other) {
       compared.steps > 0 ? Json(compared.largest_difference) : Json(nullptr);
   json["largest_loss_difference_at"] =
       compared.largest_at > 0 ? Json(compared.largest_at) : Json(nullptr);
-  // Of the base's last smoothed loss: when each has it first.
+  // When each job first reaches the last smoothed loss of the base.
   const auto reached = [](const std::optional<LossComparison::Reached>& at) -> Json {
     if (!at.has_value()) return nullptr;
     return {{"step", at->step}, {"seconds", at->seconds}};

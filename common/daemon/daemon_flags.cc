@@ -64,8 +64,8 @@ int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
   if (format == "logfmt") SetLogFormat(LogFormat::kLogfmt);
   if (format == "json") SetLogFormat(LogFormat::kJson);
   SetLogLevel(*LogLevelNamed(level));
-  // Of programs that this one starts. Only at the start, when no other thread reads variables;
-  // flags are read again when the configuration is.
+  // The level for child processes. Set only once, before other threads read the environment; flags
+  // are read again when the configuration is.
   static const bool told = setenv("TERCIO_LOG_LEVEL", level.c_str(), 1) == 0;
   static_cast<void>(told);
   return kExitOk;

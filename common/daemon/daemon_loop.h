@@ -17,8 +17,8 @@
 namespace tercio {
 
 struct DaemonLoop {
-  // Another number whenever the loop that does the daemon's work has gone round. The watchdog of
-  // systemd is fed only when it has.
+  // Incremented on every pass of the loop that does the daemon's work. The systemd watchdog is
+  // notified only when it has changed.
   std::function<uint64_t()> rounds;
   // Whether the daemon does for others what it is there for.
   std::function<bool()> ready;

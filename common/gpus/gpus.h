@@ -98,7 +98,7 @@ class GpuSession {
   virtual ~GpuSession() = default;
 
   virtual const Gpus& gpus() const = 0;
-  // Of each GPU, in their order.
+  // A sample of each GPU, in their order.
   virtual std::vector<GpuSample> Sample() = 0;
   // Since the session was opened, or since the last call. Waits for none; none where the driver
   // reports no such events.

@@ -35,7 +35,7 @@ inline void Observe(MetricId metric, double value, HistogramFigures* figures) {
 
 class Histogram {
  public:
-  // Of a metric that is a histogram.
+  // REQUIRES: the metric is a histogram.
   explicit Histogram(MetricId metric) : bounds_(metric.spec().buckets) {}
 
   void Observe(double value) {

@@ -51,7 +51,7 @@ inline constexpr absl::string_view kRank = "job_id job_name rank";
 inline constexpr absl::string_view kGpu = "gpu uuid";
 inline constexpr absl::string_view kMethod = "method service type";
 
-// Of one step, of one checkpoint, of one call, of one commit, of one batch.
+// Buckets for the seconds of a step, a checkpoint, a call, a commit, and for the size of a batch.
 inline constexpr MetricBuckets kStepBuckets = {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300};
 inline constexpr MetricBuckets kSaveBuckets = {0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000};
 inline constexpr MetricBuckets kCallBuckets = {0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30};

@@ -118,7 +118,8 @@ MetricsServer::~MetricsServer() {
 }
 
 void MetricsServer::Run() {
-  // Of this thread only. Training comes first, whoever asks; where it is not allowed so be it.
+  // This sets the priority of this thread only. Training comes first; where lowering it is not
+  // allowed, the thread keeps its own.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kPriority);
   allowance_at_ = std::chrono::steady_clock::now();
   allowance_ = kBurst;

@@ -21,7 +21,7 @@ namespace tercio {
 namespace {
 
 constexpr size_t kLongestName = 253;  // RFC 1035
-// Of a certificate that names several, or an empty one: nobody has it.
+// The role of a certificate that names several roles, or an empty one: nobody has it.
 constexpr char kUnclearRole[] = "unclear";
 
 absl::StatusOr<CertificatePointer> Certificate(std::string_view pem) {

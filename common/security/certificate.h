@@ -1,7 +1,7 @@
 // Certificates, keys and requests for certificates, as PEM text: what they say, and new ones.
 //
-// Who holds a certificate is its common name. What one may do is its role, a URI among its
-// alternative names: tercio:role/ROLE. Both are the authority's words, never the request's.
+// The holder of a certificate is its common name. What the holder may do is its role, a URI among
+// the alternative names: tercio:role/ROLE. Both are the authority's words, never the request's.
 //
 // Threads: any. Errors: INVALID_ARGUMENT, with what is wrong; never with the text of a key.
 #pragma once
@@ -29,8 +29,8 @@ struct CertificateFacts {
   absl::Time not_after;
 };
 
-// Of the first certificate in the text. INVALID_ARGUMENT also for a common name that could be taken
-// for another: one with control characters.
+// Reads the first certificate in the text. INVALID_ARGUMENT also for a common name that could be
+// taken for another: one with control characters.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem);
 
 // As PEM text.

@@ -16,7 +16,7 @@
 
 namespace tercio {
 
-// Whom one speaks to, in certificates that name roles.
+// The roles that servers must have, in certificates that name roles.
 inline constexpr char kCoordinatorRole[] = "coordinator";
 inline constexpr char kAgentRole[] = "agent";
 

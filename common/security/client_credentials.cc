@@ -27,7 +27,7 @@ bool IsFor(const std::string& pem, const std::string& host) {
   return X509_check_host(certificate.get(), host.data(), host.size(), 0, nullptr) == 1;
 }
 
-// Of a certificate whose signatures and times gRPC has checked.
+// Checks the names in a certificate whose signatures and times gRPC has checked.
 class ServerVerifier : public tls::ExternalCertificateVerifier {
  public:
   explicit ServerVerifier(std::string role) : role_(std::move(role)) {}

@@ -1,4 +1,4 @@
-// Who may call what: one table of all calls of all services.
+// The table of roles and calls: which role may make which call of which service.
 //
 // Threads: any.
 #pragma once

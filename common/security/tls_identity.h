@@ -56,7 +56,7 @@ class TlsIdentity {
   const TlsFiles& files() const { return files_; }
 
  private:
-  // Of a file: when it was changed, to tell whether it was.
+  // A file's identity and modification time at the last load, to detect changes.
   struct Stamp {
     uint64_t inode = 0;
     int64_t seconds = 0;

@@ -66,9 +66,9 @@ class AccessStore {
   // Both: RESOURCE_EXHAUSTED when the name has kMostOfOneName that can be used.
   static constexpr int64_t kMostOfOneName = 256;
 
-  // Of a name all certificates and tokens, else the certificate of that serial number; also those
-  // that have expired, with which a connection may still be open. Returns how many were not revoked
-  // before; NOT_FOUND when none bears the name or number.
+  // Revokes all certificates and tokens of a name, else the certificate of that serial number;
+  // expired ones too, since a connection made with one may still be open. Returns how many were not
+  // revoked before; NOT_FOUND when none bears the name or number.
   absl::StatusOr<int64_t> Revoke(const std::string& name_or_serial, absl::Time now);
   // That no certificate is given for this token any more. NOT_FOUND: there is none of this number.
   absl::Status RevokeToken(int64_t id);
@@ -79,7 +79,8 @@ class AccessStore {
   absl::StatusOr<std::vector<CertificateRecord>> Certificates(absl::Time now);
   // Serial numbers of all that were revoked, until they are forgotten, a year after they expired.
   absl::StatusOr<std::set<std::string>> Revoked();
-  // Of agents alone, without those that expired before `since`: what agents have to know.
+  // Revoked certificates of agents only, except those that expired before `since`: what agents have
+  // to know.
   absl::StatusOr<std::set<std::string>> RevokedAgents(absl::Time since);
   // Another text when this or another process has changed the file, or put another one in its
   // place, which is used from then on. FAILED_PRECONDITION while there is none.

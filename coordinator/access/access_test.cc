@@ -62,7 +62,7 @@ TEST_F(AuthorityTest, TheCoordinatorsOwnCertificate) {
   ASSERT_TRUE(facts.ok());
   EXPECT_EQ(facts->role, kCoordinatorRole);
   EXPECT_THAT(facts->names, ElementsAre("train.example", "10.1.2.3"));
-  // Who has the fingerprint alone finds the authority behind it.
+  // The fingerprint alone is enough to find the authority behind it.
   EXPECT_THAT(*text, HasSubstr(authority_->certificate()));
   EXPECT_TRUE(absl::IsAlreadyExists(Authority::Create(Directory(), {}, absl::Now())));
 }

@@ -1,5 +1,5 @@
-// Who has changed what, and who was refused: one line of JSON for each call, appended to a file
-// that only its owner reads.
+// The audit log: each change and each refusal is one line of JSON with the caller, appended to a
+// file that only its owner reads.
 //   {"time", "who", "role", "serial", "address", "call", "subject", "outcome", "reason"}
 // Rotated at `most_bytes` to audit.log.1 ... .N; the oldest is removed. Lines that cannot be
 // written (a full disk) are counted, and that is logged at most once a minute: the calls are

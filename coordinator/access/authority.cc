@@ -79,7 +79,7 @@ absl::StatusOr<RequestPointer> ReadRequest(const std::string& pem) {
       absl::StrCat("the request for a certificate cannot be read: ", TakeOpenSslError()));
 }
 
-// Of kinds and sizes that TLS 1.3 takes, and whose signatures cost little to check.
+// Accepts kinds and sizes that TLS 1.3 takes and whose signatures are cheap to check.
 bool IsGood(EVP_PKEY* key) {
   const int bits = EVP_PKEY_get_bits(key);
   switch (EVP_PKEY_get_base_id(key)) {

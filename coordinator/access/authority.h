@@ -23,7 +23,7 @@
 
 namespace tercio::coordinator {
 
-// Whom a certificate is made for.
+// The subject of a certificate.
 struct Subject {
   std::string name;
   std::string role;

@@ -43,8 +43,8 @@ class Registrar {
     Subject subject;    // for whom
     int64_t token = 0;  // its number
   };
-  // Who shows the token gets a certificate in its name and role; of an agent whose token names
-  // none, in `name`, if it fits the token's patterns. UNAUTHENTICATED | INVALID_ARGUMENT |
+  // Issues a certificate in the token's name and role; where an agent's token has no name, in
+  // `name`, if that fits the token's patterns. UNAUTHENTICATED | INVALID_ARGUMENT |
   // PERMISSION_DENIED (somebody has that name, or the token is for other nodes) |
   // RESOURCE_EXHAUSTED (too many certificates).
   absl::StatusOr<v1::Certificate> Enrol(const v1::EnrollRequest& request,

@@ -27,13 +27,13 @@ std::string PemOf(const grpc::ServerContextBase& context) {
   return found.empty() ? "" : std::string(found.front().data(), found.front().size());
 }
 
-// Of what Gate::Judge says.
+// The kind of refusal behind a status of Gate::Judge.
 Refusal RefusalOf(const absl::Status& status) {
   if (absl::IsUnauthenticated(status)) return Refusal::kRevoked;
   return absl::IsResourceExhausted(status) ? Refusal::kTooOften : Refusal::kRole;
 }
 
-// Whose calls are counted together, as messages name it.
+// The caller whose calls are counted together, as messages name it.
 std::string LimitedKey(const Caller& caller, std::string_view call) {
   if (caller.name.empty()) return caller.address;
   if (call != "NodeService/Attach") return caller.name;
@@ -169,7 +169,7 @@ void Gate::AuditRefusal(const Caller& caller, std::string_view call, const std::
                         Refusal refusal, const absl::Status& status) {
   if (audit_ == nullptr) return;
   audit_->Count(refusal);
-  // Who is refused a thousand times a second must not push the others out of the log.
+  // A caller that is refused a thousand times a second must not push the others out of the log.
   if (!refusals_.Take(absl::StrCat(caller.name, " ", caller.address), options_.now())) return;
   AuditEntry entry = EntryOf(caller, call, subject);
   entry.outcome = "refused";

@@ -1,6 +1,6 @@
-// Who calls, and whether they may: every call of the coordinator's services passes here first
-// (service/guarded_services.h). Without TLS everybody is an admin without a name, as on a machine
-// of one's own.
+// Identifies callers and decides what they may do: every call of the coordinator's services passes
+// here first (service/guarded_services.h). Without TLS everybody is an admin without a name, as on
+// a machine of one's own.
 //
 // Threads: any.
 #pragma once
@@ -40,7 +40,7 @@ class Gate {
  public:
   struct Options {
     bool tls = false;
-    // Of certificates that say none; kNone: they are refused.
+    // The role of certificates that name none; kNone: they are refused.
     Role default_role = Role::kNone;
     // Calls that change state, of one caller. Nodes may share a certificate, and all of them come
     // back within seconds when the coordinator has been away: each address has its own measure of
@@ -59,7 +59,7 @@ class Gate {
   // The outcome of a call that was admitted; reading ones are not recorded.
   void Record(const Caller& caller, std::string_view call, const std::string& subject,
               const absl::Status& status);
-  // Of a call that was admitted: that the job is another's, or the node not the caller's own.
+  // Refuses a call that Admit let pass: the job is another's, or the node is not the caller's own.
   absl::Status Refuse(const Caller& caller, std::string_view call, const std::string& subject,
                       absl::Status status);
 

@@ -286,7 +286,7 @@ void Stepper::Handle(const CheckpointVerified& verified) {
   Note(job, "checkpoint_damaged", absl::StrCat("step ", verified.step, ": ", verified.problem));
 }
 
-// Of a job what was never verified first, as after a restart of the coordinator, then what was
+// Picks what was never verified first (as after a restart of the coordinator), then what was
 // verified longest ago.
 void Stepper::Scrub() {
   if (settings_.scrub_interval <= 0) return;

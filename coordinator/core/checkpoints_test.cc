@@ -58,7 +58,7 @@ class CheckpointsTest : public ::testing::Test, public Cluster {
     for (const v1::CheckpointRecord& record : records) steps.push_back(record.step());
     return steps;
   }
-  // Whose verification a tick asks for.
+  // The steps whose verification a tick asks for.
   std::vector<int64_t> Scrubbed() {
     std::vector<int64_t> steps;
     for (const auto& verification : Do(Tick{}).verifications) steps.push_back(verification.step);

@@ -179,7 +179,7 @@ v1::JobSpec PresentSpec(const v1::JobRecord& record) {
 std::string NodeStateName(const State& state, const std::string& name) {
   const NodeState& node = state.nodes.at(name);
   const v1::NodeRecord& record = node.record;
-  // Who was sent away may be switched off.
+  // A node that was drained may be switched off.
   if (node.lost) return record.drained() ? "drained" : record.leaving() ? "left" : "lost";
   if (record.quarantined()) return "quarantined";
   if (!record.drained() && !record.leaving()) return "ready";

@@ -101,9 +101,10 @@ struct Avoided {
 
 struct JobState {
   v1::JobRecord record;
-  // Of the newest attempt that has one; null before. Durable, beside the record.
+  // The plan of the newest attempt that has one; null before. Durable, beside the record.
   std::shared_ptr<const v1::Plan> plan;
-  // Of the present attempt; of no ranks when it holds no devices. Durable, beside the record.
+  // Placement of the present attempt; without ranks when it holds no devices. Durable, beside the
+  // record.
   PlacementPtr placement = NoPlacement();
   // ---- not durable ----
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
@@ -122,7 +123,7 @@ struct JobState {
   bool killed = false;        // a phase of stopping took too long: SIGKILL was asked for
   std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
   Avoided avoided;
-  // Of the present attempt, for each rank: the node in whose memory its state is; none: it starts
+  // For each rank of the present attempt: the node whose memory holds its state; empty: it starts
   // from a checkpoint.
   std::vector<std::string> snapshot_sources;
   // The ledger's work up to this step is kept, whatever the attempt that prepares starts from.
@@ -216,7 +217,7 @@ struct RankShare {
   std::string gpu;  // model of one of them; empty: none
 };
 
-// So often a job goes back and over the data that led to a spike; then it only reports them.
+// Maximum rollbacks per job; later spikes are only reported.
 inline constexpr int kMostRollBacks = 3;
 
 // Fixed for the life of a coordinator.
@@ -443,7 +444,7 @@ absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement,
 // Whether a step is part of the job's history: no later attempt has started before it.
 bool StepCounts(const v1::JobRecord& record, const v1::StepRecord& step);
 
-// Of so many of the last steps the durations are kept.
+// How many of the last step durations are kept.
 inline constexpr int kRecentSteps = 32;
 
 // Seconds until the job's last step: those that are left, at the median of the last steps'
@@ -468,7 +469,7 @@ std::string FaultOfSlot(const NodeState& node, int slot);
 
 // Devices that no job holds and that are not faulty, of a node that takes ranks; 0 for others.
 int FreeSlots(const State& state, const std::string& node);
-// Of all nodes.
+// Free slots of all nodes.
 std::map<std::string, int> FreeSlots(const State& state);
 
 // The attempt that the message is about: `run` of its body. Null: it is about none, or several.

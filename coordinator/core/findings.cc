@@ -82,7 +82,7 @@ void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
   Fault(job, {FaultCause::kRollBack, exit.reason(), false, "", /*certain=*/false, exit.rank()});
 }
 
-// Of the attempt's first fault, which was not the reason for its end.
+// Removes the fault recorded first in this attempt, which was not the reason for its end.
 void Stepper::TakeBackBlame(JobState& job) {
   for (const auto& [name, place] : job.placement->nodes()) {
     const auto found = state_.nodes.find(name);

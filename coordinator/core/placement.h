@@ -21,7 +21,7 @@ class Placement {
     std::vector<int> ranks;  // ascending
   };
 
-  // Of a job that holds no devices.
+  // The placement of a job that holds no devices.
   Placement() = default;
   explicit Placement(v1::RankSlots slots);
 

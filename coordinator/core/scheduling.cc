@@ -1,4 +1,4 @@
-// Who gets which devices: all ranks of a job or none, first come, first served.
+// Assigns devices: all ranks of a job or none, first come, first served.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -161,7 +161,7 @@ std::vector<FreeDevice> Stepper::FreeDevicesFor(const v1::JobSpec& spec, const A
   return free;
 }
 
-// Of all nodes that are known, whoever holds them and whatever state they are in.
+// Devices of all known nodes, whatever holds them and whatever state the nodes are in.
 std::vector<FreeDevice> Stepper::KnownDevicesFor(const v1::JobSpec& spec) const {
   std::vector<FreeDevice> known;
   for (const auto& [name, node] : state_.nodes) {

@@ -15,7 +15,7 @@ class ScrubSchedule {
   void Set(const std::string& job, double time);
   // Not looked at until a time is set again.
   void Drop(const std::string& job);
-  // Whose time has come, longest ago first; null: nobody's. Good until the next change.
+  // The job whose time came longest ago; null: none is due. Valid until the next change.
   const std::string* Due(double now) const;
 
   void BeginVerification(const std::string& job, double now) { under_way_[job] = now; }

@@ -20,7 +20,7 @@ struct SnapshotId {
   auto operator<=>(const SnapshotId&) const = default;
 };
 
-// Of one node.
+// Snapshots that one node holds in memory.
 class HeldSnapshots {
  public:
   // As nodes do, it knows of no more than the two newest of a rank.
@@ -29,7 +29,7 @@ class HeldSnapshots {
   void Clear() { jobs_.clear(); }
   bool HasAny(const std::string& job) const { return jobs_.contains(job); }
 
-  // Of each rank of the job.
+  // Snapshots of each rank of the job.
   using Ranks = std::map<int, std::set<SnapshotId>>;
   const Ranks& Of(const std::string& job) const;
 

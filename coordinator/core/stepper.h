@@ -194,7 +194,7 @@ class Stepper {
   std::vector<FreeDevice> FreeDevicesFor(const v1::JobSpec& spec, const Avoided& avoided,
                                          const JobState* without = nullptr) const;
   std::vector<FreeDevice> KnownDevicesFor(const v1::JobSpec& spec) const;
-  // Of no ranks when there is no room for so many.
+  // A placement without ranks when there is not enough room.
   PlacementPtr TakeDevices(const v1::JobSpec& spec, int ranks, const Avoided& avoided) const;
   // Fewer ranks than asked for, where the job allows it and has waited long enough.
   bool Shrink(JobState& job, int free);

@@ -48,10 +48,11 @@ class StragglerDetector {
  public:
   explicit StragglerDetector(const v1::Plan& plan, StragglerSettings settings = {});
 
-  // Of any ranks, as their nodes report them. Says who has become a straggler or recovered.
+  // Adds timings of any ranks, as their nodes report them. Returns which ranks became stragglers or
+  // recovered.
   std::vector<StragglerChange> Add(const std::vector<v1::RankTiming>& timings);
 
-  // Of the last window; empty before the first.
+  // Scores of the last window; empty before the first.
   const std::map<int, double>& scores() const { return scores_; }
 
  private:
@@ -76,7 +77,7 @@ class StragglerDetector {
     double spread = 0;
     const char* what = "";
   };
-  // Of a stage of three ranks or more, once for all of them.
+  // The median of a stage of three ranks or more, computed once for all of them.
   Reference MedianOf(const std::vector<int>& stage) const;
   Reference ReferenceOf(int rank, const Rank& entry) const;
   Reference PastOf(int rank, const Rank& entry) const;

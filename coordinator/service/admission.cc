@@ -17,7 +17,7 @@
 namespace tercio::coordinator {
 namespace {
 
-// Of one rank on the roomiest node, with as many ranks beside it as the node can take.
+// Memory for one rank on the roomiest node, with as many ranks beside it as the node can take.
 int64_t MostMemory(const v1::JobSpec& spec, const std::vector<Coordinator::NodeView>& nodes) {
   int64_t memory = 0;
   for (const Coordinator::NodeView& node : nodes) {

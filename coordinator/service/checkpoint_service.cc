@@ -279,7 +279,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   KeyedPool& disks_;
   KeyedPool& answers_;
 
-  // Of the thread that handles messages.
+  // Used by the thread that handles messages.
   enum class Stage { kFirst, kBegin, kParts } stage_ = Stage::kFirst;
   v1::UploadBegin begin_;
   Saves::SavePtr save_;  // set by the first message

@@ -333,7 +333,7 @@ TEST_F(CheckpointServiceTest, AllRanksAreAnsweredWhenAllIsVisible) {
   EXPECT_EQ(NewestGood(), 10);
   EXPECT_EQ(host_.WaitFor("committed"), (std::vector<std::string>{"1 steps", "committed 10"}));
 
-  // Who has not heard of it sends again, and learns it at once.
+  // A rank that has not heard of the commit sends again, and learns of it at once.
   EXPECT_TRUE(Start(0, 10)->Finish().ok());
 }
 
@@ -509,7 +509,7 @@ TEST_F(CheckpointServiceTest, APartSentTwiceIsAnsweredTwice) {
   const auto again = Start(0, 10);
   const auto zero = Start(0, 10);
   const auto one = Start(1, 10);
-  // Of both it is known that they have begun.
+  // Both are known to have begun.
   auto answer = std::async(std::launch::async, [&] { return zero->SendAll(); });
   EXPECT_EQ(answer.wait_for(std::chrono::milliseconds(300)), std::future_status::timeout);
   EXPECT_TRUE(one->SendAll().ok());

@@ -715,7 +715,7 @@ bool Coordinator::IsPresentAttempt(const v1::RunId& run) const {
   return PresentRecord(run) != nullptr;
 }
 
-// Of the job, when this is its present attempt and has not ended; else null.
+// The job's record when `run` is its present attempt and has not ended; else null.
 const v1::JobRecord* Coordinator::PresentRecord(const v1::RunId& run) const {
   const auto found = state_.jobs.find(run.job_id());
   if (found == state_.jobs.end()) return nullptr;

@@ -117,7 +117,7 @@ class Coordinator {
     int queue_position = 0;  // from 1; 0: not queued
     double now = 0;
     std::optional<RunHealthState::Loading> loading;  // while its ranks load their state
-    // Of the present attempt's ranks, where they are wanted; the number is another one after each
+    // Figures of the present attempt's ranks, where they are wanted; the version changes with each
     // change of them.
     std::map<int, v1::RankFigures> figures;
     uint64_t figures_heard = 0;
@@ -176,8 +176,8 @@ class Coordinator {
   uint64_t WaitForChange(uint64_t version, double seconds) const;
   uint64_t version() const;
 
-  // Another number whenever the thread that decides has gone round, which it does several times a
-  // second.
+  // Incremented on every pass of the decision loop (several times per second). Read by the
+  // watchdog.
   uint64_t rounds() const { return rounds_; }
   // Whether what is decided can be made durable: false while the disk is full.
   bool durable() const { return durable_; }

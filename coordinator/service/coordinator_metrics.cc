@@ -135,7 +135,7 @@ class JobSeries {
     const int budget = job_.spec().fault_tolerance().max_restarts();
     Set("tercio_job_restarts_left", std::max(0, budget - job_.restarts_used()));
     Set("tercio_job_hangs_total", Double(tally_.hangs));
-    // Of an attempt that has ended nobody waits for them.
+    // Nobody waits for stragglers of an attempt that has ended.
     const bool running = job_.phase() == v1::JOB_PHASE_RUNNING;
     Set("tercio_job_stragglers", running ? static_cast<double>(tally_.slow.size()) : 0);
   }
@@ -313,7 +313,7 @@ std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Dur
     const v1::AgentHello& hello = node.state.hello;
     const bool left = node.state.lost && node.state.record.leaving();
     if (!HasCome(node) && !left && up < kReturnPatience) return std::nullopt;
-    // Who was sent away is not missing.
+    // A drained node is not missing.
     const bool gone = node.state.lost && (left || node.state.record.drained());
     if (gone || hello.metrics_address().empty()) continue;
     targets.push_back(

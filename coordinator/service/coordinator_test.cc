@@ -197,7 +197,7 @@ class Agent {
   Agent(const std::shared_ptr<grpc::Channel>& channel, std::string name, std::string job)
       : stub_(v1::NodeService::NewStub(channel)), name_(std::move(name)), job_(std::move(job)) {}
 
-  // So many lines there are from now on.
+  // Sets how many lines there are from now on.
   void Log(uint64_t lines) { lines_ = lines; }
 
   // Connects and says what is not acknowledged, until all is or the coordinator ends the stream.

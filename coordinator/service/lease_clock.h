@@ -17,7 +17,7 @@ class LeaseClock {
 
   LeaseClock(Read wall, Read monotonic)
       : wall_(std::move(wall)), monotonic_(std::move(monotonic)), offset_(wall_() - monotonic_()) {}
-  // Of this machine.
+  // Uses the clocks of this machine.
   LeaseClock();
 
   double Now() const { return offset_ + monotonic_(); }

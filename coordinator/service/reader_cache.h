@@ -31,7 +31,8 @@ class ReaderCache {
   static constexpr size_t kMostJobs = 4;
   struct Entry {
     std::string path;
-    // Of the manifest, which is another file where another attempt has saved the same step.
+    // Identity of the manifest, which is another file where another attempt has saved the same
+    // step.
     uint64_t inode = 0;
     int64_t changed = 0;  // nanoseconds since 1970
     std::shared_ptr<checkpoint::Reader> reader;

@@ -22,7 +22,7 @@ const char* TypeOf(const google::protobuf::MethodDescriptor& method) {
 
 }  // namespace
 
-// Of one call: gRPC makes it when the call begins and destroys it when the call is over.
+// Measures one call: gRPC makes it when the call begins and destroys it when the call is over.
 class RpcMetrics::Interceptor : public grpc::experimental::Interceptor {
  public:
   explicit Interceptor(Method& method) : method_(method) {

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
-// Of pages of 100 lines of a kilobyte: as many as are asked for by --tail, then the end, or never.
+// Serves pages of 100 lines of a kilobyte: as many as --tail asks for, then the end, or never.
 class Service : public v1::JobService::WithCallbackMethod_Logs<v1::JobService::Service> {
  public:
   explicit Service(StreamHub& hub) : hub_(hub) {}

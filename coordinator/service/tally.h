@@ -19,9 +19,9 @@
 
 namespace tercio::coordinator {
 
-// Of one job.
+// Counts and figures of one job.
 struct JobTally {
-  // Of the last step; absent: none yet, or it has none.
+  // Figures of the last step; absent before the first, or where it has none.
   std::optional<double> learning_rate;
   std::optional<double> gradient_norm;
   std::optional<double> loss_scale;

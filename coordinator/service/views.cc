@@ -42,7 +42,7 @@ v1::JobState PublishedState(const v1::JobRecord& record) {
 }
 
 v1::Goodput GoodputOf(const v1::JobRecord& record, double now) {
-  // Of a job that has ended nothing grows.
+  // A finished job accrues no more time.
   const auto totals = LedgerTotals(record.ledger(), IsTerminal(record.phase()) ? 0 : now);
   const auto seconds = [&](v1::TimeKind kind) { return static_cast<double>(totals[kind]) / 1e6; };
   v1::Goodput goodput;

@@ -16,7 +16,8 @@
 namespace tercio::coordinator {
 namespace {
 
-// Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
+// Version of the layout of the tables; stored as SQLite's user_version. 0: before versions were
+// stored.
 constexpr int64_t kVersion = 4;
 // Log lines kept per job, and how many more there may be for a while: lines are counted, since
 // finding the oldest that stays costs as much as all that stay.
@@ -115,7 +116,7 @@ absl::StatusOr<std::vector<Message>> ParseAll(sqlite3* database, const char* sql
   }
 }
 
-// Of a query for jobs and records.
+// Parses the rows of a query for jobs and records.
 template <typename Message>
 absl::StatusOr<std::map<std::string, Message>> ParseByJob(sqlite3* database, const char* sql) {
   SqliteStatement query(database, sql);
@@ -344,8 +345,8 @@ absl::Status Store::WriteHistory(const Changes& changes) {
   return TrimLogs();
 }
 
-// Of jobs that have many new lines. A transaction that fails makes the counts wrong: a trim comes
-// too early, or some lines too late.
+// Trims the logs of jobs that have many new lines. A failed transaction makes the counts wrong: a
+// trim comes too early, or some lines too late.
 absl::Status Store::TrimLogs() {
   SqliteStatement trim(
       database_,

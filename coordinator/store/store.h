@@ -105,7 +105,7 @@ class Store {
                                                 const LineFilter& wanted, size_t most = kAll);
   // The sequence after which the last `tail` wanted lines come.
   absl::StatusOr<int64_t> LogTail(const std::string& job, const LineFilter& wanted, size_t tail);
-  // Of the newest attempt that has any, by rank.
+  // Traces of the newest attempt that has any, by rank.
   absl::StatusOr<std::vector<v1::RankTrace>> Traces(const std::string& job);
   // How the ranks of an attempt ended, by rank; of those that have. Kept of the last attempts only.
   absl::StatusOr<std::vector<v1::ExitRecord>> Exits(const std::string& job, int32_t attempt);

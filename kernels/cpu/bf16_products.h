@@ -47,7 +47,7 @@ struct Seconds {
 Seconds TimeBoth(const std::function<void()>& first, const std::function<void()>& second,
                  const std::function<double()>& now);
 
-// Of this process; measured by the first call.
+// Facts of this process; measured by the first call.
 const Bf16Facts& Bf16FactsOfProcess();
 
 // The choice of this process, or what a test has set.

@@ -49,7 +49,7 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
 #endif
 }
 
-// Of elements [begin, end): what they add to the digest of the whole.
+// What elements [begin, end) add to the digest of the whole.
 uint64_t DigestRange(const float* a, int64_t begin, int64_t end) {
   int64_t i = begin;
   uint64_t sum = DigestVectors(a, begin, end, &i);

@@ -21,8 +21,8 @@ constexpr int64_t kUnit = 256;  // pieces of the workspace begin at multiples
 constexpr int kMostShapes = 64;
 // Pairs of a sequence and a key head that are compared.
 constexpr int64_t kCompared = 8;
-// Of the largest magnitude. Rounding of probabilities and of the gradients of scores to the format
-// costs some steps of it, a mask or a factor that is not what it should be far more.
+// Tolerance relative to the largest magnitude. Rounding of probabilities and of the gradients of
+// scores to the format costs some steps of it, a wrong mask or factor far more.
 constexpr float kNearBfloat16 = 0x1p-4f;
 constexpr float kNearFloat16 = 0x1p-6f;
 constexpr float kNearLse = 0x1p-7f;

@@ -36,7 +36,7 @@ class AttentionTest : public BothBackendsTest {
  protected:
   AttentionTest() { attention_ = AttentionKernel::kOwn; }
 
-  // Of one case: q, k and v lie beside each other, as the model has them.
+  // Buffers of one case: q, k and v lie beside each other, as the model has them.
   struct Ids {
     int qkv, out, lse, lengths, dout, dqkv;
     int64_t stride, key, value;

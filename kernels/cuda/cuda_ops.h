@@ -35,7 +35,7 @@ struct CudaOpsOptions {
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
   OperationErrors* errors = nullptr;
-  // Of products: those known before are taken, those chosen are added. Null: nobody asks.
+  // Algorithms of products: known ones are used, chosen ones are added. Null: none are kept.
   ProductAlgorithms* algorithms = nullptr;
   AttentionKernel attention = AttentionKernel::kAuto;
   // What is to be said about how operations are computed. Null: nobody asks.

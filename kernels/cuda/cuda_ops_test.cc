@@ -35,7 +35,7 @@ std::string NameOf(const char* operation, int64_t rows, int64_t columns) {
 
 class CudaOpsTest : public BothBackendsTest {
  protected:
-  // Of one row, or its gradient.
+  // Checks the norm of one row, or its gradient.
   void CheckNormOfARow(Format format, int64_t columns, bool backward) {
     scratch_ = {1, columns, 0, 0, 0, 0};
     Begin(format, NameOf(backward ? "gradient of a norm" : "norm", 1, columns));

@@ -174,7 +174,8 @@ TEST_F(EightBitsTest, ProductsOfWhatWasQuantized) {
                           kRows});
       },
       {.unaligned = false});
-  // Of the values before they were rounded: 2^-3 (E5M2) and 2^-4 of each factor, as a random walk.
+  // Error against the values before they were rounded: 2^-3 (E5M2) and 2^-4 of each factor, as a
+  // random walk.
   double error = 0;
   double size = 0;
   for (int64_t i = 0; i < kOut * kIn; ++i) {

@@ -71,8 +71,8 @@ struct AddPositions {
   }
 };
 
-// Of the `slot`th position: rows slot, slot + tokens, ... of the call, all of position
-// (first_row + slot) mod tokens.
+// Sums the gradients of the `slot`th position: rows slot, slot + tokens, ... of the call, all of
+// position (first_row + slot) mod tokens.
 template <typename T>
 struct PositionGradient {
   static constexpr int kWidth = kGroup<T>;

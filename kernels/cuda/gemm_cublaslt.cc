@@ -16,12 +16,12 @@ namespace {
 static_assert(sizeof(cublasLtMatmulAlgo_t) == sizeof(ProductAlgorithm::words));
 
 constexpr int64_t kSideUnit = 256;  // of what is taken from the workspace
-// Of timing.
+// How algorithms are timed.
 constexpr size_t kCandidates = 16;
 constexpr int kWarmUps = 2;
 constexpr int kTimedRuns = 8;
 constexpr float kNoise = 0.02f;
-// Of biases and of GELU's input, which lie beside the matrices.
+// Alignment of biases and of GELU's input, which lie beside the matrices.
 constexpr uintptr_t kSideAlignment = 16;
 constexpr int64_t kGeluInputColumns = 8;  // their number is a multiple
 
@@ -267,8 +267,8 @@ class Products::Library {
     return true;
   }
 
-  // Of the front of the workspace, for what the library wants aligned: taken also where it is not
-  // needed, for products of one shape have one algorithm, and so one workspace.
+  // Takes the front of the workspace, for what the library wants aligned: also where it is not
+  // needed, since products of one shape have one algorithm and so one workspace.
   static std::byte* TakeSide(int64_t bytes, CudaContext& context) {
     const int64_t taken = RoundUp(bytes, kSideUnit);
     auto* side = context.Scratch<std::byte>(taken);

@@ -20,7 +20,7 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int kMaxThreads = 256;
-// Of columns of a row; a function of their number.
+// Threads for the columns of a row; a function of their number.
 template <typename T>
 unsigned ThreadsFor(int64_t columns) {
   const int64_t groups = (columns + kGroup<T> - 1) / kGroup<T>;

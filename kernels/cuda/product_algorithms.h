@@ -52,7 +52,7 @@ struct ProductAlgorithm {
 
   bool operator==(const ProductAlgorithm&) const = default;
 };
-// Of a shape whose epilogue the library lacks: it is done apart.
+// Marks a shape whose epilogue the library lacks: it is computed separately.
 inline constexpr ProductAlgorithm kNoAlgorithm = {{}, -1};
 
 using ProductAlgorithms = std::map<ProductShape, ProductAlgorithm>;

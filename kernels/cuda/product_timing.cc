@@ -11,8 +11,8 @@ constexpr int64_t kUnit = 256;
 // Numbers that are none of the special ones in any format, and not zero, which costs less power.
 constexpr int kFill = 0x3c;
 
-// Of x or dy (m x n or k), w or x, the result, and what lies beside it (GELU's result or input, or
-// the scale of both factors).
+// Bytes of x or dy (m x n or k), w or x, the result, and what lies beside it (GELU's result or
+// input, or the scale of both factors).
 struct Sizes {
   int64_t first, second, result, beside, bias;
 

@@ -30,32 +30,33 @@ inline constexpr int64_t kLeastRowsOfNorm = 8;
 inline int64_t ColumnSumBytes(int64_t rows, int64_t columns) {
   return MostBlocks(rows, kLeastRowsOfSum) * columns * 4;
 }
-// Of LayerNormBackward: weight and bias.
+// Scratch of LayerNormBackward: weight and bias.
 inline int64_t NormBackwardBytes(int64_t rows, int64_t columns) {
   return MostBlocks(rows, kLeastRowsOfNorm) * columns * 8;
 }
-// Of AttentionBackward: a float for each row and head.
+// Scratch of AttentionBackward: a float for each row and head.
 inline int64_t AttentionBackwardBytes(int64_t rows, int64_t heads) { return rows * heads * 4; }
-// Of AttentionBackward by cuDNN: the gradient of every score, padded to the library's tiles, and,
-// where `group` query heads share a key head, the gradients of each, in 16 bits; a float for each
-// row and head. As plans of 9.19 for A100 and H100 say (cudnn/graph_library_test.cc). With less,
-// calls are cut by sequences and heads.
+// Scratch of AttentionBackward by cuDNN: the gradient of every score, padded to the library's
+// tiles, and, where `group` query heads share a key head, the gradients of each, in 16 bits; a
+// float for each row and head. As plans of 9.19 for A100 and H100 say
+// (cudnn/graph_library_test.cc). With less, calls are cut by sequences and heads.
 inline int64_t LibraryAttentionBytes(int64_t sequences, int64_t tokens, int64_t heads,
                                      int64_t group, int64_t head_dim) {
   const int64_t scores = (tokens + 63) / 64 * 64 * ((tokens + 127) / 128 * 128);
   const int64_t keys = group == 1 ? 0 : 2 * tokens * head_dim;
   return sequences * heads * (2 * (scores + keys) + 4 * tokens) + 4096;
 }
-// Of Digest: a number of 8 bytes for each block (elementwise.h).
+// Scratch of Digest: a number of 8 bytes for each block (elementwise.h).
 inline int64_t DigestBytes(int64_t count) {
   return 8 * std::min<int64_t>(1024, (count + 255) / 256);
 }
-// Of SumsOfSquares of so many elements in all: a number of 8 bytes for each block of a tensor.
+// Scratch of SumsOfSquares of `count` elements in all: a number of 8 bytes for each block of a
+// tensor.
 inline constexpr int64_t kSquaresBlock = 65536;
 inline constexpr int64_t kSumsOfLaunch = 128;  // tensors that are summed at once
 inline int64_t SquaresBytes(int64_t count) { return 8 * (count / kSquaresBlock + kSumsOfLaunch); }
 
-// Of ChooseScale: the largest magnitude.
+// Scratch of ChooseScale: the largest magnitude.
 inline constexpr int64_t kScaleBytes = 4;
 
 // The largest of each that a program calls; 0 where it calls none. `product_bytes` is what matrix

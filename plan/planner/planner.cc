@@ -16,7 +16,7 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr double kFloatBytes = 4;
-// Of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
+// Rates of CPUs, for one rank on a core of its own (docs/benchmarks.md, "What the planner knows of
 // CPUs").
 constexpr double kCoreFlops = 60e9;
 constexpr double kMessageSeconds = 0.3e-3;

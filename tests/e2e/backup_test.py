@@ -27,7 +27,7 @@ class BackUp(ClusterTest):
         for word in ("/var/lib/tercio", "/backup/tercio"):
             self.assertIn(word, script)
         script = script.replace("/var/lib/tercio", self.state).replace("/backup/tercio", self.path("backup"))
-        # Who runs the services here is this test.
+        # The test itself runs the services here.
         script = "\n".join(line for line in script.splitlines() if not line.startswith("systemctl ") and "chown" not in line)
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", script], capture_output=True, text=True, timeout=SECONDS, check=False)
         self.assertEqual(done.returncode, 0, f"{script}\n{done.stdout}{done.stderr}")

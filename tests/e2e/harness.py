@@ -29,7 +29,7 @@ checkpoint: {every_steps: 10}
 fault_tolerance: {max_restarts: 5}
 """
 
-# Of a step: what must be equal to the bit.
+# Fields of a step that must be equal to the bit.
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
 
 

@@ -19,7 +19,8 @@ from harness import BIN, ROOT, SECONDS, ClusterTest, TercioTest, layout, wait_fo
 
 INSTALL = os.path.join(ROOT, "deploy", "install.sh")
 UNITS = ("tercio-coordinator.service", "tercio-agent.service")
-# Of systemd-analyze security, 0 best to 10 worst. The agent starts trainers, which need devices and memory that is executable.
+# Bounds for systemd-analyze security, 0 best to 10 worst. The agent starts trainers, which need devices and executable
+# memory.
 EXPOSURE = {"tercio-coordinator.service": 2.0, "tercio-agent.service": 3.0}
 
 

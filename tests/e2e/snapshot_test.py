@@ -109,7 +109,7 @@ class Snapshots(ClusterTest):
         two.send_signal(signal.SIGUSR1)
         two.wait()
         _, again = self.agent(self.address, "two", 2)
-        # Of its own ranks and of its peer's, as before.
+        # Copies of its own ranks and of its peer's, as before.
         wait_for(lambda: 0 < self.bytes_held(one) <= self.bytes_held(again), "copies of all ranks")
         self.assertEqual(self.get(job)["attempt"], 1)
         step = self.get(job)["step"]

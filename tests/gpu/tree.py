@@ -13,7 +13,7 @@ import urllib.request
 
 from checks import Failure, require, wait_for
 
-# Of a step: what must be equal to the bit.
+# Fields of a step that must be equal to the bit.
 CURVE = ("step", "loss", "grad_norm", "learning_rate", "tokens", "validation_loss")
 _SECONDS_TO_STOP = 20
 _LOGS, _LOG_CHARACTERS = 8, 20000  # of a failure

@@ -176,7 +176,7 @@ TEST_F(CudaParity, LayoutsWithNccl) {
   }
 }
 
-// Of as many buckets and lanes as the CPU has: the sums of data ranks have its order.
+// With as many buckets and lanes as the CPU has, the sums of data ranks have its order.
 TEST_F(CudaParity, ExactSumsDoNotDependOnTheDataDegree) {
   v1::JobSpec spec = With(SmallJob(), "fp32");
   spec.mutable_training()->set_reproducibility("exact");

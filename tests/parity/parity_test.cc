@@ -321,7 +321,7 @@ TEST(Parity, CopiesOfSnapshotsHaveTheSameBits) {
   CheckCopies("fp16");  // a loss scale is state, too
 }
 
-// Whose tokens of the second data rank take their time.
+// A source whose tokens for the second data rank take their time.
 class SlowSource : public SyntheticSource {
  public:
   explicit SlowSource(const v1::JobSpec& job)

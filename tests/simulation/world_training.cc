@@ -21,7 +21,7 @@ uint64_t World::NextWeights(uint64_t weights, int64_t batch) {
   return next * 0xbf58476d1ce4e5b9u;
 }
 
-// So many that a run may come to more of them than it goes back for.
+// There are enough of them that a run may meet more than it goes back for.
 bool World::IsPoison(const std::string& job, int64_t batch) {
   return job != "job-3" && batch % 6 == (job == "job-1" ? 5 : 3);
 }

@@ -16,7 +16,7 @@ namespace {
 using Stored = nlohmann::json;        // what is read
 using Json = nlohmann::ordered_json;  // what is written
 
-// Of Llama 3's tokenizers; `tokenizer/word_scanner.cc` cuts words as it does.
+// The pattern of Llama 3's tokenizers; `tokenizer/word_scanner.cc` cuts words as it does.
 constexpr char kLlama3Words[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 

@@ -99,7 +99,7 @@ void AddTimeOptions(CLI::App& app, AgentFlags* flags) {
       ->take_last();
 }
 
-// Who this node is, and what jobs may do to it.
+// Options for the identity of this node, and for what jobs may do to it.
 void AddAccessOptions(CLI::App& app, AgentFlags* flags) {
   const auto add = [&](const char* name, std::string* value, const char* variable,
                        const char* help) {

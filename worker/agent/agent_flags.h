@@ -42,7 +42,7 @@ int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done);
 // Flags whose changes count at SIGHUP.
 const std::set<std::string>& LiveAgentFlags();
 
-// Of this machine; "node" where it has none.
+// Name of this machine; "node" where it has none.
 std::string HostName();
 
 }  // namespace tercio

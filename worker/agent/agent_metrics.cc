@@ -31,7 +31,7 @@ struct RankSeries {
   double sent_bytes = 0;
   double send_failures = 0;
   double log_lines_lost = 0;
-  // Of the rank's process.
+  // Figures of the rank's process.
   v1::PhaseSeconds phases;
   double cpu_seconds = 0;
   // Gauges, of the rank that lives.

@@ -69,7 +69,7 @@ class AgentMetrics {
   // How long a rank has taken to load the state from which it goes on, from "memory" (a copy of a
   // snapshot) or "disk" (a checkpoint, or the weights of model.from).
   void Loaded(const RankLabels& labels, const std::string& source, double seconds);
-  // So many more lines of its log are missing: not written, or not sent.
+  // Adds to the number of log lines that are missing: not written, or not sent.
   void LogLinesLost(const RankLabels& labels, int64_t lines);
   void Exited(const RankLabels& labels, bool fault);
   void SetRunning(int trainers);

@@ -109,7 +109,7 @@ std::string Explain(const AgentFlags& flags, const grpc::Status& status) {
   return refused.ok() ? status.error_message() : std::string(refused.message());
 }
 
-// Whom messages of the coordinator are for, and what is said to it is of.
+// The components that coordinator messages are dispatched to and that heartbeats report on.
 struct LinkEnds {
   const AgentStore& store;
   SnapshotStore& snapshots;
@@ -154,7 +154,7 @@ void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& address
   link.Start(std::move(callbacks));
 }
 
-// Of the signals that end an agent, one that has come, 0 when none has.
+// Returns a pending signal that ends an agent, or 0.
 int TakeSignal() {
   sigset_t set;
   sigemptyset(&set);

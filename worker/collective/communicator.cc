@@ -384,7 +384,7 @@ class RealCommunicator : public Communicator {
 
   CommunicatorOptions options_;
   std::unique_ptr<Transport> transport_;
-  // Of the call at work.
+  // Identity of the current call.
   CallIdentity mine_;
   std::vector<CallIdentity> theirs_;  // by rank in the group; used by rank 0
   CollectivePosition position_;
@@ -392,7 +392,7 @@ class RealCommunicator : public Communicator {
   Parts sends_;
   bool unchecked_ = false;
   int64_t sequence_ = 0;
-  // Of messages, by (whether sent, peer, tag).
+  // Sequence numbers of messages, by (whether sent, peer, tag).
   std::map<std::tuple<bool, int, uint32_t>, int64_t> messages_;
   std::vector<double> double_scratch_;
 };

@@ -381,7 +381,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   const std::shared_ptr<StreamWatch*> self_ = std::make_shared<StreamWatch*>(this);
   CallsUnderWay calls_;
   int64_t sequence_ = 0;
-  // Of the wait that goes on.
+  // State of the current wait.
   bool waiting_ = false;
   CollectivePosition waits_for_;
   absl::Time since_;

@@ -173,7 +173,7 @@ TEST_F(NcclCommunicatorTest, NumbersBroadcastsAndBarriers) {
   });
 }
 
-// Of two neighbours each has many messages under way in both directions, of both kinds.
+// Each of two neighbours has many messages under way in both directions, of both kinds.
 TEST_F(NcclCommunicatorTest, ManyMessagesInBothDirections) {
   for (const int size : {2, 3}) {
     SCOPED_TRACE(size);

@@ -20,7 +20,7 @@
 
 namespace tercio {
 
-// Of the network or another rank UNAVAILABLE, else INTERNAL; with what NCCL says besides.
+// UNAVAILABLE for faults of the network or another rank, else INTERNAL; with NCCL's own message.
 absl::Status NcclStatus(ncclResult_t result, std::string_view what);
 
 // Threads: any; Abort also while another thread waits.

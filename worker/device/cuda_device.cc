@@ -27,7 +27,7 @@ constexpr int64_t kLandingBytes = int64_t{8} << 20;  // for copies from it
 constexpr int kFp8Capability = 89;  // 10 * major + minor
 
 constexpr char kWork[] = "the work on the GPU";
-// Of waiting for a stream that is watched.
+// How a watched stream is waited for.
 constexpr int64_t kEagerRounds = 200;
 constexpr auto kPollInterval = std::chrono::microseconds(20);
 
@@ -277,7 +277,7 @@ class CudaStream : public Stream {
 
   using Watches = std::vector<std::shared_ptr<StreamWatch*>>;
 
-  // Of this stream and of those that it waits for.
+  // Watches of this stream and of those that it waits for.
   Watches LiveWatches() const {
     Watches live;
     const auto add = [&live](const CudaStream& stream) {

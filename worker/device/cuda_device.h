@@ -19,9 +19,9 @@ namespace tercio {
 struct CudaDeviceOptions {
   bool tf32 = false;  // products of fp32 values may round their factors to TF32
   bool fp8 = false;   // the GPU must have products of 8-bit factors
-  // Of products (kernels/cuda/product_algorithms.h), of all streams: those that are there when a
-  // stream first needs them are taken, others are added. Null: each stream has its own. Streams
-  // that multiply are fed by one thread.
+  // Algorithms of products (kernels/cuda/product_algorithms.h), shared by all streams: those that
+  // exist when a stream first needs them are used, others are added. Null: each stream has its own.
+  // Streams that multiply are fed by one thread.
   std::shared_ptr<kernels::cuda::ProductAlgorithms> algorithms;
   bool graphs = true;  // Stream::RecordGraph; else it records nothing
 };

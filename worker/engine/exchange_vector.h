@@ -29,7 +29,7 @@ class ExchangeVector {
   double* begin() const { return device_; }
   double* SumsOf(Sum sum) const { return device_ + static_cast<int>(sum) * global_batch_; }
   double* SumsEnd() const { return device_ + sum_count_; }
-  // Of this rank's sequences.
+  // Sums of this rank's sequences.
   double* RankSums(Sum sum) const { return SumsOf(sum) + first_of_rank_; }
   double* NormSlot(int tensor, int tensor_index) const {
     return SumsEnd() + tensor * tensor_ranks_ + tensor_index;
@@ -44,7 +44,7 @@ class ExchangeVector {
   absl::Span<const double> KnownNorms() const;
   double KnownSignal() const { return known_.back(); }
 
-  // Of several global batches, which share a mean.
+  // Totals of several global batches, which share a mean.
   struct Totals {
     double token_loss = 0;
     double predictions = 0;

@@ -1,7 +1,7 @@
 // By how much the factors of FP8 products are scaled: delayed scaling (Micikevicius et al. 2022;
 // "DelayedScaling" of NVIDIA's Transformer Engine). A factor's scale follows from the largest
 // magnitudes that it had in the last kFp8History steps, so that it is known before the factor is.
-// Of weights nothing is kept: they are known. Pure.
+// Nothing is kept of weights: they are known. Pure.
 //
 // 16 steps: enough that a factor whose larger values come every few steps keeps room for them, and
 // few enough that one outlier takes the smallest numbers' bits for a moment only. Scales are powers
@@ -39,7 +39,7 @@ class Fp8Scaling {
 
   // Whether the slot's scale follows from earlier steps.
   bool Knows(int slot) const;
-  // Of every slot; 1 where nothing is known.
+  // Scales of every slot; 1 where nothing is known.
   std::vector<kernels::Scale> Scales() const;
 
   // The largest magnitudes of a step: `ranks` times those of all slots, of one rank each. A slot in

@@ -44,7 +44,7 @@ class LinearLayers {
   // What the model reads is no longer what BeginPass has seen.
   void WeightsChanged() { weights_changed_ = true; }
 
-  // Of no layers in jobs without FP8.
+  // Has no layers in jobs without FP8.
   Fp8Scaling& scaling() { return scaling_; }
 
   // What factors hold counts for later scales, if it is a step's.

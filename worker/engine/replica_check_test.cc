@@ -1,4 +1,4 @@
-// Who is odd among replicas that should be equal.
+// Tests which replica is named where replicas that should be equal differ.
 #include "worker/engine/replica_check.h"
 
 #include "gmock/gmock.h"
@@ -30,7 +30,7 @@ TEST(JudgeReplicas, NamesTheOneThatMostGroupsSuspect) {
   const ReplicaVerdict two = JudgeReplicas({0, 1, 0, 1}, "");
   EXPECT_EQ(two.odd_rank, -1);
   EXPECT_EQ(two.text, "the weights of one of ranks 1 and 3 are not those of its replicas");
-  // Of two replicas and two tensor ranks: both groups suspect rank 3.
+  // Two replicas and two tensor ranks: both groups suspect rank 3.
   EXPECT_EQ(JudgeReplicas({0, 1, 1, 2}, "").odd_rank, 3);
   EXPECT_EQ(JudgeReplicas({1, 1, 1}, "").text,
             "the weights of some of ranks 0, 1, 2 are not those of its replicas");

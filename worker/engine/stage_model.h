@@ -112,7 +112,7 @@ class StageModel {
   kernels::Values OutputOf(const MicroBatch& batch) const {
     return Output(batch.slot) + batch.first_row * shape_.hidden;
   }
-  // Of the residual stream: what this rank works on.
+  // Rows of the residual stream that this rank works on.
   int64_t LocalRowsOf(const MicroBatch& batch) const {
     return batch.rows > 0 ? batch.rows : shape_.local_rows;
   }

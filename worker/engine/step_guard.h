@@ -35,7 +35,7 @@ struct StepVerdict {
 
 class StepGuard {
  public:
-  // So many steps skipped in a row, with the loss scale where it was, are no accident.
+  // This many steps skipped in a row, with the loss scale unchanged, are no accident.
   static constexpr int64_t kMostSkipped = 100;
 
   // After so many spikes in a row that were only reported, what they show is the usual.

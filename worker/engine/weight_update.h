@@ -25,8 +25,8 @@ struct UpdateNumbers {
   double gradient_factor;  // clipping, and the loss scale away
 };
 
-// Of `stages` pipeline stages; frozen tensors stay as they are, and with one stage a tied head is
-// the embedding. `list` is memory to work in, kept from step to step.
+// Updates the weights of one of `stages` pipeline stages; frozen tensors stay as they are, and with
+// one stage a tied head is the embedding. `list` is scratch memory, kept from step to step.
 void UpdateStageWeights(const v1::TrainingSpec& training, const plan::StageTensors& tensors,
                         int stages, const StageState& state, const UpdateNumbers& numbers,
                         std::vector<kernels::AdamWTensor>& list, kernels::Ops& ops);

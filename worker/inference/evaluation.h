@@ -25,7 +25,8 @@ struct ClassScores {
 
 struct ClassificationReport {
   double accuracy = 0;
-  // Of the second class where there are two (as GLUE reports them), else the mean over classes.
+  // Scores of the second class where there are two (as GLUE reports them), else the mean over
+  // classes.
   ClassScores overall;
   std::vector<ClassScores> classes;
   Confusion confusion;

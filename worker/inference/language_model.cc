@@ -38,7 +38,7 @@ class LoadedModel : public LanguageModel {
   MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
   // What follows `ids`; the activations hold the first `known` of them already.
   const float* LogitsAfter(absl::Span<const int32_t> ids, size_t known);
-  // Of the id after a row, in nats, and whether no other is likelier.
+  // Loss of the id after a row, in nats, and whether no other is likelier.
   double LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
   int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
@@ -86,7 +86,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
   if (options.temperature <= 0) return static_cast<int32_t>(best - logits);
   std::vector<int32_t> order(static_cast<size_t>(vocab_size()));
   std::iota(order.begin(), order.end(), 0);
-  // Of equal ones the smaller id comes first. What is not cut off needs no order.
+  // Among equal logits the smaller id comes first. What is not cut off needs no order.
   const auto likelier = [logits](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   };

@@ -42,7 +42,7 @@ struct RankProgress {
   std::string action;    // "forward 3", "evaluation", ...
   CollectivePosition waiting;
   bool torn = false;
-  // Of the last step that ended.
+  // Times of the last step that ended.
   int64_t timed_step = 0;
   double step_seconds = 0;
   double compute_seconds = 0;

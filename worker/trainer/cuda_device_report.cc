@@ -74,7 +74,7 @@ class Timer {
     }
   }
 
-  // Of one of several calls, after one that does not count.
+  // Time of one of several calls, after one that does not count.
   absl::StatusOr<double> Time(cudaStream_t stream, const std::function<absl::Status()>& call) {
     TERCIO_RETURN_IF_ERROR(call());
     TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(start_, stream), "recording an event"));

@@ -21,7 +21,7 @@ using kernels::cuda::ProductAlgorithms;
 using kernels::cuda::ProductEpilogue;
 using kernels::cuda::ProductShape;
 
-// Of a rank's timing, which takes seconds.
+// How long a rank's timing, which takes seconds, is waited for.
 constexpr absl::Duration kPatience = absl::Minutes(10);
 
 std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,

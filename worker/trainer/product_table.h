@@ -20,7 +20,7 @@ void TakeProducts(const v1::ProductTable& table, kernels::cuda::ProductAlgorithm
 // model of GPU and version of the library. Threads and processes: any.
 class ProductCache {
  public:
-  // Of a directory that need not be there yet.
+  // `directory` need not exist yet.
   ProductCache(const std::string& directory, const std::string& gpu, const std::string& library);
 
   // Empty where there is none, or it is damaged.

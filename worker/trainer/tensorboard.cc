@@ -96,7 +96,7 @@ struct TensorBoardWriter::Shared {
   bool ended = false;
   bool warned = false;
 
-  // Of the thread alone.
+  // Used by the thread only.
   std::string path;
   int descriptor = -1;
   int64_t bytes = 0;  // of whole records

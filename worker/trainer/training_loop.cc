@@ -149,7 +149,7 @@ class TrainingLoop {
   absl::Time last_report_ = absl::InfinitePast();
   absl::Time last_save_ = SteadyNow();
   double save_seconds_ = 0;  // not yet reported
-  // Of rank 0: those that no committed checkpoint has brought to the coordinator.
+  // Rank 0's steps that no committed checkpoint has brought to the coordinator.
   std::deque<v1::StepRecord> unsaved_steps_;
   int64_t saved_step_ = 0;                          // of the last upload
   std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 where the job wants it

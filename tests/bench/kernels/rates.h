@@ -12,7 +12,7 @@
 
 namespace tercio::bench {
 
-// Of a step's micro-batch and its model; values are bf16.
+// Sizes of a step's micro-batch and its model; values are bf16.
 struct Sizes {
   int64_t tokens = 32768;  // all of the micro-batch; a multiple of context
   int64_t context = 1024;

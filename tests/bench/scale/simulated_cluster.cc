@@ -253,7 +253,7 @@ class SimulatedCluster::Agent
     cluster_.traffic_.ranks_running += SayPhase(v1::TRAINER_PHASE_RUNNING);
   }
 
-  // Of every rank, in a message of its own. Returns how many.
+  // Reports the phase of every rank, in a message of its own. Returns how many.
   int64_t SayPhase(v1::TrainerPhase phase) {
     std::vector<int> ranks;
     v1::AgentMessage message;

@@ -5,7 +5,7 @@
 namespace tercio {
 namespace {
 
-// Of one GPU.
+// The series of one GPU.
 class GpuSeries {
  public:
   GpuSeries(const GpuReading& reading, MetricsPage* page)

@@ -42,7 +42,7 @@ struct GpuMonitor::State {
   explicit State(Options given) : options(std::move(given)), watched(options.gpus.list.size()) {}
 
   bool Silent() const { return SteadyNow() - answered > options.silence; }
-  // Of what the thread has found. Under the lock. Whether a fault is another one.
+  // Records what the thread has found, under the lock. Returns whether a fault is a new one.
   bool Take(const std::vector<GpuSample>& samples, const std::vector<GpuXid>& xids,
             const std::set<int>& in_use, const absl::Status& status);
 

@@ -64,9 +64,9 @@ class GpuMonitor {
 
   // Looks now. Returns when that is done, and on_change with it, at most after `patience`.
   void Look(absl::Duration patience);
-  // Of each GPU, in the order of `Options::gpus.list`.
+  // Readings of each GPU, in the order of `Options::gpus.list`.
   std::vector<GpuReading> Readings() const;
-  // Of the GPU at this place, after a look of its own, within the last `window`.
+  // Trouble of the GPU at this index within the last `window`, after a fresh look.
   Trouble TroubleOf(int gpu, absl::Duration window, absl::Duration patience);
 
  private:

@@ -22,7 +22,8 @@ namespace {
 constexpr uint64_t kReserved = 1 << 20;
 constexpr int64_t kEndedRuns = 32;  // as many as the core remembers
 
-// Of the layout of the tables; stored as SQLite's user_version. 0: before there was a number.
+// Version of the layout of the tables; stored as SQLite's user_version. 0: before versions were
+// stored.
 constexpr int64_t kVersion = 1;
 
 constexpr char kSchema[] = R"(
@@ -61,7 +62,7 @@ std::string RandomId() {
 
 }  // namespace
 
-// Of a rank's start there is no second word, and runs end once.
+// A rank's start has no second message, and runs end once.
 void AgentChanges::Add(AgentChanges later) {
   std::move(later.messages.begin(), later.messages.end(), std::back_inserter(messages));
   Replace(runs, later.runs);

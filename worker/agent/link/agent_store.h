@@ -65,7 +65,7 @@ class AgentStore {
   AgentStore(const AgentStore&) = delete;
   AgentStore& operator=(const AgentStore&) = delete;
 
-  // Of this file, made once.
+  // Id of the spool in this file, made once.
   const std::string& spool_id() const { return spool_id_; }
 
   // What the file held when it was opened.

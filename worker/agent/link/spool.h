@@ -40,7 +40,7 @@ class Spool {
 
   explicit Spool(int64_t most_bytes) : most_bytes_(most_bytes) {}
 
-  // Of the copy, in any order, before anything else.
+  // Restores messages of the copy, in any order, before anything else.
   void Restore(uint64_t sequence, std::string bytes);
   void RestoreMissing(const RankKey& rank, Missing missing) { missing_[rank] = std::move(missing); }
 

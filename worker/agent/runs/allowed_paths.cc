@@ -61,7 +61,7 @@ AllowedPaths AllowedPaths::Again(bool any, std::vector<std::string> roots) {
 
 bool AllowedPaths::IsInside(const std::string& path) const {
   std::error_code error;
-  // Of what is not there, the part that is there counts.
+  // For a path that does not exist, the part that exists counts.
   const fs::path real = fs::weakly_canonical(path, error);
   if (error) return false;
   return std::any_of(roots_.begin(), roots_.end(), [&](const std::string& root) {

@@ -35,7 +35,7 @@ struct Mount {
   bool unified = false;
 };
 
-// Of a line of proc(5), mountinfo: ... ROOT POINT ... - TYPE SOURCE OPTIONS.
+// Parses a line of proc(5), mountinfo: ... ROOT POINT ... - TYPE SOURCE OPTIONS.
 std::optional<Mount> CgroupMount(const std::string& line) {
   const std::pair<std::string, std::string> halves =
       absl::StrSplit(line, absl::MaxSplits(" - ", 1));

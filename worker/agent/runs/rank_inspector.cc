@@ -25,7 +25,7 @@ namespace {
 constexpr absl::Duration kPoll = absl::Milliseconds(5);
 constexpr size_t kMostStackBytes = 64 << 10;  // of a rank
 
-// Of a file in /proc, whose size says nothing; empty when it is not there.
+// Content of a file in /proc, which reports no size; empty when the file does not exist.
 std::string ReadProc(const std::string& path) {
   std::ifstream file(path);
   std::ostringstream text;

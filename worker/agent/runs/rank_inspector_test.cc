@@ -94,7 +94,7 @@ TEST_F(RankInspectorTest, SaysWhereARankIs) {
   EXPECT_EQ(position.waiting().peer(), 1);
   EXPECT_THAT(position.stack(),
               AllOf(HasSubstr("tercio::WaitForEverHere()"), HasSubstr("thread ")));
-  // Of both threads; the second may still be on its way there.
+  // Waits for both threads' stacks; the second may still be on its way there.
   std::string stack = position.stack();
   for (int i = 0; i < 1000 && stack.find("WaitFor") == stack.rfind("WaitFor"); ++i) {
     stack = Inspect().stack();

@@ -326,7 +326,7 @@ v1::AgentHeartbeat RunManager::Heartbeat() {
   return heartbeat;
 }
 
-// Of ranks that have stepped since the last heartbeat.
+// Adds figures of ranks that have stepped since the last heartbeat.
 void RunManager::AddFigures(const RunKey& key,
                             const std::vector<std::optional<double>>& utilization,
                             v1::RunHealth* health) {
@@ -642,7 +642,7 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
   if (message.sequence() > 0) {
     if (message.sequence() <= trainer->received) return;
     trainer->received = message.sequence();
-    // Of what is not kept, hearing it twice does no harm.
+    // Receiving a message twice that is not kept does no harm.
     const bool kept = message.has_phase() || message.has_trace() || message.has_products_chosen() ||
                       message.step().has_record();
     if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});

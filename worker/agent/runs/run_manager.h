@@ -62,7 +62,7 @@ struct AgentOptions {
   // What the driver has said lately of the GPU at this place of `gpus.list`; empty where there are
   // none. May take seconds.
   std::function<GpuMonitor::Trouble(int gpu)> gpu_trouble;
-  // Of each of `gpus.list`: share of the last seconds with a kernel running; empty where there are
+  // Share of the last seconds with a kernel running, for each of `gpus.list`; empty where there are
   // none.
   std::function<std::vector<std::optional<double>>()> gpu_utilization;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
@@ -96,7 +96,8 @@ class RunManager {
   // Places in `AgentOptions::gpus.list` on which ranks live.
   std::set<int> GpusInUse() const;
 
-  // Another number whenever the thread that lets time pass has gone round, several times a second.
+  // Incremented on every pass of the thread that drives timers (several times per second). Read by
+  // the watchdog.
   uint64_t rounds() const { return rounds_; }
 
   // For the trainer service. The command writer is used until Detach; a later Attach of the same
@@ -143,7 +144,7 @@ class RunManager {
       return utilization_sum / utilization_samples;
     }
   };
-  // Of an answer to the coordinator that takes long.
+  // An answer to the coordinator that takes long to prepare.
   struct Preparation {
     std::thread thread;
     bool done = false;

@@ -33,7 +33,7 @@ class SharedRendezvous {
   using Keys = std::vector<std::string>;
   using Values = std::vector<std::string>;  // in the order of the keys
 
-  // Who waits, and for how long.
+  // A caller that waits, and its deadline.
   struct Caller {
     absl::Time deadline;  // by SteadyNow
     std::function<bool()> gave_up;

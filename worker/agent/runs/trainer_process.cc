@@ -175,7 +175,7 @@ void TrainerProcess::Signal(int signal) {
   if (ended_ || (!child_ && HasEnded(0))) return;
   signalled_ = signal;
   kill(-id_.pid, signal);
-  // Who is stopped takes it when it goes on.
+  // A stopped process receives SIGTERM only when it continues.
   if (signal == SIGTERM) kill(-id_.pid, SIGCONT);
 }
 

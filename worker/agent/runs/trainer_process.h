@@ -28,7 +28,7 @@
 namespace tercio {
 
 struct ProcessExit {
-  // Of a process that was found again only the signal that was sent to it is known, if any.
+  // For an adopted process only the signal that was sent to it is known, if any.
   bool adopted = false;
   bool away = false;  // it had ended before it was found again
   int exit_code = 0;  // valid when signal == 0

@@ -1,6 +1,6 @@
 // Copies of snapshots of ranks, of this node and of others, in this process's memory: volatile.
 //
-// Of each rank there are at most two copies at any time: the newest complete one, and either the
+// There are at most two copies of each rank at any time: the newest complete one, and either the
 // one before it or the one that is being received. A snapshot of all ranks is thus complete
 // somewhere while the next is on its way, as no rank begins to send one before all have sent the
 // last. Copies of an older attempt go when a rank begins to send the second snapshot of a later
@@ -87,7 +87,7 @@ class SnapshotStore {
   // All complete copies.
   v1::SnapshotsHeld Held() const;
 
-  // Of all copies, complete or not.
+  // Bytes of all copies, complete or not.
   int64_t bytes() const;
 
   // For copies to come.
