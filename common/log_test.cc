@@ -84,7 +84,7 @@ TEST(Log, KnowsTheLevelOfALine) {
   EXPECT_FALSE(LogLevelNamed("loud").has_value());
 }
 
-// /dev/full takes nothing, like a disk that is full.
+// /dev/full behaves like a full disk.
 TEST(Log, CountsWhatCannotBeWritten) {
   const int before = dup(STDERR_FILENO);
   const int full = open("/dev/full", O_WRONLY | O_CLOEXEC);

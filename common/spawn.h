@@ -13,7 +13,7 @@ namespace tercio {
 
 struct SpawnOptions {
   int output = 1;          // descriptor that becomes its standard output
-  std::string errors;      // file for its standard error, made anew; empty: this process's
+  std::string errors;      // file for its standard error, truncated; empty: this process's
   bool own_group = false;  // Ctrl-C on the terminal is not for it
 };
 

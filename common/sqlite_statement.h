@@ -36,7 +36,7 @@ class SqliteStatement {
 
   // True when there is a row.
   absl::StatusOr<bool> Next();
-  // To the end, ready to be bound anew.
+  // To the end, ready to be bound again.
   absl::Status Execute();
 
   int64_t Integer(int column);

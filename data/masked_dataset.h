@@ -40,7 +40,7 @@ struct MaskingRules {
   int32_t pad = 0;
   double probability = 0.15;
   bool sentence_order = false;
-  // By id: whether a token goes on with a word; null: every token is masked for itself.
+  // By id: whether a token continues with a word; null: every token is masked for itself.
   std::shared_ptr<const std::vector<bool>> continues_word;
 
   // Tokens of a piece.

@@ -205,7 +205,7 @@ TEST(MaskedDataset, WholeWordsAreNeverCut) {
   std::mt19937_64 random(kSeed);
   std::printf("seed %llu\n", static_cast<unsigned long long>(kSeed));
   MaskingRules rules = Rules(64);
-  // Odd ids go on with a word.
+  // Odd ids continue with a word.
   auto continues = std::make_shared<std::vector<bool>>(1000);
   for (size_t id = kFirstWord; id < 1000; ++id) (*continues)[id] = id % 2 == 1;
   rules.continues_word = continues;

@@ -17,8 +17,8 @@
 namespace tercio::data {
 namespace {
 
-// What must be equal for a run to go on with the files of another. Inputs count by name, size and
-// time of change.
+// What must be equal for a run to continue with the files of another. Inputs count by name, size
+// and time of change.
 std::string KeyOf(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
                   const TokenizeOptions& options) {
   nlohmann::json key = {{"tokenizer", tokenizer.ToJson()},

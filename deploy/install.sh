@@ -6,7 +6,7 @@
 # tree that this script lies in. DESTDIR, where set, goes before every path. Configuration (--sysconfdir; /etc/tercio for prefixes
 # below /usr and /opt, else PREFIX/etc/tercio) that is there is never changed, and stays at an uninstall without --purge.
 #
-# An installation again is an upgrade: each file is replaced by one rename, so that what runs goes on with what it has; files that
+# An installation again is an upgrade: each file is replaced by one rename, so that what runs continues with what it has; files that
 # the new version does not have are removed. Needs no tool beside coreutils, sed and tar.
 set -euo pipefail
 

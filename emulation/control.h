@@ -33,8 +33,8 @@ struct Settings {
   int progress_after_milliseconds = 0;
 };
 
-// Starts anew with these devices: everything that was made before is forgotten, and memory that was
-// not freed given back. Every thread begins with device 0 and no error.
+// Starts again with these devices: everything that was made before is forgotten, and memory that
+// was not freed given back. Every thread begins with device 0 and no error.
 void Configure(const Settings& settings);
 // Sets the orders of what runs from now on.
 void SetOrders(const Orders& orders);

@@ -11,7 +11,7 @@ namespace tercio::emulation {
 enum class Order { kAscending, kDescending, kShuffled };
 
 struct Orders {
-  Order threads = Order::kAscending;  // within a block; shuffled: anew after every barrier
+  Order threads = Order::kAscending;  // within a block; reshuffled after every barrier
   Order blocks = Order::kAscending;   // within a grid
   uint64_t seed = 1;
 };

@@ -17,10 +17,9 @@ int64_t BatchOfStep(const v1::TrainingSpec& training, int64_t step);
 // Place in the run (0-based) of the first sequence of the step's batch.
 int64_t FirstSampleOfStep(const v1::TrainingSpec& training, int64_t step);
 
-// The run goes back from `bad_step` to the checkpoint of `resume_step`, and goes on with the batch
-// that the step after `bad_step` would have read: what lies between is not read again, nor is what
-// was gone over before.
-// REQUIRES: 0 <= resume_step < bad_step.
+// The run goes back from `bad_step` to the checkpoint of `resume_step`, and continues with the
+// batch that the step after `bad_step` would have read: what lies between is not read again, nor is
+// what was gone over before. REQUIRES: 0 <= resume_step < bad_step.
 void GoOver(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training);
 
 }  // namespace tercio::plan

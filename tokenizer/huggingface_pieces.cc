@@ -244,7 +244,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
   TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
   TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,
                           Vocabulary::FromObject(JsonAt(model, "vocab")));
-  // The library begins a run of unknown characters anew in every word.
+  // The library begins a run of unknown characters again in every word.
   if (pieces.metaspace.has_value() && pieces.metaspace->splits && !pieces.byte_fallback &&
       !vocabulary.Find(kSpaceSymbol).has_value()) {
     return Fault("model.vocab lacks the symbol of the space, at which Metaspace splits");

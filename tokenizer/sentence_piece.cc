@@ -26,7 +26,7 @@ using Type = SentencePiece::Type;
 constexpr char kKind[] = "sentence_piece";
 // How much worse an unknown character is than the worst piece.
 constexpr float kUnknownPenalty = 10.0f;
-// Unigram's sums begin anew at the first word after this many bytes: in fp32 a sum over a book has
+// Unigram's sums start over at the first word after this many bytes: in fp32 a sum over a book has
 // no digits left for the next word.
 constexpr size_t kStretch = size_t{128} << 10;
 // What a user-defined piece is worth for each byte but the first: with scores below 0 it always
@@ -294,7 +294,7 @@ size_t Model::StretchEnd(std::string_view text, size_t begin) const {
 }
 
 // BPE may be cut at every word. What is rounded off unigram's sums decides between covers that are
-// equally good, so it may be cut only where EncodePart begins its sums anew.
+// equally good, so it may be cut only where EncodePart begins its sums again.
 size_t Model::FindBorder(std::string_view text, size_t from) const {
   if (!words_stand_alone_) return text.size();
   // Join would take the unknown piece behind one that was found as an added token for its run.

@@ -5,7 +5,7 @@
 // Characters that no piece covers are the unknown piece, one for a run of them, or with byte
 // fallback a piece for each byte. Control pieces (<s>, </s>) are never found in a text. Ids are
 // those of the SentencePiece library (0.2.3). It sums unigram's scores in fp32 from the beginning
-// of a text; here the sums begin anew at the first word after each 128 KiB (where no piece holds a
+// of a text; here the sums start over at the first word after each 128 KiB (where no piece holds a
 // space behind another character), so that long texts lose no precision.
 //
 // Stored JSON: {"kind":"sentence_piece","algorithm":"unigram"|"bpe","byte_fallback":b,

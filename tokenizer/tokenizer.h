@@ -65,7 +65,7 @@ class Tokenizer {
   };
   BertIds bert_ids() const;
 
-  // By id: whether a token goes on with the word of the token before it ("##ing"). nullopt where
+  // By id: whether a token continues with the word of the token before it ("##ing"). nullopt where
   // the ids do not tell (SentencePiece with spaces at the end of words).
   std::optional<std::vector<bool>> WordContinuations() const { return model_->WordContinuations(); }
 

@@ -51,7 +51,7 @@ class TokenizerModel {
 
   virtual absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const = 0;
 
-  // By id: whether a token goes on with the word of the token before it. nullopt where the ids do
+  // By id: whether a token continues with the word of the token before it. nullopt where the ids do
   // not tell. The usual form: a token that begins with white space begins a word.
   virtual std::optional<std::vector<bool>> WordContinuations() const;
 

@@ -445,7 +445,7 @@ absl::Status Exporter::WriteMade(OutputDirectory* output) {
   return WriteTokenizer(origin, output);
 }
 
-// The files of the directory that training started from are better than files made anew: they also
+// The files of the directory that training started from are better than files made again: they also
 // hold what Tercio does not know, such as templates of chats. But the job may have had another
 // tokenizer.
 absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory* output) {

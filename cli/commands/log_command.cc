@@ -15,7 +15,7 @@
 namespace tercio::cli {
 namespace {
 
-// A coordinator that is started anew is waited for, this often and so long.
+// A coordinator that is restarted is waited for, this often and so long.
 constexpr absl::Duration kRetryInterval = absl::Milliseconds(250);
 constexpr int kMostRetries = 60;
 

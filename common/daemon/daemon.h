@@ -32,7 +32,7 @@ std::vector<int> BlockDaemonSignals(const std::vector<int>& more = {},
 void RaiseFileLimit();
 
 // Memory of a message that was freed is used for the next. By default glibc gives blocks of a
-// megabyte back to the kernel, which clears every page anew for the next message. Called first.
+// megabyte back to the kernel, which clears every page again for the next message. Called first.
 void KeepFreedMemory();
 
 // SIGTERM comes when the process that started this one ends.

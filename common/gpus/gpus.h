@@ -74,7 +74,7 @@ struct GpuSample {
   std::optional<int64_t> ecc_corrected_ever, ecc_uncorrected_ever;
   std::optional<int64_t> remapped_rows_corrected, remapped_rows_uncorrected;
   std::optional<bool> remap_failed;
-  // Rows or pages that a reset, or loading the driver anew, would put out of use.
+  // Rows or pages that a reset, or loading the driver again, would put out of use.
   std::optional<bool> retirement_pending;
   std::optional<int> pcie_generation, pcie_lanes;
   std::optional<int> pcie_generation_limit, pcie_lanes_limit;

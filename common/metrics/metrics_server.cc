@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kMostRequestBytes = 8 << 10;
 // nice(1). Not the lowest: pages are made of state that others wait for.
 constexpr int kPriority = 5;
-constexpr int kAgeOverCost = 20;       // of a page that is not made anew
+constexpr int kAgeOverCost = 20;       // of a page that is not made again
 constexpr double kBurst = 20;          // connections at once
 constexpr int kBacklog = 128;          // connections that wait in the kernel
 constexpr int kLookMilliseconds = 50;  // for those that are too slow
@@ -132,7 +132,7 @@ void MetricsServer::Run() {
     }
     const int patience = !open ? kPauseMilliseconds : connections_.empty() ? -1 : kLookMilliseconds;
     if (poll(watched.data(), watched.size(), patience) < 0 && errno != EINTR) {
-      // For want of memory, say: later there may be some. Nothing is ready until then.
+      // Memory may have run out, and be there later. Nothing is ready until then.
       std::this_thread::sleep_for(std::chrono::milliseconds(kLookMilliseconds));
     }
     if (watched[0].revents != 0) break;

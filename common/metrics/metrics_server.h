@@ -1,7 +1,7 @@
 // A small HTTP server of a few pages, for Prometheus. It is made to be asked by anybody, at any
 // rate: what all of them together can take of the daemon is bounded.
 //
-//   processor   one thread, of a low priority. A page is made anew only when the one before is
+//   processor   one thread, of a low priority. A page is made again only when the one before is
 //               20 times as old as making it took, so pages cost 5 % of a core at most; at most
 //               `Limits::connections_per_second` come in, and others wait in the kernel.
 //   memory      `Limits::connections` connections of 8 KiB each; those that are sent the same page

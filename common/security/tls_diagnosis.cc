@@ -191,7 +191,7 @@ absl::Status CheckName(SSL* connection, const std::string& host) {
                               "); reach the coordinator by one of these"));
 }
 
-// By the other side, and not for want of an answer in time.
+// Whether the other side closed the connection, rather than that no answer came in time.
 bool IsClosed(SSL* connection, int result) {
   const int error = SSL_get_error(connection, result);
   if (result > 0 || error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) return false;

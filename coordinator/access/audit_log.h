@@ -4,7 +4,7 @@
 // Rotated at `most_bytes` to audit.log.1 ... .N; the oldest is removed. Lines that cannot be
 // written (a full disk) are counted, and that is logged at most once a minute: the calls are
 // answered all the same, since a cluster that nobody can stop would be worse. Lines are ASCII, and
-// texts that callers choose are cut. A file that somebody has removed is made anew.
+// texts that callers choose are cut. A file that somebody has removed is made again.
 //
 // Refusals are counted, too, whether they get a line or not.
 //

@@ -33,7 +33,7 @@ class Registrar {
       : authority_(authority), store_(store), life_(life) {}
 
   // Whether a node of that name may be here; nullopt: none has ever come. A machine that was set up
-  // anew, or a pod that took the place of another, has the name and not the certificate: it gets
+  // again, or a pod that took the place of another, has the name and not the certificate: it gets
   // one if the name's node is gone, and the certificates before it are revoked.
   using MayBeHere = std::function<std::optional<bool>(const std::string& node)>;
   void KnowNodes(MayBeHere may_be_here) { may_be_here_ = std::move(may_be_here); }

@@ -53,7 +53,7 @@ bool IsCrash(const v1::ExitRecord& exit) {
   }
 }
 
-// Whether an attempt that starts after this step would go on with the data that led there.
+// Whether an attempt that starts after this step would continue with the data that led there.
 bool SameData(const v1::JobRecord& record, int64_t start) {
   return start == 0 || record.data_digest().empty() ||
          record.data_digest() == record.progress().data_digest();

@@ -32,7 +32,7 @@ TEST(Spool, AReportThatIsInTheStoreChangesNothingASecondTime) {
   EXPECT_EQ(cluster.Do(NodeSaid{"a", log}).logs.size(), 0u);
   log.set_sequence(51);
   EXPECT_EQ(cluster.Do(NodeSaid{"a", log}).logs.size(), 1u);
-  // Another spool counts anew.
+  // Another spool counts again.
   cluster.Attach("a", {1}, "other");
   log.set_sequence(1);
   EXPECT_EQ(cluster.Do(NodeSaid{"a", log}).logs.size(), 1u);

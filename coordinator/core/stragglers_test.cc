@@ -109,7 +109,7 @@ TEST(StragglersTest, SaysWhenItHasRecovered) {
   Job job(4, 2);
   EXPECT_EQ(job.Run(5, [](int rank, int) { return rank == 2 ? 2.0 : 1.0; }).size(), 1);
   EXPECT_TRUE(job.Run(2, [](int, int) { return 1.0; }).empty());
-  // One bad window begins the count anew.
+  // One bad window begins the count again.
   EXPECT_TRUE(job.Run(1, [](int rank, int) { return rank == 2 ? 2.0 : 1.0; }).empty());
   EXPECT_TRUE(job.Run(2, [](int, int) { return 1.0; }).empty());
   const auto changes = job.Run(3, [](int, int) { return 1.0; });

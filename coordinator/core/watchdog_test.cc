@@ -42,7 +42,7 @@ TEST(WatchdogTest, AnyProgressCounts) {
   watchdog.Heard("b", 1020, 22);
   EXPECT_FALSE(watchdog.ShouldInspect(1025));
   EXPECT_TRUE(watchdog.ShouldInspect(1027));
-  // A late heartbeat takes nothing back; news do.
+  // A late heartbeat does not end the suspicion; news does.
   watchdog.Heard("b", 1029, 100);
   EXPECT_EQ(watchdog.StalledSeconds(1029), 31);
   watchdog.Heard("a", 1030, 0);

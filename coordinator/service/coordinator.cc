@@ -251,8 +251,7 @@ bool Coordinator::SetDurable(const absl::Status& commit) {
   return commit.ok();
 }
 
-// Nobody waits for a disk that takes nothing, neither those whose events are decided upon already
-// nor those whose events have come since.
+// While the disk is full, fails every waiting caller, both in this batch and in the queue.
 void Coordinator::Disappoint(std::vector<Pending>& batch) {
   std::lock_guard<std::mutex> lock(queue_mutex_);
   for (Pending& pending : batch) {

@@ -71,7 +71,7 @@ class Coordinator {
   // may be taken, either: its stream is ended, and it says all of it again on the next one.
   absl::Status Hear(const std::string& node, v1::AgentMessage message);
   // Takes an event and waits until it is durable. Returns the core's answer, or why nothing was
-  // decided. While the state directory takes nothing: RESOURCE_EXHAUSTED, or what else the disk
+  // decided. While the state directory cannot be written: RESOURCE_EXHAUSTED, or what else the disk
   // says, at once instead of when somebody has made room.
   template <typename Body>
   absl::Status Ask(Body body) {
@@ -253,9 +253,9 @@ class Coordinator {
   std::deque<Pending> queue_;
   int64_t queued_bytes_ = 0;  // of queue_
   bool sends_away_ = false;   // agents, since queue_ is full; to be logged once
-  // What nodes have said of the moment while the disk takes nothing, which may last: the last word
-  // of each; nothing, of one that was sent away. It comes before what is queued, and so before any
-  // node can count as lost.
+  // What nodes have said of the moment while the disk cannot be written, which may last: the last
+  // word of each; nothing, of one that was sent away. It comes before what is queued, and so before
+  // any node can count as lost.
   std::map<std::string, v1::AgentMessage> heartbeats_;
   bool stopping_ = false;
   absl::Status commit_failure_;  // of the last commit; OK: it was made

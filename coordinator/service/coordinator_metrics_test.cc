@@ -244,7 +244,7 @@ TEST_F(CoordinatorMetricsTest, WhoWasSentAwayIsNotLost) {
   EXPECT_THAT(targets, HasSubstr("\"10.0.0.7:c\""));
   EXPECT_THAT(targets, Not(HasSubstr("\"10.0.0.7:a\"")));
   EXPECT_THAT(targets, Not(HasSubstr("\"10.0.0.7:b\"")));
-  // A coordinator that is started anew knows it still.
+  // A coordinator that is restarted knows it still.
   streams_.reset();
   coordinator_.reset();
   Start();

@@ -1,4 +1,4 @@
-// What the coordinator counts for its metrics beside its state. All of it begins anew with the
+// What the coordinator counts for its metrics beside its state. All of it starts over with the
 // process, as counters may.
 //
 // Threads: any.

@@ -1,4 +1,4 @@
-// The layout of a job that goes on with fewer ranks than it asked for. Pure.
+// The layout of a job that continues with fewer ranks than it asked for. Pure.
 #pragma once
 
 #include "absl/status/statusor.h"

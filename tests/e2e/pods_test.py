@@ -99,7 +99,7 @@ class Pods(TercioTest):
         self.start_coordinator()
         self.assertEqual(self.authority(), first)
         self.verb("login", "--token-file", "-", text=self.token("--role", "user", "--name", "ann"))
-        # The agent's comes again, with its certificate and without the secret.
+        # The agent's pod comes back, with its certificate and without the secret.
         self.agents[1] = self.pod(AGENTS[1])
         self.agents[1].start()
         self.agents[1].wait_until_ready()

@@ -97,7 +97,7 @@ def main():
                 json.dump(bert_outputs(model, folder), file)
                 file.write("\n")
             continue
-        # Loaded anew, since .to(bfloat16) has rounded the rotary frequencies too.
+        # Loaded again, since .to(bfloat16) has rounded the rotary frequencies too.
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         with torch.no_grad():
             logits = model.eval().to(torch.float64)(torch.tensor([TOKENS])).logits[0]

@@ -74,6 +74,16 @@ OUTSIDE_WORLD = re.compile(
 RPC_EDGES = ["coordinator/service/", "coordinator/", "worker/agent/", "worker/trainer/", "cli/", "common/",
              "tests/"]
 
+# What comments do not say, and what they say instead. A comment is a sentence with a subject, or a noun phrase.
+BANNED_WORDS = [
+    (re.compile(r"^(Of|Who|Whom|Whose|So many|So often|Another number)\b"), "begin with the thing that is described"),
+    (re.compile(r"\banew\b"), "again, restart, start over"),
+    (re.compile(r"\bgoe?s? on with\b"), "continue with, resume"),
+    (re.compile(r"\bfor want of\b", re.IGNORECASE), "because ... ran out, out of memory"),
+    (re.compile(r"\bcomes again\b"), "recurs, returns"),
+    (re.compile(r"\btakes nothing\b"), "is full, cannot be written"),
+]
+COMMENT = re.compile(r"^\s*(?://|#) (.*)$")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 PRIVATE_PATH = re.compile(r"(?<![\w.$])/(home|root|Users)/\w")
 
@@ -255,6 +265,11 @@ def check_words(sources):
                 faults.append(f"{path}:{number}: unfinished work is not committed: {line.strip()}")
             if is_cpp(path) and PRIVATE_PATH.search(line):
                 faults.append(f"{path}:{number}: a path of one machine: {line.strip()}")
+            comment = None if path.endswith(".md") else COMMENT.match(line)
+            for pattern, instead in BANNED_WORDS if comment else []:
+                found = pattern.search(comment.group(1))
+                if found:
+                    faults.append(f"{path}:{number}: \"{found.group(0)}\": {instead}")
     return faults
 
 

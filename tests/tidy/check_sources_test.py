@@ -83,6 +83,13 @@ class CheckSourcesTest(unittest.TestCase):
         self.assertEqual(len(check_sources.check_words({"plan/a.cc": ['Open("/ho' + 'me/me/a")']})), 1)
         self.assertEqual(check_sources.check_words({"plan/a.cc": ["// To do more is easy."]}), [])
 
+    def test_comments_that_begin_in_the_middle_are_found_with_what_to_say_instead(self):
+        for line in ("// Of the job.", "  # Whom it is for.", "// So many are kept.", "// It is made anew.", "// Killed for want of memory."):
+            faults = check_sources.check_words({"plan/a.cc": [line]})
+            self.assertEqual(len(faults), 1, line)
+            self.assertRegex(faults[0], r'^plan/a.cc:1: ".+": \w')
+        self.assertEqual(check_sources.check_words({"plan/a.cc": ["// Offsets of the job.", 'text("Of the job");']}), [])
+
     def test_a_document_names_only_what_exists(self):
         root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
         sources = {"tests/tidy/check_sources.py": [], "a.md": ["see `tests/tidy/check_sources.py`"]}

@@ -294,7 +294,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
  private:
   using Function = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
 
-  // The stream's error. The other ranks cannot go on with this one, nor it with them.
+  // The stream's error. The other ranks cannot continue with this one, nor it with them.
   void Fail(Stream& stream, const absl::Status& status) {
     if (status.ok()) return;
     FailStream(stream, status);  // before the abort, which is not what went wrong
@@ -387,7 +387,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   absl::Time since_;
 };
 
-// The call that the wait hangs on: when that changes, its time begins anew.
+// The call that the wait hangs on: when that changes, its time starts over.
 absl::Status NcclCommunicator::Poll() {
   const CollectivePosition* running = calls_.Running();
   const bool same = running != nullptr && waiting_ && running->sequence == waits_for_.sequence &&

@@ -5,7 +5,7 @@
 // Counts the skipped steps: learning rate and AdamW's bias correction go by the steps that were
 // taken. All of it is state of the training and lies in checkpoints: the counts where steps may be
 // skipped (plan::MaySkipSteps), the numbers of the steps before where a spike changes the run
-// (plan::ActsOnSpikes). Where spikes are only reported a resumed run learns anew what is usual.
+// (plan::ActsOnSpikes). Where spikes are only reported a resumed run learns again what is usual.
 #pragma once
 
 #include <algorithm>

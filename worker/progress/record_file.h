@@ -2,8 +2,8 @@
 // finds it. Each is written at once, so that a killed writer leaves whole ones and at most the
 // beginning of another, which is not read.
 //
-// Not thread-safe. Errors: a file that cannot be written takes nothing; one that cannot be read
-// holds nothing.
+// Not thread-safe. Errors: writes to a file that cannot be written are dropped; one that cannot be
+// read holds nothing.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class RecordFile {
   RecordFile(const RecordFile&) = delete;
   RecordFile& operator=(const RecordFile&) = delete;
 
-  // Begins anew.
+  // Begins again.
   void Create(const std::string& path);
   void Append(const std::string& bytes);
   bool is_open() const { return file_ >= 0; }

@@ -1,6 +1,6 @@
 // The trainer's end of its conversation with its agent (trainer.proto).
 //
-// The agent may die and be started again: the link connects anew, says who it is and sends again
+// The agent may die and be started again: the link connects again, says who it is and sends again
 // what was not received. A trainer whose agent stays away for longer than agent_grace ends, and so
 // does one that the agent does not know any more.
 //

@@ -205,7 +205,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   EnterPhase(v1::TRAINER_PHASE_RUNNING);
   const absl::StatusOr<TrainingOutcome> outcome = TrainSteps();
   const absl::Status saved = WaitForUpload();
-  // A loss that is not finite comes again at the same step: the job itself is at fault.
+  // A loss that is not finite recurs at the same step: the job itself is at fault.
   failure_.set_permanent(absl::IsFailedPrecondition(outcome.status()));
   if (!outcome.ok() || saved.ok()) return outcome;
   // Nothing is mended by training again.

@@ -92,7 +92,7 @@ struct TrainerEnded {
   // What the trainer left behind; used when it could tell its agent nothing.
   std::string reason;
   bool permanent = false;
-  bool out_of_memory = false;  // killed by the kernel, for want of memory
+  bool out_of_memory = false;  // killed by the kernel, because memory ran out
   std::string gpu_note;     // what the driver has said of its GPU; empty: nothing, or it has none
   bool gpu_failed = false;  // and that no program can have caused it
   std::optional<double> device_utilization = {};  // as in RankFigures

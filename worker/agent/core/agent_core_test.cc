@@ -371,7 +371,7 @@ TEST(AgentCore, WhatHasEndedIsNotStartedAgain) {
 }
 
 // Plays the world to the core: every start is answered, some by a failure; every kill ends a rank;
-// agents die, and others go on with what they have kept.
+// agents die, and others continue with what they have kept.
 class RandomHistory {
  public:
   explicit RandomHistory(unsigned seed) : random_(seed) {}

@@ -5,7 +5,7 @@
 // A file that is damaged is put aside and a new one begun: the coordinator hears another spool id,
 // and finds out what is lost by what the agent says it runs. One of an older version is brought up
 // to date, one of a newer version is refused (FAILED_PRECONDITION) and left as it is. A disk that
-// takes nothing costs only durability: what could not be written stays in memory and is written
+// cannot be written costs only durability: what could not be written stays in memory and is written
 // later.
 //
 // Threads: all methods from any thread.
@@ -52,7 +52,7 @@ struct AgentChanges {
            received.empty() && logs.empty();
   }
   // What has come later: of each run and rank the last word stays, so that no more is kept than
-  // there are of them, however long a disk takes nothing.
+  // there are of them, however long a disk cannot be written.
   void Add(AgentChanges later);
 };
 

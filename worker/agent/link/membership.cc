@@ -45,7 +45,7 @@ absl::StatusOr<CertificateFacts> FactsOf(const std::string& path) {
 }
 
 // Whether there is a certificate that is still good, of the token's authority: a cluster that was
-// made anew gives out tokens of another.
+// made again gives out tokens of another.
 bool CanBeUsed(const TlsFiles& files, const absl::StatusOr<JoinToken>& token) {
   const absl::StatusOr<CertificateFacts> own = FactsOf(files.certificate);
   if (!own.ok() || own->not_after <= absl::Now()) return false;

@@ -1,10 +1,8 @@
-// Whether the kernel has killed a process for want of memory. It says so nowhere in the exit
+// Whether the kernel has killed a process because memory ran out. It says so nowhere in the exit
 // status, so the evidence is put together from what it counts and logs:
-//   - the kills it counts for the process's cgroup (memory.events of version 2, memory.oom_control
-//   of
-//     version 1): decisive where there is such a count;
-//   - the kills it counts for the machine (oom_kill of /proc/vmstat): none, no kill for want of
-//   memory;
+//   - the kills it counts for the process's cgroup (memory.events of cgroup version 2,
+//     memory.oom_control of version 1): decisive where there is such a count;
+//   - the kills it counts for the machine (oom_kill of /proc/vmstat): none means no such kill;
 //   - its log (/dev/kmsg), where it may be read: names the process, or it was another one.
 // Counts are compared with those of some seconds before the end.
 //
@@ -21,7 +19,7 @@
 
 namespace tercio {
 
-// Kills for want of memory, ever; absent where nobody counts them.
+// Kills because memory ran out, ever; absent where nobody counts them.
 struct MemoryKills {
   std::string cgroup;  // whose count it is
   std::optional<int64_t> of_cgroup;
@@ -42,7 +40,7 @@ std::optional<int64_t> CountIn(const std::string& text, const std::string& name)
 // The file with the kill count of a process's cgroup, by /proc/PID/cgroup and /proc/self/mountinfo;
 // empty when there is none.
 std::string KillCountFile(const std::string& cgroups, const std::string& mounts);
-// Whether a record of the kernel's log says that it has killed this process for want of memory.
+// Whether a record of the kernel's log says that it has killed this process because memory ran out.
 bool NamesKill(const std::string& record, pid_t pid);
 
 // Watches one process from its start.

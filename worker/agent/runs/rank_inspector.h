@@ -44,7 +44,7 @@ class RankWatch {
   // Notes the steps that the rank has ended. Called often: steps that end between two calls are
   // counted as one.
   void Sample(const RunKey& run, int rank, const std::string& page);
-  // What is to be told of the run now; begins the timings anew.
+  // What is to be told of the run now; begins the timings again.
   v1::RunHealth Take(const RunKey& run);
   void Forget(const RunKey& run);
 

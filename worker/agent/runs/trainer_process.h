@@ -33,7 +33,7 @@ struct ProcessExit {
   bool away = false;  // it had ended before it was found again
   int exit_code = 0;  // valid when signal == 0
   int signal = 0;
-  bool out_of_memory = false;  // killed by the kernel, for want of memory (memory_kill.h)
+  bool out_of_memory = false;  // killed by the kernel, because memory ran out (memory_kill.h)
   std::vector<std::string> last_lines;
 };
 
