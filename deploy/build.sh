@@ -1,13 +1,16 @@
 #!/bin/bash
 # Builds the programs and links them into ./bin (links into Bazel's output; git ignores them).
-#   deploy/build.sh [options of bazel build]
+#   deploy/build.sh [--cpu] [options of bazel build]
+# --cpu: without the trainer for GPUs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source deploy/environment.sh
 
 programs=(cli/tercio coordinator/tercio-coordinator worker/agent/tercio-agent worker/trainer/tercio-trainer)
+gpus=yes
+if [[ "${1:-}" == --cpu ]]; then gpus=no; shift; fi
 # The trainer for GPUs exists where a toolkit was found (bazel/cuda_toolkit.bzl).
-if bazel query --noshow_progress //worker/trainer:tercio-trainer-cuda > /dev/null 2>&1; then
+if [[ "$gpus" == yes ]] && bazel query --noshow_progress //worker/trainer:tercio-trainer-cuda > /dev/null 2>&1; then
   programs+=(worker/trainer/tercio-trainer-cuda)
 fi
 targets=()

@@ -9,7 +9,10 @@ cd "$(dirname "$0")/.."
 source deploy/environment.sh
 
 ./deploy/install_dependencies.sh
-./deploy/build.sh
+# Only what runs below, and in sight: a build that says nothing for minutes looks like one that hangs.
+progress=(--show_progress)
+if [[ ! -t 2 ]]; then progress+=(--curses=no --show_progress_rate_limit=15); fi
+./deploy/build.sh --cpu "${progress[@]}"
 
 state="${TERCIO_QUICKSTART_DIR:-${XDG_STATE_HOME:-$HOME/.local/state}/tercio/quickstart}"
 mkdir -p "$state"

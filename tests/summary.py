@@ -1,4 +1,4 @@
-"""Says what happened in a test run: each target, each failed or skipped case with its reason, and the counts.
+"""Reports a test run: each target, the slowest of those that ran, each failed or skipped case with its reason, and the counts.
 
     python3 tests/summary.py --events FILE --checks FILE --bazel_code N
 
@@ -12,6 +12,8 @@ import os
 import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
+
+SLOWEST = 10
 
 
 def read_json_lines(path):
@@ -99,7 +101,8 @@ def report(events, checks, bazel_code):
         print(f"{check['outcome']:8}{check['name']}")
         if check["outcome"] != "passed":
             details.append(f"{check['outcome']}: {check['name']}: {check['reason']}")
-    for label, target in sorted(targets_of(events).items()):
+    targets = targets_of(events)
+    for label, target in sorted(targets.items()):
         cases = outcomes_of(label, target)
         here = {key: sum(outcome == key for _, outcome, _ in cases) for key in counts}
         for key in counts:
@@ -113,9 +116,17 @@ def report(events, checks, bazel_code):
     if bazel_code not in (0, 4) and counts["failed"] == 0:  # 4: there was no test to run
         counts["failed"] += 1
         details.append(f"failed: bazel test ended with code {bazel_code}")
+    print_slowest(targets)
     print("\n".join(details))
     print("{passed} passed, {failed} failed, {skipped} skipped".format(**counts))
     return counts
+
+
+def print_slowest(targets):
+    """The ten targets of this run that took longest; those that were unchanged took no time."""
+    ran = sorted(((target["seconds"], label) for label, target in targets.items() if not target["cached"]), reverse=True)
+    for seconds, label in ran[:SLOWEST]:
+        print(f"slowest: {seconds:.1f} s {label}")
 
 
 def main():

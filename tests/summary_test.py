@@ -19,10 +19,9 @@ GOOGLETEST = """<?xml version="1.0"?><testsuites><testsuite name="A">
 ALL_GOOD = '<testsuites><testsuite><testcase name="x" status="run"/></testsuite></testsuites>'
 
 
-def events(status, xml_path=None):
-    label = "//a:b_test"
+def events(status, xml_path=None, label="//a:b_test", seconds=0, cached=False):
     outputs = [{"name": "test.xml", "uri": "file://" + xml_path}] if xml_path else []
-    return [{"id": {"testResult": {"label": label}}, "testResult": {"testActionOutput": outputs}},
+    return [{"id": {"testResult": {"label": label}}, "testResult": {"testActionOutput": outputs, "testAttemptDurationMillis": str(1000 * seconds), "cachedLocally": cached}},
             {"id": {"testSummary": {"label": label}}, "testSummary": {"overallStatus": status}}]
 
 
@@ -60,6 +59,25 @@ class SummaryTest(unittest.TestCase):
     def test_bazel_that_ended_badly_is_a_failure_and_no_test_is_not(self):
         self.assertEqual(self.run_report(None, code=1)[0]["failed"], 1)
         self.assertEqual(self.run_report(None, code=4)[0]["failed"], 0)
+
+    def test_the_ten_slowest_of_what_ran_are_listed(self):
+        happened = [event for i in range(12) for event in events("PASSED", label=f"//a:t{i}_test", seconds=i)]
+        happened += events("PASSED", label="//a:unchanged_test", seconds=99, cached=True)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            summary.report(happened, [], 0)
+        slowest = [line for line in out.getvalue().splitlines() if line.startswith("slowest: ")]
+        self.assertEqual(slowest, [f"slowest: {i}.0 s //a:t{i}_test" for i in range(11, 1, -1)])
+
+    def test_cases_of_scripts_are_reported_as_junit(self):
+        cases = [{"name": "A.good", "outcome": "passed", "reason": "", "seconds": 1},
+                 {"name": "A.bad", "outcome": "failed", "reason": "1 <is> \x1bnot\n2", "seconds": 0.5},
+                 {"name": "A.left", "outcome": "skipped", "reason": "no GPU", "seconds": 0}]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "test.xml")
+            python_cases.write_junit(cases, path)
+            self.assertEqual(list(summary.cases_of(path)),
+                             [("A.good", "passed", ""), ("A.bad", "failed", "1 <is> not 2"), ("A.left", "skipped", "no GPU")])
 
     def test_source_checks_are_counted(self):
         check = {"name": "sources: words", "outcome": "failed", "reason": "2 faults"}
