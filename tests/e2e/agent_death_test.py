@@ -91,6 +91,8 @@ class AgentDeath(ClusterTest):
         agent, job, trainers = self.started()
         self.kill(agent)
         os.kill(trainers[0], signal.SIGKILL)
+        # On a busy machine its threads take a while to end; an agent that finds it alive would see it end.
+        wait_for(lambda: trainers[0] not in self.trainers(job), "the end of the trainer")
         self.agent(self.address, "one", 4)
         self.finished(job, restarts=1)
         self.assertIn("while its agent was away", self.tercio(*self.reach("events", job))[0])
