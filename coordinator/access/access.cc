@@ -68,7 +68,7 @@ absl::Status Access::ServeEnrolment(Registrar::MayBeHere may_be_here) {
   if (authority_ == nullptr) {
     if (given.empty()) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        "--enroll-listen needs an authority: `tercio-coordinator init` makes one");
+        "--enroll-listen needs an authority: create one with `tercio-coordinator init`");
   }
   if (given.empty() && IsLoopback(settings_.listen)) return absl::OkStatus();
   registrar_->KnowNodes(std::move(may_be_here));
@@ -103,7 +103,7 @@ void Access::Warn(const absl::Status& status) {
   const absl::Time now = SteadyNow();
   if (now - warned_ < kBetweenWarnings) return;
   warned_ = now;
-  LogError(absl::StrCat("cannot look for revoked certificates, those known before stay so: ",
+  LogError(absl::StrCat("cannot check for revoked certificates; those already known stay revoked: ",
                         std::string(status.message())));
 }
 

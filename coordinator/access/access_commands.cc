@@ -77,7 +77,7 @@ absl::Status GiveToOwner(const std::string& state_dir, const std::string& direct
   for (const std::string& name : ListDirectory(directory)) paths.push_back(directory + "/" + name);
   for (const std::string& path : paths) {
     if (lchown(path.c_str(), info.st_uid, info.st_gid) != 0) {
-      return FileError(errno, "cannot give to the owner of the state directory", path);
+      return FileError(errno, "cannot change the owner to the state directory's of", path);
     }
   }
   return absl::OkStatus();
@@ -87,8 +87,9 @@ absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
   const std::string directory = Access::DirectoryOf(options.state_dir);
   if (!PathExists(directory)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(options.state_dir, " has no authority; `tercio-coordinator init --state-dir ",
-                     options.state_dir, "` makes one"));
+        absl::StrCat(options.state_dir,
+                     " has no authority; create one with `tercio-coordinator init --state-dir ",
+                     options.state_dir, "`"));
   }
   return AccessStore::Open(directory + "/access.sqlite");
 }
@@ -98,20 +99,22 @@ absl::Status CheckTokenOptions(const Options& options) {
   const bool is_agents = options.role == NameOf(Role::kAgent);
   if (options.name.empty() && !is_agents) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a token of the role ", options.role, " needs --name: whose it is"));
+        absl::StrCat("a token with role ", options.role, " needs --name: the person it is for"));
   }
   if (!options.name.empty()) TERCIO_RETURN_IF_ERROR(CheckName(options.name));
   if (!options.nodes.empty()) {
     TERCIO_RETURN_IF_ERROR(CheckNodePatterns(options.nodes));
     if (!is_agents || !options.name.empty()) {
       return absl::InvalidArgumentError(
-          "--nodes is for agents that choose their names: neither with --name nor for people");
+          "--nodes is for agents that choose their own names: use it neither with --name nor "
+          "for people");
     }
   }
   // Where it is kept for the next node, others find it, too.
   if (options.uses > 1 && options.name.empty() && options.nodes.empty()) {
     return absl::InvalidArgumentError(
-        "a token of several uses needs --nodes: a pattern of the names that it may enrol, such as "
+        "a token with several uses needs --nodes: a pattern of the node names it may enrol, such "
+        "as "
         "--nodes 'gpu-*'");
   }
   return absl::OkStatus();
@@ -155,8 +158,8 @@ absl::StatusOr<JoinToken> MakeAccess(const Options& options,
   if (PathExists(directory)) {
     return absl::AlreadyExistsError(
         absl::StrCat(directory,
-                     " is there: this state directory has an authority. `token` makes tokens; to "
-                     "begin anew, move the directory away"));
+                     " exists: this state directory already has an authority. Create tokens with "
+                     "`tercio-coordinator token`; to start over, move the directory away"));
   }
   TERCIO_RETURN_IF_ERROR(RemoveTree(made));
   absl::Cleanup remove = [&made] { (void)RemoveTree(made); };
@@ -188,11 +191,11 @@ absl::Status Init(const Options& options) {
   }
   std::printf("authority   %s\n", directory.c_str());
   std::printf("fingerprint %s\n", made.fingerprint.c_str());
-  std::printf("good for   ");
+  std::printf("valid for  ");
   for (const std::string& host : hosts) std::printf(" %s", host.c_str());
   std::printf("\nagent token %s\n", token.c_str());
   std::fprintf(stderr,
-               "The token lets %s join within %s. Tokens for people:\n"
+               "The token lets %s join within %s. To create a token for a person:\n"
                "  tercio-coordinator token --state-dir %s --role admin --name NAME\n",
                options.uses == 1 ? "one agent" : absl::StrCat(options.uses, " agents").c_str(),
                absl::FormatDuration(absl::Seconds(options.ttl_seconds)).c_str(),
@@ -284,18 +287,18 @@ absl::Status List(const Options& options) {
 }
 
 void AddTokenOptions(CLI::App* command, Options* options) {
-  command->add_option("--ttl", options->ttl_seconds, "how long the token can be used (default 1h)")
+  command->add_option("--ttl", options->ttl_seconds, "lifetime of the token (default 1h)")
       ->transform(CLI::AsNumberWithUnit(
           std::map<std::string, double>{{"s", 1}, {"m", 60}, {"h", 3600}, {"d", 86400}},
           CLI::AsNumberWithUnit::CASE_SENSITIVE))
       ->check(CLI::Range(1.0, 30 * 86400.0));
   command
       ->add_option("--uses", options->uses,
-                   "how often; each use is another certificate; several need --nodes or --name")
+                   "number of certificates the token can obtain; several need --nodes or --name")
       ->check(CLI::Range(1, 100000));
   command->add_option("--nodes", options->nodes,
-                      "names of agents that it may enrol: patterns with * and ?, with commas "
-                      "between them, such as 'gpu-*'");
+                      "names of the agents it may enrol: comma-separated patterns with * and ?, "
+                      "such as 'gpu-*'");
 }
 
 using Command = absl::Status (*)(const Options&);
@@ -305,9 +308,11 @@ CLI::App* AddCommand(CLI::App& app, const char* name, const char* help, Options*
   CLI::App* added = app.add_subcommand(name, help);
   // Not by CLI11's envname: the variable would be filled in for the commands that were not chosen,
   // too, over what the chosen one was given.
-  added->add_option("--state-dir", options->state_dir, "of the coordinator (or TERCIO_STATE_DIR)")
+  added
+      ->add_option("--state-dir", options->state_dir,
+                   "the coordinator's state directory (or TERCIO_STATE_DIR)")
       ->required(options->state_dir.empty());
-  added->add_option("-o,--output", options->output, "json for programs")
+  added->add_option("-o,--output", options->output, "output format: json, for programs")
       ->check(CLI::IsMember({"json"}));
   added->callback([command, chosen] { *chosen = command; });
   return added;
@@ -325,26 +330,32 @@ int RunAccessCommand(int argc, char** argv) {
   Options options;
   if (const char* variable = std::getenv("TERCIO_STATE_DIR")) options.state_dir = variable;
   Command chosen = nullptr;
-  CLI::App app("Who may do what at this coordinator.", "tercio-coordinator");
+  CLI::App app("Manage the tokens and certificates of a coordinator.", "tercio-coordinator");
   app.require_subcommand(1);
-  CLI::App* command = AddCommand(app, "init", "make an authority and a token for the first agent",
+  CLI::App* command = AddCommand(app, "init", "create an authority and a token for the first agent",
                                  &options, Init, &chosen);
   command
-      ->add_option("--host", options.hosts,
-                   "names and addresses by which others reach the coordinator, beside this host's")
+      ->add_option(
+          "--host", options.hosts,
+          "names and addresses by which clients reach the coordinator, besides this host's")
       ->delimiter(',');
   AddTokenOptions(command, &options);
-  command = AddCommand(app, "token", "make a token: it is printed here and nowhere else", &options,
-                       Token, &chosen);
-  command->add_option("--role", options.role, "admin, user, viewer or agent (the default)")
+  command = AddCommand(app, "token", "create a token and print it; it cannot be shown again",
+                       &options, Token, &chosen);
+  command
+      ->add_option("--role", options.role,
+                   "role of the token: admin, user, viewer or agent (the default)")
       ->check(CLI::IsMember({"admin", "user", "viewer", "agent"}));
-  command->add_option("--name", options.name, "of the person or node; an agent's may be left out");
+  command->add_option("--name", options.name, "name of the person or node; optional for agents");
   AddTokenOptions(command, &options);
-  command = AddCommand(app, "revoke", "refuse certificates from now on", &options, Revoke, &chosen);
-  command->add_option("name", options.revoked, "name, or serial number of one certificate");
-  command->add_option("--token", options.revoked_token, "number of one token, as `access` shows it")
+  command = AddCommand(app, "revoke", "revoke certificates and tokens, effective immediately",
+                       &options, Revoke, &chosen);
+  command->add_option("name", options.revoked, "a name, or the serial number of one certificate");
+  command
+      ->add_option("--token", options.revoked_token,
+                   "the number of one token, as `access` lists it")
       ->check(CLI::PositiveNumber);
-  AddCommand(app, "access", "tokens and certificates, without their secrets", &options, List,
+  AddCommand(app, "access", "list tokens and certificates, without their secrets", &options, List,
              &chosen);
   try {
     app.parse(argc, argv);

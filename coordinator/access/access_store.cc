@@ -31,13 +31,13 @@ CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates(name);
 
 absl::Status NotGood() {
   return absl::UnauthenticatedError(
-      "the token is unknown, used or too old; `tercio-coordinator token` makes a new one");
+      "the token is unknown, used up or expired; create a new one with `tercio-coordinator token`");
 }
 
 absl::Status IsThere(const std::string& name) {
   return absl::PermissionDeniedError(
-      absl::StrCat(name, " has a certificate already: `tercio-coordinator revoke ", name,
-                   "`, or make the token with --name ", name));
+      absl::StrCat(name, " already has a certificate: revoke it with `tercio-coordinator revoke ",
+                   name, "`, or create the token with --name ", name));
 }
 
 absl::Time TimeOf(int64_t seconds) { return absl::FromUnixSeconds(seconds); }
@@ -72,8 +72,8 @@ absl::Status AccessStore::Connect() {
   if (!PathExists(path_)) {
     return absl::FailedPreconditionError(
         absl::StrCat(path_,
-                     " is missing, and with it what was revoked: restore it from a back-up, "
-                     "or make an empty file of that name to forget all that"));
+                     " is missing, and with it the list of revoked certificates: restore it from a "
+                     "backup, or create an empty file of that name to forget all revocations"));
   }
   TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(path_));
   sqlite3* before = database_;
@@ -198,9 +198,10 @@ absl::Status AccessStore::Insert(const CertificateRecord& certificate) {
   TERCIO_RETURN_IF_ERROR(Forget(certificate.issued));
   TERCIO_ASSIGN_OR_RETURN(const int64_t others, CountUsable(certificate.name, certificate.issued));
   if (others >= kMostOfOneName) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        certificate.name, " has ", others, " certificates: `tercio-coordinator revoke ",
-        certificate.name, "` ends them, and a new token begins anew"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat(certificate.name, " has ", others,
+                     " certificates: revoke them with `tercio-coordinator revoke ",
+                     certificate.name, "`, then enrol it again with a new token"));
   }
   SqliteStatement insert(database_,
                          "INSERT INTO certificates(serial, name, role, issued, expires, address) "
@@ -252,7 +253,7 @@ absl::Status AccessStore::AddSuccessor(const std::string& serial,
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
     if (!row || query.Integer(0) != 0) {
       return absl::UnauthenticatedError(absl::StrCat(
-          "certificate ", serial, " was revoked, or is not one of this coordinator's"));
+          "certificate ", serial, " was revoked, or was not issued by this coordinator"));
     }
     return Insert(certificate);
   });
@@ -285,7 +286,7 @@ absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, a
   TERCIO_RETURN_IF_ERROR(done);
   if (known > 0) return changed;
   return absl::NotFoundError(
-      absl::StrCat("no certificate or token bears the name or number ", name_or_serial));
+      absl::StrCat("no certificate or token has the name or serial number ", name_or_serial));
 }
 
 absl::Status AccessStore::RevokeToken(int64_t id) {
@@ -294,7 +295,7 @@ absl::Status AccessStore::RevokeToken(int64_t id) {
   update.Bind(1, id);
   TERCIO_RETURN_IF_ERROR(update.Execute());
   if (sqlite3_changes(database_) > 0) return absl::OkStatus();
-  return absl::NotFoundError(absl::StrCat("there is no token of the number ", id));
+  return absl::NotFoundError(absl::StrCat("there is no token with number ", id));
 }
 
 absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {

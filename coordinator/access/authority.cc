@@ -65,7 +65,7 @@ absl::Status AddExtensions(X509* certificate, X509* issuer,
   for (const Extension& entry : extensions) {
     X509_EXTENSION* extension =
         X509V3_EXT_conf_nid(nullptr, &context, entry.kind, entry.value.c_str());
-    if (extension == nullptr) return Failed("cannot make an extension of a certificate");
+    if (extension == nullptr) return Failed("cannot create a certificate extension");
     X509_add_ext(certificate, extension, -1);
     X509_EXTENSION_free(extension);
   }
@@ -76,7 +76,7 @@ absl::StatusOr<RequestPointer> ReadRequest(const std::string& pem) {
   RequestPointer request(PEM_read_bio_X509_REQ(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (request != nullptr) return request;
   return absl::InvalidArgumentError(
-      absl::StrCat("the request for a certificate cannot be read: ", TakeOpenSslError()));
+      absl::StrCat("cannot read the certificate request: ", TakeOpenSslError()));
 }
 
 // Accepts kinds and sizes that TLS 1.3 takes and whose signatures are cheap to check.
@@ -103,8 +103,8 @@ absl::Status CheckRequest(X509_REQ* request) {
   ERR_clear_error();
   if (own) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      good ? "the request for a certificate is not signed with its key"
-           : "the key of the request is of no good kind or size; EC P-256 is good");
+      good ? "the certificate request is not signed with its own key"
+           : "the key of the certificate request has an unsupported type or size; use EC P-256");
 }
 
 absl::StatusOr<std::string> MakeAuthority(const std::string& key, absl::Time now) {
@@ -134,8 +134,8 @@ TlsFiles Authority::CoordinatorFiles(const std::string& directory) {
 absl::Status Authority::Create(const std::string& directory, const std::vector<std::string>& hosts,
                                absl::Time now) {
   if (mkdir(directory.c_str(), 0700) != 0) {
-    if (errno != EEXIST) return FileError(errno, "cannot make", directory);
-    return absl::AlreadyExistsError(absl::StrCat(directory, " is there already"));
+    if (errno != EEXIST) return FileError(errno, "cannot create", directory);
+    return absl::AlreadyExistsError(absl::StrCat(directory, " already exists"));
   }
   const std::string key = MakeKey();
   TERCIO_ASSIGN_OR_RETURN(const std::string pem, MakeAuthority(key, now));
@@ -199,8 +199,8 @@ absl::StatusOr<IssuedCertificate> Authority::Issue(const std::string& request,
   issued.pem = PemOf(certificate.get());
   TERCIO_ASSIGN_OR_RETURN(issued.facts, ReadCertificate(issued.pem));
   if (issued.facts.name == subject.name && issued.facts.role == subject.role) return issued;
-  return absl::InvalidArgumentError(
-      absl::StrCat("no certificate can bear the name \"", absl::CEscape(subject.name), "\""));
+  return absl::InvalidArgumentError(absl::StrCat("no certificate can be issued for the name \"",
+                                                 absl::CEscape(subject.name), "\""));
 }
 
 absl::Status Authority::RenewCoordinator(absl::Time now) const {

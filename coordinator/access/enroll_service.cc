@@ -34,7 +34,7 @@ absl::StatusOr<std::vector<std::string>> HostsOf(const std::string& request) {
   TERCIO_ASSIGN_OR_RETURN(std::vector<std::string> hosts, NamesOfRequest(request));
   if (hosts.size() <= kMostNames) return hosts;
   return absl::InvalidArgumentError(
-      absl::StrCat("a certificate is for at most ", kMostNames, " names and addresses"));
+      absl::StrCat("a certificate can have at most ", kMostNames, " names and addresses"));
 }
 
 }  // namespace
@@ -45,7 +45,8 @@ absl::Status CheckName(const std::string& name) {
     good = good && (absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_' || c == '@');
   }
   if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError("a name has 1 to 64 letters, digits, and characters of -._@");
+  return absl::InvalidArgumentError(
+      "a name must have 1 to 64 characters: letters, digits and -._@");
 }
 
 absl::StatusOr<IssuedCertificate> Registrar::Issue(const std::string& request,
@@ -77,8 +78,8 @@ absl::Status Registrar::ChooseName(const TokenRecord& token, const std::string& 
   }
   if (token.nodes.empty() || FitsNodePatterns(token.nodes, *name)) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      absl::StrCat("token ", token.id, " is for nodes of the names ", token.nodes, ", not for ",
-                   *name, "; `tercio-coordinator token --nodes` makes one for others"));
+      absl::StrCat("token ", token.id, " is for nodes named ", token.nodes, ", not for ", *name,
+                   "; create one for other names with `tercio-coordinator token --nodes`"));
 }
 
 absl::StatusOr<v1::Certificate> Registrar::Enrol(const v1::EnrollRequest& request,
@@ -122,8 +123,10 @@ grpc::Status AccessServiceImpl::Renew(grpc::ServerContext* context, const v1::Re
   GuardedCall call(gate_, *context, "AccessService/Renew");
   if (call.refused()) return call.refusal();
   if (registrar_ == nullptr) {
-    return call.Done("", ToGrpc(absl::FailedPreconditionError(
-                             "the certificates of this coordinator are made elsewhere")));
+    return call.Done(
+        "",
+        ToGrpc(absl::FailedPreconditionError(
+            "this coordinator does not issue certificates; renew them where they were issued")));
   }
   const absl::StatusOr<v1::Certificate> renewed = registrar_->Renew(call.caller(), *request);
   if (renewed.ok()) *response = *renewed;
@@ -162,8 +165,7 @@ class EnrollServer::Service : public v1::EnrollService::Service {
                      Registrar::Enrolment* enrolment, v1::Certificate* response) {
     const absl::Time now = SteadyNow();
     if (!per_address_.Take(address, now) || !total_.Take("", now)) {
-      return absl::ResourceExhaustedError(
-          "too many requests for certificates lately; wait a minute and try again");
+      return absl::ResourceExhaustedError("too many certificate requests; wait a minute and retry");
     }
     TERCIO_ASSIGN_OR_RETURN(*response, registrar_.Enrol(request, address, enrolment));
     return absl::OkStatus();
@@ -219,7 +221,7 @@ absl::StatusOr<std::unique_ptr<EnrollServer>> EnrollServer::Listen(
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr || port == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "cannot listen on ", address, "; is the port in use? --enroll-listen names another"));
+        "cannot listen on ", address, "; is the port in use? choose another with --enroll-listen"));
   }
   server->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return server;

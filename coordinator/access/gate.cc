@@ -17,8 +17,8 @@ namespace {
 
 constexpr size_t kMostKnown = 4096;
 constexpr char kNoRole[] =
-    " has none: a certificate names its own in a URI tercio:role/ROLE, --default-role of the "
-    "coordinator is that of certificates without one";
+    " has no role: a certificate names its role in a URI tercio:role/ROLE; the coordinator's "
+    "--default-role applies to certificates without one";
 
 std::string PemOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();
@@ -137,12 +137,13 @@ std::shared_ptr<const Gate::Revoked> Gate::revoked() const {
 absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
   const Rule* rule = RuleOf(call);
   if (rule == nullptr) {
-    return absl::PermissionDeniedError(absl::StrCat(std::string(call), " is nobody's to call"));
+    return absl::PermissionDeniedError(
+        absl::StrCat(std::string(call), " cannot be called by any role"));
   }
   if (revoked()->serials.contains(caller.serial)) {
     return absl::UnauthenticatedError(
         absl::StrCat("the certificate of ", caller.name, ", ", caller.serial,
-                     ", was revoked; an administrator gives a new token"));
+                     ", was revoked; ask an administrator for a new token"));
   }
   if (!Allows(rule->least, caller.role)) {
     return absl::PermissionDeniedError(
@@ -156,7 +157,7 @@ absl::Status Gate::Judge(const Caller& caller, std::string_view call) {
   const std::string key = LimitedKey(caller, call);
   if (changes_.Take(key, options_.now())) return absl::OkStatus();
   return absl::ResourceExhaustedError(
-      absl::StrCat("too many changes by ", key, " in a short time; wait a second and try again"));
+      absl::StrCat("too many changes by ", key, " in a short time; wait a second and retry"));
 }
 
 absl::Status Gate::Admit(const Caller& caller, std::string_view call) {

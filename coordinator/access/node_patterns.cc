@@ -31,17 +31,17 @@ bool IsPattern(const std::string& text) {
 absl::Status CheckNodePatterns(const std::string& patterns) {
   for (const std::string& pattern : Split(patterns)) {
     if (!IsPattern(pattern)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a pattern of node names has 1 to ", kLongestPattern,
-          " letters, digits, and characters of -._@*?; several are separated by commas"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a pattern of node names must have 1 to ", kLongestPattern,
+                       " characters: letters, digits and -._@*?; separate several with commas"));
     }
     const bool tells =
         std::any_of(pattern.begin(), pattern.end(), [](char c) { return absl::ascii_isalnum(c); });
     if (!tells) {
       return absl::InvalidArgumentError(
           absl::StrCat("the pattern \"", pattern,
-                       "\" fits every node: give the letters or digits that your nodes' names have "
-                       "in common"));
+                       "\" matches every node: include letters or digits that your nodes' names "
+                       "have in common"));
     }
   }
   return absl::OkStatus();

@@ -18,7 +18,7 @@ std::string DescribeExit(const v1::ExitRecord& exit) {
   std::string text = absl::StrCat("rank ", exit.rank(), " ");
   if (exit.signal() != 0) {
     absl::StrAppend(&text, "was killed by signal ", exit.signal());
-    if (exit.out_of_memory()) absl::StrAppend(&text, " for want of memory");
+    if (exit.out_of_memory()) absl::StrAppend(&text, " (out of memory)");
   } else {
     absl::StrAppend(&text, "exited with code ", exit.exit_code());
   }
@@ -61,11 +61,11 @@ bool SameData(const v1::JobRecord& record, int64_t start) {
 
 std::string DescribeOtherData(const v1::JobRecord& record, int64_t start, const std::string& node) {
   return absl::StrCat(
-      "the data of the job has changed since what it would go on from, after step ", start,
+      "the job's data has changed since the state it would resume from, after step ", start,
       " (node ", node, " now has digest ", record.progress().data_digest().substr(0, 12),
       ", before ", record.data_digest().substr(0, 12),
-      "): put back what data.train and data.validation named, or go on with the new data: tercio "
-      "resume ",
+      "): restore the files that data.train and data.validation named, or accept the new data: "
+      "tercio resume ",
       record.id(), " --accept-data-change");
 }
 
@@ -170,13 +170,13 @@ void Stepper::Prepared(JobState& job, const std::string& node, const v1::DataPre
   if (record.phase() != v1::JOB_PHASE_PREPARING || place == job.placement->nodes().end()) return;
   if (!answer.error().empty()) return RefuseData(job, node, answer.error());
   if (answer.vocab_size() <= 0) {
-    return RefuseData(job, node, absl::StrCat("node ", node, " names no vocabulary"));
+    return RefuseData(job, node, absl::StrCat("node ", node, " reported no vocabulary size"));
   }
   v1::AttemptProgress& progress = *record.mutable_progress();
   if (CountRanks(progress.prepared()) > 0 && progress.data_digest() != answer.digest()) {
-    return RefuseData(
-        job, node,
-        absl::StrCat("node ", node, " has other data under the same path than the other nodes"));
+    return RefuseData(job, node,
+                      absl::StrCat("node ", node,
+                                   " has different data under the same path than the other nodes"));
   }
   progress.set_data_digest(answer.digest());
   AddRank(*progress.mutable_prepared(), place->second.index);
@@ -277,7 +277,7 @@ void Stepper::RankPhased(JobState& job, const v1::RankPhase& phase) {
   effects_.changed_jobs.insert(record.id());
   if (record.phase() == v1::JOB_PHASE_STARTING && CountRanks(running) == job.placement->ranks()) {
     SetPhase(job, v1::JOB_PHASE_RUNNING);
-    Note(job, "running", "all ranks train");
+    Note(job, "running", "all ranks are training");
   }
 }
 
@@ -446,8 +446,8 @@ void Stepper::HastenStop(JobState& job) {
     if (found != state_.nodes.end() && !found->second.record.quarantined()) {
       Quarantine(found->second.record, absl::StrCat("processes of job ", job.record.id(),
                                                     " (attempt ", job.record.attempt(),
-                                                    ") do not end there, although killed: a device "
-                                                    "or a file system hangs"));
+                                                    ") do not exit even after SIGKILL: a device or "
+                                                    "a file system hangs"));
     }
     NodeStopped(job, name);
   }

@@ -66,12 +66,13 @@ std::string DescribeMissing(const v1::JobRecord& record,
   }
   std::string text = absl::StrCat("there is no checkpoint of step ", step);
   if (given_up_by > 0) {
-    text = absl::StrCat("the checkpoint of step ", step, " is one of attempt ", given_up_by,
-                        ", whose steps were given up when the job was resumed from before them");
+    text =
+        absl::StrCat("the checkpoint of step ", step, " belongs to attempt ", given_up_by,
+                     ", whose steps were discarded when the job was resumed from an earlier one");
   }
   if (steps.empty()) return text;
   std::sort(steps.begin(), steps.end());
-  return absl::StrCat(text, "; there are those of ", absl::StrJoin(steps, ", "));
+  return absl::StrCat(text, "; available steps: ", absl::StrJoin(steps, ", "));
 }
 
 }  // namespace
@@ -109,7 +110,7 @@ void Stepper::SearchAgainWhereDue(JobState& job) {
   // While the coordinator's own disk was full the answer may have come, and wait to be heard.
   const bool heard_all = now_ - job.unanswered_since >= kAnswerGrace;
   if (waited > settings_.checkpoint_patience && heard_all) {
-    FailWithoutCheckpoint(job, "the file system of the checkpoints does not answer");
+    FailWithoutCheckpoint(job, "the file system with the checkpoints does not answer");
   }
 }
 
@@ -133,7 +134,7 @@ void Stepper::Handle(const CheckpointFound& answer) {
     if (CheckpointsThatCount(record).empty()) return StartFrom(job, answer);
     std::vector<CheckpointFinding> all = answer.findings;
     AddKnownDamage(record, &all);
-    FailWithoutCheckpoint(job, all.empty() ? "none is where it was" : DescribeFindings(all));
+    FailWithoutCheckpoint(job, all.empty() ? "all of them are missing" : DescribeFindings(all));
   });
 }
 
@@ -179,9 +180,9 @@ void Stepper::FailWithoutCheckpoint(JobState& job, const std::string& findings) 
   v1::JobRecord& record = job.record;
   StopNodes(job, 0);
   record.set_error(absl::StrCat(
-      "no checkpoint of the job can be read, and it does not start over by itself: ", findings,
-      ". Bring one back and resume the job, or choose where it starts: `tercio resume ",
-      record.id(), " --from-step N` (0: from the beginning)"));
+      "no checkpoint of the job can be read, and a job never starts over on its own: ", findings,
+      ". Restore one and resume the job, or choose where to start: `tercio resume ", record.id(),
+      " --from-step N` (0: from the beginning)"));
   Finish(job, v1::JOB_PHASE_FAILED);
 }
 

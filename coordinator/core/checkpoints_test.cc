@@ -225,9 +225,9 @@ TEST_F(CheckpointsTest, AChosenStepOfAHistoryThatWasGivenUpIsNamedAsThat) {
   }
   Do(nothing);
   EXPECT_EQ(job().phase(), v1::JOB_PHASE_FAILED);
-  EXPECT_THAT(job().error(), HasSubstr("the checkpoint of step 4 is one of attempt 1, whose steps "
-                                       "were given up when the job was resumed from before them; "
-                                       "there are those of 2"));
+  EXPECT_THAT(job().error(), HasSubstr("the checkpoint of step 4 belongs to attempt 1, whose steps "
+                                       "were discarded when the job was resumed from an earlier "
+                                       "one; available steps: 2"));
 }
 
 // Its ranks verify what they read: where they could not even begin, the disk is looked at.

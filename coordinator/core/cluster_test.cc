@@ -236,7 +236,7 @@ TEST(Devices, AJobWaitsForItsKindAndOthersPassIt) {
   cluster.Attach("a");
   EXPECT_EQ(cluster.state_.jobs.at("gpus").record.phase(), v1::JOB_PHASE_QUEUED);
   EXPECT_EQ(cluster.state_.jobs.at("gpus").record.error(),
-            "waiting: needs 2 GPUs, 0 are free of 0");
+            "waiting: needs 2 GPUs, 0 of 0 are free");
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_PREPARING);
   cluster.device_kind_ = "cuda";
   cluster.Attach("g");
@@ -307,7 +307,7 @@ TEST(Devices, ANodeThatComesBackWithFewerHasWhatItHas) {
     cluster.Wait(30);
     EXPECT_EQ(FreeSlots(cluster.state_, "a"), 1);
     ASSERT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
-    EXPECT_EQ(cluster.job().error(), "waiting: needs 2 devices, 1 are free of 1");
+    EXPECT_EQ(cluster.job().error(), "waiting: needs 2 devices, 1 of 1 are free");
     cluster.Wait(60);
     if (least == 0) {
       EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);

@@ -31,7 +31,7 @@ void Stepper::HearDeviceFaults(const std::string& name, const DeviceFaults& faul
     }
     for (const auto& [device, fault] : before) {
       if (faults.contains(device)) continue;
-      NoteNode(name, "device_recovered", absl::StrCat(NameOf(node, device), " takes ranks again"));
+      NoteNode(name, "device_recovered", absl::StrCat(NameOf(node, device), " is available again"));
     }
     node.record.clear_device_faults();
     for (const auto& [device, fault] : faults) {
@@ -63,7 +63,7 @@ void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
     if (hit == ranks.end()) continue;
     const int device = job.placement->DeviceOf(*hit) % gpus;
     const std::string what = absl::StrCat(NameOf(node, device), " of node ", name,
-                                          ", on which rank ", *hit, " is: ", faults.at(device));
+                                          ", used by rank ", *hit, ": ", faults.at(device));
     if (phase == v1::JOB_PHASE_PREPARING) {
       Move(job, what);
     } else {

@@ -73,7 +73,7 @@ TEST(DeviceFaults, AFaultyGpuTakesNoRanksUntilItIsWell) {
   EXPECT_EQ(cluster.Free("a"), 1);
   cluster.Do(Submitted{kJob, GpuSpec(2)});
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
-  EXPECT_EQ(cluster.job().error(), std::string("waiting: needs 2 GPUs, 1 are free of 1; GPU 0 of "
+  EXPECT_EQ(cluster.job().error(), std::string("waiting: needs 2 GPUs, 1 of 1 are free; GPU 0 of "
                                                "node a is faulty: ") +
                                        kLost);
   const Effects well = cluster.SayFaults("a", {});
@@ -112,7 +112,7 @@ TEST(DeviceFaults, ARunOnAGpuThatIsLostGoesOnElsewhere) {
   const Effects effects = cluster.SayFaults("a", {{1, kLost}});
   EXPECT_THAT(
       Messages(effects, "attempt_broken"),
-      Contains(AllOf(HasSubstr("GPU 1"), HasSubstr("on which rank 1 is"), HasSubstr("XID 79"))));
+      Contains(AllOf(HasSubstr("GPU 1"), HasSubstr("used by rank 1: "), HasSubstr("XID 79"))));
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_STOPPING);
   // The node is not to blame: its other GPU is well.
   EXPECT_EQ(cluster.state_.nodes.at("a").record.faults_size(), 0);
@@ -198,8 +198,9 @@ TEST(DeviceFaults, ATensorGroupIsPutOnGpusOfOneModel) {
   // Five are left, and yet not enough of either model.
   cluster.SayFaults("a", {{0, kLost}});
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
-  EXPECT_THAT(cluster.job().error(),
-              HasSubstr("the 4 of a tensor group must be of one model: 3 of H200, 2 of A100"));
+  EXPECT_THAT(
+      cluster.job().error(),
+      HasSubstr("the 4 GPUs of a tensor group must be of the same model: 3 x H200, 2 x A100"));
 }
 
 TEST(DeviceFaults, AJobWaitsForNodesWithTheSameNccl) {
@@ -212,7 +213,7 @@ TEST(DeviceFaults, AJobWaitsForNodesWithTheSameNccl) {
   }
   cluster.Do(Submitted{kJob, GpuSpec(4)});
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
-  EXPECT_THAT(cluster.job().error(), HasSubstr("the same version of NCCL"));
+  EXPECT_THAT(cluster.job().error(), HasSubstr("the same NCCL version"));
   cluster.AttachGpus("b");  // now of a version that nobody knows
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_QUEUED);
   v1::AgentHello hello = cluster.Hello("b");

@@ -44,13 +44,13 @@ Devices ChooseByModel(const Devices& free, const DeviceWish& wish) {
   return static_cast<int>(chosen.size()) == wish.ranks ? chosen : Devices();
 }
 
-// "3 of NVIDIA A100, 5 of NVIDIA H200".
+// "3 x NVIDIA A100, 5 x NVIDIA H200".
 std::string Counts(const Devices& free, std::string_view FreeDevice::*member) {
   std::vector<std::string> parts;
   for (const Devices& alike : GroupBy(free, member)) {
     const std::string_view name = alike.front().*member;
     parts.push_back(
-        absl::StrCat(alike.size(), " of ", name.empty() ? "unknown" : std::string(name)));
+        absl::StrCat(alike.size(), " x ", name.empty() ? "unknown" : std::string(name)));
   }
   return absl::StrJoin(parts, ", ");
 }
@@ -70,13 +70,13 @@ std::vector<FreeDevice> ChooseDevices(const std::vector<FreeDevice>& free, const
 std::string WhyNoDevices(const std::vector<FreeDevice>& free, const DeviceWish& wish) {
   if (static_cast<int>(free.size()) < wish.ranks) return "";
   if (wish.one_nccl && !ChooseByModel(free, wish).empty()) {
-    return absl::StrCat("nodes of one job need the same version of NCCL: ",
+    return absl::StrCat("the nodes of a job need the same NCCL version: ",
                         Counts(free, &FreeDevice::nccl));
   }
   const std::string group = wish.tensor == 0
-                                ? std::string("all (parallelism: auto)")
-                                : absl::StrCat("the ", wish.tensor, " of a tensor group");
-  return absl::StrCat(group, " must be of one model: ", Counts(free, &FreeDevice::model));
+                                ? std::string("all GPUs (parallelism: auto)")
+                                : absl::StrCat("the ", wish.tensor, " GPUs of a tensor group");
+  return absl::StrCat(group, " must be of the same model: ", Counts(free, &FreeDevice::model));
 }
 
 }  // namespace tercio::coordinator

@@ -38,7 +38,7 @@ TEST(Devices, ATensorGroupHasOneModel) {
               ElementsAre("a0", "c0", "b0", "b1", "d0", "d1"));
   EXPECT_THAT(ChooseDevices(free, {6, 3, false}), IsEmpty());
   EXPECT_EQ(WhyNoDevices(free, {6, 3, false}),
-            "the 3 of a tensor group must be of one model: 2 of old, 4 of new");
+            "the 3 GPUs of a tensor group must be of the same model: 2 x old, 4 x new");
   // A layout that nobody knows yet may need them all alike.
   EXPECT_THAT(Names(ChooseDevices(free, {2, 0, false})), ElementsAre("a0", "c0"));
   EXPECT_THAT(ChooseDevices(free, {5, 0, false}), IsEmpty());
@@ -53,8 +53,7 @@ TEST(Devices, NodesOfAJobHaveOneNccl) {
   EXPECT_THAT(Names(ChooseDevices(free, {2, 1, true})), ElementsAre("a0", "a1"));
   EXPECT_THAT(ChooseDevices(free, {4, 1, true}), IsEmpty());
   EXPECT_EQ(WhyNoDevices(free, {4, 1, true}),
-            "nodes of one job need the same version of NCCL: 2 of 2.27.3, 3 of 2.28.9, 1 of "
-            "unknown");
+            "the nodes of a job need the same NCCL version: 2 x 2.27.3, 3 x 2.28.9, 1 x unknown");
   EXPECT_EQ(ChooseDevices(free, {6, 1, false}).size(), 6u);
 }
 

@@ -27,11 +27,11 @@ class Inspector {
 
   Diagnosis Run() {
     if (auto pair = FindMismatch(); pair.has_value()) {
-      return Make(HangKind::kMismatch, {pair->first, pair->second},
-                  absl::StrCat(NameRanks(Sorted({pair->first, pair->second})),
-                               " are at calls that do not fit together: rank ", pair->first, " at ",
-                               Exactly(pair->first), ", rank ", pair->second, " at ",
-                               Exactly(pair->second)));
+      return Make(
+          HangKind::kMismatch, {pair->first, pair->second},
+          absl::StrCat(NameRanks(Sorted({pair->first, pair->second})),
+                       " are at mismatched calls: rank ", pair->first, " at ", Exactly(pair->first),
+                       ", rank ", pair->second, " at ", Exactly(pair->second)));
     }
     const std::set<int> roots = Roots();
     for (const auto& [condition, kind] : {std::pair{Condition::kStopped, HangKind::kStopped},
@@ -150,7 +150,7 @@ class Inspector {
       if (rank != other && LostBetween(rank, other)) return SlowLink(rank, other);
     }
     return Make(HangKind::kDeadlock, Sorted(path),
-                absl::StrCat("all ranks wait, ", NameRanks(Sorted(path)), " in a circle"));
+                absl::StrCat("all ranks wait, ", NameRanks(Sorted(path)), " in a cycle"));
   }
 
   // Whether `rank` waits for something that `other` is sending or has sent.
@@ -167,7 +167,7 @@ class Inspector {
   Diagnosis SlowLink(int rank, int other) const {
     return Make(HangKind::kSlowLink, Sorted({rank, other}),
                 absl::StrCat("rank ", rank, " (node ", nodes_.at(rank), ") waits in ", Place(rank),
-                             " for what rank ", other, " (node ", nodes_.at(other),
+                             " for data that rank ", other, " (node ", nodes_.at(other),
                              ") has sent or is sending: nothing arrives on the link between them"));
   }
 
@@ -183,7 +183,7 @@ class Inspector {
         ending = absl::StrCat("the trainer of ", who, " has ended");
         break;
       case HangKind::kNoAnswer:
-        ending = absl::StrCat("nothing is known of ", who, ": no answer from ", Nodes(culprits));
+        ending = absl::StrCat("nothing is known about ", who, ": no answer from ", Nodes(culprits));
         break;
       default: {
         const v1::RankPosition& position = *Position(culprits.front());
@@ -241,9 +241,9 @@ class Inspector {
       case v1::TRAINER_PHASE_RUNNING:
         return "training";
       case v1::TRAINER_PHASE_FINISHED:
-        return "its end";
+        return "shutdown";
       default:
-        return "its start";
+        return "startup";
     }
   }
 

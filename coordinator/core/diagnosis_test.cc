@@ -127,9 +127,10 @@ TEST_F(DiagnosisTest, AWholeNodeWithoutAnswer) {
   const Diagnosis diagnosis = Run();
   EXPECT_EQ(diagnosis.kind, HangKind::kNoAnswer);
   EXPECT_THAT(diagnosis.culprits, ElementsAre(4, 5, 6, 7));
-  EXPECT_EQ(diagnosis.text,
-            "ranks 0-3 wait in all-reduce #4410 of world; nothing is known of ranks 4-7: no answer "
-            "from node b");
+  EXPECT_EQ(
+      diagnosis.text,
+      "ranks 0-3 wait in all-reduce #4410 of world; nothing is known about ranks 4-7: no answer "
+      "from node b");
   // Only the rank that is waited for counts.
   for (int r = 0; r < 4; ++r) positions_[r] = Waits(r, "tensor.0", "all-reduce", 3, r / 2 * 2);
   positions_[0] = Waits(0, "pipeline.0", "pipeline receive", 3, 4);
@@ -177,7 +178,7 @@ TEST_F(DiagnosisTest, AllWaitInACircle) {
   const Diagnosis diagnosis = Run();
   EXPECT_EQ(diagnosis.kind, HangKind::kDeadlock);
   EXPECT_THAT(diagnosis.culprits, ElementsAre(0, 1, 4, 5));
-  EXPECT_THAT(diagnosis.text, HasSubstr("all ranks wait, ranks 0, 1, 4, 5 in a circle"));
+  EXPECT_THAT(diagnosis.text, HasSubstr("all ranks wait, ranks 0, 1, 4, 5 in a cycle"));
 }
 
 TEST_F(DiagnosisTest, BeforeTheFirstStep) {

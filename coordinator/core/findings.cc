@@ -30,7 +30,7 @@ void Stepper::NoteSpike(JobState& job, const v1::StepRecord& step) {
   if (step.spike().empty()) return;
   Note(job, "spike",
        absl::StrCat("step ", step.step(), ": ", step.spike(),
-                    step.skipped() ? "; the weights stay as they were" : ""));
+                    step.skipped() ? "; the weights are unchanged" : ""));
 }
 
 bool Stepper::Found(JobState& job, const v1::ExitRecord& exit) {
@@ -96,7 +96,7 @@ void Stepper::TakeBackBlame(JobState& job) {
     if (!node.quarantined() || node.faults_size() >= settings_.quarantine_faults) continue;
     node.set_quarantined(false);
     node.clear_reason();
-    NoteNode(name, "node_released", "its last fault was not its own");
+    NoteNode(name, "node_released", "its last fault was caused elsewhere");
   }
 }
 
@@ -110,8 +110,8 @@ void Stepper::SettleRollBack(JobState& job) {
   if (resume >= bad) return;  // a checkpoint of a run that has got over it
   plan::GoOver(resume, bad, &training);
   Note(job, "rolled_back",
-       absl::StrCat("step ", bad, " was a spike: the run goes back to step ", resume,
-                    " and over the ", bad - resume, " batches that led to it (",
+       absl::StrCat("step ", bad, " was a spike: the run rolls back to step ", resume,
+                    " and skips the ", bad - resume, " batches that led to it (",
                     record.roll_backs(), " of ", kMostRollBacks, ")"));
 }
 

@@ -203,7 +203,7 @@ TEST(RollBack, GoesOverTheDataAndBlamesNobody) {
   EXPECT_EQ(plan::BatchOfStep(told.training(), 51), 58);
   EXPECT_EQ(told.fault_tolerance().on_spike(), "rollback");
   ASSERT_EQ(run.Told("rolled_back").size(), 1u);
-  EXPECT_THAT(run.Told("rolled_back")[0], HasSubstr("goes back to step 50"));
+  EXPECT_THAT(run.Told("rolled_back")[0], HasSubstr("rolls back to step 50"));
   EXPECT_EQ(run.job().restarts_used(), 1);
   EXPECT_EQ(run.job().crashes(), 0);
   // A later fault of another kind keeps it.

@@ -90,7 +90,7 @@ class HangStacks::Reporter {
     std::vector<int> ranks = kind.ranks;
     std::sort(ranks.begin(), ranks.end());
     if (ranks.size() > 1) {
-      Say(of, absl::StrCat("the same, but for addresses, in ", ranks.size(), " ranks: ",
+      Say(of, absl::StrCat("the same apart from addresses in ", ranks.size(), " ranks: ",
                            NameBriefly(ranks), "; addresses are those of rank ", kind.source));
     }
     const size_t end = lines_.size() + kMostLinesOfOne;
@@ -109,8 +109,8 @@ class HangStacks::Reporter {
 
   std::vector<std::pair<int, std::string>> Finish() {
     if (kinds_left_out_ > 0) {
-      Say(first_left_out_, absl::StrCat("left out: stacks of ", kinds_left_out_,
-                                        " other kinds, of ", ranks_left_out_, " ranks"));
+      Say(first_left_out_, absl::StrCat("omitted: stacks of ", kinds_left_out_,
+                                        " other kinds, from ", ranks_left_out_, " ranks"));
     }
     return std::move(lines_);
   }

@@ -76,7 +76,7 @@ TEST(HangStacksTest, WhatIsKeptAndReportedHasBounds) {
   EXPECT_LE(lines.size(), HangStacks::kMostLines);
   EXPECT_EQ(lines.front().first, 12'000);
   EXPECT_THAT(TextsOf(lines, 12'000), ::testing::Contains(HasSubstr("Function12000()")));
-  EXPECT_THAT(lines.back().second, HasSubstr("left out: stacks of"));
+  EXPECT_THAT(lines.back().second, HasSubstr("omitted: stacks of"));
 }
 
 TEST(HangStacksTest, ManyCulpritsLeaveRoomForNothingElseAndStillHaveBounds) {
@@ -87,7 +87,7 @@ TEST(HangStacksTest, ManyCulpritsLeaveRoomForNothingElseAndStillHaveBounds) {
   const auto lines = stacks.Report(culprits);
   EXPECT_LE(lines.size(), HangStacks::kMostLines);
   EXPECT_EQ(lines.front().first, 0);
-  EXPECT_THAT(lines.back().second, HasSubstr("of 12224 ranks"));
+  EXPECT_THAT(lines.back().second, HasSubstr("from 12224 ranks"));
 }
 
 TEST(HangStacksTest, ACulpritThatStandsWhereOthersDoHasItsLines) {
@@ -97,7 +97,7 @@ TEST(HangStacksTest, ACulpritThatStandsWhereOthersDoHasItsLines) {
   stacks.Add(6, "");
   EXPECT_THAT(stacks.Report({5}),
               ElementsAre(Pair(5,
-                               "stack: the same, but for addresses, in 2 ranks: ranks 2, 5; "
+                               "stack: the same apart from addresses in 2 ranks: ranks 2, 5; "
                                "addresses are those of rank 2"),
                           Pair(5, "stack:   0xa Wait()")));
   stacks.Clear();

@@ -28,7 +28,7 @@ bool HeardLoading(const std::string& node, const v1::RunHealth& health, RunHealt
 std::string DescribeLoading(const RunHealthState& state) {
   const auto loading = state.LoadingOfAll();
   if (!loading.has_value()) return "";
-  return absl::StrFormat("; its ranks load their state, %.3f of %.3f GB",
+  return absl::StrFormat("; its ranks are loading their state, %.3f of %.3f GB",
                          static_cast<double>(loading->bytes) / 1e9,
                          static_cast<double>(loading->total_bytes) / 1e9);
 }
@@ -95,8 +95,8 @@ void Stepper::LinesLost(JobState& job, const std::string& node) {
   if (state.noted_lost_lines) return;
   state.noted_lost_lines = true;
   Note(job, "log_lines_lost",
-       "lines of its ranks' logs are missing: too many, or the disk takes none; training goes on "
-       "(tercio_log_lines_lost_total of the agents counts them)",
+       "lines of its ranks' logs were dropped: too many, or the disk cannot be written; training "
+       "continues (tercio_log_lines_lost_total of the agents counts them)",
        node);
 }
 
@@ -112,7 +112,7 @@ void Stepper::Changed(JobState& job, const StragglerChange& change) {
   int own = job.placement->ranks();
   for (const std::string& avoided : job.avoided.nodes) own -= job.placement->RanksOn(avoided);
   if (RoomBeside(job.record.spec(), job.avoided).free + own < job.placement->ranks()) {
-    Note(job, "straggler_kept", absl::StrCat("there are no devices to replace those of ", node),
+    Note(job, "straggler_kept", absl::StrCat("no devices are free to replace those of ", node),
          node, change.rank);
     return;
   }
@@ -144,7 +144,7 @@ void Stepper::WatchForHangs() {
     Note(job, "no_progress",
          absl::StrCat("no rank has made progress for ",
                       static_cast<int64_t>(state.watchdog.StalledSeconds(now_)), " s",
-                      DescribeLoading(state), "; all are asked where they are"));
+                      DescribeLoading(state), "; asking all ranks for their positions"));
     for (const auto& [name, node] : job.placement->nodes()) {
       v1::CoordinatorMessage message;
       *message.mutable_inspect_run()->mutable_run() = RunOf(job.record);

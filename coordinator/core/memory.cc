@@ -139,7 +139,7 @@ void Stepper::ChooseStart(JobState& job, const v1::Plan& plan) {
   Note(job, "resumed_from_memory",
        absl::StrCat("step ", choice->id.step, " of attempt ", choice->id.attempt,
                     ", from the memory of ", absl::StrJoin(named, ", "), more,
-                    "; the newest checkpoint is that of step ", record.checkpoint_step()));
+                    "; the newest checkpoint is of step ", record.checkpoint_step()));
 }
 
 // A snapshot that did not carry its attempt to a first step is not tried again.

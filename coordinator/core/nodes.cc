@@ -92,8 +92,8 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
   switch (record.phase()) {
     case v1::JOB_PHASE_PREPARING:
       if (const int rank = RankWithoutDevice(*job.placement, name, hello); rank >= 0) {
-        return Move(job, absl::StrCat("node ", name, " has come back with ", hello.devices(),
-                                      " devices, and rank ", rank, " was to have device ",
+        return Move(job, absl::StrCat("node ", name, " reconnected with ", hello.devices(),
+                                      " devices, but rank ", rank, " was assigned device ",
                                       job.placement->DeviceOf(rank)));
       }
       if (!HasRank(record.progress().prepared(), index)) SendPrepare(job, name);
@@ -106,11 +106,12 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       // node that has forgotten what it did may have run it, and no attempt starts twice on a node.
       if (same_spool && record.phase() == v1::JOB_PHASE_STARTING) {
         if (KnowsSources(job)) return SendStart(job, name);
-        return Fault(job, {FaultCause::kOther,
-                           absl::StrCat("node ", name,
-                                        " has not heard in whose memory its ranks' state is, and "
-                                        "the coordinator has started anew since"),
-                           false, ""});
+        return Fault(job,
+                     {FaultCause::kOther,
+                      absl::StrCat("node ", name,
+                                   " was not told which nodes hold its ranks' state in memory, "
+                                   "and the coordinator has restarted since"),
+                      false, ""});
       }
       return Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " has lost its ranks"),
                          false, name});
@@ -165,8 +166,8 @@ void Stepper::Leave(NodeState& node) {
   node.record.set_leaving(true);
   const std::string& name = node.record.name();
   effects_.changed_nodes.insert(name);
-  NoteNode(name, "node_leaves", "its agent ends; its jobs save and go elsewhere");
-  MoveAway(name, absl::StrCat("the agent of node ", name, " ends"));
+  NoteNode(name, "node_leaves", "its agent is stopping; its jobs save and move to other nodes");
+  MoveAway(name, absl::StrCat("the agent of node ", name, " is stopping"));
 }
 
 void Stepper::MoveAway(const std::string& node, const std::string& why) {
@@ -210,7 +211,7 @@ void Stepper::Quarantine(v1::NodeRecord& node, const std::string& why) {
   node.set_reason(why);
   effects_.changed_nodes.insert(node.name());
   NoteNode(node.name(), "node_quarantined",
-           absl::StrCat(why, "; `tercio nodes release ", node.name(), "` lets it work again"));
+           absl::StrCat(why, "; release it with `tercio nodes release ", node.name(), "`"));
 }
 
 // Whether the report is not yet in the store. Reports without a sequence are of the moment only.

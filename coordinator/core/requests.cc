@@ -63,7 +63,7 @@ void Stepper::Handle(const ResumeRequested& resume) {
   if (record.phase() == v1::JOB_PHASE_SUCCEEDED && !longer) {
     effects_.answer = absl::FailedPreconditionError(
         absl::StrCat("job ", resume.job_id,
-                     " has succeeded; to go on give it more steps: --set training.steps=N"));
+                     " has succeeded; to train on, give it more steps: --set training.steps=N"));
     return;
   }
   // What was gone over stays so; a job file does not know of it.
@@ -87,8 +87,8 @@ void Stepper::Handle(const ResumeRequested& resume) {
   SwitchTime(job, v1::TIME_KIND_QUEUED);
   SetPhase(job, v1::JOB_PHASE_QUEUED);
   Note(job, "resumed",
-       resume.accept_data_change ? "resumed by request, with other data if need be"
-                                 : "resumed by request");
+       resume.accept_data_change ? "resumed on request, accepting changed data"
+                                 : "resumed on request");
 }
 
 void Stepper::Handle(const SaveRequested& request) {
@@ -139,7 +139,7 @@ void Stepper::Handle(const NodeChangeRequested& request) {
   const auto found = state_.nodes.find(request.node);
   if (found == state_.nodes.end()) {
     effects_.answer = absl::NotFoundError(
-        absl::StrCat("no node ", request.node, "; `tercio nodes` lists those that have come"));
+        absl::StrCat("no node ", request.node, "; `tercio nodes` lists the known ones"));
     return;
   }
   NodeState& node = found->second;
@@ -152,7 +152,7 @@ void Stepper::Handle(const NodeChangeRequested& request) {
       if (!node.record.drained()) return;
       node.record.set_drained(false);
       if (!node.record.quarantined()) node.record.clear_reason();
-      return NoteNode(request.node, "node_undrained", "takes ranks again");
+      return NoteNode(request.node, "node_undrained", "schedulable again");
     case NodeChange::kRelease:
       if (!node.record.quarantined()) return;
       node.record.set_quarantined(false);
@@ -165,7 +165,7 @@ void Stepper::Handle(const NodeChangeRequested& request) {
 absl::Status CheckDrill(const v1::JobRecord& record, const Placement& placement, int rank) {
   if (record.phase() != v1::JOB_PHASE_RUNNING) {
     return absl::FailedPreconditionError(
-        absl::StrCat("job ", record.id(), " is not running: a drill needs one that is"));
+        absl::StrCat("job ", record.id(), " is not running: a drill needs a running job"));
   }
   if (rank >= 0 && rank < placement.ranks()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the job has ranks 0 to ", placement.ranks() - 1));
@@ -192,8 +192,8 @@ void Stepper::Drain(NodeState& node) {
   const std::string& name = node.record.name();
   if (!node.record.drained()) {
     node.record.set_drained(true);
-    if (!node.record.quarantined()) node.record.set_reason("drained by request");
-    NoteNode(name, "node_drained", "takes no ranks; its jobs save and go elsewhere");
+    if (!node.record.quarantined()) node.record.set_reason("drained on request");
+    NoteNode(name, "node_drained", "not schedulable; its jobs save and move to other nodes");
   }
   MoveAway(name, absl::StrCat("node ", name, " is drained"));
 }

@@ -256,7 +256,7 @@ bool Stepper::Assign(JobState& job) {
     return false;
   }
   if (record.elastic_ranks() > 0) {
-    Note(job, "grown", absl::StrCat("all ", ranks, " ranks again"));
+    Note(job, "grown", absl::StrCat("back to all ", ranks, " ranks"));
     record.clear_recent_step_seconds();
   }
   record.set_elastic_ranks(0);
@@ -271,7 +271,7 @@ void Stepper::Wait(JobState& job, int ranks) {
   const Room room = RoomBeside(spec, {});
   std::string reason = absl::StrCat("waiting: needs ", ranks,
                                     spec.resources().device() == "cuda" ? " GPUs, " : " devices, ",
-                                    room.free, " are free of ", room.total);
+                                    room.free, " of ", room.total, " are free");
   const std::string why = WhyNoDevices(FreeDevicesFor(spec, {}), WishOf(spec, ranks));
   if (!why.empty()) absl::StrAppend(&reason, "; ", why);
   absl::StrAppend(&reason, DescribeFaulty(state_, spec));
@@ -317,7 +317,7 @@ bool Stepper::Shrink(JobState& job, int free) {
   record.set_elastic_ranks(ranks);
   *record.mutable_elastic_parallelism() = *layout;
   Note(job, "shrunk",
-       absl::StrCat("goes on with ", ranks, " of ", plan::RanksOfJob(record.spec()),
+       absl::StrCat("continues with ", ranks, " of ", plan::RanksOfJob(record.spec()),
                     " ranks (tensor ", layout->tensor(), ", pipeline ", layout->pipeline(),
                     ", data ", layout->data(), "): no more came back within ",
                     static_cast<int64_t>(wanted.elastic_wait_seconds()), " s"));

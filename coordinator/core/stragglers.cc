@@ -99,10 +99,11 @@ std::vector<StragglerChange> StragglerDetector::CloseWindow() {
     if (!IsCertain(entry)) continue;
     changes.push_back(
         {rank, slow, score,
-         absl::StrFormat("rank %d (node %s) computes %.4g s a step, %s %.4g s: score %.2f in %d "
-                         "windows%s",
-                         rank, entry.node, entry.compute, reference.what, reference.seconds, score,
-                         entry.windows, slow ? "" : ", no straggler any more")});
+         absl::StrFormat(
+             "rank %d (node %s) computes for %.4g s per step, %s %.4g s: score %.2f in %d "
+             "windows%s",
+             rank, entry.node, entry.compute, reference.what, reference.seconds, score,
+             entry.windows, slow ? "" : ", no longer a straggler")});
     entry.slow = slow;
     entry.windows = 0;
     entry.steps_of_windows = 0;

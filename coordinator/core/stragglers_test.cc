@@ -65,8 +65,9 @@ TEST(StragglersTest, NamesOneSlowRankOfEightOnce) {
   EXPECT_EQ(changes[0].rank, 5);
   EXPECT_TRUE(changes[0].slow);
   EXPECT_NEAR(changes[0].score, 0.667, 0.001);
-  EXPECT_THAT(changes[0].text, HasSubstr("rank 5 (node b) computes 1.5 s a step, the median of its "
-                                         "stage is 1 s: score 0.67 in 3 windows"));
+  EXPECT_THAT(changes[0].text,
+              HasSubstr("rank 5 (node b) computes for 1.5 s per step, the median of its "
+                        "stage is 1 s: score 0.67 in 3 windows"));
   EXPECT_NEAR(job.detector().scores().at(5), 0.667, 0.001);
   EXPECT_EQ(job.detector().scores().at(4), 1);
 }
@@ -116,7 +117,7 @@ TEST(StragglersTest, SaysWhenItHasRecovered) {
   ASSERT_EQ(changes.size(), 1);
   EXPECT_EQ(changes[0].rank, 2);
   EXPECT_FALSE(changes[0].slow);
-  EXPECT_THAT(changes[0].text, HasSubstr("no straggler any more"));
+  EXPECT_THAT(changes[0].text, HasSubstr("no longer a straggler"));
 }
 
 TEST(StragglersTest, UnequalStagesAreNoAlarm) {

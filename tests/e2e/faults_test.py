@@ -68,7 +68,7 @@ class OutOfMemory(Cluster):
                           "model={layers: 8, hidden: 512, heads: 8, context: 32}", *layout(1, 1, 1))
         status = self.json("wait", job, *self.reach(), code=1)
         self.assertEqual((status["state"], status["restarts"]), ("failed", 0), self.events(job))
-        self.assertIn("killed by signal 9 for want of memory", status["error"])
+        self.assertIn("killed by signal 9 (out of memory)", status["error"])
 
     def test_another_kill_is_none_for_want_of_memory(self):
         job = self.submit("--set", "training.steps=1000000", *layout(1, 1, 2))

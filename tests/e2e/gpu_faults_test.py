@@ -73,7 +73,7 @@ class GpuFaults(FakeGpus, ClusterTest):
         self.assertEqual(self.curve_of(job), self.curve_of(undisturbed))
         broken = [event for event in self.events(job) if event["kind"] == "attempt_broken"]
         self.assertEqual(len(broken), 1)
-        self.assertIn("GPU 1 (Fake GPU, GPU-1) of node a, on which rank 1 is: XID 79", broken[0]["message"])
+        self.assertIn("GPU 1 (Fake GPU, GPU-1) of node a, used by rank 1: XID 79", broken[0]["message"])
         faulty = [event for event in self.events() if event["kind"] == "device_faulty"]
         self.assertEqual([(event["node"], "XID 79" in event["message"]) for event in faulty], [("a", True)])
         node = self.nodes()["a"]
@@ -95,7 +95,7 @@ class GpuFaults(FakeGpus, ClusterTest):
         self.gpu_agent("a")
         job = self.submit(*JOB, *layout(1, 1, 2))
         error = wait_for(lambda: self.get(job)["error"], "a reason")
-        self.assertIn("needs 2 GPUs, 1 are free of 1; GPU 0 of node a is faulty: its compute mode is prohibited", error)
+        self.assertIn("needs 2 GPUs, 1 of 1 are free; GPU 0 of node a is faulty: its compute mode is prohibited", error)
         self.assertIn("nvidia-smi -i 0 -c DEFAULT", error)
         self.say("a")
         self.finish(job)

@@ -118,7 +118,7 @@ class Spikes(TercioTest):
         self.assertEqual([step["step"] for step in rolled], list(range(1, self.STEPS + 1)))
         backs = [event["message"] for event in self.events(job, "rollback") if event["kind"] == "rolled_back"]
         self.assertEqual(len(backs), job["restarts"])
-        self.assertIn(f"step {first} was a spike: the run goes back to step {resume} and over the "
+        self.assertIn(f"step {first} was a spike: the run rolls back to step {resume} and skips the "
                       f"{first - resume} batches", backs[0])
         # Up to there the same bits, and then the batches that follow the bad one.
         self.assertEqual(self.losses(rolled[:resume]), self.losses(reported[:resume]))

@@ -139,12 +139,12 @@ class Joining(SecureTest):
         token = self.token("user", "bob")
         self.login("bob", "user", token)
         _, err = self.login("eve", "user", token, code=4)
-        self.assertIn("unknown, used or too old", err)
+        self.assertIn("unknown, used up or expired", err)
         late = self.token("user", "carl", "--ttl", "1s")
         time.sleep(2.1)  # seconds are counted whole
         _, err = self.login("carl", "user", late, code=4)
-        self.assertIn("unknown, used or too old", err)
-        self.audited(call="EnrollService/Enroll", outcome="refused", reason="unknown, used or too old")
+        self.assertIn("unknown, used up or expired", err)
+        self.audited(call="EnrollService/Enroll", outcome="refused", reason="unknown, used up or expired")
         # At rest there is a digest; neither secret is anywhere.
         secret = token.split(".")[1]
         with open(os.path.join(self.state, "access", "access.sqlite"), "rb") as file:
@@ -198,7 +198,7 @@ class Joining(SecureTest):
         wait_for(lambda: json.loads(self.verb("ann", "nodes", "-o", "json")[0]), "the node")
 
     def test_init_is_done_as_a_whole_or_not_at_all(self):
-        self.assertIn("to begin anew, move the directory away", self.access("init", code=7).stderr)
+        self.assertIn("to start over, move the directory away", self.access("init", code=7).stderr)
         # One that was killed half-way.
         self.state = self.path("second")
         os.makedirs(os.path.join(self.state, "access.new"))
@@ -241,7 +241,7 @@ class Joining(SecureTest):
 
     def test_tokens_that_nobody_could_use_are_not_made(self):
         for name in ("ann smith", "ann\n", "../ann", "a" * 65, "\u00e4nn", "*"):
-            self.assertIn("a name has 1 to 64", self.access("token", "--role", "user", "--name", name, code=2).stderr)
+            self.assertIn("a name must have 1 to 64", self.access("token", "--role", "user", "--name", name, code=2).stderr)
         # An empty name is that of tokens for any node: of a variable that is not set, likely.
         self.assertIn("give the name", self.access("revoke", "", code=2).stderr)
         tokens = self.json_of("access")["tokens"]
@@ -252,7 +252,7 @@ class Joining(SecureTest):
 
     def test_a_token_of_several_uses_is_for_the_nodes_of_its_pattern(self):
         self.serve()
-        for arguments, words in ((("--uses", "2"), "needs --nodes"), (("--nodes", "*"), "fits every node"),
+        for arguments, words in ((("--uses", "2"), "needs --nodes"), (("--nodes", "*"), "matches every node"),
                                  (("--nodes", "gpu-[0-9]"), "a pattern of node names"), (("--nodes", "gpu-*", "--name", "one"), "neither with --name")):
             self.assertIn(words, self.access("token", *arguments, code=2).stderr)
         self.assertIn("nor for people", self.access("token", "--role", "user", "--name", "ann", "--nodes", "a*", code=2).stderr)
@@ -264,12 +264,12 @@ class Joining(SecureTest):
              "--name", "rogue", "--metrics-listen", "127.0.0.1:0", "--join-token-file", path],
             capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
         self.assertEqual(done.returncode, 4, done.stderr)
-        self.assertIn("is for nodes of the names gpu-*,login-?, not for rogue", done.stderr)
+        self.assertIn("is for nodes named gpu-*,login-?, not for rogue", done.stderr)
         listed = next(one for one in self.json_of("access")["tokens"] if one["nodes"])
         self.assertEqual((listed["nodes"], listed["uses_left"], listed["role"]), ("gpu-*,login-?", 1, "agent"))
         # Every enrolment has a line, with the number of its token.
         self.audited(call="EnrollService/Enroll", who="gpu-1", outcome="ok", reason=f"token {listed['id']}")
-        self.audited(call="EnrollService/Enroll", who="rogue", outcome="refused", reason="is for nodes of the names")
+        self.audited(call="EnrollService/Enroll", who="rogue", outcome="refused", reason="is for nodes named")
         self.node("login-7", token=token)
 
     def test_another_server_gets_no_token(self):
@@ -313,7 +313,7 @@ class Joining(SecureTest):
             codes.append(done.returncode)
             answers.append(done.stderr)
         self.assertEqual(set(codes), {4, 7})
-        self.assertIn("too many requests for certificates", "".join(answers))
+        self.assertIn("too many certificate requests", "".join(answers))
         self.verb("ann", "list")
         refused = [line for line in self.audit() if line["call"] == "EnrollService/Enroll"
                    and line["outcome"] == "refused"]
@@ -456,8 +456,8 @@ except grpc.RpcError as error:
              self.path("second"), "--name", "one", "--metrics-listen", "127.0.0.1:0", "--join-token-file", path],
             capture_output=True, text=True, env=self.environment(), timeout=60, check=False)
         self.assertEqual(done.returncode, 4, done.stderr)
-        self.assertIn("one has a certificate already", done.stderr)
-        self.audited(call="EnrollService/Enroll", who="one", outcome="refused", reason="has a certificate already")
+        self.assertIn("one already has a certificate", done.stderr)
+        self.audited(call="EnrollService/Enroll", who="one", outcome="refused", reason="already has a certificate")
         self.node("two", token=open(path, encoding="utf-8").read())  # it was not spent
 
     def test_a_machine_that_was_set_up_anew_ends_the_certificate_it_had(self):

@@ -62,8 +62,8 @@ class Tls(TercioTest):
 
     def test_a_certificate_that_names_no_role_has_none(self):
         self.start_coordinator(self.ours.issue("coordinator"))
-        self.refused(self.ours.issue("ann"), "ann has none", "tercio:role/ROLE", "--default-role")
-        self.refused(self.ours.issue("bob", role="king"), "bob has none")
+        self.refused(self.ours.issue("ann"), "ann has no role", "tercio:role/ROLE", "--default-role")
+        self.refused(self.ours.issue("bob", role="king"), "bob has no role")
         ann = self.ours.issue("ann")
         for role, code in (("viewer", 4), ("admin", 3)):
             self.start_again([*self.ours.issue("coordinator"), "--default-role", role])
