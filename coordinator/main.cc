@@ -108,7 +108,7 @@ void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, Strea
   bool done = false;
   const int code = ParseFlags(argc, argv, &fresh, &done);
   if (done || code != kExitOk) {
-    LogError("the configuration has faults (above): the one before stays in use");
+    LogError("the configuration has errors (above); the previous one stays in use");
     return;
   }
   coordinator.Change({fresh.first_backoff, fresh.allow_drills});
@@ -120,7 +120,7 @@ void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, Strea
 std::string StatusLine(const Coordinator& coordinator) {
   const Coordinator::Totals totals = coordinator.Count();
   return absl::StrCat(totals.nodes, " nodes, ", totals.running, " jobs running, ", totals.queued,
-                      " queued", coordinator.durable() ? "" : "; the disk takes nothing");
+                      " queued", coordinator.durable() ? "" : "; the disk cannot be written");
 }
 
 // What a crash has left is in nobody's way: that it cannot be removed stops no coordinator.
@@ -217,7 +217,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
   if (!flags.read_only) unlink(address_file.c_str());
   if (idle) return absl::OkStatus();
   // What waits for a file system would be waited for. All that counts is durable.
-  LogError("a file system with checkpoints does not answer: stopping without it");
+  LogError("a file system with checkpoints does not answer: exiting without waiting for it");
   std::fflush(stdout);
   _exit(kExitOk);
 }

@@ -46,9 +46,9 @@ class Turn {
 absl::StatusOr<std::vector<checkpoint::Finding>> FindingsOf(const std::string& text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   std::vector<checkpoint::Finding> findings;
-  if (!json.is_array() || json.empty()) return absl::InternalError("it said nothing");
+  if (!json.is_array() || json.empty()) return absl::InternalError("the verifier returned nothing");
   for (const Json& item : json) {
-    if (!item.is_object()) return absl::InternalError("it said something else");
+    if (!item.is_object()) return absl::InternalError("the verifier returned an unexpected result");
     findings.push_back(
         {item.value("path", ""), item.value("problem", ""), item.value("damaged", false)});
   }

@@ -58,8 +58,8 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& directory,
   if (one <= std::max<int64_t>(0, free - promised) / count) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrFormat(
       "disk full: %d checkpoints of %.1f MiB each (checkpoint.keep_last and the one being written) "
-      "do not fit into the %.1f MiB that are free in %s, of which other jobs may still need %.1f "
-      "MiB; make room, or lower checkpoint.keep_last",
+      "do not fit in the %.1f MiB free in %s, of which other jobs may still need %.1f MiB; free "
+      "some disk space, or lower checkpoint.keep_last",
       count, static_cast<double>(one) / kMiB, static_cast<double>(free) / kMiB, directory,
       static_cast<double>(promised) / kMiB));
 }
@@ -79,13 +79,13 @@ absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) 
       });
   if (error || !allowed) {
     return absl::PermissionDeniedError(absl::StrFormat(
-        "checkpoint.path: %s is outside of what jobs may use; the coordinator's --checkpoint-root "
-        "says what",
+        "checkpoint.path: %s is outside the directories that jobs may use; the coordinator's "
+        "--checkpoint-root sets them",
         path));
   }
   if (absl::Status made = MakeDirectories(path); !made.ok()) {
     return absl::FailedPreconditionError(
-        absl::StrCat("checkpoint.path, as the coordinator sees it: ", std::string(made.message())));
+        absl::StrCat("checkpoint.path, on the coordinator: ", std::string(made.message())));
   }
   return absl::OkStatus();
 }

@@ -59,7 +59,7 @@ class CoordinatorHost : public CheckpointHost {
         if (found != shapes.end() && *found->second == shape) continue;
         return absl::DataLossError(absl::StrCat(
             "the ranks' parts together ",
-            found == shapes.end() ? "lack tensor " : "have another shape of tensor ", name));
+            found == shapes.end() ? "lack tensor " : "have a different shape for tensor ", name));
       }
     }
     return absl::OkStatus();

@@ -11,7 +11,7 @@
 namespace tercio::coordinator {
 namespace {
 
-constexpr char kGone[] = "its directory, or the manifest in it, is gone";
+constexpr char kGone[] = "its directory or the manifest in it is missing";
 
 // One that may be there, from what the core knows and what the disk holds.
 struct Candidate {
@@ -79,7 +79,7 @@ absl::Status CheckManifest(const Candidate& candidate, const checkpoint::Reader&
   const v1::CheckpointRecord& record = candidate.record;
   if (manifest.step != record.step()) {
     return absl::DataLossError(
-        absl::StrCat(candidate.path, "/manifest.json is that of step ", manifest.step));
+        absl::StrCat(candidate.path, "/manifest.json is of step ", manifest.step));
   }
   const bool known = !record.manifest_digest().empty();
   if (known && reader.manifest_digest() != record.manifest_digest()) {

@@ -82,7 +82,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     grpc::ByteBuffer bytes;
   };
 
-  static absl::Status RankIsGone() { return absl::AbortedError("a rank has gone away"); }
+  static absl::Status RankIsGone() { return absl::AbortedError("a rank has disconnected"); }
 
   // Whether what was read is kept.
   bool TakeIn(bool ok, UploadBudget::Id id) {
@@ -200,11 +200,11 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     if (received.message.has_failure()) {
       saves_.GiveUpForRank(*save_, begin_.rank(), received.message.failure());
       const auto outcome = saves_.OutcomeOf(*save_);
-      return outcome ? *outcome : absl::FailedPreconditionError("the save has all parts already");
+      return outcome ? *outcome : absl::FailedPreconditionError("the save already has all parts");
     }
     saves_.Progress(*save_);
     if (!received.chunk.empty() && file_ == nullptr) {
-      return absl::InvalidArgumentError("a part that its rank writes itself has no chunks");
+      return absl::InvalidArgumentError("a part that the rank writes itself must not have chunks");
     }
     for (const std::string_view bytes : received.chunk) {
       TERCIO_RETURN_IF_ERROR(file_->Write(bytes));
@@ -353,8 +353,8 @@ class CheckpointServiceImpl::ReadCall : public grpc::ServerWriteReactor<v1::Tens
     }
     // A node sees the weights of the jobs that it works for, and of no others.
     if (request_.job_id() == request_.run().job_id()) return absl::OkStatus();
-    return absl::PermissionDeniedError(
-        absl::StrCat("an attempt of ", request_.run().job_id(), " reads no other job's weights"));
+    return absl::PermissionDeniedError(absl::StrCat("an attempt of ", request_.run().job_id(),
+                                                    " cannot read another job's weights"));
   }
 
   void ReadLater() {

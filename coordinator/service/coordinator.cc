@@ -159,12 +159,12 @@ absl::Status Coordinator::SendAway(const std::string& node) {
   const std::string why = absl::StrCat("the coordinator's store cannot be written",
                                        commit_failure_.ok() ? " fast enough" : ": ",
                                        std::string(commit_failure_.message()), "; ",
-                                       queued_bytes_ >> 20, " MiB wait for it already");
+                                       queued_bytes_ >> 20, " MiB of messages are waiting");
   if (!std::exchange(sends_away_, true)) {
     LogWarning(
-        absl::StrCat(why, ": agents are sent away until there is room, and keep their news"));
+        absl::StrCat(why, ": agents are turned away until there is room, and keep their messages"));
   }
-  return absl::UnavailableError(absl::StrCat(why, "; the agent sends again"));
+  return absl::UnavailableError(absl::StrCat(why, "; the agent retries"));
 }
 
 // With queue_mutex_ held.
@@ -172,8 +172,8 @@ absl::Status Coordinator::NotDurable() const {
   if (commit_failure_.ok()) return commit_failure_;
   return absl::Status(
       commit_failure_.code(),
-      absl::StrCat("the coordinator's state directory takes nothing: ",
-                   std::string(commit_failure_.message()), "; make room there, and ask again"));
+      absl::StrCat("cannot write to the coordinator's state directory: ",
+                   std::string(commit_failure_.message()), "; free some disk space and retry"));
 }
 
 absl::Status Coordinator::AskEvent(decltype(Event::body) body,
@@ -257,10 +257,11 @@ void Coordinator::Disappoint(std::vector<Pending>& batch) {
   for (Pending& pending : batch) {
     const auto done = std::exchange(pending.done, nullptr);
     if (done) {
-      done(absl::Status(commit_failure_.code(),
-                        absl::StrCat("the coordinator's state directory takes nothing: ",
-                                     std::string(commit_failure_.message()),
-                                     "; this takes effect as soon as there is room again")));
+      done(
+          absl::Status(commit_failure_.code(),
+                       absl::StrCat("cannot write to the coordinator's state directory: ",
+                                    std::string(commit_failure_.message()),
+                                    "; the request takes effect as soon as there is space again")));
     }
   }
   std::erase_if(queue_, [this](const Pending& pending) {
@@ -433,8 +434,8 @@ void Coordinator::Remove(const RemoveCheckpoint& removal) {
   if (there.ok() && there->attempt > removal.attempt) return;
   const absl::Status removed = store.Remove(removal.job_id, removal.step);
   if (removed.ok()) return Post(CheckpointRemoved{removal.job_id, removal.step, removal.attempt});
-  LogWarning(absl::StrCat("checkpoint of step ", removal.step, " of ", removal.job_id,
-                          " is superfluous, but stays: ", std::string(removed.message())));
+  LogWarning(absl::StrCat("cannot remove the superseded checkpoint of step ", removal.step, " of ",
+                          removal.job_id, ": ", std::string(removed.message())));
 }
 
 const checkpoint::Store& Coordinator::StoreAt(const v1::CheckpointSpec& spec) const {
@@ -463,15 +464,15 @@ absl::StatusOr<std::vector<checkpoint::Finding>> Coordinator::Verify(const std::
 absl::Status Coordinator::MayWrite() const {
   if (!read_only_) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      "no coordinator runs on this state directory, so its jobs can only be looked at; start one "
-      "(tercio-coordinator --state-dir), or go on with a job (tercio resume --state-dir)");
+      "no coordinator runs on this state directory, so its jobs are read-only; start one "
+      "(tercio-coordinator --state-dir), or resume a job (tercio resume --state-dir)");
 }
 
 absl::Status Coordinator::MayDrill() const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (settings_.allow_drills) return absl::OkStatus();
   return absl::PermissionDeniedError(
-      "drills are not allowed in this cluster; its coordinator takes --allow-drills");
+      "drills are not allowed in this cluster; start its coordinator with --allow-drills");
 }
 
 Coordinator::Totals Coordinator::Count() const {
@@ -500,7 +501,7 @@ absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
     return absl::OkStatus();
   }
   return absl::AlreadyExistsError(absl::StrCat(
-      "a node named ", hello.node(), " is here already, at ", node.hello.data_address(),
+      "a node named ", hello.node(), " is already connected from ", node.hello.data_address(),
       "; this one is at ", hello.data_address(), ": give one of them another --name"));
 }
 

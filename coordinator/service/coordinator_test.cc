@@ -160,8 +160,9 @@ TEST_F(ServingTest, NobodyWaitsForADiskThatTakesNothing) {
   BreakStore();
   const auto first = AnswerToSubmit("one");
   ASSERT_TRUE(first.has_value());
-  EXPECT_THAT(std::string(first->message()), testing::HasSubstr("takes nothing"));
-  EXPECT_THAT(std::string(first->message()), testing::HasSubstr("as soon as there is room"));
+  EXPECT_THAT(std::string(first->message()),
+              testing::HasSubstr("cannot write to the coordinator's state directory"));
+  EXPECT_THAT(std::string(first->message()), testing::HasSubstr("as soon as there is space"));
   const auto again = AnswerToSubmit("one");
   ASSERT_TRUE(again.has_value());
   EXPECT_THAT(std::string(again->message()), testing::HasSubstr("make room there"));

@@ -78,8 +78,8 @@ class Drill {
     if (found == std::end(kKinds)) {
       std::vector<std::string> names;
       for (const Kind& kind : kKinds) names.push_back(kind.name);
-      return absl::InvalidArgumentError(
-          absl::StrCat("no fault ", request_.fault(), "; there are ", absl::StrJoin(names, ", ")));
+      return absl::InvalidArgumentError(absl::StrCat("unknown fault ", request_.fault(),
+                                                     "; available: ", absl::StrJoin(names, ", ")));
     }
     kind_ = *found;
     seconds_ = request_.seconds() > 0 ? request_.seconds() : kind_.seconds;
@@ -222,11 +222,11 @@ absl::StatusOr<v1::DrillResponse> RunDrill(Coordinator& coordinator,
       const std::string& seen = drill.response().detected_by();
       return absl::DeadlineExceededError(
           absl::StrCat("the job has not recovered within ", timeout, " s; ",
-                       seen.empty() ? "nothing was noticed" : absl::StrCat("noticed: ", seen)));
+                       seen.empty() ? "nothing was detected" : absl::StrCat("detected: ", seen)));
     }
     coordinator.WaitForChange(version, kPollSeconds);
   }
-  return absl::CancelledError("cancelled; the job goes on");
+  return absl::CancelledError("cancelled; the job continues");
 }
 
 }  // namespace tercio::coordinator

@@ -39,8 +39,9 @@ absl::Status GuardedJobService::MayChange(const Caller& caller, std::string* job
     return absl::OkStatus();
   }
   return absl::PermissionDeniedError(absl::StrCat(
-      "job ", record.id(), " is ", record.owner().empty() ? "nobody's" : record.owner() + "'s",
-      "; its owner and admins change it, not ", caller.name));
+      "job ", record.id(),
+      record.owner().empty() ? " has no owner" : absl::StrCat(" is ", record.owner(), "'s"),
+      "; only its owner and admins can change it, not ", caller.name));
 }
 
 grpc::Status GuardedJobService::Submit(grpc::ServerContext* context,

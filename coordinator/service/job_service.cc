@@ -71,17 +71,17 @@ absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
   std::vector<std::string> changes;
   for (const checkpoint::ModelDifference& difference :
        checkpoint::DifferencesOf(ours, job.spec().model())) {
-    changes.push_back(absl::StrCat("model.", difference.key, ": ", difference.ours, ", before ",
+    changes.push_back(absl::StrCat("model.", difference.key, ": ", difference.ours, ", previously ",
                                    difference.theirs));
   }
   if (spec.training().seed() != job.spec().training().seed()) {
-    changes.push_back(absl::StrCat("training.seed: ", spec.training().seed(), ", before ",
+    changes.push_back(absl::StrCat("training.seed: ", spec.training().seed(), ", previously ",
                                    job.spec().training().seed()));
   }
   if (changes.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
-      "the job's checkpoints were made with other values: ", absl::StrJoin(changes, "; "),
-      ". If that is meant: --accept-change; to start over: --from-step 0"));
+      "the job's checkpoints were made with different values: ", absl::StrJoin(changes, "; "),
+      ". To accept the change use --accept-change; to start over use --from-step 0"));
 }
 
 v1::CheckpointInfo InfoOf(const v1::JobRecord& job, const checkpoint::Committed& committed) {
@@ -284,7 +284,7 @@ grpc::ServerWriteReactor<v1::LogLine>* JobServiceImpl::Logs(grpc::CallbackServer
   auto read = [this, wanted = LineFilterOf(*request), asked = *request,
                after = int64_t{-1}]() mutable -> absl::StatusOr<Page<v1::LogLine>> {
     if (!asked.level().empty() && !LogLevelNamed(asked.level()).has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat("there is no level ", asked.level()));
+      return absl::InvalidArgumentError(absl::StrCat("unknown log level ", asked.level()));
     }
     TERCIO_ASSIGN_OR_RETURN(const v1::JobRecord job, coordinator_.Find(asked.job()));
     if (after < 0) {
@@ -358,7 +358,7 @@ grpc::Status JobServiceImpl::ChangeNode(grpc::ServerContext*, const v1::ChangeNo
       change.change = NodeChange::kRelease;
       break;
     default:
-      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "no such change of a node");
+      return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "unknown node change");
   }
   return ToGrpc(coordinator_.Ask(change));
 }
@@ -399,7 +399,7 @@ absl::Status JobServiceImpl::VerifyNewest(int count, v1::JobRecord* job) {
     const CheckpointVerified verdict = VerdictOf(job->id(), known.step(), findings);
     if (!verdict.problem.empty() && !verdict.damaged) {
       return absl::FailedPreconditionError(
-          absl::StrCat("nothing is removed while a checkpoint cannot be read: ", verdict.problem));
+          absl::StrCat("no checkpoint is removed while one cannot be read: ", verdict.problem));
     }
     known.set_problem(verdict.problem);
     if (verdict.problem.empty()) known.set_verified_at(1);
@@ -416,7 +416,7 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   if (!job.ok()) return ToGrpc(job.status());
   if (const absl::Status status = coordinator_.MayWrite(); !status.ok()) return ToGrpc(status);
   if (request->keep_last() < 0) {
-    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "keep_last is below 0");
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "keep_last must not be negative");
   }
   const v1::CheckpointSpec& wanted = job->spec().checkpoint();
   const int keep_last = request->keep_last() > 0 ? request->keep_last() : wanted.keep_last();
@@ -514,15 +514,15 @@ grpc::Status JobServiceImpl::SaveCheckpoint(grpc::ServerContext* context,
     if (now->failed_save_step() >= least) return ToGrpc(absl::AbortedError(now->save_error()));
     if (now->attempt() != before->attempt() || IsTerminal(now->phase())) {
       return ToGrpc(absl::AbortedError(
-          absl::StrCat("the attempt has ended before it could save: ", now->error())));
+          absl::StrCat("the attempt ended before it could save: ", now->error())));
     }
     if (SteadyNow() > deadline) {
       return ToGrpc(absl::DeadlineExceededError(
-          absl::StrCat("step ", least, " is not committed yet; the save goes on")));
+          absl::StrCat("step ", least, " is not committed yet; the save continues")));
     }
     version = coordinator_.WaitForChange(version, kLookSeconds);
   }
-  return grpc::Status(grpc::StatusCode::CANCELLED, "the caller has gone");
+  return grpc::Status(grpc::StatusCode::CANCELLED, "the caller has disconnected");
 }
 
 grpc::Status JobServiceImpl::Delete(grpc::ServerContext*, const v1::DeleteRequest* request,

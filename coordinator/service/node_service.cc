@@ -30,18 +30,19 @@ absl::Status CheckHello(const v1::AgentHello& hello) {
   const bool plain = std::none_of(hello.node().begin(), hello.node().end(),
                                   [](char c) { return absl::ascii_iscntrl(c); });
   if (!plain || hello.node().size() > kLongestName) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a node's name has at most ", kLongestName, " characters that can be seen"));
+    return absl::InvalidArgumentError(absl::StrCat("a node's name must have at most ", kLongestName,
+                                                   " characters, all printable"));
   }
   if (hello.devices() < 0 || hello.devices() > kMostDevices ||
       hello.device_facts_size() > kMostDevices) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "node ", hello.node(), " offers ", hello.devices(), " devices; at most ", kMostDevices));
+    return absl::InvalidArgumentError(absl::StrCat("node ", hello.node(), " offers ",
+                                                   hello.devices(), " devices; expected at most ",
+                                                   kMostDevices));
   }
   for (const v1::RunId& run : hello.running()) {
     if (run.attempt() >= 0 && run.attempt() < kMostAttempts) continue;
     return absl::InvalidArgumentError(absl::StrCat("node ", hello.node(), " runs attempt ",
-                                                   run.attempt(), " of a job: there is none"));
+                                                   run.attempt(), " of a job: no such attempt"));
   }
   return absl::OkStatus();
 }
@@ -151,7 +152,8 @@ class NodeServiceImpl::AgentStream
     std::lock_guard<std::mutex> lock(outbox->mutex);
     AgentStream* stream = std::exchange(outbox->stream, nullptr);
     if (stream == nullptr || stream->finished_.exchange(true)) return;
-    stream->Finish(grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat came in time"));
+    stream->Finish(
+        grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat was received in time"));
   }
 
   absl::Status Hear() {
@@ -176,8 +178,8 @@ class NodeServiceImpl::AgentStream
 
   absl::Status NotItsNode() const {
     return absl::PermissionDeniedError(absl::StrCat(
-        "the certificate is node ", caller_.name, "'s and the agent says it is ",
-        incoming_.hello().node(), "; start it with --name ", caller_.name, ", or enrol it anew"));
+        "the certificate is for node ", caller_.name, ", but the agent is named ",
+        incoming_.hello().node(), "; start it with --name ", caller_.name, ", or enrol it again"));
   }
 
   absl::Status Accept() {

@@ -76,7 +76,7 @@ void Rendezvous::Cancel(int64_t waiter) {
     answer = std::move(found->second.answer);
     waiters_.erase(found);
   }
-  answer(absl::CancelledError("nobody waits any more"));
+  answer(absl::CancelledError("the waiting call was cancelled"));
 }
 
 void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId&)>& is_present) {
@@ -97,8 +97,8 @@ void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId
         for (const std::string& wanted : waiter.keys) {
           if (!attempt.values.contains(wanted)) missing.push_back(wanted);
         }
-        status = absl::DeadlineExceededError(
-            absl::StrCat("these have not come: ", absl::StrJoin(missing, ", ")));
+        status =
+            absl::DeadlineExceededError(absl::StrCat("missing: ", absl::StrJoin(missing, ", ")));
       }
       if (!status.ok()) answers.emplace_back(std::move(entry->second.answer), std::move(status));
       entry = status.ok() && entry->second.answer ? std::next(entry) : waiters_.erase(entry);

@@ -82,15 +82,16 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
   }
   if (begin.file().empty() == terms.own_files) {
     return absl::InvalidArgumentError(
-        terms.own_files ? "the job's checkpoints are in checkpoint.path: nothing is sent here"
-                        : "the job has no checkpoint.path: its checkpoints are sent here");
+        terms.own_files
+            ? "the job's checkpoints are in checkpoint.path: parts must not be sent here"
+            : "the job has no checkpoint.path: parts must be sent here");
   }
   std::lock_guard<std::mutex> lock(mutex_);
   SavePtr& save = saves_[begin.run().job_id()];
   if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
   const bool same = save != nullptr && save->run.attempt() == begin.run().attempt();
   if (same && save->step > begin.step()) {
-    return absl::AbortedError(absl::StrCat("the save of step ", save->step, " has begun"));
+    return absl::AbortedError(absl::StrCat("the save of step ", save->step, " has already begun"));
   }
   if (same && save->step == begin.step() && save->ended) {
     if (save->outcome.ok()) return Joined{};
@@ -105,7 +106,7 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
     }
     if (save != nullptr) {
       End(*save,
-          same ? absl::AbortedError(absl::StrCat("given up for the save of step ", begin.step()))
+          same ? absl::AbortedError(absl::StrCat("abandoned for the save of step ", begin.step()))
                : AttemptIsOver());
     }
     save = std::make_shared<Save>();
@@ -242,7 +243,7 @@ void Saves::EndWhereDue(Save& save) {
         save,
         absl::DeadlineExceededError(absl::StrCat(
             "not stored within checkpoint.timeout, ", absl::FormatDuration(save.terms.timeout),
-            ": ", save.parts.size(), " of ", save.terms.ranks, " ranks have brought their part",
+            ": ", save.parts.size(), " of ", save.terms.ranks, " ranks have sent their part",
             save.committing ? ", and the file system does not answer" : "")),
         SaveFailure::kTimeout);
   }
@@ -250,9 +251,9 @@ void Saves::EndWhereDue(Save& save) {
   if (!host_.IsPresent(save.run, save.token)) return End(save, AttemptIsOver());
   if (now - last_byte <= kSilence) return;
   End(save,
-      absl::DeadlineExceededError(absl::StrCat(
-          "no byte has come for ", absl::FormatDuration(kSilence), "; ", save.parts.size(), " of ",
-          save.terms.ranks, " ranks have brought their part")),
+      absl::DeadlineExceededError(
+          absl::StrCat("no data received for ", absl::FormatDuration(kSilence), "; ",
+                       save.parts.size(), " of ", save.terms.ranks, " ranks have sent their part")),
       SaveFailure::kSilence);
 }
 

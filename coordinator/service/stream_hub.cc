@@ -30,9 +30,8 @@ absl::Status StreamHub::Reserve(Kind kind) {
   if (open_[kind]++ < limits_.streams) return absl::OkStatus();
   ++figures_.refused;
   return absl::ResourceExhaustedError(absl::StrCat(
-      "this coordinator serves ", limits_.streams,
-      " clients that follow jobs at a time (--max-streams), and as many are there; end "
-      "some of them, or ask again later"));
+      "this coordinator already serves ", limits_.streams,
+      " clients that follow jobs, its limit (--max-streams); end some of them, or retry later"));
 }
 
 void StreamHub::Add(std::shared_ptr<HubStream> stream) {
@@ -65,9 +64,9 @@ void StreamHub::CountCutOff() {
 }
 
 absl::Status StreamHub::CutOffStatus() const {
-  return absl::ResourceExhaustedError(absl::StrCat("this client has read nothing for ",
-                                                   absl::FormatDuration(limits().patience),
-                                                   " and is cut off; the job goes on: ask again"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("this client has read nothing for ", absl::FormatDuration(limits().patience),
+                   " and is disconnected; the job continues: reconnect to follow it"));
 }
 
 StreamHub::Figures StreamHub::figures() const {

@@ -28,7 +28,7 @@ absl::StatusOr<Database> OpenDatabase(const std::string& path, int flags) {
   const int code = sqlite3_open_v2(path.c_str(), &opened, flags, nullptr);
   Database database(opened);
   if (code == SQLITE_OK) return database;
-  return SqliteFault(opened, absl::StrCat("back-up: cannot open ", path));
+  return SqliteFault(opened, absl::StrCat("backup: cannot open ", path));
 }
 
 // The source as it is now, until the connection is closed: SQLite restarts a back-up whenever
@@ -37,7 +37,7 @@ absl::Status HoldPresentState(sqlite3* source, absl::Duration patience) {
   sqlite3_busy_timeout(source, static_cast<int>(absl::ToInt64Milliseconds(patience)));
   for (const char* sql : {"BEGIN", "SELECT COUNT(*) FROM sqlite_master"}) {
     if (sqlite3_exec(source, sql, nullptr, nullptr, nullptr) == SQLITE_OK) continue;
-    return SqliteFault(source, "back-up: cannot read");
+    return SqliteFault(source, "backup: cannot read");
   }
   return absl::OkStatus();
 }
@@ -46,7 +46,7 @@ absl::Status HoldPresentState(sqlite3* source, absl::Duration patience) {
 absl::StatusOr<int> CopyPages(sqlite3_backup* backup, const CopyOptions& options) {
   absl::Time progress = SteadyNow();
   while (true) {
-    if (options.stop && options.stop()) return absl::CancelledError("back-up: stopped");
+    if (options.stop && options.stop()) return absl::CancelledError("backup: stopped");
     const int code = sqlite3_backup_step(backup, options.pages_per_step);
     if (code == SQLITE_OK) {
       progress = SteadyNow();
@@ -54,9 +54,9 @@ absl::StatusOr<int> CopyPages(sqlite3_backup* backup, const CopyOptions& options
     }
     if (code != SQLITE_BUSY && code != SQLITE_LOCKED) return code;
     if (SteadyNow() - progress > options.patience) {
-      return absl::AbortedError(absl::StrCat("back-up: another process has had a lock for ",
+      return absl::AbortedError(absl::StrCat("backup: another process has held a lock for ",
                                              absl::FormatDuration(options.patience),
-                                             "; the one before stays"));
+                                             "; the previous backup is kept"));
     }
     absl::SleepFor(kBetweenTries);
   }
@@ -68,12 +68,12 @@ absl::Status CopyInto(const std::string& from, const std::string& partial,
   TERCIO_ASSIGN_OR_RETURN(const Database copy, OpenDatabase(partial, SQLITE_OPEN_READWRITE));
   TERCIO_RETURN_IF_ERROR(HoldPresentState(source.get(), options.patience));
   sqlite3_backup* backup = sqlite3_backup_init(copy.get(), "main", source.get(), "main");
-  if (backup == nullptr) return SqliteFault(copy.get(), "back-up");
+  if (backup == nullptr) return SqliteFault(copy.get(), "backup");
   const absl::StatusOr<int> last_step = CopyPages(backup, options);
   const int code = sqlite3_backup_finish(backup);  // leaves the reason of a failure with the copy
   TERCIO_RETURN_IF_ERROR(last_step.status());
   if (*last_step == SQLITE_DONE && code == SQLITE_OK) return absl::OkStatus();
-  return SqliteFault(copy.get(), absl::StrCat("back-up: cannot write ", partial));
+  return SqliteFault(copy.get(), absl::StrCat("backup: cannot write ", partial));
 }
 
 }  // namespace

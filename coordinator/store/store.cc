@@ -177,10 +177,9 @@ absl::Status Store::CheckVersion() {
   TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
   version_ = row ? query.Integer(0) : 0;
   if (version_ <= kVersion) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("state store: ", path_, " was written by a newer Tercio (version ", version_,
-                   " of its tables, this one knows ", kVersion,
-                   "); it was left as it is: start the newer coordinator"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "state store: ", path_, " was written by a newer Tercio (schema version ", version_,
+      ", this one knows ", kVersion, "); it was left unchanged: start the newer coordinator"));
 }
 
 // Before version 3 the record of a job said where its ranks are.
@@ -203,9 +202,10 @@ absl::Status Store::CheckIntegrity(absl::Duration limit) {
   const absl::StatusOr<bool> row = query.Next();
   // What an interrupted check says is no finding.
   if (time.Over()) {
-    LogWarning(absl::StrCat("state store: ", path_, " is large: its check was cut off after ",
-                            absl::FormatDuration(limit),
-                            "; delete jobs that nobody needs (tercio delete, --job-retention)"));
+    LogWarning(
+        absl::StrCat("state store: ", path_, " is large: its integrity check was stopped after ",
+                     absl::FormatDuration(limit),
+                     "; delete jobs that are no longer needed (tercio delete, --job-retention)"));
     return absl::OkStatus();
   }
   if (!row.ok()) {
@@ -215,10 +215,10 @@ absl::Status Store::CheckIntegrity(absl::Duration limit) {
     problem = *row ? query.Bytes(0) : "it cannot be checked";
   }
   if (problem.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "state store: ", path_, " is damaged: ", problem, "; put the last back-up in its place: mv ",
-      path_, " ", path_, ".damaged; rm -f ", path_, "-wal ", path_, "-shm; cp ", BackUpPath(path_),
-      " ", path_));
+  return absl::FailedPreconditionError(
+      absl::StrCat("state store: ", path_, " is damaged: ", problem,
+                   "; restore the last backup: mv ", path_, " ", path_, ".damaged; rm -f ", path_,
+                   "-wal ", path_, "-shm; cp ", BackUpPath(path_), " ", path_));
 }
 
 absl::Status Store::BackUp(const std::function<bool()>& stop) {

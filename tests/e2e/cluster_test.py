@@ -100,7 +100,7 @@ class Cluster(ClusterTest):
         self.addCleanup(second.wait)
         self.addCleanup(second.kill)
         line = wait_for(second.stderr.readline, "a refusal")
-        self.assertIn("a node named one is here already", line)
+        self.assertIn("a node named one is already connected", line)
         self.assertEqual([node["devices"] for node in self.nodes().values()], [2])
 
     def test_jobs_wait_in_a_queue(self):

@@ -354,7 +354,7 @@ class AsAService(ClusterTest):
         coordinator.send_signal(signal.SIGHUP)
         manager.wait_for("RELOADING=1")
         manager.wait_for("READY=1")
-        self.assertIn("the one before stays in use", self.log_of(coordinator))
+        self.assertIn("the previous one stays in use", self.log_of(coordinator))
         self.config("agent", coordinator=self.address, state_dir=self.path("agent"), name="one", slots=4, metrics_listen="127.0.0.1:0",
                     stop_grace=6, snapshot_reserve="2GiB")
         agent.send_signal(signal.SIGHUP)

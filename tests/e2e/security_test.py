@@ -400,7 +400,7 @@ class Roles(SecureTest):
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
         line = self.audited(call="NodeService/Attach", who="one", subject="two", outcome="refused")
-        self.assertIn("node one's and the agent says it is two", line["reason"])
+        self.assertIn("for node one, but the agent is named two", line["reason"])
         self.assertEqual([node["name"] for node in json.loads(self.verb("ann", "nodes", "-o", "json")[0])], ["one"])
         # It is no person, either; and a person is no agent.
         _, err = self.tercio("list", "--coordinator", self.address, *stolen, code=4)
