@@ -144,7 +144,7 @@ absl::Status CheckBlocks(const std::string& tensor, const Piece& piece) {
     return absl::OkStatus();
   }
   return absl::DataLossError(
-      absl::StrCat("a piece of tensor ", tensor, " has not one digest for each of its blocks"));
+      absl::StrCat("a piece of tensor ", tensor, " does not have one digest per block"));
 }
 
 bool StaysInside(const std::string& name) {
@@ -164,16 +164,16 @@ absl::StatusOr<Manifest> ManifestFromJson(const std::string& text) {
     }
     const int version = json.value("version", 0);
     if (version > kVersion) {
-      return absl::FailedPreconditionError(absl::StrCat("manifest version ", version,
-                                                        " is of a newer program; this one reads ",
-                                                        kOldestVersion, " to ", kVersion));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "manifest version ", version, " was written by a newer Tercio; this one reads ",
+          kOldestVersion, " to ", kVersion));
     }
     if (version < kOldestVersion) {
-      return absl::DataLossError(absl::StrCat("there is no manifest version ", version));
+      return absl::DataLossError(absl::StrCat("unknown manifest version ", version));
     }
     if (version >= 3 && !IsUnchanged(json)) {
       return absl::DataLossError(
-          "the manifest was changed after it was written: its digest is that of another text");
+          "the manifest was changed after it was written: its digest does not match");
     }
     Manifest manifest = Parse(json);
     for (const auto& [name, file] : manifest.files) {
@@ -216,8 +216,8 @@ std::string DigestOfManifest(const std::string& text) {
 
 absl::Status CheckTrainingState(const std::string& text) {
   if (text.size() > kMostStateBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the training state has ", text.size(), " bytes, at most ", kMostStateBytes));
+    return absl::InvalidArgumentError(absl::StrCat("the training state has ", text.size(),
+                                                   " bytes; the limit is ", kMostStateBytes));
   }
   bool deep = false;
   const Json json = Json::parse(
@@ -229,7 +229,7 @@ absl::Status CheckTrainingState(const std::string& text) {
       /*allow_exceptions=*/false);
   if (deep || !json.is_object()) {
     return absl::InvalidArgumentError(
-        "the training state is not a JSON object, or nested too deep");
+        "the training state is not a JSON object, or is nested too deeply");
   }
   return absl::OkStatus();
 }

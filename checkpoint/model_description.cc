@@ -39,7 +39,7 @@ absl::StatusOr<ModelFormat> FormatOfModel(const std::string& directory) {
   if (PathExists(directory + "/config.json")) return ModelFormat::kHuggingFace;
   return absl::NotFoundError(
       absl::StrCat(directory,
-                   " is no model: it has neither manifest.json (a Tercio checkpoint) nor "
+                   " is not a model: it has neither manifest.json (a Tercio checkpoint) nor "
                    "config.json (a Hugging Face directory)"));
 }
 
@@ -70,7 +70,7 @@ absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& p
       (model.kv_heads() == 0 || model.heads() % model.kv_heads() == 0)) {
     return absl::OkStatus();
   }
-  return absl::DataLossError(absl::StrCat(path, ": its model is none that there can be"));
+  return absl::DataLossError(absl::StrCat(path, ": it describes an impossible model"));
 }
 
 std::vector<ModelDifference> DifferencesOf(const v1::ModelSpec& model,

@@ -29,10 +29,8 @@ absl::StatusOr<std::unique_ptr<OutputDirectory>> OutputDirectory::Create(const s
   std::error_code error;
   if (std::filesystem::symlink_status(output->path_, error).type() !=
       std::filesystem::file_type::not_found) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(output->path_,
-                     " cannot be made: something of that name is there; give another "
-                     "--output"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        output->path_, " cannot be created: the name is already taken; choose another --output"));
   }
   output->partial_ = absl::StrCat(output->path_, ".partial-", getpid());
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(output->partial_)));

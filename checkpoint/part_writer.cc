@@ -52,7 +52,7 @@ PartWriter::~PartWriter() {
 absl::Status PartWriter::Append(std::string_view bytes) {
   const int64_t appended = appended_bytes_ + static_cast<int64_t>(bytes.size());
   if (appended > expected_bytes_) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": more bytes than its slices have"));
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": more bytes than its slices hold"));
   }
   checksum_.Update(bytes);
   blocks_.Update(bytes);
@@ -64,7 +64,7 @@ absl::Status PartWriter::Append(std::string_view bytes) {
 absl::StatusOr<v1::UploadEnd> PartWriter::Close() {
   if (appended_bytes_ != expected_bytes_) {
     return absl::DataLossError(absl::StrCat(path_, ": got ", appended_bytes_.load(),
-                                            " bytes, its slices have ", expected_bytes_));
+                                            " bytes, but its slices hold ", expected_bytes_));
   }
   TERCIO_RETURN_IF_ERROR(file_->Close());
   TERCIO_RETURN_IF_ERROR(SyncPath(ParentOf(path_)));
@@ -81,9 +81,9 @@ absl::StatusOr<Manifest> PartOfManifest(const std::string& name, const Slices& s
   TERCIO_ASSIGN_OR_RETURN(const RankFile file, RankFileOf(slices));
   const auto header_bytes = static_cast<int64_t>(file.header.size());
   if (end.bytes() != file.data_bytes() || end.checksum().size() != 2 * kDigestBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": ", end.bytes(),
-                                                   " bytes, its slices have ", file.data_bytes(),
-                                                   "; or no checksum"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, ": ", end.bytes(), " bytes, but its slices hold ", file.data_bytes(),
+                     ", or the checksum is missing"));
   }
   Manifest part;
   part.files[name] = {header_bytes + end.bytes(), end.checksum()};

@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<const RandomAccessFile>> OpenFile(const std::stri
   if (!file.ok()) return file.status();
   if ((*file)->size() != expected.bytes) {
     return absl::DataLossError(absl::StrCat(path, ": has ", (*file)->size(),
-                                            " bytes, the manifest says ", expected.bytes));
+                                            " bytes, but the manifest says ", expected.bytes));
   }
   return file;
 }
@@ -143,8 +143,8 @@ absl::Status Reader::CheckSlice(const v1::TensorSlice& slice) const {
   const ManifestTensor& tensor = found->second;
   const std::vector<int64_t> shape(slice.shape().begin(), slice.shape().end());
   if (shape != tensor.shape) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(directory_, ": tensor ", slice.tensor(), " has another shape than the model"));
+    return absl::InvalidArgumentError(absl::StrCat(directory_, ": tensor ", slice.tensor(),
+                                                   " has a different shape than in the model"));
   }
   const int64_t columns = shape.size() == 2 ? shape[1] : 1;
   if (slice.row_begin() < 0 || slice.row_begin() > slice.row_end() || slice.row_end() > shape[0] ||

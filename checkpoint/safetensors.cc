@@ -57,7 +57,7 @@ absl::Status CheckFillsFile(const std::vector<TensorEntry>& tensors, int64_t dat
     at = entry->end;
   }
   if (at != data_bytes) {
-    return Fault(absl::StrCat("it has ", data_bytes, " bytes of data, its tensors have ", at));
+    return Fault(absl::StrCat("it has ", data_bytes, " bytes of data, but its tensors have ", at));
   }
   return absl::OkStatus();
 }
@@ -93,7 +93,7 @@ absl::StatusOr<TensorEntry> ParseEntry(const std::string& name, const nlohmann::
   }
   if (BytesOf(entry) != entry.end - entry.begin) {
     return Fault(absl::StrCat(Shown(name), " has ", entry.end - entry.begin,
-                              " bytes, which is not what its shape needs"));
+                              " bytes, which does not match its shape"));
   }
   return entry;
 }

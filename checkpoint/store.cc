@@ -91,8 +91,8 @@ absl::Status RankUpload::Write(std::string_view bytes) { return file_->Append(by
 absl::StatusOr<Manifest> RankUpload::Finish(const v1::UploadEnd& end) {
   TERCIO_ASSIGN_OR_RETURN(const v1::UploadEnd written, file_->Close());
   if (end.bytes() != written.bytes()) {
-    return absl::DataLossError(
-        absl::StrCat(name_, ": got ", written.bytes(), " bytes, the sender says ", end.bytes()));
+    return absl::DataLossError(absl::StrCat(name_, ": got ", written.bytes(),
+                                            " bytes, but the sender says ", end.bytes()));
   }
   if (end.checksum() != written.checksum()) {
     return absl::DataLossError(
@@ -119,15 +119,16 @@ absl::Status Store::CheckRoom(int64_t bytes) const {
     return absl::ResourceExhaustedError(absl::StrCat(root_, ": no space left on device (a drill)"));
   }
   struct statvfs info = {};
-  if (statvfs(root_.c_str(), &info) != 0) return FileError(errno, "cannot ask for space of", root_);
+  if (statvfs(root_.c_str(), &info) != 0)
+    return FileError(errno, "cannot query the free space of", root_);
   const auto unit = static_cast<int64_t>(info.f_frsize);
   const int64_t free = static_cast<int64_t>(info.f_bavail) * unit;
   const int64_t headroom =
       std::min(kMostHeadroomBytes, static_cast<int64_t>(info.f_blocks) * unit / kHeadroomPart);
   if (bytes + headroom <= free) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat(root_, ": no space left on device: ", bytes, " bytes are to be written, ", free,
-                   " are free, of which ", headroom, " stay free for all else"));
+  return absl::ResourceExhaustedError(absl::StrCat(root_, ": no space left on device: ", bytes,
+                                                   " bytes to write, ", free, " free, of which ",
+                                                   headroom, " are reserved"));
 }
 
 absl::StatusOr<std::unique_ptr<RankUpload>> Store::Begin(const v1::UploadBegin& begin) {
@@ -150,7 +151,7 @@ absl::StatusOr<Manifest> Store::Adopt(const v1::UploadBegin& begin,
   if (!absl::StartsWith(begin.file(), prefix) ||
       begin.file().find('/', prefix.size()) != std::string::npos) {
     return absl::InvalidArgumentError(
-        absl::StrCat("rank ", begin.rank(), " may not call its part ", begin.file()));
+        absl::StrCat("rank ", begin.rank(), " must not name its part ", begin.file()));
   }
   TERCIO_ASSIGN_OR_RETURN(Manifest part, PartOfManifest(begin.file(), begin.slices(), end));
   const std::string path =
@@ -159,7 +160,7 @@ absl::StatusOr<Manifest> Store::Adopt(const v1::UploadBegin& begin,
   if (lstat(path.c_str(), &info) != 0) return FileError(errno, "cannot find", path);
   const int64_t expected = part.files.begin()->second.bytes;
   if (!S_ISREG(info.st_mode) || info.st_size != expected) {
-    return absl::DataLossError(absl::StrCat(path, ": has ", info.st_size, " bytes, rank ",
+    return absl::DataLossError(absl::StrCat(path, ": has ", info.st_size, " bytes, but rank ",
                                             begin.rank(), " says ", expected));
   }
   return part;

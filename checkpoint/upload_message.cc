@@ -76,7 +76,7 @@ absl::StatusOr<ReceivedUpload> ParseUpload(grpc::ByteBuffer buffer) {
     const grpc::Status parsed =
         grpc::GenericDeserialize<grpc::ProtoBufferReader, v1::UploadMessage>(&buffer,
                                                                              &received.message);
-    if (!parsed.ok()) return absl::InvalidArgumentError("not a message of an upload");
+    if (!parsed.ok()) return absl::InvalidArgumentError("not an upload message");
     if (!received.message.has_chunk()) return received;
     received.slices = {grpc::Slice(received.message.chunk().data())};
   }

@@ -35,8 +35,8 @@ absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& so
 absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary) {
   if (data_vocabulary > model.vocab_size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the data has ", data_vocabulary, " token ids, the model in ", model.from(),
-                     " only ", model.vocab_size(), "; use its own tokenizer"));
+        absl::StrCat("the data has ", data_vocabulary, " token ids, but the model in ",
+                     model.from(), " has only ", model.vocab_size(), "; use its own tokenizer"));
   }
   TERCIO_ASSIGN_OR_RETURN(const auto source, OpenWeightSource(model.from(), /*digests=*/true));
   const absl::Status same = CheckStartsFrom(model, source->model());

@@ -84,7 +84,7 @@ class DataParser {
       AddPath(node, place, out);
       return;
     }
-    if (node.size() == 0) Fault(node, place, "an empty list; name at least one file");
+    if (node.size() == 0) Fault(node, place, "empty; name at least one file");
     for (const YAML::Node& path : node) {
       if (path.IsScalar()) {
         AddPath(path, place, out);
@@ -126,7 +126,7 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
   if (text && model.architecture() == "bert" && model.from().empty() && !data->Has("tokenizer") &&
       !data->Has("special_tokens")) {
     data->Fault("tokenizer",
-                "missing; bert needs one that has [CLS], [SEP], [MASK] and [PAD]: name "
+                "missing; bert needs one with [CLS], [SEP], [MASK] and [PAD]: name "
                 "a vocab.txt or tokenizer.json");
   }
   const std::string tokenizer = data->Text("tokenizer", text ? usual : "");
@@ -149,9 +149,10 @@ struct ModelKind {
 void ParseMasking(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   if (!kind.bert || kind.labelled) {
     if (data->Has("masking")) {
-      data->Fault("masking", kind.bert ? "a classifier (model.labels) masks nothing; leave it out"
-                                       : absl::StrCat("only bert masks tokens, ", kind.architecture,
-                                                      " does not; leave it out"));
+      data->Fault("masking", kind.bert
+                                 ? "a classifier (model.labels) does not mask tokens; leave it out"
+                                 : absl::StrCat("only bert masks tokens, ", kind.architecture,
+                                                " does not; leave it out"));
     }
     return;
   }
@@ -165,7 +166,7 @@ void ParseMasking(Section* data, const ModelKind& kind, v1::DataSpec* out) {
 void ParseSpecialTokens(Section* data, const ModelKind& kind, v1::DataSpec* out) {
   if (!data->Has("special_tokens")) return;
   if (!kind.bert) {
-    data->Fault("special_tokens", absl::StrCat("only bert has them, ", kind.architecture,
+    data->Fault("special_tokens", absl::StrCat("only bert has special tokens, ", kind.architecture,
                                                " does not; leave them out"));
     return;
   }

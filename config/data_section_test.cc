@@ -60,7 +60,7 @@ TEST(DataSection, Classifier) {
   EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, label_key: text}", Model("bert", 2)),
               HasSubstr("data.label_key: text_key, text_pair_key and label_key must differ"));
   EXPECT_THAT(FaultOf("{train: a.jsonl, tokenizer: v.txt, masking: {}}", Model("bert", 2)),
-              HasSubstr("data.masking: a classifier (model.labels) masks nothing"));
+              HasSubstr("data.masking: a classifier (model.labels) does not mask tokens"));
 }
 
 TEST(DataSection, YamlReadsBack) {
@@ -82,7 +82,7 @@ TEST(DataSection, KeysOfOtherModels) {
   EXPECT_THAT(FaultOf("{train: a, masking: {}, special_tokens: {}, text_pair_key: x, label_key: y}",
                       Model("llama")),
               AllOf(HasSubstr("data.masking: only bert masks tokens, llama does not"),
-                    HasSubstr("data.special_tokens: only bert has them, llama does not"),
+                    HasSubstr("data.special_tokens: only bert has special tokens, llama does not"),
                     HasSubstr("data.text_pair_key: only a classifier"),
                     HasSubstr("data.label_key: only a classifier")));
   EXPECT_THAT(FaultOf("{train: a, label_key: y}", Model("bert")),
@@ -91,7 +91,7 @@ TEST(DataSection, KeysOfOtherModels) {
 
 TEST(DataSection, BadValues) {
   EXPECT_THAT(FaultOf("{train: a.txt}", Model("bert")),
-              HasSubstr("data.tokenizer: missing; bert needs one that has [CLS]"));
+              HasSubstr("data.tokenizer: missing; bert needs one with [CLS]"));
   EXPECT_THAT(FaultOf("{train: a, masking: {probability: 0, whole: true}}", Model("bert")),
               AllOf(HasSubstr("data.masking.probability"), HasSubstr("data.masking.whole")));
   EXPECT_THAT(FaultOf("{train: a, special_tokens: {cls: 1, sep: -2, mask: 3}}", Model("bert")),

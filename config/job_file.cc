@@ -114,7 +114,7 @@ class JobParser {
     v1::OptimizerSpec* out = spec_.mutable_training()->mutable_optimizer();
     out->set_name(optimizer.OneOf("name", "adamw", {"adamw"}));
     if (!optimizer.Has("learning_rate")) {
-      optimizer.Fault("learning_rate", "missing; a job needs it (3e-4 is a usual start)");
+      optimizer.Fault("learning_rate", "missing; a job needs it (3e-4 is a common start)");
     }
     out->set_learning_rate(optimizer.Number("learning_rate", 3e-4, 0, kLargest));
     out->set_beta1(0.9);
@@ -218,9 +218,8 @@ class JobParser {
       resources.Fault("device", "training.fp8 needs training.precision: bf16");
     }
     if (out->collectives() == "nccl" && spec_.training().reproducibility() == "exact") {
-      resources.Fault(
-          "collectives",
-          "nccl adds in an order of its own: training.reproducibility: exact needs host");
+      resources.Fault("collectives",
+                      "nccl sums in its own order: training.reproducibility: exact needs host");
     }
     const v1::ParallelismSpec& parallelism = spec_.parallelism();
     const int named = plan::RanksOfJob(spec_);  // of its degrees
@@ -261,7 +260,7 @@ class JobParser {
     }
     const std::string path = checkpoint.Text("path", "");
     if (absl::StrContains(path, "://")) {
-      checkpoint.Fault("path", NotYet(absl::StrCat("'", path, "', which is no directory,")));
+      checkpoint.Fault("path", NotYet(absl::StrCat("'", path, "', which is not a directory,")));
     } else if (checkpoint.Has("path") && path.empty()) {
       checkpoint.Fault("path", "expected the directory for the job's checkpoints");
     } else if (!path.empty()) {
@@ -280,7 +279,8 @@ class JobParser {
     if (fault_tolerance.Text("hang_timeout", "auto") != "auto") {
       out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 1));
       if (out->hang_timeout_seconds() == 0) {
-        fault_tolerance.Fault("hang_timeout", "no time at all; auto is learned from the steps");
+        fault_tolerance.Fault("hang_timeout",
+                              "expected more than 0; auto learns it from the steps");
       }
     }
     out->set_on_nan(fault_tolerance.OneOf("on_nan", "stop", {"stop", "skip"}));
@@ -398,7 +398,7 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
     }
     Faults faults(name);
     if (const int line = LineOfSecondDocument(text); line > 0) {
-      faults.Add(line, "", "a second document (behind ---); a file holds one job");
+      faults.Add(line, "", "a second document (after ---); a file holds one job");
     }
     for (const std::string& change : overrides) Override(root, change, &faults);
     return JobParser(root, &faults, directory).Parse();
@@ -413,7 +413,7 @@ absl::StatusOr<v1::JobSpec> ParseJobFile(const std::string& path,
   TERCIO_ASSIGN_OR_RETURN(const std::string text, ReadInput(path, kMaximumJobFileBytes));
   std::error_code error;
   const std::filesystem::path absolute = std::filesystem::absolute(path, error);
-  if (error) return FileError(error.value(), "cannot tell the working directory of", path);
+  if (error) return FileError(error.value(), "cannot determine the working directory of", path);
   return ParseJobText(text, path == "-" ? "stdin" : path, absolute.parent_path().string(),
                       overrides);
 }

@@ -189,7 +189,8 @@ TEST(JobFile, NumbersThatAreNone) {
                 HasSubstr("is not a duration"))
         << seconds;
   }
-  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.hang_timeout=0s"}), HasSubstr("no time at all"));
+  EXPECT_THAT(FaultOf(kGood, {"fault_tolerance.hang_timeout=0s"}),
+              HasSubstr("expected more than 0; auto learns it"));
   for (const char* steps :
        {".nan", ".inf", "1e300", "-.inf", "0.5", "99999999999999999999", "0x"}) {
     EXPECT_THAT(FaultOf(kGood, {absl::StrCat("training.steps=", steps)}),
@@ -243,12 +244,14 @@ TEST(JobFile, PatternsMustNameATensor) {
 }
 
 TEST(JobFile, BertHasKeysOfItsOwn) {
-  EXPECT_THAT(FaultOf(kGood, {"model.norm=pre"}), HasSubstr("model.norm: only bert has it"));
+  EXPECT_THAT(FaultOf(kGood, {"model.norm=pre"}),
+              HasSubstr("model.norm: only bert supports this key"));
   EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.labels=1"}),
-              HasSubstr("model.labels: one class is no choice"));
-  EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.labels=[a, b]",
-                              "model.sentence_order=true"}),
-              HasSubstr("model.sentence_order: a model with labels is no pretraining"));
+              HasSubstr("model.labels: a classifier needs at least two classes"));
+  EXPECT_THAT(
+      FaultOf(kGood,
+              {"model.architecture=bert", "model.labels=[a, b]", "model.sentence_order=true"}),
+      HasSubstr("model.sentence_order: conflicts with labels: a classifier is not pretrained"));
   EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.bias=false"}),
               HasSubstr("model.bias: bert without biases is not supported by this version"));
 }
@@ -391,7 +394,7 @@ TEST(JobFile, ACheckpointPathIsRelativeToTheJobFile) {
   ASSERT_TRUE(spec.ok()) << spec.status();
   EXPECT_EQ(spec->checkpoint().path(), "/where/kept");
   EXPECT_THAT(FaultOf(kGood, {"checkpoint.path=s3://bucket/runs"}),
-              HasSubstr("'s3://bucket/runs', which is no directory, is not supported by this "
+              HasSubstr("'s3://bucket/runs', which is not a directory, is not supported by this "
                         "version"));
   EXPECT_THAT(FaultOf(kGood, {"checkpoint.path=''"}), HasSubstr("expected the directory"));
 }
@@ -440,7 +443,7 @@ TEST(JobFile, BadDataSets) {
             HasSubstr("job.yaml:11: data.train[2].path: missing"),
             HasSubstr("job.yaml:12: data.train[3].wight: unknown key; did you mean 'weight'?"),
             HasSubstr("job.yaml:13: data.train[4]: expected {path, weight}"),
-            HasSubstr("data.train[5].path: an empty list"),
+            HasSubstr("data.train[5].path: empty; name at least one file"),
             HasSubstr("data.train[5].weight: .inf is not a positive number")));
   EXPECT_THAT(FaultOf(kGood, {"data.train=[]"}), HasSubstr("data.train: a list of 0 data sets"));
   EXPECT_THAT(FaultOf(kGood, {"data.train={path: a, weight: 1}"}),
@@ -501,7 +504,7 @@ TEST(JobFile, WhatContradictsTheDirectoryIsAFault) {
 // A job that goes on has every size, and may do without the directory.
 TEST(JobFile, ADirectoryThatIsNotThere) {
   EXPECT_THAT(FaultOfFrom({"model.from=/not/there"}),
-              AllOf(HasSubstr("model.from: /not/there is no model"),
+              AllOf(HasSubstr("model.from: /not/there is not a model"),
                     Not(HasSubstr("missing; a model needs it"))));
   const auto spec = ParseFrom({"training.steps=5"});
   ASSERT_TRUE(spec.ok()) << spec.status();

@@ -104,7 +104,7 @@ void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) 
   const YAML::Node labels = model.Get("labels");
   if (labels.IsDefined() && labels.IsSequence()) {
     for (const YAML::Node& name : labels) {
-      if (!name.IsScalar()) return model.Fault("labels", "expected names of classes");
+      if (!name.IsScalar()) return model.Fault("labels", "expected a list of class names");
       out->add_label_names(name.Scalar());
     }
     out->set_labels(out->label_names_size());
@@ -112,13 +112,13 @@ void ParseLabels(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) 
     out->set_labels(static_cast<int32_t>(model.Integer("labels", base.labels(), 0, 1 << 16)));
     if (out->labels() == base.labels()) *out->mutable_label_names() = base.label_names();
   }
-  if (out->labels() == 1) model.Fault("labels", "one class is no choice; name at least two");
+  if (out->labels() == 1) model.Fault("labels", "a classifier needs at least two classes");
 }
 
 void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out) {
   if (out->architecture() != "bert") {
     for (const char* key : {"norm", "token_types", "sentence_order", "labels"}) {
-      if (model.Has(key)) model.Fault(key, "only bert has it");
+      if (model.Has(key)) model.Fault(key, "only bert supports this key");
     }
     return;
   }
@@ -130,13 +130,13 @@ void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out)
       model.Flag("sentence_order", out->labels() == 0 && base.sentence_order()));
   if (out->labels() > 0 && out->sentence_order()) {
     model.Fault("sentence_order",
-                "a model with labels is no pretraining; leave one of the two out");
+                "conflicts with labels: a classifier is not pretrained; leave one of the two out");
   }
   if (!out->bias()) model.Fault("bias", "bert without biases is not supported by this version");
   if (out->untied_head()) {
-    model.Fault("tied_head", "a bert with a head of its own is not supported by this version");
+    model.Fault("tied_head", "bert with an untied head is not supported by this version");
   }
-  if (out->kv_heads() != out->heads()) model.Fault("kv_heads", "bert has as many as heads");
+  if (out->kv_heads() != out->heads()) model.Fault("kv_heads", "must equal heads for bert");
 }
 
 void CheckHeads(Section& model, const v1::ModelSpec& spec) {
@@ -144,7 +144,7 @@ void CheckHeads(Section& model, const v1::ModelSpec& spec) {
     model.Fault("hidden",
                 absl::StrCat(spec.hidden(), " is not a multiple of heads ", spec.heads()));
   } else if (spec.hidden() / spec.heads() > 256) {
-    model.Fault("heads", "hidden / heads is above 256, the largest head dimension");
+    model.Fault("heads", "hidden / heads exceeds 256, the largest head dimension");
   }
   if (spec.heads() % spec.kv_heads() != 0) {
     model.Fault("kv_heads", absl::StrCat(spec.kv_heads(), " does not divide heads ", spec.heads()));
@@ -251,7 +251,7 @@ void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out)
   std::optional<v1::ModelSpec> preset;
   if (model.Has("preset")) {
     preset = FindPreset(model.Text("preset", ""));
-    if (!preset) model.Fault("preset", "unknown preset; there are " + PresetNames());
+    if (!preset) model.Fault("preset", "unknown preset; available: " + PresetNames());
   }
   ParseSizes(model, preset ? *preset : UnnamedModel(model), preset.has_value(), out);
   model.Finish();

@@ -36,7 +36,7 @@ absl::Status CheckSizes(const v1::JobSpec& job) {
   return absl::InvalidArgumentError(absl::StrCat(
       "too large: the activations of ", job.training().global_batch(),
       " sequences (training.global_batch) of ", model.context(), " tokens (model.context) in ",
-      model.layers(), " layers of ", model.hidden(), " (model.hidden) fit into no memory"));
+      model.layers(), " layers of ", model.hidden(), " (model.hidden) fit in no memory"));
 }
 
 }  // namespace tercio::plan

@@ -179,7 +179,7 @@ class Simulation {
       // Messages of one direction between two stages are told apart by their order only.
       for (const bool activation : {true, false}) {
         if (order_[{stage, activation}] != sends_[{stage, activation}]) {
-          return Fault(stage, "receives in another order than the sends");
+          return Fault(stage, "receives in a different order than the sends");
         }
       }
       end = std::max(end, state_[stage].time);

@@ -60,7 +60,7 @@ class ConfigReader {
   std::string TextOr(const char* key, const std::string& fallback) {
     if (!Has(key)) return fallback;
     if (!json_[key].is_string()) {
-      Damaged(absl::StrCat(key, " is ", Shown(json_[key]), ", expected a text"));
+      Damaged(absl::StrCat(key, " is ", Shown(json_[key]), ", expected a string"));
       return fallback;
     }
     return json_[key].get<std::string>();
@@ -78,8 +78,8 @@ class ConfigReader {
     for (const std::string& value : values) {
       if (text == value) return;
     }
-    Unsupported(absl::StrCat(key, ": ", Shown(Json(text)), " (there is ",
-                             absl::StrJoin(values, ", "), ")"));
+    Unsupported(absl::StrCat(key, ": ", Shown(Json(text)),
+                             " (supported: ", absl::StrJoin(values, ", "), ")"));
   }
 
   void Damaged(const std::string& what) {
@@ -130,7 +130,7 @@ void ReadGpt2(ConfigReader& config, v1::ModelSpec* model) {
 void ReadLlama3Scaling(ConfigReader& rope, v1::RopeScaling* out) {
   for (const char* key :
        {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}) {
-    if (!rope.Has(key)) rope.Damaged(absl::StrCat("the llama3 rotary scaling lacks ", key));
+    if (!rope.Has(key)) rope.Damaged(absl::StrCat("the llama3 rotary scaling is missing ", key));
   }
   out->set_factor(rope.NumberOr("factor", 1, 1, 1e6));
   out->set_low_freq_factor(rope.NumberOr("low_freq_factor", 1, 1e-6, 1e6));
@@ -207,7 +207,7 @@ void ReadLabels(ConfigReader& config, v1::ModelSpec* model) {
   }
   const Json& names = config.Value("id2label");
   if (!names.is_object() || names.empty() || names.size() > kMostLabels) {
-    return config.Damaged("id2label is no map of classes");
+    return config.Damaged("id2label is not a map of classes");
   }
   for (size_t i = 0; i < names.size(); ++i) {
     const std::string key = absl::StrCat(i);
@@ -255,7 +255,7 @@ void CheckHeads(ConfigReader& config, const v1::ModelSpec& model) {
   }
   const int64_t head = model.hidden() / model.heads();
   if (head > kLargestHead) {
-    config.Unsupported(absl::StrCat("a head of ", head, " (at most ", kLargestHead, ")"));
+    config.Unsupported(absl::StrCat("a head size of ", head, " (at most ", kLargestHead, ")"));
   }
   if (model.heads() % model.kv_heads() != 0) {
     config.Impossible(absl::StrCat("num_key_value_heads ", model.kv_heads(),
@@ -290,7 +290,7 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
     config.Damaged("model_type is missing");
   } else {
     config.Unsupported(absl::StrCat("model_type: ", ConfigReader::Shown(kind),
-                                    " (there is gpt2, llama, bert, megatron-bert)"));
+                                    " (supported: gpt2, llama, bert, megatron-bert)"));
   }
   if (config.Has("quantization_config")) config.Unsupported("quantization_config");
   model.set_vocab_size(model.layers() > 0 ? config.Size("vocab_size") : 0);
@@ -303,7 +303,7 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view text,
 absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model) {
   if (model.architecture() == "gpt2" && model.kv_heads() > 0 && model.kv_heads() != model.heads()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("transformers' gpt2 has as many key as query heads; this model has ",
+        absl::StrCat("transformers' gpt2 has as many key heads as query heads; this model has ",
                      model.kv_heads(), " for ", model.heads()));
   }
   for (const char* known : {"gpt2", "llama", "bert"}) {

@@ -158,7 +158,7 @@ absl::Status Exporter::CheckKeptNames() const {
     if (absl::StartsWith(name, kKeptFolder) &&
         name.find('/', sizeof(kKeptFolder) - 1) != std::string::npos) {
       return absl::DataLossError(
-          absl::StrCat(directory_, "/manifest.json: ", name, " is no kept file"));
+          absl::StrCat(directory_, "/manifest.json: ", name, " is not a kept file"));
     }
   }
   return absl::OkStatus();
@@ -300,7 +300,7 @@ absl::Status CheckRange(const std::string& name, FloatFormat format,
   for (const float value : values) {
     if (std::abs(value) < bound || !std::isfinite(value)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "the tensor ", name, " has the weight ", value, ", which ",
+        "tensor ", name, " has the weight ", value, ", which ",
         format == FloatFormat::kF16 ? "fp16" : "bf16", " cannot hold; choose another --dtype"));
   }
   return absl::OkStatus();
@@ -419,8 +419,8 @@ std::string Exporter::Origin() {
   if (from.empty()) return "";
   const absl::StatusOr<ModelFormat> format = FormatOfModel(from);
   if (!format.ok()) {
-    result_.notes.push_back(absl::StrCat("the training started from ", from,
-                                         ", which cannot be read any more: config.json is made "
+    result_.notes.push_back(absl::StrCat("training started from ", from,
+                                         ", which can no longer be read: config.json is made "
                                          "from the model"));
     return "";
   }

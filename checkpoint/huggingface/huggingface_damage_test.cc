@@ -143,7 +143,7 @@ TEST_F(DamageTest, WhatTercioLacksIsRefusedByName) {
   Use("llama");
   ChangeConfig({{"attention_bias", true}, {"hidden_act", "gelu"}});
   ExpectFault(kLacking,
-              "hidden_act: \"gelu\" (there is silu, swish) is not supported by this "
+              "hidden_act: \"gelu\" (supported: silu, swish) is not supported by this "
               "version; attention_bias: true is not supported by this version");
 }
 
@@ -161,7 +161,7 @@ TEST_F(DamageTest, AConfigurationThatIsNone) {
       {{{"layer_norm_epsilon", -1}}, "layer_norm_epsilon is -1"},
       {{{"tie_word_embeddings", 1}}, "tie_word_embeddings is 1, expected true or false"},
       {{{"model_type", nullptr}}, "model_type is missing"},
-      {{{"n_layer", 1 << 24}}, "config.json says 16777216 layers, the files hold 28 tensors"},
+      {{{"n_layer", 1 << 24}}, "config.json says 16777216 layers, but the files hold 28 tensors"},
   };
   for (const auto& item : cases) {
     Use("gpt2");
@@ -172,7 +172,7 @@ TEST_F(DamageTest, AConfigurationThatIsNone) {
   ExpectFault(kDamaged, "not a JSON map");
   Use("llama");
   ChangeConfig({{"rope_parameters", {{"rope_type", "llama3"}}}});
-  ExpectFault(kDamaged, "the llama3 rotary scaling lacks factor");
+  ExpectFault(kDamaged, "the llama3 rotary scaling is missing factor");
 }
 
 TEST_F(DamageTest, TensorsAreNamed) {
@@ -184,16 +184,16 @@ TEST_F(DamageTest, TensorsAreNamed) {
   } cases[] = {
       {[&](Tensors& t) { t.erase(bias); }, kDamaged, "tensor " + bias + " is missing"},
       {[&](Tensors& t) { t["score.weight"] = t[bias]; }, kDamaged,
-       "tensor score.weight belongs to no gpt2 of this size"},
+       "tensor score.weight does not belong to a gpt2 of this size"},
       {[&](Tensors& t) { t["transformer.h.2.mlp.c_fc.bias"] = t[bias]; }, kDamaged,
-       "tensor transformer.h.2.mlp.c_fc.bias belongs to no gpt2"},
+       "tensor transformer.h.2.mlp.c_fc.bias does not belong to a gpt2"},
       {[&](Tensors& t) {
          t[bias].entry.shape = {8, 5};
        },
        kDamaged, "tensor " + bias + " has shape [8, 5], config.json gives [40]"},
       {[&](Tensors& t) { t[bias].entry.dtype = "I32"; }, kLacking,
        "tensor " + bias + " has dtype I32, this version reads F32, F16 and BF16"},
-      {[&](Tensors& t) { t["h.1.mlp.c_fc.bias"] = t[bias]; }, kDamaged, "is there twice"},
+      {[&](Tensors& t) { t["h.1.mlp.c_fc.bias"] = t[bias]; }, kDamaged, "appears twice"},
       {[&](Tensors& t) {
          t["lm_head.weight"] = t["transformer.wte.weight"];
          t["lm_head.weight"].bytes[9] ^= 1;
@@ -228,7 +228,7 @@ TEST_F(DamageTest, FilesAndTheirIndex) {
   for (const char* outside : {"../model.safetensors", "..", "", "a/b"}) {
     Use("llama");
     ChangeIndex([&](Json& map) { map["model.norm.weight"] = outside; });
-    ExpectFault(kDamaged, "tensor model.norm.weight is in no file of this directory");
+    ExpectFault(kDamaged, "tensor model.norm.weight is not in a file of this directory");
   }
   Put(File(kHuggingFaceIndex), "{}");
   ExpectFault(kDamaged, "has no weight_map");
@@ -256,9 +256,9 @@ TEST_F(DamageTest, OffsetsAreChecked) {
   with_header([&](Json& h) { h[name]["data_offsets"] = {0, 32 * 96 * 4}; });
   ExpectFault(kDamaged, "overlaps the tensor before it");
   with_header([&](Json& h) { h[name]["shape"] = {32, 95}; });
-  ExpectFault(kDamaged, "which is not what its shape needs");
+  ExpectFault(kDamaged, "which does not match its shape");
   with_header([&](Json& h) { h[name]["shape"] = {uint64_t{1} << 62, uint64_t{1} << 62}; });
-  ExpectFault(kDamaged, "which is not what its shape needs");
+  ExpectFault(kDamaged, "which does not match its shape");
   with_header([&](Json& h) { h[name]["shape"] = {~uint64_t{0}, 1}; });
   ExpectFault(kDamaged, "bad shape");
   with_header([&](Json& h) { h[name]["data_offsets"] = {384, ~uint64_t{0}}; });

@@ -365,7 +365,7 @@ TEST_F(FreshExport, TheOriginGivesItsConfiguration) {
   const auto gone = ExportHuggingFace(Checkpoint("llama_bf16", {{"from", "/not/there"}}, ""),
                                       dir_.path() + "/gone", {});
   ASSERT_TRUE(gone.ok()) << gone.status();
-  EXPECT_THAT(gone->notes[0], HasSubstr("cannot be read any more"));
+  EXPECT_THAT(gone->notes[0], HasSubstr("can no longer be read"));
 }
 
 TEST_F(FreshExport, BytesAndCharactersBecomeTokenizers) {
@@ -422,7 +422,8 @@ TEST_F(FreshExport, WhatTheFormatCannotSayIsRefused) {
   const auto result =
       ExportHuggingFace(Checkpoint("gpt2", {{"kv_heads", 2}}, ""), dir_.path() + "/out", {});
   EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(result.status().message()), HasSubstr("as many key as query heads"));
+  EXPECT_THAT(std::string(result.status().message()),
+              HasSubstr("as many key heads as query heads"));
   EXPECT_FALSE(PathExists(dir_.path() + "/out"));
   for (const Json& change : {Json{{"heads", 0}}, Json{{"layers", -1}}, Json{{"vocab_size", 0}},
                              Json{{"architecture", "t5"}}, Json{{"kv_heads", 3}}}) {

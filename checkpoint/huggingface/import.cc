@@ -137,7 +137,7 @@ absl::StatusOr<ImportResult> ImportHuggingFace(const std::string& directory,
   names.preserve_proto_field_names = true;
   if (!google::protobuf::util::MessageToJsonString(model->model(), &manifest.model_json, names)
            .ok()) {
-    return absl::InternalError("the model has no JSON form");
+    return absl::InternalError("cannot write the model as JSON");
   }
   output->ShowProgress(result.parameters * static_cast<int64_t>(sizeof(float)), progress);
   TERCIO_RETURN_IF_ERROR(WriteWeights(*model, &manifest, output.get()));

@@ -71,7 +71,7 @@ std::map<std::string, FoundTensor> FindTensors(const std::vector<HuggingFaceMode
     for (const TensorEntry& entry : file.layout.tensors) {
       const std::string suffix(WithoutPrefix(model, entry.name));
       if (!found.emplace(suffix, FoundTensor{&file, &entry}).second) {
-        faults->Damaged(absl::StrCat("tensor ", Shown(entry.name), " is there twice"));
+        faults->Damaged(absl::StrCat("tensor ", Shown(entry.name), " appears twice"));
       }
     }
   }
@@ -83,7 +83,7 @@ absl::StatusOr<std::set<std::string>> FilesOfIndex(
     const std::map<std::string, std::string>& weight_map, const std::string& path) {
   std::set<std::string> names;
   for (const auto& [tensor, file] : weight_map) names.insert(file);
-  if (names.empty()) return absl::DataLossError(absl::StrCat(path, ": names no file"));
+  if (names.empty()) return absl::DataLossError(absl::StrCat(path, ": names no files"));
   return names;
 }
 
@@ -91,7 +91,8 @@ absl::Status CheckSlice(const v1::TensorSlice& slice, const std::vector<int64_t>
                         const std::string& directory) {
   if (!std::equal(shape.begin(), shape.end(), slice.shape().begin(), slice.shape().end())) {
     return absl::InvalidArgumentError(absl::StrCat(directory, ": tensor ", slice.tensor(), " has ",
-                                                   ShapeText(shape), ", another shape is asked"));
+                                                   ShapeText(shape),
+                                                   ", but a different shape was requested"));
   }
   const int64_t columns = shape.size() == 2 ? shape[1] : 1;
   if (slice.row_begin() < 0 || slice.row_begin() > slice.row_end() || slice.row_end() > shape[0] ||
@@ -116,7 +117,7 @@ absl::StatusOr<std::map<std::string, std::string>> ParseWeightMap(std::string_vi
     if (file.empty() || file.find('/') != std::string::npos ||
         file.find('\0') != std::string::npos || file == "." || file == "..") {
       return absl::DataLossError(
-          absl::StrCat(path, ": tensor ", Shown(tensor), " is in no file of this directory"));
+          absl::StrCat(path, ": tensor ", Shown(tensor), " is not in a file of this directory"));
     }
     weight_map[tensor] = file;
   }
@@ -219,7 +220,8 @@ absl::Status HuggingFaceModel::PlaceTensors() {
   // Before a table is made for it.
   if (static_cast<size_t>(model_.layers()) > found.size()) {
     return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", model_.layers(),
-                                            " layers, the files hold ", found.size(), " tensors"));
+                                            " layers, but the files hold ", found.size(),
+                                            " tensors"));
   }
   v1::ModelSpec all = model_;
   if (base_) all.set_sentence_order(true);  // a base model has a pooler, without what reads it
@@ -251,7 +253,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
     if (placed.contains(suffix) || IsIgnoredBuffer(model_, suffix)) continue;
     const std::string_view original = TiedCopyOf(model_, suffix);
     if (original.empty()) {
-      faults.Damaged(absl::StrCat("tensor ", Shown(extra.entry->name), " belongs to no ",
+      faults.Damaged(absl::StrCat("tensor ", Shown(extra.entry->name), " does not belong to a ",
                                   model_.architecture(), " of this size"));
       continue;
     }
@@ -266,7 +268,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
 }
 
 absl::StatusOr<std::string> HuggingFaceModel::TokenizerJson() const {
-  return absl::NotFoundError(absl::StrCat(directory_, " holds no tokenizer of Tercio's"));
+  return absl::NotFoundError(absl::StrCat(directory_, " holds no Tercio tokenizer"));
 }
 
 // A block at a time becomes fp32 where it stays in the cache.

@@ -63,7 +63,7 @@ std::string DescribeOtherData(const v1::JobRecord& record, int64_t start, const 
   return absl::StrCat(
       "the job's data has changed since the state it would resume from, after step ", start,
       " (node ", node, " now has digest ", record.progress().data_digest().substr(0, 12),
-      ", before ", record.data_digest().substr(0, 12),
+      ", previously ", record.data_digest().substr(0, 12),
       "): restore the files that data.train and data.validation named, or accept the new data: "
       "tercio resume ",
       record.id(), " --accept-data-change");

@@ -171,7 +171,7 @@ TEST(Faults, OtherDataThanThatOfTheCheckpointEndsTheJobUnlessItIsAccepted) {
   cluster.data_ = "third";
   cluster.StartAll(1);
   EXPECT_EQ(cluster.job().phase(), v1::JOB_PHASE_FAILED);
-  EXPECT_THAT(cluster.job().error(), HasSubstr("node a now has digest third, before other"));
+  EXPECT_THAT(cluster.job().error(), HasSubstr("node a now has digest third, previously other"));
   EXPECT_THAT(cluster.job().error(), HasSubstr("tercio resume job-1 --accept-data-change"));
 
   cluster.Do(ResumeRequested{kJob, cluster.job().spec()});

@@ -87,7 +87,7 @@ v1::LayoutCandidate Judge(const v1::JobSpec& job, const v1::Layout& layout,
   if (candidate.predicted().memory_bytes_peak() > cluster.memory_bytes) {
     constexpr double kMiB = 1 << 20;
     candidate.set_rejected(
-        absl::StrFormat("does not fit in memory: needs %.1f MiB a rank, there are %.1f MiB",
+        absl::StrFormat("does not fit in memory: needs %.1f MiB per rank, %.1f MiB are available",
                         static_cast<double>(candidate.predicted().memory_bytes_peak()) / kMiB,
                         static_cast<double>(cluster.memory_bytes) / kMiB));
   }

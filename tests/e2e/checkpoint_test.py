@@ -106,10 +106,10 @@ class NoSilentBeginning(TercioTest):
 
     def test_another_model_or_seed_must_be_meant(self):
         _, err = self.tercio("resume", self.job, "--state-dir", self.state, "--set", "training.steps=80", "--set", "training.seed=7", code=7)
-        self.assertIn("training.seed: 7, before 1337", err)
+        self.assertIn("training.seed: 7, previously 1337", err)
         self.assertIn("--accept-change", err)
         _, err = self.tercio("resume", self.job, "--state-dir", self.state, "--set", "training.steps=80", "--set", "model.layers=2", code=7)
-        self.assertIn("model.layers: 2, before 4", err)
+        self.assertIn("model.layers: 2, previously 4", err)
         self.assertEqual(self.resume("--accept-change", "--set", "training.seed=7")["step"], 80)
 
     def test_a_file_that_shrinks_while_it_is_read(self):

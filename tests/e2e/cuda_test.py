@@ -67,7 +67,7 @@ class Cuda(Gpus, TercioTest):
         self.without_gpus = False
         _, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, *CUDA, "--set",
                              "resources.collectives=nccl", "--set", "training.reproducibility=exact", code=2)
-        self.assertIn("nccl adds in an order of its own", err)
+        self.assertIn("nccl sums in its own order", err)
 
     def test_ranks_that_share_a_gpu_talk_over_the_host(self):
         job = self.run_job(self.state, *CUDA, *layout(1, 1, 4))

@@ -94,7 +94,7 @@ class HuggingFace(TercioTest):
         self.assertIn(weights, self.refused(7, "checkpoint", "import", self.path("llama_bf16"), *to))
         self.assertFalse(os.path.exists(self.path("out")))
         self.tercio("checkpoint", "import", self.path("llama"), *to)
-        self.assertIn("something of that name", self.refused(7, "checkpoint", "import", self.path("llama"), *to))
+        self.assertIn("the name is already taken", self.refused(7, "checkpoint", "import", self.path("llama"), *to))
         more = ("--format", "hf", "--output", self.path("more"))
         self.assertIn("step 3", self.refused(3, "checkpoint", "export", self.path("out"), "--step", "3", *more))
         self.assertIn("use fp32, bf16 or fp16", self.refused(2, "checkpoint", "export", self.path("out"), *more,
