@@ -6,7 +6,8 @@
 //   queued -> preparing -> starting -> running -> (all ranks exit 0) succeeded
 //   any of them -> stopping -> backing_off -> queued      a rank or node was lost and the budget
 //   allows
-//                           -> queued                     moved: it has saved and goes on elsewhere
+//                           -> queued                     moved: it has saved and continues
+//                           elsewhere
 //                           -> failed | cancelled
 // An attempt is fenced by (job, attempt): events of an older one change nothing. What nodes report
 // is fenced by (spool, sequence): what is in the store changes nothing a second time. Both together
@@ -40,7 +41,7 @@
 
 namespace tercio::coordinator {
 
-// How the ranks of an attempt get on. A restarted coordinator learns it again.
+// How the ranks of an attempt progress. A restarted coordinator learns it again.
 struct RunHealthState {
   RunWatchdog watchdog;
   std::optional<StragglerDetector> stragglers;
@@ -48,8 +49,8 @@ struct RunHealthState {
   std::set<std::string> answered;
   std::map<int, v1::RankPosition> positions;  // without the stacks
   HangStacks stacks;
-  std::map<int, v1::RankFigures> figures;  // by rank, as they were last said
-  uint64_t figures_heard = 0;              // another number after each change of them
+  std::map<int, v1::RankFigures> figures;  // by rank, as last reported
+  uint64_t figures_heard = 0;              // incremented at each change of them
   bool noted_lost_lines = false;           // that lines of logs are missing
   // By node, while any rank of the run loads its state.
   struct Loading {
@@ -71,7 +72,7 @@ enum class FaultCause {
   kHang,
   kReplicasDiffer,
   kRollBack,  // a spike: the job goes over its data
-  kOther,     // also: not known, since the coordinator was started meanwhile
+  kOther,     // also: not known, since the coordinator was restarted in between
 };
 inline constexpr int kFaultCauses = static_cast<int>(FaultCause::kOther) + 1;
 // "crash", "killed", "node_lost", ...
@@ -92,7 +93,7 @@ inline constexpr int kSaveFailures = static_cast<int>(SaveFailure::kOther) + 1;
 // "interrupted", "silence", ...
 const char* NameOf(SaveFailure failure);
 
-// What a job does without as long as there is something else.
+// Nodes and devices that a job avoids as long as there are others.
 struct Avoided {
   std::set<std::string> nodes;                    // that were too slow for it
   std::set<std::pair<std::string, int>> devices;  // whose GPU has failed under it
@@ -108,20 +109,20 @@ struct JobState {
   PlacementPtr placement = NoPlacement();
   // ---- not durable ----
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
-  bool tried_to_shrink = false;  // in vain, with what is free now
+  bool tried_to_shrink = false;  // unsuccessfully, with the devices free now
   double too_large_since = 0;    // for all nodes that are known; 0: it is not
   bool lets_pass = false;        // those behind it in the queue
   bool searching = false;        // for the checkpoint of the present attempt
   double searching_since = 0;    // when that search began
   double unanswered_since = 0;   // its answer is overdue, or nearly; 0: it is not
   double search_again_at = 0;    // the last one failed in a way that may pass; 0: it did not
-  int searches = 0;              // that have failed so, one after the other
+  int searches = 0;              // that have failed in a row
   int64_t suspect_step = 0;      // the last attempt started from its checkpoint and made no step
   bool verifying = false;        // one of its checkpoints:
   int64_t verifying_step = 0;
   int verifying_attempt = 0;  // whose it was when that began
   bool killed = false;        // a phase of stopping took too long: SIGKILL was asked for
-  std::shared_ptr<RunHealthState> health;  // of the present attempt; null: nothing heard yet
+  std::shared_ptr<RunHealthState> health;  // of the present attempt; null: no report yet
   Avoided avoided;
   // For each rank of the present attempt: the node whose memory holds its state; empty: it starts
   // from a checkpoint.
@@ -136,9 +137,9 @@ struct NodeState {
   // ---- not durable ----
   v1::AgentHello hello;
   bool connected = false;
-  bool lost = true;  // has not been heard of for a lease
+  bool lost = true;  // no heartbeat for a lease
   double last_heard = 0;
-  HeldSnapshots snapshots;  // as it has said since its hello
+  HeldSnapshots snapshots;  // as reported since its hello
 };
 
 // All jobs by id, also those that have ended, which may be many: those that have not are at hand,
@@ -223,7 +224,7 @@ inline constexpr int kMostRollBacks = 3;
 // Fixed for the life of a coordinator.
 struct Settings {
   double heartbeat_interval = 5;
-  double node_lease = 15;       // a node not heard of for this long is lost
+  double node_lease = 15;       // a node without a heartbeat for this long is lost
   double node_memory = 86'400;  // a lost node is forgotten after this long
   double stop_grace = 5;        // between SIGTERM and SIGKILL
   double save_timeout = 120;    // for the last checkpoint of a cancelled or moved job
@@ -234,11 +235,11 @@ struct Settings {
   int quarantine_faults = 3;    // of a node within the window
   double quarantine_window = 600;
   double grow_delay = 10;  // room for all ranks must last this long
-  double pass_delay = 60;  // a job that no known nodes could hold stops others for so long
+  double pass_delay = 60;  // a job that no known nodes could hold blocks others for this long
   double checkpoint_patience = 600;  // for a store that cannot be read at the moment
-  double scrub_interval = 86'400;    // between two verifications of a checkpoint; 0: none by itself
-  double job_retention = 0;          // a job that ended this long ago is forgotten; 0: none
-  bool allow_drills = false;         // faults on purpose; asked for by the service
+  double scrub_interval = 86'400;  // between two verifications of a checkpoint; 0: only on request
+  double job_retention = 0;        // a job that ended this long ago is forgotten; 0: none
+  bool allow_drills = false;       // faults on purpose; asked for by the service
   // Layout and plan for these slots; INVALID_ARGUMENT | RESOURCE_EXHAUSTED when impossible.
   std::function<absl::StatusOr<v1::Plan>(const v1::JobSpec&, const std::vector<plan::DeviceSlot>&,
                                          const RankShare&)>
@@ -255,7 +256,7 @@ struct Settings {
 struct Submitted {
   std::string job_id;
   v1::JobSpec spec;
-  std::string owner;  // empty: nobody was asked
+  std::string owner;  // empty: without TLS
 };
 struct CancelRequested {
   std::string job_id;
@@ -283,7 +284,7 @@ struct NodeChangeRequested {
   std::string node;
   NodeChange change = NodeChange::kDrain;
 };
-// Does harm to a running job. What nodes cannot do (to checkpoints) is left to who asks.
+// Injects a fault into a running job. Faults of checkpoints are left to the caller.
 struct DrillRequested {
   std::string job_id;
   v1::InjectFault fault;
@@ -303,7 +304,7 @@ struct NodeSaid {
 struct CheckpointFinding {
   int64_t step = 0;
   std::string problem;
-  bool damaged = false;  // proven, as opposed to what may pass
+  bool damaged = false;  // proven, as opposed to a transient error
 };
 // The answer to FindCheckpoint; step 0: none.
 struct CheckpointFound {
@@ -338,10 +339,10 @@ struct CheckpointVerified {
 struct CheckpointRemoved {
   std::string job_id;
   int64_t step = 0;
-  int32_t attempt = 0;  // RemoveCheckpoint; 0: whosever it was
+  int32_t attempt = 0;  // RemoveCheckpoint; 0: of any attempt
 };
-// Steps that a checkpoint holds, told before it becomes visible: whatever becomes of the node that
-// has reported them, no attempt starts beyond the history.
+// Steps that a checkpoint holds, delivered before it becomes visible: whatever happens to the node
+// that reported them, no attempt starts beyond the history.
 struct StepsDone {
   v1::RunId run;
   std::vector<v1::StepRecord> steps;
@@ -395,7 +396,7 @@ struct RemoveCheckpoint {
   std::string job_id;
   v1::CheckpointSpec spec;
   int64_t step = 0;
-  int32_t attempt = 0;  // whose it is: one that a later attempt has saved since stays
+  int32_t attempt = 0;  // that saved it: one that a later attempt has saved since stays
 };
 
 // The end of a save, by its commit or not.
@@ -452,8 +453,8 @@ inline constexpr int kRecentSteps = 32;
 // nullopt: no step was made, or the job has ended.
 std::optional<double> SecondsLeft(const v1::JobRecord& record);
 
-// The specification that the present attempt runs by: that of the job, or fewer ranks, or without
-// going back once more.
+// The specification of the present attempt: that of the job, or with fewer ranks, or without
+// another rollback.
 v1::JobSpec PresentSpec(const v1::JobRecord& record);
 
 // Whether a node has the kind of device that a job asks for.
@@ -464,7 +465,7 @@ bool HasDevicesFor(const NodeState& node, const v1::JobSpec& spec);
 inline constexpr int64_t kUnknownMemory = int64_t{1} << 62;
 int64_t MemoryOfRank(const v1::AgentHello& hello, int ranks);
 
-// Why the slot takes no ranks: its GPU is faulty. Empty: it does.
+// The fault of the slot's GPU, for which it gets no ranks. Empty: there is none.
 std::string FaultOfSlot(const NodeState& node, int slot);
 
 // Devices that no job holds and that are not faulty, of a node that takes ranks; 0 for others.
@@ -475,8 +476,8 @@ std::map<std::string, int> FreeSlots(const State& state);
 // The attempt that the message is about: `run` of its body. Null: it is about none, or several.
 const v1::RunId* RunOf(const v1::AgentMessage& message);
 
-// "ready", "draining", "drained", "quarantined"; of a node that is not heard of: "left" when its
-// agent had said so, "drained" when it was that, else "lost".
+// "ready", "draining", "drained", "quarantined"; for a node without heartbeats: "left" when its
+// agent announced it, "drained" when it was drained, else "lost".
 std::string NodeStateName(const State& state, const std::string& node);
 
 }  // namespace tercio::coordinator

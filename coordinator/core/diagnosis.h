@@ -1,5 +1,5 @@
-// Why a run makes no progress: follows who waits for whom to the rank that nobody can explain by
-// another. Pure.
+// Explains why a run makes no progress: follows which rank waits for which, to the one whose wait
+// no other rank explains. Pure.
 #pragma once
 
 #include <map>
@@ -15,10 +15,10 @@ enum class HangKind {
   kStopped,   // a trainer is frozen (SIGSTOP, a debugger)
   kGone,      // a trainer has ended, and the others wait for it
   kNoAnswer,  // a node did not say where its ranks are
-  kStuck,     // a rank computes, or hangs in something that is no collective
-  kMismatch,  // ranks of a group are at calls that do not fit together
+  kStuck,     // a rank computes, or hangs outside a collective
+  kMismatch,  // ranks of a group are at mismatched calls
   kSlowLink,  // two ranks are at the same call, and nothing arrives between them
-  kDeadlock,  // all wait, in a circle
+  kDeadlock,  // all wait, in a cycle
 };
 
 struct Diagnosis {

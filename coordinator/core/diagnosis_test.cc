@@ -161,7 +161,7 @@ TEST_F(DiagnosisTest, SlowLink) {
   EXPECT_EQ(diagnosis.kind, HangKind::kSlowLink);
   EXPECT_THAT(diagnosis.culprits, ElementsAre(2, 6));
   EXPECT_THAT(diagnosis.text, HasSubstr("rank 2 (node a) waits in pipeline send #40 of step 97 for "
-                                        "what rank 6 (node b)"));
+                                        "data that rank 6 (node b)"));
   // A collective in which both wait for each other.
   positions_[2] = Waits(2, "tensor.1", "all-reduce", 5, 3);
   positions_[3] = Waits(3, "tensor.1", "all-reduce", 5, 2);

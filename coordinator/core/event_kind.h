@@ -1,5 +1,5 @@
 // The kinds of events that people see; docs/operations.md says what each means. A kind is given as
-// a literal that the compiler looks up here, so whoever counts events knows all there can be.
+// a literal that the compiler looks up here, so that counters of events know every kind.
 //
 // Pure.
 #pragma once

@@ -24,7 +24,7 @@ class HangStacks {
   void Clear() { *this = HangStacks(); }
 
   // Lines of the log with the ranks that they are of: first those of the culprits (ascending), then
-  // one of each other kind, the kind of the most ranks first; last, what was left out.
+  // one of each other kind, the kind of the most ranks first; last, a line about those omitted.
   std::vector<std::pair<int, std::string>> Report(const std::vector<int>& culprits) const;
 
   // Bytes of the texts that are kept.

@@ -16,7 +16,7 @@ namespace tercio::coordinator {
 
 void OpenLedger(v1::TimeLedger& ledger, v1::TimeKind kind, double now);
 
-// What has run since the last switch belongs to the kind before; from `now` on time is `kind`.
+// Time since the last switch belongs to the previous kind; from `now` on, time is `kind`.
 void SwitchLedger(v1::TimeLedger& ledger, v1::TimeKind kind, double now);
 
 // Closes what has run so far, of the same kind.
@@ -28,7 +28,7 @@ void ChargeStall(v1::TimeLedger& ledger, double seconds);
 // A checkpoint holds this share, in [0, 1], of the work that no checkpoint held before.
 void CommitWork(v1::TimeLedger& ledger, double share);
 
-// What no checkpoint holds is lost.
+// Work that no checkpoint holds is lost.
 void LoseWork(v1::TimeLedger& ledger);
 
 // Microseconds by kind up to `now`.

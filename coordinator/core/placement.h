@@ -1,6 +1,6 @@
 // Where the ranks of an attempt are: which device each has, and which ranks each node has. Made
 // once when devices are given out and never changed after, so that its holders share it and read it
-// without a lock. Whatever concerns one node costs the ranks of that node, not those of the job.
+// without a lock. Operations on one node cost time in the ranks of that node, not of the job.
 //
 // Pure. REQUIRES of every argument named rank: 0 <= rank < ranks().
 #pragma once

@@ -1,5 +1,5 @@
-// When the checkpoints of each job are looked at next, for one that is to be verified again, and
-// whose are being verified: so that a tick does not go through all jobs there ever were.
+// When each job is next checked for a checkpoint to verify again, and which jobs' checkpoints are
+// being verified, so that a tick does not go through all jobs there ever were.
 #pragma once
 
 #include <map>

@@ -1,7 +1,7 @@
 // Which copies of snapshots the nodes hold in memory, and from which an attempt can start. Pure.
 //
 // A snapshot is what all ranks of an attempt were after one step; it is of use only as a whole. The
-// nodes say what they hold; all of it is volatile here, as it is there.
+// nodes report what they hold; it is volatile here, as it is there.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct SnapshotId {
 // Snapshots that one node holds in memory.
 class HeldSnapshots {
  public:
-  // As nodes do, it knows of no more than the two newest of a rank.
+  // Keeps the two newest of a rank, as nodes do.
   void Add(const std::string& job, int rank, SnapshotId id);
   void Forget(const std::string& job) { jobs_.erase(job); }
   void Clear() { jobs_.clear(); }

@@ -2,7 +2,7 @@
 // brings a step about: requests of people (requests.cc), nodes (nodes.cc), how ranks get on
 // (health.cc), their GPUs (device_faults.cc), the life of an attempt (attempt.cc), its checkpoints
 // (checkpoints.cc), what its ranks find wrong with it (findings.cc), snapshots in memory
-// (memory.cc), devices (scheduling.cc), and what is told to nodes (messages.cc).
+// (memory.cc), devices (scheduling.cc), and messages to nodes (messages.cc).
 #pragma once
 
 #include <map>
@@ -22,10 +22,10 @@ namespace tercio::coordinator {
 struct FaultReport {
   FaultCause cause = FaultCause::kOther;
   std::string what;
-  bool permanent = false;  // no restart can mend it
+  bool permanent = false;  // no restart can fix it
   std::string node;        // that is to blame; empty: none
-  bool certain = false;    // it is, whatever else has happened
-  int rank = -1;           // whose fault it is; -1: of none, or not known
+  bool certain = false;    // it is to blame, whatever else has happened
+  int rank = -1;           // at fault; -1: none, or not known
 };
 
 // The phases in which ranks of an attempt may live, and those in which it holds devices.
@@ -72,7 +72,7 @@ class Stepper {
   void LoseNode(const std::string& name);
   void ForgetNodes();
   void Leave(NodeState& node);
-  // Jobs on the node save and go elsewhere.
+  // Jobs on the node save and move to other nodes.
   void MoveAway(const std::string& node, const std::string& why);
   void Blame(const std::string& node, const std::string& what);
   void Quarantine(v1::NodeRecord& node, const std::string& why);
@@ -90,7 +90,7 @@ class Stepper {
     handle(found->second);
   }
 
-  // Whether the run is a present attempt that other nodes have: then this one has nothing to say of
+  // Whether the run is a present attempt placed on other nodes: then this one has no say in
   // it.
   bool IsOthers(const v1::RunId& run, const std::string& node) const;
 
@@ -105,7 +105,7 @@ class Stepper {
 
   // ---- device_faults.cc ----
   using DeviceFaults = std::map<int, std::string>;  // by GPU
-  // What the node's agent says of its GPUs now; ranks on those of `lost` cannot go on.
+  // The GPU faults that the node's agent reports now; ranks on those of `lost` cannot continue.
   void HearDeviceFaults(const std::string& node, const DeviceFaults& faults,
                         const std::set<int>& lost);
   void EndRunsOn(const std::string& node, const DeviceFaults& faults, const std::set<int>& lost);
@@ -114,7 +114,7 @@ class Stepper {
   void BeginAttempt(JobState& job);
   void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
   void RefuseData(JobState& job, const std::string& node, const std::string& error);
-  // Ends the job where it would go on from this step with other data than before.
+  // Ends the job where it would resume from this step with different data.
   bool RefusesOtherData(JobState& job, int64_t start);
   void StartWhenReady(JobState& job);
   std::vector<plan::DeviceSlot> SlotsOf(const Placement& placement) const;

@@ -9,8 +9,8 @@
 //     down meanwhile.
 // Its score is the reference divided by its own time. It is a straggler when the score is below
 // 0.75 and it is far outside the stage's spread, in three windows in a row, or in two that hold 12
-// steps or more: the median of so many is no accident. It has recovered when it was neither for as
-// long. Windows close as fast as nodes report, each with the steps since the one before; so a
+// steps or more: the median of that many is no accident. It has recovered when it was neither for
+// as long. Windows close as fast as nodes report, each with the steps since the one before; so a
 // straggler is named within three reports where these hold six steps or more (in the first it may
 // be slow for less than half of them), within 20 steps where they hold up to eight, and after three
 // steps where a step outlasts a report.
@@ -31,7 +31,7 @@ struct StragglerSettings {
   double score = 0.75;
   double deviations = 3;         // of the stage's median, in median absolute deviations
   double least_spread = 0.03;    // of the median: no deviation counts as smaller
-  double least_seconds = 0.005;  // a step: what any machine may do beside its work
+  double least_seconds = 0.005;  // per step: what any machine may spend beside its work
   int windows = 3;
   int64_t steps = 12;  // in two windows, instead of more windows
 };
@@ -40,7 +40,7 @@ struct StragglerChange {
   int rank = 0;
   bool slow = false;  // false: it has recovered
   double score = 0;
-  // "rank 5 (node b) computes 1.82 s a step, its peers 1.01 s: score 0.55 in 3 windows"
+  // "rank 5 (node b) computes for 1.82 s per step, its peers 1.01 s: score 0.55 in 3 windows"
   std::string text;
 };
 

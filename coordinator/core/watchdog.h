@@ -1,4 +1,4 @@
-// How long a run may stand still before its ranks are asked where they are: a deadline learned from
+// How long a run may make no progress before its ranks are inspected: a deadline learned from
 // the run's own steps. Pure: times are seconds of any steady clock.
 #pragma once
 
@@ -22,15 +22,15 @@ class RunWatchdog {
       : hang_timeout_(hang_timeout_seconds), settings_(settings) {}
 
   void StepEnded(double seconds);
-  // A heartbeat of `node`: none of its ranks has made progress for so long.
+  // A heartbeat of `node`: none of its ranks has made progress for that long.
   void Heard(const std::string& node, double now, double stalled_seconds);
 
-  // The longest that the run may stand still now.
+  // The longest that the run may make no progress now.
   double Deadline() const;
   // How long no rank of any node has made progress; 0 before any node was heard. A node that has
   // fallen silent counts as having made none since it was heard last.
   double StalledSeconds(double now) const;
-  // When a rank of any node got further last, as far as nodes have said; 0 before any was heard.
+  // When a rank of any node last made progress, as reported; 0 before the first heartbeat.
   double LastProgress() const;
   bool ShouldInspect(double now) const { return StalledSeconds(now) > Deadline(); }
 

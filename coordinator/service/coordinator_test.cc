@@ -165,7 +165,7 @@ TEST_F(ServingTest, NobodyWaitsForADiskThatTakesNothing) {
   EXPECT_THAT(std::string(first->message()), testing::HasSubstr("as soon as there is space"));
   const auto again = AnswerToSubmit("one");
   ASSERT_TRUE(again.has_value());
-  EXPECT_THAT(std::string(again->message()), testing::HasSubstr("make room there"));
+  EXPECT_THAT(std::string(again->message()), testing::HasSubstr("free some disk space and retry"));
   EXPECT_FALSE(AnswerToSubmit("two")->ok());
   MendStore();
   EXPECT_TRUE(AnswerToSubmit("one")->ok());

@@ -97,13 +97,13 @@ class OtherData(Cluster):
         os.kill(self.trainers(job)[0], 9)
         status = self.json("wait", job, *self.reach(), code=1)
         self.assertEqual((status["state"], status["restarts"]), ("failed", 1))
-        for words in ("the data of the job has changed", "node one", "--accept-data-change"):
+        for words in ("the job's data has changed", "node one", "--accept-data-change"):
             self.assertIn(words, status["error"])
         self.assertIn("data_refused", [event["kind"] for event in self.events(job)])
         # Asked again, the answer is the same; accepted, the job goes on from its checkpoint.
         more = ["--set", f"training.steps={status['checkpoint']['step'] + 20}"]
         refused = self.json("resume", job, *more, *self.reach(), code=1)
-        self.assertIn("the data of the job has changed", refused["error"])
+        self.assertIn("the job's data has changed", refused["error"])
         done = self.json("resume", job, *more, "--accept-data-change", *self.reach())
         self.assertEqual((done["state"], done["step"]), ("succeeded", status["checkpoint"]["step"] + 20))
 
