@@ -113,7 +113,7 @@ int ParseFlags(int argc, char** argv, Flags* flags, bool* done) {
 
 absl::Status CheckFlags(const Flags& flags) {
   if (flags.state_dir.empty()) return absl::InvalidArgumentError("--state-dir DIR is required");
-  // Whoever reaches it is an admin.
+  // Every client that reaches it is an admin.
   if (flags.read_only && !IsLoopback(flags.listen)) {
     return absl::InvalidArgumentError(absl::StrCat(
         flags.listen, " is not loopback: --read-only serves without TLS, on loopback only"));

@@ -1,5 +1,5 @@
-// tercio-coordinator: one per cluster. Plans jobs, assigns ranks, takes in checkpoints, restarts
-// what breaks.
+// tercio-coordinator: one per cluster. Plans jobs, assigns ranks, receives checkpoints, restarts
+// failed attempts.
 #include <unistd.h>
 
 #include <cstdio>
@@ -41,7 +41,7 @@
 namespace tercio::coordinator {
 namespace {
 
-// For each of what is waited for at the end.
+// For each of the waits at the end.
 constexpr absl::Duration kStopGrace = absl::Seconds(5);
 constexpr int kLookers = 5;
 constexpr absl::Duration kLookersPatience = absl::Milliseconds(10);
@@ -102,7 +102,7 @@ StreamLimits LimitsOf(const Flags& flags) {
   return {flags.max_streams, absl::Seconds(flags.stream_patience)};
 }
 
-// SIGHUP: what can change while the coordinator runs, does; a file with faults changes nothing.
+// SIGHUP: applies the settings that can change at run time; a file with errors changes nothing.
 void Reload(int argc, char** argv, Flags* flags, Coordinator& coordinator, StreamHub& streams) {
   Flags fresh;
   bool done = false;
@@ -123,7 +123,7 @@ std::string StatusLine(const Coordinator& coordinator) {
                       " queued", coordinator.durable() ? "" : "; the disk cannot be written");
 }
 
-// What a crash has left is in nobody's way: that it cannot be removed stops no coordinator.
+// Remains of a crash are harmless: failing to remove them stops no coordinator.
 void RemoveUnfinishedSaves(checkpoint::Store& checkpoints) {
   const absl::Status removed = checkpoints.RemoveUnfinished();
   if (!removed.ok()) LogWarning(std::string(removed.message()));
@@ -139,7 +139,7 @@ bool EndsWithin(absl::Duration patience, std::function<void()> work) {
   return done->WaitForNotificationWithTimeout(patience);
 }
 
-// What the first thread does beside the service itself.
+// The main thread's work besides the service itself.
 struct Lifecycle {
   std::vector<int> stop_signals;
   ServiceManager manager;
@@ -216,7 +216,7 @@ absl::Status RunCoordinator(const Flags& flags, const Lifecycle& life) {
                     coordinator->Drain(kStopGrace) && server.Drain(kStopGrace);
   if (!flags.read_only) unlink(address_file.c_str());
   if (idle) return absl::OkStatus();
-  // What waits for a file system would be waited for. All that counts is durable.
+  // A normal exit would wait for threads that hang in a file system. All that counts is durable.
   LogError("a file system with checkpoints does not answer: exiting without waiting for it");
   std::fflush(stdout);
   _exit(kExitOk);

@@ -16,11 +16,11 @@
 namespace tercio::coordinator {
 namespace {
 
-// What holds a thread are questions and requests of people; agents, ranks and what follows a job
+// Queries and requests of people hold a thread each; agents, ranks and streams that follow a job
 // have other threads. A file system that hangs may keep this many.
 constexpr int kMostCallThreads = 64;
 
-// Without TLS the only clients are on this machine, where the file system says who may do what.
+// Without TLS the only clients are on this machine, where the file system's permissions apply.
 CheckpointPlaces PlacesOf(const Flags& flags, const Access& access) {
   return {flags.state_dir, flags.checkpoint_roots,
           flags.checkpoint_roots.empty() && access.identity() == nullptr};

@@ -26,8 +26,8 @@ class Server {
   Server(Access& access, Coordinator& coordinator, StreamHub& streams, RpcMetrics& calls,
          const Flags& flags, std::string metrics_address);
 
-  // Begins to serve; *address is HOST:PORT that really listens. FAILED_PRECONDITION when it cannot
-  // be used. Called once, before the others.
+  // Begins to serve; *address is the HOST:PORT that it listens on. FAILED_PRECONDITION when it
+  // cannot be used. Called once, before the others.
   absl::Status Listen(const Flags& flags, std::string* address);
   void ShowHealth(bool alive, bool ready);
   // Ends all calls; waits for those that hang in a file system.

@@ -14,7 +14,7 @@
 namespace tercio::coordinator {
 namespace {
 
-// Between two looks for what was revoked.
+// Between two checks for revoked certificates.
 constexpr std::chrono::milliseconds kLookInterval{500};
 constexpr absl::Duration kBetweenRenewals = absl::Minutes(1);
 constexpr absl::Duration kBetweenWarnings = absl::Minutes(1);
@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Settings& settings) {
   std::unique_ptr<Access> access(new Access(settings));
   const std::string directory = DirectoryOf(settings.state_dir);
   if (settings.read_only) {
-    // Answers one question of the user who has started it, on loopback.
+    // Answers queries of the user who has started it, on loopback.
   } else if (settings.tls.given()) {
     TERCIO_ASSIGN_OR_RETURN(access->identity_,
                             TlsIdentity::Load(settings.tls, TlsIdentity::KeyFile::kForeign));
@@ -44,7 +44,7 @@ absl::StatusOr<std::unique_ptr<Access>> Access::Open(const Settings& settings) {
   access->gate_ = std::make_unique<Gate>(options, access->audit_.get());
   access->service_ = std::make_unique<AccessServiceImpl>(*access->gate_, access->registrar_.get());
   if (access->authority_ != nullptr) {
-    // Nobody is let in before it is known who is not.
+    // No caller is admitted before the revoked certificates are known.
     TERCIO_RETURN_IF_ERROR(access->LookForRevoked());
     access->watcher_ = std::thread([self = access.get()] { self->Watch(); });
   }
@@ -87,7 +87,7 @@ void Access::Watch() {
   }
 }
 
-// What cannot be read leaves those that are known.
+// If the store cannot be read, the known ones stay in force.
 absl::Status Access::LookForRevoked() {
   TERCIO_ASSIGN_OR_RETURN(std::string version, store_->Version());
   if (version == seen_version_) return absl::OkStatus();
@@ -117,7 +117,7 @@ void Access::RenewOwn() {
     const auto text =
         ReadFile(Authority::CoordinatorFiles(DirectoryOf(settings_.state_dir)).certificate);
     const auto read = ReadCertificate(text.ok() ? *text : "");
-    if (!read.ok()) return;  // said when it is loaded
+    if (!read.ok()) return;  // reported when it is loaded
     facts = *read;
   }
   if (!RenewalIsDue(facts, absl::Now())) return;

@@ -1,9 +1,9 @@
-// All that decides who may do what at a coordinator, put together: its certificate, the gate, the
+// Everything that decides which caller may do what at a coordinator: its certificate, the gate, the
 // audit log and, where the state directory has an authority (`tercio-coordinator init`), tokens,
 // revocation and the enrolment port.
 //
-// Threads: the object has one of its own, which looks for what operators have revoked and renews
-// the coordinator's certificate.
+// Threads: the object has one of its own, which checks for certificates that operators have revoked
+// and renews the coordinator's certificate.
 #pragma once
 
 #include <condition_variable>
@@ -30,11 +30,11 @@ class Access {
     TlsFiles tls;               // given: instead of those of the state directory's authority
     std::string listen;         // of the services
     std::string enroll_listen;  // empty: the default for `listen`
-    std::string default_role;   // of certificates made elsewhere that say none
+    std::string default_role;   // of certificates made elsewhere that name none
     double certificate_life_seconds = 30 * 86400.0;
     bool read_only = false;  // without TLS, whatever is in the directory
   };
-  // FAILED_PRECONDITION: certificates that cannot be used, or it cannot be read what was revoked;
+  // FAILED_PRECONDITION: certificates that cannot be used, or the revoked ones cannot be read;
   // INVALID_ARGUMENT: settings.
   static absl::StatusOr<std::unique_ptr<Access>> Open(const Settings& settings);
   ~Access();

@@ -66,8 +66,8 @@ std::string RandomSecret() {
 
 void Print(const nlohmann::ordered_json& value) { std::printf("%s\n", value.dump(2).c_str()); }
 
-// Root makes files for the user whom the state directory belongs to, under whom the coordinator
-// runs.
+// When root runs this, the files go to the owner of the state directory, the user that the
+// coordinator runs as.
 absl::Status GiveToOwner(const std::string& state_dir, const std::string& directory) {
   struct stat info = {};
   if (geteuid() != 0 || stat(state_dir.c_str(), &info) != 0 || info.st_uid == 0) {
@@ -94,7 +94,7 @@ absl::StatusOr<std::unique_ptr<AccessStore>> OpenStore(const Options& options) {
   return AccessStore::Open(directory + "/access.sqlite");
 }
 
-// The nodes that a token may enrol.
+// Checks which nodes a token may enrol.
 absl::Status CheckTokenOptions(const Options& options) {
   const bool is_agents = options.role == NameOf(Role::kAgent);
   if (options.name.empty() && !is_agents) {
@@ -110,7 +110,7 @@ absl::Status CheckTokenOptions(const Options& options) {
           "for people");
     }
   }
-  // Where it is kept for the next node, others find it, too.
+  // A token that is kept for the next node can also be found by others.
   if (options.uses > 1 && options.name.empty() && options.nodes.empty()) {
     return absl::InvalidArgumentError(
         "a token with several uses needs --nodes: a pattern of the node names it may enrol, such "
@@ -136,7 +136,7 @@ absl::StatusOr<JoinToken> MakeToken(const Options& options, const std::string& d
   return text;
 }
 
-// By which the coordinator's certificate may be reached.
+// The names and addresses in the coordinator's certificate.
 absl::StatusOr<std::vector<std::string>> HostsOf(const Options& options) {
   std::vector<std::string> hosts = {"localhost", "127.0.0.1", "::1"};
   char own[256] = "";
@@ -148,8 +148,8 @@ absl::StatusOr<std::vector<std::string>> HostsOf(const Options& options) {
   return hosts;
 }
 
-// All of it beside its place, so that an init that is interrupted, or finds the disk full, has done
-// nothing.
+// Creates everything next to its final place, so that an init that is interrupted, or finds the
+// disk full, changes nothing.
 absl::StatusOr<JoinToken> MakeAccess(const Options& options,
                                      const std::vector<std::string>& hosts) {
   const std::string directory = Access::DirectoryOf(options.state_dir);
@@ -220,7 +220,7 @@ absl::Status Token(const Options& options) {
 }
 
 absl::Status Revoke(const Options& options) {
-  // An empty name would be that of the tokens for any node: of a variable that is not set, likely.
+  // An empty name, probably an unset variable, would match the tokens for any node.
   if (options.revoked.empty() == (options.revoked_token == 0)) {
     return absl::InvalidArgumentError(
         "give the name or serial number to revoke, or --token NUMBER; `access` lists them");
@@ -306,8 +306,8 @@ using Command = absl::Status (*)(const Options&);
 CLI::App* AddCommand(CLI::App& app, const char* name, const char* help, Options* options,
                      Command command, Command* chosen) {
   CLI::App* added = app.add_subcommand(name, help);
-  // Not by CLI11's envname: the variable would be filled in for the commands that were not chosen,
-  // too, over what the chosen one was given.
+  // Not by CLI11's envname: the variable would also be filled in for the commands that were not
+  // chosen, overwriting the value given to the chosen one.
   added
       ->add_option("--state-dir", options->state_dir,
                    "the coordinator's state directory (or TERCIO_STATE_DIR)")

@@ -1,4 +1,4 @@
-// `tercio-coordinator init | token | revoke | access`: what an operator does to the access
+// `tercio-coordinator init | token | revoke | access`: an operator's commands on the access
 // directory of a coordinator, whether it runs or not.
 #pragma once
 
@@ -6,7 +6,7 @@ namespace tercio::coordinator {
 
 // Whether the first argument is one of them.
 bool IsAccessCommand(int argc, char** argv);
-// The exit code; has printed what there is to say.
+// Returns the exit code; all output has been printed.
 int RunAccessCommand(int argc, char** argv);
 
 }  // namespace tercio::coordinator

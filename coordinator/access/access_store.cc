@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kPatienceMs = 5000;  // for the other process
 constexpr int64_t kVersion = 2;
-// What has expired is kept so long: a connection that was made before goes on.
+// Expired entries are kept this long: a connection that was made before stays open.
 constexpr absl::Duration kMemory = absl::Hours(24 * 366);
 
 constexpr char kSchema[] = R"(
@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string
   return store;
 }
 
-// What cannot be opened leaves the connection that there was.
+// A file that cannot be opened leaves the present connection in use.
 absl::Status AccessStore::Connect() {
   if (!PathExists(path_)) {
     return absl::FailedPreconditionError(
@@ -154,7 +154,7 @@ absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const st
   return sqlite3_last_insert_rowid(database_);
 }
 
-// Compares with every one that is good, each in constant time: how long it takes says nothing.
+// Compares with every usable one, each in constant time: the duration reveals nothing.
 absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, absl::Time now) {
   const std::string digest = Sha256Hex(secret);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -365,7 +365,7 @@ absl::StatusOr<std::string> AccessStore::Version() {
   }
   SqliteStatement query(database_, "PRAGMA data_version");
   TERCIO_RETURN_IF_ERROR(query.Next().status());
-  // The pragma counts the changes of others only.
+  // The pragma counts only the changes of other connections.
   return absl::StrCat(connections_, " ", query.Integer(0), " ", sqlite3_total_changes(database_));
 }
 

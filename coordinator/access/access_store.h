@@ -1,5 +1,5 @@
-// Tokens and certificates that were given out: access.sqlite, a file of its own, which the commands
-// of an operator change beside a running coordinator. Of a token only the digest is kept.
+// Tokens and issued certificates: access.sqlite, a file of its own, which an operator's commands
+// change beside a running coordinator. Only the digest of a token is kept.
 //
 // Threads: all methods from any thread.
 // Errors: as of common/sqlite_statement.h.
@@ -23,7 +23,7 @@ namespace tercio::coordinator {
 struct TokenRecord {
   int64_t id = 0;
   std::string role;
-  std::string name;  // of an agent that may choose its own: empty
+  std::string name;  // empty: of an agent that may choose its own
   absl::Time created;
   absl::Time expires;
   int64_t uses_left = 1;
@@ -44,7 +44,7 @@ struct CertificateRecord {
 class AccessStore {
  public:
   static absl::StatusOr<std::unique_ptr<AccessStore>> Create(const std::string& path);
-  // FAILED_PRECONDITION when it is not there: an empty one would know of nothing that was revoked.
+  // FAILED_PRECONDITION when it is missing: an empty one would know of no revocations.
   static absl::StatusOr<std::unique_ptr<AccessStore>> Open(const std::string& path);
   ~AccessStore();
   AccessStore(const AccessStore&) = delete;
@@ -52,13 +52,13 @@ class AccessStore {
 
   // Keeps the digest of the secret. Returns the token's number.
   absl::StatusOr<int64_t> AddToken(const TokenRecord& token, const std::string& secret);
-  // UNAUTHENTICATED, in the same words, when it is unknown, used or too old.
+  // UNAUTHENTICATED, with the same message, when it is unknown, used up or expired.
   absl::StatusOr<TokenRecord> FindToken(const std::string& secret, absl::Time now);
-  // One use less, and the certificate that it was spent on, together. UNAUTHENTICATED when another
-  // came first; PERMISSION_DENIED when the token names nobody and the certificate's name is taken:
-  // a token for any node is none for a node that is there already, nor for a person. A name is
-  // taken by a certificate that can be used, except by those of agents from before `forsaken`,
-  // which are revoked.
+  // Takes one use and records the certificate that it was spent on, together. UNAUTHENTICATED when
+  // another caller was first; PERMISSION_DENIED when the token has no name and the certificate's
+  // name is taken: a token for any node is not valid for an existing node, nor for a person. A name
+  // is taken by a usable certificate, except by those of agents from before `forsaken`, which are
+  // revoked.
   absl::Status Spend(const TokenRecord& token, const CertificateRecord& certificate,
                      absl::Time forsaken = absl::InfinitePast());
   // A certificate that follows another. UNAUTHENTICATED when that was revoked.
@@ -68,9 +68,9 @@ class AccessStore {
 
   // Revokes all certificates and tokens of a name, else the certificate of that serial number;
   // expired ones too, since a connection made with one may still be open. Returns how many were not
-  // revoked before; NOT_FOUND when none bears the name or number.
+  // revoked before; NOT_FOUND when none has the name or number.
   absl::StatusOr<int64_t> Revoke(const std::string& name_or_serial, absl::Time now);
-  // That no certificate is given for this token any more. NOT_FOUND: there is none of this number.
+  // Makes the token unusable. NOT_FOUND: there is none with this number.
   absl::Status RevokeToken(int64_t id);
 
   // Those that can still be used, newest first.
@@ -82,8 +82,8 @@ class AccessStore {
   // Revoked certificates of agents only, except those that expired before `since`: what agents have
   // to know.
   absl::StatusOr<std::set<std::string>> RevokedAgents(absl::Time since);
-  // Another text when this or another process has changed the file, or put another one in its
-  // place, which is used from then on. FAILED_PRECONDITION while there is none.
+  // Changes when this or another process has changed the file, or replaced it, in which case the
+  // new one is used from then on. FAILED_PRECONDITION while there is none.
   absl::StatusOr<std::string> Version();
 
  private:

@@ -23,7 +23,7 @@ constexpr size_t kLongestText = 200;
 constexpr size_t kLongestReason = 500;
 constexpr mode_t kPrivate = 0600;
 
-// Callers choose some of it, and must not fill the file with it.
+// Callers choose some of the text, and must not fill the file with it.
 std::string Cut(const std::string& text, size_t longest) {
   return text.size() <= longest ? text : text.substr(0, longest) + "...";
 }
@@ -39,7 +39,7 @@ std::string LineOf(const AuditEntry& entry) {
   line["subject"] = Cut(entry.subject, kLongestText);
   line["outcome"] = entry.outcome;
   line["reason"] = Cut(entry.reason, kLongestReason);
-  // What clients have sent may be no UTF-8, and may be meant for the terminal of who reads it: all
+  // What clients have sent may be no UTF-8, and may be aimed at the reader's terminal: all
   // but ASCII is escaped.
   std::string text = line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   return absl::StrReplaceAll(text, {{"\x7f", "\\u007f"}}) + "\n";
@@ -64,7 +64,7 @@ void AuditLog::Write(const AuditEntry& entry) {
                         "; lines lost so far: ", lost_.load()));
 }
 
-// Whoever removes it to make room would lose all lines from then on.
+// Without this, removing the file to make room would lose all later lines.
 void AuditLog::CloseWhereRemoved() {
   struct stat info = {};
   if (file_ < 0 || fstat(file_, &info) != 0 || info.st_nlink > 0) return;
@@ -81,7 +81,7 @@ bool AuditLog::Append(const std::string& line) {
     struct stat info = {};
     const bool known = fstat(file_, &info) == 0;
     bytes_ = known ? info.st_size : 0;
-    // Not that of a device.
+    // The mode of a device is left alone.
     if (known && S_ISREG(info.st_mode)) (void)fchmod(file_, kPrivate);
   }
   const ssize_t written = write(file_, line.data(), line.size());
@@ -89,7 +89,7 @@ bool AuditLog::Append(const std::string& line) {
     bytes_ += written;
     return true;
   }
-  // A part of a line would spoil the next one, too.
+  // A partial line would also spoil the next one.
   const int error = written >= 0 ? ENOSPC : errno;
   if (written > 0 && ftruncate(file_, bytes_) != 0) bytes_ += written;
   errno = error;

@@ -3,8 +3,8 @@
 //   {"time", "who", "role", "serial", "address", "call", "subject", "outcome", "reason"}
 // Rotated at `most_bytes` to audit.log.1 ... .N; the oldest is removed. Lines that cannot be
 // written (a full disk) are counted, and that is logged at most once a minute: the calls are
-// answered all the same, since a cluster that nobody can stop would be worse. Lines are ASCII, and
-// texts that callers choose are cut. A file that somebody has removed is made again.
+// answered all the same, since a cluster that cannot be stopped would be worse. Lines are ASCII,
+// and texts that callers choose are cut. A file that was removed is created again.
 //
 // Refusals are counted, too, whether they get a line or not.
 //
@@ -33,12 +33,12 @@ struct AuditEntry {
   std::string reason;   // of what is not ok; of an enrolment, the number of its token
 };
 
-// Why somebody was not served.
+// Why a caller was refused.
 enum class Refusal {
   kHandshake,  // no TLS, or no certificate of ours
   kEnrolment,  // no good token, or a request that goes beyond it
   kRevoked,    // the certificate
-  kRole,       // has not the right
+  kRole,       // the role does not allow the call
   kNotTheirs,  // the job is another's, the node not its own
   kTooOften,
 };

@@ -24,7 +24,7 @@ constexpr int kPrivate = 0600;
 constexpr int kSerialBytes = 16;
 constexpr absl::Duration kAuthorityLife = absl::Hours(24 * 3650);
 constexpr absl::Duration kCoordinatorLife = absl::Hours(24 * 90);
-// Machines whose clocks are behind take a new certificate, too.
+// Machines whose clocks are slow accept a new certificate, too.
 constexpr absl::Duration kClockSkew = absl::Minutes(5);
 constexpr int kLeastLifePerSkew = 10;
 constexpr int kLeastSecurityBits = 112;
@@ -95,7 +95,7 @@ bool IsGood(EVP_PKEY* key) {
   }
 }
 
-// That the key is worth a certificate, and that the sender has it.
+// Checks that the key is acceptable, and that the sender has it.
 absl::Status CheckRequest(X509_REQ* request) {
   EVP_PKEY* key = X509_REQ_get0_pubkey(request);
   const bool good = key != nullptr && IsGood(key);

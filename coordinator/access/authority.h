@@ -7,7 +7,8 @@
 //   access.sqlite                      tokens and certificates (access_store.h)
 //
 // Threads: const methods from any thread. Errors: FAILED_PRECONDITION (files), INVALID_ARGUMENT (a
-// request that cannot be read, whose key is no good one, or a name that no certificate can bear).
+// request that cannot be read, whose key is not acceptable, or a name that no certificate can
+// have).
 #pragma once
 
 #include <memory>
@@ -43,8 +44,8 @@ class Authority {
                              absl::Time now);
   static absl::StatusOr<std::unique_ptr<Authority>> Open(const std::string& directory);
 
-  // A certificate for the key of the request (PKCS #10, PEM), from `now` on, for so long. Of the
-  // request only the key counts.
+  // A certificate for the key of the request (PKCS #10, PEM), from `now` on, for `life`. Only the
+  // key of the request is used.
   absl::StatusOr<IssuedCertificate> Issue(const std::string& request, const Subject& subject,
                                           absl::Time now, absl::Duration life) const;
   // A new certificate of the coordinator, for its own key and the names that it has.

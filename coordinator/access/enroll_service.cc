@@ -29,7 +29,7 @@ constexpr int kFarewellMs = 2'000;
 // From an agent's certificate to its first stream.
 constexpr absl::Duration kTimeToAttach = absl::Minutes(1);
 
-// By which others may reach an agent.
+// The names and addresses by which others may reach an agent.
 absl::StatusOr<std::vector<std::string>> HostsOf(const std::string& request) {
   TERCIO_ASSIGN_OR_RETURN(std::vector<std::string> hosts, NamesOfRequest(request));
   if (hosts.size() <= kMostNames) return hosts;
@@ -67,7 +67,7 @@ absl::Time Registrar::Forsaken(const std::string& node, absl::Time now) const {
   return *here ? absl::InfinitePast() : absl::InfiniteFuture();
 }
 
-// *name is of whom the certificate will be, or would have been.
+// *name is the name that the certificate will have, or would have had.
 absl::Status Registrar::ChooseName(const TokenRecord& token, const std::string& wanted,
                                    std::string* name) {
   *name = token.name.empty() ? wanted : token.name;

@@ -1,5 +1,5 @@
-// Gives out certificates: for tokens on a port of its own (EnrollService), to those who have one
-// before theirs expire (AccessService).
+// Issues certificates: for tokens on a port of its own (EnrollService), and renewals to holders of
+// one before it expires (AccessService).
 //
 // Threads: gRPC's.
 #pragma once
@@ -22,19 +22,19 @@
 
 namespace tercio::coordinator {
 
-// INVALID_ARGUMENT: nobody can be called that.
+// INVALID_ARGUMENT: not a valid name for a person or node.
 absl::Status CheckName(const std::string& name);
 
-// Signs for whoever was found to be entitled, and keeps account of it.
+// Signs certificates for entitled callers, and records them.
 class Registrar {
  public:
   // Both must outlive it. `life`: of the certificates of people and agents.
   Registrar(const Authority& authority, AccessStore& store, absl::Duration life)
       : authority_(authority), store_(store), life_(life) {}
 
-  // Whether a node of that name may be here; nullopt: none has ever come. A machine that was set up
-  // again, or a pod that took the place of another, has the name and not the certificate: it gets
-  // one if the name's node is gone, and the certificates before it are revoked.
+  // Whether a node of that name may be connected; nullopt: none ever was. A machine that was set up
+  // again, or a pod that replaced another, has the name but not the certificate: it gets one if the
+  // name's node is gone, and the earlier certificates are revoked.
   using MayBeHere = std::function<std::optional<bool>(const std::string& node)>;
   void KnowNodes(MayBeHere may_be_here) { may_be_here_ = std::move(may_be_here); }
 
@@ -45,7 +45,7 @@ class Registrar {
   };
   // Issues a certificate in the token's name and role; where an agent's token has no name, in
   // `name`, if that fits the token's patterns. UNAUTHENTICATED | INVALID_ARGUMENT |
-  // PERMISSION_DENIED (somebody has that name, or the token is for other nodes) |
+  // PERMISSION_DENIED (the name is taken, or the token is for other nodes) |
   // RESOURCE_EXHAUSTED (too many certificates).
   absl::StatusOr<v1::Certificate> Enrol(const v1::EnrollRequest& request,
                                         const std::string& address, Enrolment* enrolment);
@@ -76,8 +76,8 @@ class AccessServiceImpl : public v1::AccessService::Service {
   Registrar* const registrar_;
 };
 
-// The enrolment port: whoever reaches it may try, so that everything about it is small. Messages
-// have at most 64 KiB, connections last half a minute, each address may ask a few times a minute.
+// The enrolment port: any client that reaches it may try, so its limits are tight. Messages have at
+// most 64 KiB, connections last half a minute, each address may ask a few times a minute.
 class EnrollServer {
  public:
   struct Limits {

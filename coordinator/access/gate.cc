@@ -101,7 +101,7 @@ std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Gate::Mak
   return std::make_unique<StreamWatchFactory>(*this);
 }
 
-// Reading a certificate takes longer than most calls, and callers come again.
+// Parsing a certificate takes longer than most calls, and callers return.
 Gate::Known Gate::Read(const std::string& pem) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = known_.find(pem);
@@ -202,7 +202,7 @@ void Gate::SetRevoked(Revoked revoked) {
     fresh->version = revoked_->version + 1;
     revoked_ = fresh;
   }
-  // A watch takes the lock before it goes: whose watch is there is there itself.
+  // A watch takes the lock before it is destroyed: a stream whose watch exists exists itself.
   std::lock_guard<std::recursive_mutex> lock(streams_mutex_);
   std::vector<const StreamWatch*> ended;
   for (const auto& [watch, stream] : streams_) {

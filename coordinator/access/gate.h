@@ -1,6 +1,6 @@
 // Identifies callers and decides what they may do: every call of the coordinator's services passes
-// here first (service/guarded_services.h). Without TLS everybody is an admin without a name, as on
-// a machine of one's own.
+// here first (service/guarded_services.h). Without TLS every caller is an admin without a name, as
+// on a machine of one's own.
 //
 // Threads: any.
 #pragma once
@@ -43,7 +43,7 @@ class Gate {
     // The role of certificates that name none; kNone: they are refused.
     Role default_role = Role::kNone;
     // Calls that change state, of one caller. Nodes may share a certificate, and all of them come
-    // back within seconds when the coordinator has been away: each address has its own measure of
+    // back within seconds when the coordinator has been away: each address has its own limit of
     // Attach calls.
     RateLimiter::Limit changes = {60, 20};
     RateLimiter::Limit refusals = {60, 5};  // lines about one caller's refused calls
@@ -53,8 +53,8 @@ class Gate {
   Gate(Options options, AuditLog* audit);
 
   Caller WhoCalls(const grpc::ServerContextBase& context);
-  // PERMISSION_DENIED (role), UNAUTHENTICATED (revoked), RESOURCE_EXHAUSTED (too often). What is
-  // refused is in the audit log.
+  // PERMISSION_DENIED (role), UNAUTHENTICATED (revoked), RESOURCE_EXHAUSTED (too often).
+  // Refusals are in the audit log.
   absl::Status Admit(const Caller& caller, std::string_view call);
   // The outcome of a call that was admitted; reading ones are not recorded.
   void Record(const Caller& caller, std::string_view call, const std::string& subject,
@@ -64,9 +64,9 @@ class Gate {
                       absl::Status status);
 
   struct Revoked {
-    uint64_t version = 0;  // another one after each change, set by the gate; 0: none ever was
+    uint64_t version = 0;  // incremented by the gate at each change; 0: none yet
     std::set<std::string> serials;
-    std::set<std::string> agents;  // of those what agents may still meet
+    std::set<std::string> agents;  // the subset that agents may still meet
   };
   // From now on certificates of these numbers are refused; streams that they have open end.
   void SetRevoked(Revoked revoked);
@@ -98,12 +98,12 @@ class Gate {
   std::map<std::string, Known> known_;  // by PEM text; at most kMostKnown
   std::shared_ptr<const Revoked> revoked_ = std::make_shared<Revoked>();
 
-  // Whoever cancels a call may find itself in the end of it, and so in the end of its watch.
+  // Cancelling a call may run its end on the same thread, and so the destructor of its watch.
   std::recursive_mutex streams_mutex_;
   std::map<const StreamWatch*, std::pair<std::string, grpc::ServerContextBase*>> streams_;
 };
 
-// One unary call, from its admission to the line about it.
+// One unary call, from its admission to its line in the audit log.
 class GuardedCall {
  public:
   // `call` must outlive it: it is a literal.
@@ -112,7 +112,7 @@ class GuardedCall {
   bool refused() const { return !status_.ok(); }
   grpc::Status refusal() const;
   const Caller& caller() const { return caller_; }
-  // Found in the request: it is about what is not the caller's.
+  // Refuses a call whose request is about another caller's job or node.
   grpc::Status Refuse(const std::string& subject, absl::Status status);
   // Records the outcome and returns it.
   grpc::Status Done(const std::string& subject, const grpc::Status& outcome);

@@ -13,12 +13,12 @@ namespace tercio::coordinator {
 namespace {
 
 constexpr char kFailure[] = "Handshake failed with fatal error ";
-// Whoever reaches the port can cause these lines.
+// Any client that reaches the port can cause these lines.
 constexpr RateLimiter::Limit kLines = {20, 1};
 
 struct Sink {
   std::mutex mutex;
-  AuditLog* audit = nullptr;  // null: nobody listens any more
+  AuditLog* audit = nullptr;  // null: the log is closed
   RateLimiter limiter{kLines};
   int64_t left_out = 0;
 };

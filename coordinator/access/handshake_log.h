@@ -1,5 +1,5 @@
-// What gRPC logs, in the log of this program; TLS handshakes that failed are also in the audit log.
-// gRPC says why, and not with whom.
+// Routes gRPC's log into the log of this program; failed TLS handshakes also go to the audit log.
+// gRPC reports the reason but not the peer.
 //
 // Threads: gRPC's. One object at a time.
 #pragma once

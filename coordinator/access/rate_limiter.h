@@ -1,6 +1,6 @@
-// Token buckets, one per key: so many calls at once, and so many a second in the long run.
+// Token buckets, one per key: a number of calls at once, and a rate per second in the long run.
 //
-// Threads: any. Holds at most kMostKeys buckets; who has been quiet longest is forgotten first, at
+// Threads: any. Holds at most kMostKeys buckets; the key idle for longest is forgotten first, at
 // which point its bucket was full again in all likelihood.
 #pragma once
 

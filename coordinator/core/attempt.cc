@@ -144,7 +144,7 @@ void Stepper::BeginAttempt(JobState& job) {
   record.set_stop_reason(v1::STOP_REASON_UNSPECIFIED);
   record.clear_progress();
   record.set_failed_save_step(0);
-  // Patience is for what this attempt has tried.
+  // The patience applies to each attempt separately.
   record.set_unreadable_since(0);
   record.clear_unreadable_error();
   job.health = nullptr;
@@ -285,7 +285,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   v1::JobRecord& record = job.record;
   if (record.phase() == v1::JOB_PHASE_PREPARING) return;
   const v1::StepRecord& step = report.record();
-  if (step.step() <= record.step()) return;  // said twice
+  if (step.step() <= record.step()) return;  // a duplicate
   // A step takes all ranks: a coordinator whose store was set back may have forgotten that they
   // run.
   if (record.phase() == v1::JOB_PHASE_STARTING) SetPhase(job, v1::JOB_PHASE_RUNNING);
@@ -293,7 +293,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   if (!record.progress().stepped() && record.phase() != v1::JOB_PHASE_STOPPING) {
     record.mutable_progress()->set_stepped(true);
     record.set_waiting_since(0);
-    // The step itself is work already.
+    // The step itself already counts as work.
     SwitchLedger(ledger,
                  record.elastic_ranks() > 0 ? v1::TIME_KIND_DEGRADED : v1::TIME_KIND_PRODUCTIVE,
                  now_ - std::max(0.0, step.step_seconds()));
@@ -328,7 +328,7 @@ void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRe
     return;
   }
   JudgeExit(job, node, exit);
-  // The last words of all others say that somebody has gone.
+  // The last log lines of all others only report that a rank has gone.
   const bool at_fault =
       record.fault_attempt() == record.attempt() && record.fault_rank_plus_one() == exit.rank() + 1;
   effects_.exits.emplace_back(RunOf(record), exit);
@@ -365,8 +365,7 @@ void Stepper::CountCrash(v1::JobRecord& record) {
   record.set_crash_step(record.step());
 }
 
-// Something of the attempt is broken: stop the rest of it. The first fault is the one that is
-// told.
+// Part of the attempt has failed: stop the rest of it. The first fault is the one reported.
 void Stepper::Fault(JobState& job, const FaultReport& report) {
   v1::JobRecord& record = job.record;
   if (record.phase() == v1::JOB_PHASE_STOPPING) {
@@ -430,9 +429,9 @@ void Stepper::NodeStopped(JobState& job, const std::string& node) {
   AllStopped(job);
 }
 
-// A last checkpoint that does not come must not keep a job for ever. Nor must processes that even
-// SIGKILL does not end, since they hang in a driver or a file system: their node is heard of, so it
-// is not lost, but of no use. They can do nothing any more that is not fenced.
+// A last checkpoint that never arrives must not hold a job forever. Nor must processes that even
+// SIGKILL does not end, since they hang in a driver or a file system: their node sends heartbeats,
+// so it is not lost, but it is useless. Everything that they still do is fenced.
 void Stepper::HastenStop(JobState& job) {
   job.record.set_progress_at(now_);
   if (!std::exchange(job.killed, true)) {
@@ -453,7 +452,7 @@ void Stepper::HastenStop(JobState& job) {
   }
 }
 
-// Once no node runs anything of the attempt: what comes next.
+// Decides what comes next once no node runs anything of the attempt.
 void Stepper::AllStopped(JobState& job) {
   v1::JobRecord& record = job.record;
   const int stopped = CountRanks(record.progress().stopped());
@@ -484,7 +483,7 @@ void Stepper::AllStopped(JobState& job) {
   }
 }
 
-// A job that had already gone on with fewer ranks has waited enough for those that are missing.
+// A job that already continued with fewer ranks has waited long enough for the missing ones.
 void Stepper::BeginWaiting(v1::JobRecord& record) const {
   if (record.waiting_since() > 0) return;
   const double waited =
@@ -557,8 +556,8 @@ void Stepper::AddSteps(const v1::RunId& run,
   }
 }
 
-// What no checkpoint holds is lost; where snapshots are in memory it is known only when the next
-// attempt starts (ChooseStart), or when there is none (Finish).
+// Work that no checkpoint holds is lost; where snapshots are in memory, how much is known only when
+// the next attempt starts (ChooseStart), or when there is none (Finish).
 void Stepper::GiveUpWork(v1::JobRecord& record) {
   if (!plan::KeepsCopies(record.spec())) LoseWork(*record.mutable_ledger());
 }

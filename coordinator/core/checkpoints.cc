@@ -1,7 +1,7 @@
-// Checkpoints in the life of a job: which one an attempt starts from, what becomes of saves, and
-// what is kept.
+// Checkpoints in the life of a job: which one an attempt starts from, how saves end, and which
+// checkpoints are kept.
 //
-// A job that has a checkpoint never starts below its newest one by itself. One is passed over only
+// A job that has a checkpoint never starts below its newest one on its own. One is passed over only
 // when its damage is proven; where none can be read at the moment the search is repeated, and in
 // the end the job fails with all that was found: starting over is for people to decide.
 #include "coordinator/core/checkpoints.h"
@@ -21,16 +21,16 @@ namespace {
 constexpr double kAnswerGrace = 5;
 constexpr double kFirstSearchAgain = 1;
 constexpr double kLongestSearchAgain = 60;
-// How many checkpoints of all jobs are verified at a time by themselves.
+// How many scheduled verifications may run at a time, over all jobs.
 constexpr int kMostScrubs = 1;
-// One that takes longer, since its disk hangs, holds up no other.
+// One that takes longer, since its disk hangs, no longer blocks the others.
 constexpr double kLongestScrub = 3600;
 
 std::string RankOn(int rank, const std::string& node) {
   return absl::StrCat("rank ", rank, " on node ", node);
 }
 
-// What comes before the error.
+// The prefix of the error of a part that could not be written.
 std::string NotWritten(const std::string& rank) {
   return absl::StrCat("the part of ", rank, " was not written: ");
 }
@@ -41,7 +41,7 @@ double PauseBefore(int search) {
   return std::min(pause, kLongestSearchAgain);
 }
 
-// What earlier attempts found, and went back behind.
+// Adds the damage that earlier attempts found and went back behind.
 void AddKnownDamage(const v1::JobRecord& record, std::vector<CheckpointFinding>* findings) {
   for (auto at = record.checkpoints().rbegin(); at != record.checkpoints().rend(); ++at) {
     const bool told =
@@ -51,7 +51,7 @@ void AddKnownDamage(const v1::JobRecord& record, std::vector<CheckpointFinding>*
   }
 }
 
-// Why there is nothing of the step that was asked for.
+// Explains why there is no checkpoint of the requested step.
 std::string DescribeMissing(const v1::JobRecord& record,
                             const std::vector<v1::CheckpointRecord>& there) {
   const int64_t step = record.from_step_plus_one() - 1;
@@ -107,7 +107,7 @@ void Stepper::SearchAgainWhereDue(JobState& job) {
     return;
   }
   if (job.unanswered_since == 0) job.unanswered_since = now_;
-  // While the coordinator's own disk was full the answer may have come, and wait to be heard.
+  // While the coordinator's own disk was full, the answer may have arrived and still be queued.
   const bool heard_all = now_ - job.unanswered_since >= kAnswerGrace;
   if (waited > settings_.checkpoint_patience && heard_all) {
     FailWithoutCheckpoint(job, "the file system with the checkpoints does not answer");
@@ -138,7 +138,7 @@ void Stepper::Handle(const CheckpointFound& answer) {
   });
 }
 
-// What is on the disk is there, whether or not its commit could be recorded.
+// A checkpoint on the disk counts, whether or not its commit could be recorded.
 void Stepper::AdoptUnrecorded(JobState& job, const CheckpointFound& answer) {
   v1::JobRecord& record = job.record;
   for (const v1::CheckpointRecord& there : answer.there) {
@@ -164,7 +164,7 @@ void Stepper::NoteFindings(JobState& job, const CheckpointFound& answer) {
   }
 }
 
-// It may pass: a volume that is not mounted yet, a server that restarts.
+// The fault may be transient: a volume that is not mounted yet, a server that restarts.
 void Stepper::Unreadable(JobState& job, const std::string& why) {
   v1::JobRecord& record = job.record;
   if (record.unreadable_since() == 0) record.set_unreadable_since(now_);
@@ -195,7 +195,7 @@ void Stepper::StartFrom(JobState& job, const CheckpointFound& found) {
   job.kept_step =
       on_purpose ? found.step : std::max(record.checkpoint_step(), record.resume_step());
   const v1::CheckpointRecord* known = FindCheckpointRecord(record, found.step);
-  // It was away, it seems, and has come back.
+  // It seems to have been away, and to be back.
   if (known != nullptr && !known->problem().empty()) Verify(job, found.step);
   if (found.step != record.checkpoint_step()) {
     record.set_checkpoint_at(known == nullptr ? 0 : known->committed_at());
@@ -267,7 +267,7 @@ void Stepper::Handle(const CheckpointVerified& verified) {
   }
   v1::CheckpointRecord* known = FindCheckpointRecord(job.record, verified.step);
   if (known == nullptr) return;
-  // What was read may have been the one that this one has replaced.
+  // The bytes read may be those of the checkpoint that this one has replaced.
   if (asked && job.verifying_attempt != known->attempt()) return Verify(job, verified.step);
   if (verified.problem.empty()) {
     known->set_verified_at(now_);
@@ -306,7 +306,7 @@ void Stepper::Scrub() {
       state_.scrubs.Set(id, at);
       continue;
     }
-    // One that cannot be read now is not tried again at once.
+    // One that cannot be read now is not retried immediately.
     state_.scrubs.Set(id, now_ + kLongestSearchAgain);
     Verify(job, next->step());
   }
@@ -342,7 +342,7 @@ void Stepper::Handle(const CheckpointFailed& failed) {
   });
 }
 
-// The coordinator may know of it, too, by what other ranks have sent, or nothing, since a rank
+// The coordinator may already know from other ranks' messages, or may know nothing, since a rank
 // whose messages reach its agent need not reach the coordinator.
 void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
   const v1::JobRecord& record = job.record;
@@ -366,7 +366,8 @@ void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveU
   }
 }
 
-// A save counts once, whoever says that it has failed; one that its own attempt has left does not.
+// A save counts once, whichever rank reports its failure; one that its own attempt has left does
+// not.
 void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
                          const std::string& node, int rank) {
   v1::JobRecord& record = job.record;

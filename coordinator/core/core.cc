@@ -75,14 +75,14 @@ Effects Step(State& state, const Event& event, const Settings& settings) {
 
 namespace {
 
-// A clock that was set back must not make anybody wait for the time that it shows no more.
+// A clock that was set back must not make a job wait until the clock catches up.
 void PullBack(v1::JobRecord& record, double now) {
   const double backoff = std::max(0.0, record.retry_at() - record.progress_at());
   record.set_progress_at(std::min(record.progress_at(), now));
   record.set_retry_at(std::min(record.retry_at(), now + backoff));
   record.set_waiting_since(std::min(record.waiting_since(), now));
   record.set_last_fault_at(std::min(record.last_fault_at(), now));
-  // Nobody has looked while there was no coordinator.
+  // The checkpoints were not examined while there was no coordinator.
   if (record.unreadable_since() > 0) record.set_unreadable_since(now);
 }
 

@@ -425,7 +425,7 @@ struct Effects {
   std::vector<VerifyCheckpointBytes> verifications;
   std::vector<RemoveCheckpoint> removals;
   std::vector<RemoveAllCheckpoints> job_removals;
-  // Nodes that count as lost: their streams are closed, so that they come again with a hello.
+  // Nodes that count as lost: their streams are closed, so that they reconnect with a hello.
   std::vector<std::string> disconnected;
   // To be counted.
   std::vector<std::pair<std::string, FaultCause>> restarts;  // job, why

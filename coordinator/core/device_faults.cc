@@ -1,4 +1,4 @@
-// GPUs that take no ranks, as their agents say.
+// GPUs that get no ranks, as their agents report.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -43,8 +43,8 @@ void Stepper::HearDeviceFaults(const std::string& name, const DeviceFaults& faul
   if (!faults.empty()) EndRunsOn(name, faults, lost);
 }
 
-// Whoever has not started yet goes elsewhere. Ranks that run on a GPU which is lost would find it
-// out themselves, if only by waiting for it for ever.
+// A job that has not started yet moves to other devices. Ranks that run on a lost GPU would find
+// out themselves, if only by waiting for it forever.
 void Stepper::EndRunsOn(const std::string& name, const DeviceFaults& faults,
                         const std::set<int>& lost) {
   const NodeState& node = state_.nodes.at(name);

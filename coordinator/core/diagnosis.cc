@@ -64,7 +64,7 @@ class Inspector {
     const std::string& state = position->process_state();
     if (state.empty() || state == "Z" || state == "X") return Condition::kGone;
     if (state == "T" || state == "t") return Condition::kStopped;
-    // A rank waits for others asleep; this one waits for a disk or a device.
+    // Ranks sleep (S) while they wait for others; this one waits for a disk or a device.
     if (state == "D") return Condition::kBusy;
     return position->waiting().operation().empty() ? Condition::kBusy : Condition::kWaiting;
   }
@@ -76,7 +76,7 @@ class Inspector {
     return wait.operation().starts_with("pipeline");
   }
 
-  // The ranks without which this one cannot go on.
+  // The ranks without which this one cannot continue.
   std::vector<int> WaitsFor(int rank) const {
     const v1::CollectiveIdentity& wait = WaitOf(rank);
     if (nodes_.contains(wait.peer())) return {wait.peer()};
@@ -92,7 +92,7 @@ class Inspector {
   }
 
   // The ranks that do not wait and that others wait for, directly or not; all that do not wait when
-  // nobody waits for one.
+  // none of them is waited for.
   std::set<int> Roots() const {
     std::set<int> wanted;
     std::set<int> idle;
@@ -131,7 +131,7 @@ class Inspector {
     return std::nullopt;
   }
 
-  // All wait. Follows the first rank's wait until the circle is closed.
+  // All wait. Follows the first rank's wait until the cycle is closed.
   Diagnosis ExplainCircle() const {
     std::vector<int> path = {nodes_.begin()->first};
     while (true) {
@@ -247,7 +247,7 @@ class Inspector {
     }
   }
 
-  // With all that must agree.
+  // The call with every property that must agree.
   std::string Exactly(int rank) const {
     const v1::CollectiveIdentity& wait = WaitOf(rank);
     return absl::StrCat(wait.operation(), " #", wait.sequence(), " of ", wait.dtype(), " x ",
@@ -295,7 +295,7 @@ std::string NameRanks(const std::vector<int>& ranks) {
   for (size_t begin = 0; begin < ranks.size();) {
     size_t end = begin + 1;
     while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    // Two in a row are no range.
+    // Two in a row are not shown as a range.
     if (end - begin < 3) end = begin + 1;
     runs.push_back(end - begin == 1 ? absl::StrCat(ranks[begin])
                                     : absl::StrCat(ranks[begin], "-", ranks[end - 1]));

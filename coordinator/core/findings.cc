@@ -1,8 +1,8 @@
-// What the ranks of an attempt find wrong with it, all of them alike: replicas with other weights,
-// and spikes of the loss.
+// Faults that all ranks of an attempt find alike: replicas whose weights differ, and spikes of the
+// loss.
 //
-// A roll back is a note in the job's specification first: a skip of no batches after the step that
-// asks for it. It becomes what it is when the next attempt knows its checkpoint.
+// A rollback is first a marker in the job's specification: a skip of zero batches after the step
+// that asks for it. Its extent is filled in when the next attempt knows its checkpoint.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +12,7 @@
 namespace tercio::coordinator {
 namespace {
 
-// Nobody has decided yet that the attempt's end is the job's.
+// Whether it is still open that the attempt's end is also the job's.
 bool GoesOn(const v1::JobRecord& record) {
   return record.stop_reason() == v1::STOP_REASON_UNSPECIFIED ||
          record.stop_reason() == v1::STOP_REASON_RESTART ||
@@ -44,7 +44,7 @@ bool Stepper::Found(JobState& job, const v1::ExitRecord& exit) {
   return true;
 }
 
-// Every rank says the same, and some may have said less before it: that a peer has gone.
+// Every rank reports the same, and some may have reported less before: that a peer has gone.
 void Stepper::ReplicasDiffer(JobState& job, const v1::ExitRecord& exit) {
   v1::JobRecord& record = job.record;
   const int odd = exit.corrupt_rank_plus_one() - 1;
@@ -107,7 +107,7 @@ void Stepper::SettleRollBack(JobState& job) {
   const int64_t bad = training.data_skips(training.data_skips_size() - 1).after_step();
   training.mutable_data_skips()->RemoveLast();
   const int64_t resume = record.resume_step();
-  if (resume >= bad) return;  // a checkpoint of a run that has got over it
+  if (resume >= bad) return;  // the checkpoint is of a run that got past the spike
   plan::GoOver(resume, bad, &training);
   Note(job, "rolled_back",
        absl::StrCat("step ", bad, " was a spike: the run rolls back to step ", resume,

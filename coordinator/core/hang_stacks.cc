@@ -18,14 +18,14 @@ constexpr size_t kMostOtherKinds = 16;
 constexpr size_t kLongestLine = 1000;
 constexpr size_t kLongestRanks = 200;
 
-// At most so many bytes, without half a character at the end.
+// At most `most` bytes, without half a character at the end.
 std::string_view Cut(std::string_view text, size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
   return text.substr(0, most);
 }
 
-// Lines that are not empty, until `body` says false.
+// Calls `body` with each line that is not empty, until it returns false.
 template <typename Body>
 void ForEachLine(std::string_view text, const Body& body) {
   while (!text.empty()) {
@@ -35,7 +35,7 @@ void ForEachLine(std::string_view text, const Body& body) {
   }
 }
 
-// "  0x7f12 Name" without what is another in every process.
+// "  0x7f12 Name" without the address, which differs in every process.
 std::string_view WithoutAddress(std::string_view frame) {
   frame.remove_prefix(std::min(frame.find_first_not_of(' '), frame.size()));
   if (!frame.starts_with("0x")) return frame;
@@ -43,7 +43,7 @@ std::string_view WithoutAddress(std::string_view frame) {
   return space == std::string_view::npos ? std::string_view() : frame.substr(space + 1);
 }
 
-// Equal for stacks that say the same. Pools have threads in any number: each kind counts once.
+// Equal for stacks with the same frames. Pools have threads in any number: each kind counts once.
 size_t DigestOf(std::string_view stack) {
   std::set<std::string> threads;
   std::string thread;

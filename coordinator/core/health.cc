@@ -1,4 +1,4 @@
-// Runs that stand still, and ranks that make the others wait.
+// Runs that make no progress, and ranks that make the others wait.
 #include <algorithm>
 #include <utility>
 
@@ -9,10 +9,11 @@
 namespace tercio::coordinator {
 namespace {
 
-// Nodes answer within this time, or have nothing to say.
+// Nodes answer within this time, or are taken not to answer.
 constexpr double kInspectSeconds = 5;
 
-// Notes how far the node's ranks are with loading; whether bytes have come since it said so last.
+// Records how far the node's ranks are with loading; whether bytes have arrived since its last
+// report.
 bool HeardLoading(const std::string& node, const v1::RunHealth& health, RunHealthState* state) {
   const auto known = state->loading.find(node);
   if (health.load_total_bytes() <= 0) {
@@ -24,7 +25,7 @@ bool HeardLoading(const std::string& node, const v1::RunHealth& health, RunHealt
   return health.loaded_bytes() > before;
 }
 
-// "; its ranks load their state, 3.10 of 84.00 GB"; empty: they do not.
+// "; its ranks are loading their state, 3.100 of 84.000 GB"; empty: they are not.
 std::string DescribeLoading(const RunHealthState& state) {
   const auto loading = state.LoadingOfAll();
   if (!loading.has_value()) return "";
@@ -165,7 +166,7 @@ void Stepper::Inspected(JobState& job, const std::string& node, const v1::RunIns
   }
 }
 
-// The report comes first, then the attempt ends: aborting it destroys what there is to see.
+// The report comes first, then the attempt ends: aborting it destroys the evidence.
 void Stepper::Hang(JobState& job) {
   Diagnosis diagnosis = Diagnose(*job.plan, job.health->positions);
   for (auto& [rank, text] : job.health->stacks.Report(diagnosis.culprits)) {

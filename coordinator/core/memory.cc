@@ -1,5 +1,5 @@
-// Copies of snapshots in the memory of nodes: what is heard of them, and attempts that start from
-// them instead of from a checkpoint.
+// Copies of snapshots in the memory of nodes: reports of them, and attempts that start from them
+// instead of from a checkpoint.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMostNodesNamed = 8;
 
-// Whether a rank's state in one plan is that of the same rank in the other.
+// Whether every rank holds the same state in both plans.
 bool SameLayout(const v1::Plan& a, const v1::Plan& b) {
   return a.ranks_size() == b.ranks_size() && a.lanes() == b.lanes() &&
          a.padded_vocabulary() == b.padded_vocabulary() &&
@@ -81,7 +81,7 @@ void Stepper::SendDrop(const std::string& node, const std::string& job) {
 // nodes of this attempt only: others do not know its token.
 std::optional<SnapshotChoice> Stepper::FindSnapshot(JobState& job, const v1::Plan& plan) {
   const v1::JobRecord& record = job.record;
-  // What a person has chosen is a checkpoint.
+  // A start chosen by a person is always a checkpoint.
   if (!plan::KeepsCopies(record.spec()) || job.plan == nullptr || record.from_step_plus_one() > 0 ||
       !SameLayout(*job.plan, plan)) {
     return std::nullopt;
@@ -113,8 +113,8 @@ std::optional<SnapshotChoice> Stepper::FindSnapshot(JobState& job, const v1::Pla
   return choice;
 }
 
-// From where the attempt starts: a snapshot in memory, else the newest checkpoint. Work up to there
-// is kept, what came after is lost.
+// Chooses where the attempt starts: a snapshot in memory, else the newest checkpoint. Work up to
+// there is kept, later work is lost.
 void Stepper::ChooseStart(JobState& job, const v1::Plan& plan) {
   v1::JobRecord& record = job.record;
   const std::optional<SnapshotChoice> choice = FindSnapshot(job, plan);

@@ -1,4 +1,4 @@
-// What is told to nodes, to people, and to the store.
+// Messages to nodes, events for people, and changes for the store.
 #include <utility>
 
 #include "coordinator/core/checkpoints.h"
@@ -34,7 +34,8 @@ void Stepper::SendStart(JobState& job, const std::string& node) {
   if (known != nullptr && job.record.resume_attempt() == 0) {
     start->set_resume_manifest_digest(known->manifest_digest());
   }
-  // What the ranks of a stage share is as large as all the rest: once for the node.
+  // The part of a plan that the ranks of a stage share is as large as all the rest: sent once per
+  // node.
   for (const int rank : job.placement->nodes().at(node).ranks) {
     v1::RankPlan* slice = start->add_ranks();
     *slice = plan::SliceWithoutStage(*job.plan, rank);

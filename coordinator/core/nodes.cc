@@ -1,4 +1,4 @@
-// What happens to nodes, and what they say.
+// Nodes that come, report and go.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -78,7 +78,7 @@ int RankWithoutDevice(const Placement& placement, const std::string& name,
 
 }  // namespace
 
-// What the node should be doing for this job, said again: messages may have been lost.
+// Repeats the node's orders for this job: messages may have been lost.
 void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
                         bool same_spool) {
   const v1::JobRecord& record = job.record;
@@ -150,7 +150,7 @@ void Stepper::LoseNode(const std::string& name) {
   effects_.disconnected.push_back(name);
 }
 
-// A node that has not come back for long, with nothing to remember of it.
+// Forgets nodes that have been away for long and carry no state worth keeping.
 void Stepper::ForgetNodes() {
   for (auto entry = state_.nodes.begin(); entry != state_.nodes.end();) {
     const NodeState& node = entry->second;
@@ -238,14 +238,14 @@ void Stepper::Handle(const NodeSaid& said) {
 }
 
 // Whether it is an attempt of a job that is known: what it has done belongs to the history, however
-// late the news come.
+// late the reports arrive.
 bool Stepper::Happened(const v1::RunId& run) const {
   const auto found = state_.jobs.find(run.job_id());
   return found != state_.jobs.end() && run.attempt() <= found->second.record.attempt();
 }
 
-// A node may have been away while a checkpoint of its steps was committed and the next attempt went
-// on from there: without its reports the history would have a gap.
+// A node may have been away while a checkpoint of its steps was committed and the next attempt
+// resumed from there: without its reports the history would have a gap.
 void Stepper::HandleSteps(const v1::StepReport& report) {
   bool present = false;
   WithRun(report.run(), [&](JobState& job) {

@@ -24,7 +24,7 @@ bool MultiplyAlike(const v1::JobSpec& a, const v1::Plan& plan_a, const v1::JobSp
 
 }  // namespace
 
-// Those of the attempt before, or of the last job like it: so that its runs have their bits.
+// Takes those of the previous attempt, or of the last job like it, so that runs are bit-identical.
 void Stepper::TakeProducts(const JobState& job, v1::Plan& plan) const {
   if (job.record.spec().resources().device() != "cuda") return;
   const JobState* from = nullptr;

@@ -1,4 +1,4 @@
-// What people ask for.
+// Requests of people.
 #include "absl/strings/str_cat.h"
 #include "coordinator/core/stepper.h"
 
@@ -66,7 +66,7 @@ void Stepper::Handle(const ResumeRequested& resume) {
                      " has succeeded; to train on, give it more steps: --set training.steps=N"));
     return;
   }
-  // What was gone over stays so; a job file does not know of it.
+  // Skipped batches stay skipped; a job file does not list them.
   const auto data_skips = record.spec().training().data_skips();
   *record.mutable_spec() = resume.spec;
   *record.mutable_spec()->mutable_training()->mutable_data_skips() = data_skips;
@@ -127,7 +127,7 @@ void Stepper::Handle(const DeleteRequested& request) {
   state_.jobs.erase(found);
 }
 
-// What they have saved stays.
+// Their checkpoints stay.
 void Stepper::DeleteOldJobs() {
   if (settings_.job_retention <= 0) return;
   for (const std::string& id : state_.jobs.EndedBefore(now_ - settings_.job_retention)) {

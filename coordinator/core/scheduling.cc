@@ -27,7 +27,7 @@ std::map<std::string_view, DeviceSet> HeldDevices(const State& state, const JobS
   return held;
 }
 
-// The numbers of the node's devices that nobody holds and that are not faulty, ascending.
+// The numbers of the node's devices that no job holds and that are not faulty, ascending.
 std::vector<int> FreeDevices(const NodeState& node, const DeviceSet& taken) {
   std::vector<int> free;
   for (int slot = 0; slot < node.hello.devices(); ++slot) {
@@ -88,7 +88,7 @@ std::string DescribeFaulty(const State& state, const v1::JobSpec& spec) {
   return text;
 }
 
-// Agents of versions that knew no GPUs say nothing.
+// Agents of versions without GPU support send no kind.
 const std::string& KindOr(const std::string& kind) {
   static const std::string* const cpu = new std::string("cpu");
   return kind.empty() ? *cpu : kind;
@@ -199,7 +199,8 @@ PlacementPtr Stepper::TakeDevices(const v1::JobSpec& spec, int ranks,
 // A job that does not fit waits, and those behind it that want the same kind of device wait with
 // it, unless it waits for a larger cluster.
 void Stepper::Schedule() {
-  // What only time changes is looked at when time passes, not with each of a thousand messages.
+  // Conditions that only time changes are checked when time passes, not with each of a thousand
+  // messages.
   if (!reschedule_ && !std::holds_alternative<Tick>(event_.body)) return;
   std::vector<JobState*> queued;
   bool due = reschedule_;
@@ -228,8 +229,8 @@ void Stepper::Schedule() {
   }
 }
 
-// Never a job that has run: its place is kept while it comes back. Not at once: nodes of a cluster
-// that starts come one after the other.
+// Never for a job that has run: its place is kept until it is back. Not immediately: the nodes of a
+// starting cluster connect one after the other.
 bool Stepper::LetsOthersPass(JobState& job) {
   const v1::JobSpec& spec = job.record.spec();
   job.lets_pass = false;

@@ -43,7 +43,7 @@ std::vector<StragglerChange> StragglerDetector::Add(const std::vector<v1::RankTi
   return reported_ == ranks_.size() ? CloseWindow() : std::vector<StragglerChange>();
 }
 
-// How much slower than its best a rank is, taken out how much slower the job is.
+// How much slower than its best a rank is, corrected by how much slower the job is.
 StragglerDetector::Reference StragglerDetector::PastOf(int rank, const Rank& entry) const {
   std::vector<double> others;
   for (const auto& [other, peer] : ranks_) {
@@ -87,7 +87,7 @@ std::vector<StragglerChange> StragglerDetector::CloseWindow() {
   for (auto& [rank, entry] : ranks_) {
     const auto median = medians.find(entry.stage);
     const Reference reference = median != medians.end() ? median->second : ReferenceOf(rank, entry);
-    // Without a past there is nothing to say.
+    // Without a past there is no reference.
     const double score = reference.seconds > 0 ? reference.seconds / entry.compute : 1;
     scores_[rank] = score;
     const bool slow =

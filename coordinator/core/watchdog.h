@@ -27,8 +27,8 @@ class RunWatchdog {
 
   // The longest that the run may make no progress now.
   double Deadline() const;
-  // How long no rank of any node has made progress; 0 before any node was heard. A node that has
-  // fallen silent counts as having made none since it was heard last.
+  // How long no rank of any node has made progress; 0 before the first heartbeat. A node that has
+  // fallen silent counts as having made none since its last heartbeat.
   double StalledSeconds(double now) const;
   // When a rank of any node last made progress, as reported; 0 before the first heartbeat.
   double LastProgress() const;

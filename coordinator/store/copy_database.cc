@@ -31,7 +31,7 @@ absl::StatusOr<Database> OpenDatabase(const std::string& path, int flags) {
   return SqliteFault(opened, absl::StrCat("backup: cannot open ", path));
 }
 
-// The source as it is now, until the connection is closed: SQLite restarts a back-up whenever
+// The source as it is now, until the connection is closed: SQLite restarts a backup whenever
 // another connection has committed between two steps, and a coordinator commits all the time.
 absl::Status HoldPresentState(sqlite3* source, absl::Duration patience) {
   sqlite3_busy_timeout(source, static_cast<int>(absl::ToInt64Milliseconds(patience)));
@@ -86,7 +86,7 @@ absl::Status CopyDatabase(const std::string& from, const std::string& to,
       std::remove(absl::StrCat(partial, beside).c_str());
     }
   };
-  remove();  // what a crash has left
+  remove();  // remains of a crash
   absl::Cleanup clean_up = remove;
   TERCIO_RETURN_IF_ERROR(MakeDatabasePrivate(partial));
   TERCIO_RETURN_IF_ERROR(CopyInto(from, partial, options));

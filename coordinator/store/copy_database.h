@@ -13,7 +13,7 @@
 namespace tercio::coordinator {
 
 struct CopyOptions {
-  // Asked before every step; true ends the copying. Null: nobody stops it.
+  // Asked before every step; true ends the copying. Null: it is never stopped.
   std::function<bool()> stop;
   // How long another connection may keep a lock on either file.
   absl::Duration patience = absl::Seconds(5);

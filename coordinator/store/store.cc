@@ -23,7 +23,7 @@ constexpr int64_t kVersion = 4;
 // finding the oldest that stays costs as much as all that stay.
 constexpr int64_t kLogLines = 20'000;
 constexpr int64_t kUntrimmedLines = 1000;
-// Attempts of a job of which it is kept how their ranks ended.
+// The number of attempts per job whose ranks' exits are kept.
 constexpr int64_t kExitAttempts = 4;
 
 constexpr char kSchema[] = R"(
@@ -182,7 +182,7 @@ absl::Status Store::CheckVersion() {
       ", this one knows ", kVersion, "); it was left unchanged: start the newer coordinator"));
 }
 
-// Before version 3 the record of a job said where its ranks are.
+// Before version 3 the record of a job held the placement of its ranks.
 absl::Status Store::MovePlacements() {
   Changes moved;
   TERCIO_ASSIGN_OR_RETURN(moved.jobs, LoadJobs());
@@ -200,7 +200,7 @@ absl::Status Store::CheckIntegrity(absl::Duration limit) {
   TimeLimit time(database_, limit);
   SqliteStatement query(database_, "PRAGMA quick_check(1)");
   const absl::StatusOr<bool> row = query.Next();
-  // What an interrupted check says is no finding.
+  // The result of an interrupted check is not a finding.
   if (time.Over()) {
     LogWarning(
         absl::StrCat("state store: ", path_, " is large: its integrity check was stopped after ",
@@ -383,7 +383,7 @@ absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
   return ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number");
 }
 
-// An older store is only read, never changed, and lacks what came later.
+// An older store is only read, never changed, and lacks later tables.
 absl::StatusOr<std::map<std::string, v1::Plan>> Store::LoadPlans() {
   if (version_ < 2) return std::map<std::string, v1::Plan>();
   std::lock_guard<std::mutex> lock(mutex_);
