@@ -1,5 +1,5 @@
-// Digests of blocks: whoever reads a part of a checkpoint verifies just the blocks that the part
-// lies in, and waits for nobody to read all of it.
+// Digests of blocks: a reader of a part of a checkpoint verifies just the blocks that the part lies
+// in, without reading all of it.
 //
 // The bytes of a slice are cut into blocks of kBlockBytes from the slice's first byte on, the last
 // one may be shorter. Each has 16 bytes of XXH3 (common/checksum.h).
@@ -21,14 +21,14 @@ inline constexpr size_t kDigestBytes = 16;
 // How many blocks a slice of `bytes` has.
 inline int64_t BlocksOf(int64_t bytes) { return (bytes + kBlockBytes - 1) / kBlockBytes; }
 
-// Takes the bytes of several slices as they come, one after the other. Threads: one.
+// Digests the bytes of several slices as they arrive, one after the other. Threads: one.
 class BlockDigests {
  public:
   explicit BlockDigests(std::vector<int64_t> slice_bytes);
 
-  // REQUIRES: not more in all than the slices have.
+  // REQUIRES: not more in total than the slices have.
   void Update(std::string_view bytes);
-  // The digests of all blocks, slice after slice. REQUIRES: every byte has come.
+  // The digests of all blocks, slice after slice. REQUIRES: every byte has been given.
   const std::string& digests() const { return digests_; }
 
  private:

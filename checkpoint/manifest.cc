@@ -131,7 +131,7 @@ std::string ManifestToJson(const Manifest& manifest) {
 
 namespace {
 
-// Whether it is what was written: the digest is that of all else.
+// Whether the manifest is as it was written: its digest matches the rest of it.
 bool IsUnchanged(Json json) {
   const std::string digest = json.value(kDigest, "");
   json.erase(kDigest);

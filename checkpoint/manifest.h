@@ -63,7 +63,7 @@ std::string DigestOfManifest(const std::string& json);
 absl::StatusOr<Manifest> ManifestFromJson(const std::string& json);
 
 // Whether a training state that was received is one: a JSON object, not large, not deep.
-// INVALID_ARGUMENT says what it is instead.
+// INVALID_ARGUMENT names the fault.
 absl::Status CheckTrainingState(const std::string& json);
 
 // DATA_LOSS names the first tensor whose pieces do not tile it.

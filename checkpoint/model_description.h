@@ -3,7 +3,7 @@
 //
 // Threads: any.
 // Errors: NOT_FOUND when the directory is neither, DATA_LOSS for a file that cannot be understood,
-// INVALID_ARGUMENT for a model that Tercio does not have; every fault is named.
+// INVALID_ARGUMENT for a model that Tercio does not support; every fault is named.
 #pragma once
 
 #include <string>
@@ -27,7 +27,8 @@ absl::StatusOr<v1::ModelSpec> DescribeModel(const std::string& directory);
 // DATA_LOSS when no model can have these numbers: files are not trusted.
 absl::Status CheckPossibleModel(const v1::ModelSpec& model, const std::string& path);
 
-// A key of the job file's model section in which two models differ. A shorter context is none.
+// A key of the job file's model section in which two models differ. A shorter context is not a
+// difference.
 struct ModelDifference {
   std::string key;
   std::string ours;

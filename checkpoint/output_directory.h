@@ -1,5 +1,5 @@
 // A directory that appears complete or not at all: files are written beside its place, synced, and
-// one rename makes it visible. What was not committed is removed.
+// one rename makes it visible. If it is not committed, all of it is removed.
 //
 // Threads: one at a time; WriteParts starts and ends its own.
 // Errors: FAILED_PRECONDITION when the place is taken or cannot be written, RESOURCE_EXHAUSTED when
@@ -22,7 +22,7 @@
 
 namespace tercio::checkpoint {
 
-// Told of bytes that are done of those in all, by one thread at a time; may be empty.
+// Called with the bytes done so far and in total, by one thread at a time; may be empty.
 using WriteProgress = std::function<void(int64_t done, int64_t total)>;
 
 class OutputDirectory {
@@ -39,7 +39,7 @@ class OutputDirectory {
   // A file of `count` parts: made on all cores, digested and written at the same time.
   absl::Status WriteParts(const std::string& name, int64_t count, const MakePart& make);
 
-  // From now on `progress` is told of bytes of parts, of `total`.
+  // From now on `progress` is called with the bytes of parts, out of `total`.
   void ShowProgress(int64_t total, WriteProgress progress) {
     progress_total_ = total;
     progress_ = std::move(progress);

@@ -3,8 +3,8 @@
 // the rank's slices, with one digest of the whole file and one for each block.
 //
 // Threads: one at a time; written_bytes from any.
-// Errors: as of common/file.h (RESOURCE_EXHAUSTED: the disk is full); INVALID_ARGUMENT: slices that
-// are none, or more bytes than they have.
+// Errors: as of common/file.h (RESOURCE_EXHAUSTED: the disk is full); INVALID_ARGUMENT: invalid
+// slices, or more bytes than they have.
 #pragma once
 
 #include <atomic>
@@ -55,7 +55,7 @@ class PartWriter {
   bool closed_ = false;
 };
 
-// What a file of these slices adds to a manifest, where it is called `name` there.
+// The part of a manifest that a file of these slices adds under the name `name`.
 // INVALID_ARGUMENT: `end` does not describe such a file.
 absl::StatusOr<Manifest> PartOfManifest(const std::string& name, const Slices& slices,
                                         const v1::UploadEnd& end);

@@ -19,7 +19,7 @@ struct RankFile {
   int64_t data_bytes() const { return entries.empty() ? 0 : entries.back().end; }
 };
 
-// INVALID_ARGUMENT names a slice that lies outside its tensor, or is none.
+// INVALID_ARGUMENT names a slice that is invalid or lies outside its tensor.
 absl::StatusOr<RankFile> RankFileOf(
     const google::protobuf::RepeatedPtrField<v1::TensorSlice>& slices);
 

@@ -35,7 +35,8 @@ absl::StatusOr<Manifest> ReadManifest(const std::string& directory, std::string*
   return manifest;
 }
 
-// A file of a manifest that is there is a part of the checkpoint: that it is missing is damage.
+// A file that an existing manifest names is part of the checkpoint: if it is missing, that is
+// damage.
 absl::StatusOr<std::unique_ptr<const RandomAccessFile>> OpenFile(const std::string& path,
                                                                  const ManifestFile& expected) {
   auto file = RandomAccessFile::Open(path);
@@ -198,7 +199,7 @@ absl::Status SliceCursor::Read(const v1::TensorSlice& part, float* out, Unverifi
   return absl::OkStatus();
 }
 
-// Copies what of the piece lies in the part.
+// Copies the intersection of the piece and the part.
 absl::Status SliceCursor::ReadPiece(const Piece& piece, const v1::TensorSlice& part, Block* cache,
                                     float* out, Unverified* unverified) {
   constexpr auto kValue = static_cast<int64_t>(sizeof(float));

@@ -1,13 +1,13 @@
 // Reads a committed checkpoint: any rectangle of any logical tensor, whatever layout wrote it.
 //
-// What is read is verified: each block that a slice touches is compared with its digest before any
-// of it is given out. Files are read by pread, never mapped: a file that shrinks, or a disk that
-// fails, is an error and no signal.
+// All reads are verified: each block that a slice touches is compared with its digest before any of
+// it is returned. Files are read by pread, never mapped: a file that shrinks, or a disk that
+// fails, is an error, not a signal.
 //
 // Threads: const methods from any thread; a SliceCursor by one at a time.
 // Errors: NOT_FOUND when there is no checkpoint; DATA_LOSS when it is damaged beyond doubt (a file
 // is missing or has another size, a digest differs); FAILED_PRECONDITION when a newer program wrote
-// it; anything else may pass (permission, I/O, out of memory). Each names the file.
+// it; anything else may be transient (permission, I/O, out of memory). Each names the file.
 #pragma once
 
 #include <atomic>
@@ -32,7 +32,7 @@ namespace tercio::checkpoint {
 struct Finding {
   std::string path;
   std::string problem;   // empty: good
-  bool damaged = false;  // proven, as opposed to what may pass
+  bool damaged = false;  // proven, as opposed to a transient error
 };
 
 // Reads one file of a checkpoint and compares its size and digest. DATA_LOSS: it is damaged.
@@ -64,7 +64,7 @@ class Reader : public WeightSource {
   absl::Status CheckSlice(const v1::TensorSlice& slice) const;
   // Writes the slice's values row-major; the same errors.
   absl::Status ReadSlice(const v1::TensorSlice& slice, float* out) const override;
-  // What all calls together have read of the files.
+  // Bytes read from the files by all calls together.
   int64_t bytes_read() const { return bytes_read_; }
 
  private:
@@ -78,17 +78,17 @@ class Reader : public WeightSource {
   mutable std::atomic<int64_t> bytes_read_ = 0;
 };
 
-// A block that was read and not compared with its digest yet. Good while its reader, and the memory
-// that it was read to, are.
+// A block that was read and not compared with its digest yet. Valid as long as its reader and the
+// memory that it was read to.
 struct UnverifiedBlock {
   absl::Span<const char> bytes;
   std::string_view digest;  // empty: the manifest has none
   const RandomAccessFile* file = nullptr;
   int64_t offset = 0;     // in the file
-  bool last_use = false;  // nobody wants these bytes of the file again
+  bool last_use = false;  // these bytes of the file are not needed again
 };
-// DATA_LOSS: it has another digest. Also lets the kernel forget what nobody wants again, as not to
-// cost the thread that reads.
+// DATA_LOSS: it has another digest. Also lets the kernel drop pages that are not needed again, to
+// save the reading thread that work.
 absl::Status Verify(const UnverifiedBlock& block);
 
 // Reads slices in parts, one after the other (DivideSlice): keeps of each piece of a tensor the
@@ -99,7 +99,7 @@ class SliceCursor {
   // The reader must outlive it.
   explicit SliceCursor(const Reader& reader) : reader_(reader) {}
 
-  // As Reader::ReadSlice. When it fails, what is in `out` is worth nothing.
+  // As Reader::ReadSlice. When it fails, the contents of `out` are undefined.
   absl::Status Read(const v1::TensorSlice& part, float* out);
   // Leaves blocks that lie in `out` as a whole for the caller to verify: appends them to
   // *unverified.

@@ -28,8 +28,8 @@ namespace {
 constexpr char kStepPrefix[] = "step-";
 constexpr char kAttemptPrefix[] = "attempt-";
 constexpr char kManifest[] = "manifest.json";
-// Saves leave this much of a file system free (a twentieth where it is small) for what lies beside
-// the checkpoints, the coordinator's own state above all: a save must not be what stops every job.
+// Saves leave this much of a file system free (a twentieth where it is small) for everything beside
+// the checkpoints, above all the coordinator's own state: a save must not be what stops every job.
 constexpr int64_t kMostHeadroomBytes = int64_t{256} << 20;
 constexpr int64_t kHeadroomPart = 20;
 
@@ -196,8 +196,8 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
   }
   TERCIO_RETURN_IF_ERROR(CheckCoverage(manifest));
   const std::string json = ManifestToJson(manifest);
-  // The slow part under a name of its own; what a disk that hangs lets go of later becomes visible
-  // only if it is still wanted then.
+  // The slow part is written under a temporary name; if the disk hangs and continues later, it
+  // becomes visible only if it is still wanted then.
   const std::string written =
       absl::StrCat(AttemptPath(request.job, request.step, request.attempt), "/", kManifest);
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(written, json));
@@ -209,8 +209,8 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
   TERCIO_RETURN_IF_ERROR(RenamePath(written, absl::StrCat(path, "/", kManifest)));
   TERCIO_RETURN_IF_ERROR(SyncPath(path));
   TERCIO_RETURN_IF_ERROR(RemoveUnnamed(request.job, request.step));
-  // A copy for those who take the directory for a model and look for its tokenizer beside the
-  // manifest, which names the other.
+  // A copy for programs that take the directory for a model and look for its tokenizer beside the
+  // manifest, which names the original.
   if (!request.tokenizer_json.empty()) {
     TERCIO_RETURN_IF_ERROR(
         WriteFileDurably(absl::StrCat(path, "/tokenizer.json"), request.tokenizer_json));
@@ -219,14 +219,14 @@ absl::StatusOr<Committed> Store::Commit(const CommitRequest& request,
                    DigestOfManifest(json)};
 }
 
-// Whatever lies in a step's directory and is not of its checkpoint.
+// Removes everything in a step's directory that is not part of its checkpoint.
 absl::Status Store::RemoveUnnamed(const std::string& job, int64_t step) const {
   const std::string path = PathOf(job, step);
   const absl::StatusOr<std::string> text = ReadFile(absl::StrCat(path, "/", kManifest));
   if (absl::IsNotFound(text.status())) return RemoveTree(path);
   if (!text.ok()) return text.status();
   const absl::StatusOr<Manifest> manifest = ManifestFromJson(*text);
-  if (!manifest.ok()) return absl::OkStatus();  // somebody may want to mend it
+  if (!manifest.ok()) return absl::OkStatus();  // it may yet be repaired
   std::set<std::string> kept = {kManifest};
   for (const auto& [name, file] : manifest->files) kept.insert(name);
   TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> attempts, Names(path));
@@ -286,8 +286,7 @@ absl::StatusOr<std::vector<Committed>> Store::List(const std::string& job) const
   return result;
 }
 
-// First what makes it a checkpoint, so that a removal that is interrupted leaves none that is
-// damaged.
+// The manifest goes first, so that an interrupted removal leaves no damaged checkpoint.
 absl::Status Store::Remove(const std::string& job, int64_t step) {
   const std::string path = PathOf(job, step);
   TERCIO_RETURN_IF_ERROR(RemoveTree(absl::StrCat(path, "/", kManifest)));

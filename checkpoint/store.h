@@ -3,18 +3,18 @@
 //   ROOT/<job>/step-<8 digits>/manifest.json              makes it a checkpoint: the last thing
 //   written ROOT/<job>/step-<8 digits>/attempt-<n>/rank-...       what the manifest names
 //
-// Every file that an attempt writes has a name that no other has, so nobody writes into what
-// somebody else has written; a checkpoint becomes visible by one rename of one file, and another
-// attempt that saves the same step replaces that file. Whatever no manifest names is what a crash,
-// or a save that was given up, has left: nobody reads it, and RemoveUnfinished removes it. Version
-// 2 had the ranks' files beside the manifest: they are read as well.
+// Every file that an attempt writes has a unique name, so that no attempt writes into another's
+// files; a checkpoint becomes visible by one rename of one file, and another
+// attempt that saves the same step replaces that file. Files that no manifest names are remains of
+// a crash, or of a save that was given up: they are never read, and RemoveUnfinished removes them.
+// Version 2 had the ranks' files beside the manifest: they are read as well.
 //
 // The root is the coordinator's own, whose files are streamed to it, or a directory that all nodes
 // share (CheckpointSpec.path), where ranks write theirs.
 //
 // Threads: uploads of different ranks run in parallel; the other calls from any thread.
 // Errors: RESOURCE_EXHAUSTED (disk full), PERMISSION_DENIED, DATA_LOSS (a checksum differs, a file
-// is not what was said of it), INVALID_ARGUMENT; of listing also NOT_FOUND.
+// does not match its description), INVALID_ARGUMENT; of listing also NOT_FOUND.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@
 
 namespace tercio::checkpoint {
 
-// One rank's stream on its way to disk. What is not finished is removed with it.
+// One rank's stream on its way to disk. An unfinished file is removed on destruction.
 class RankUpload {
  public:
   RankUpload(const RankUpload&) = delete;
@@ -74,7 +74,7 @@ struct CommitRequest {
 
 class Store {
  public:
-  // Paths that it gives out are absolute, whatever `root` is.
+  // Paths that it returns are absolute, whatever `root` is.
   explicit Store(const std::string& root);
 
   const std::string& root() const { return root_; }
@@ -87,7 +87,7 @@ class Store {
   // and size is there, and what it adds to the manifest.
   absl::StatusOr<Manifest> Adopt(const v1::UploadBegin& begin, const v1::UploadEnd& end) const;
 
-  // Reads what ranks have sent back from the disk, and compares every digest.
+  // Reads the ranks' parts back from the disk, and compares every digest.
   absl::Status ReadBack(const std::string& job, int64_t step,
                         const std::vector<Manifest>& parts) const;
 
@@ -103,14 +103,15 @@ class Store {
   // A manifest that cannot be read has attempt 0. NOT_FOUND: the job has no directory here, as
   // before its first save, or when the volume is not mounted.
   absl::StatusOr<std::vector<Committed>> List(const std::string& job) const;
-  // What lies there as this step; NOT_FOUND when nothing does.
+  // The checkpoint of this step; NOT_FOUND when there is none.
   absl::StatusOr<Committed> Find(const std::string& job, int64_t step) const;
   absl::Status Remove(const std::string& job, int64_t step);
   absl::Status RemoveJob(const std::string& job);
 
   // For drills: until then (by SteadyNow) every save is refused as on a full disk. Any thread.
   void PretendFull(absl::Time until) { full_until_nanos_ = absl::ToUnixNanos(until); }
-  // Removes whatever belongs to no checkpoint of the job. REQUIRES: no save of it is under way.
+  // Removes everything that belongs to no checkpoint of the job. REQUIRES: no save of it is in
+  // progress.
   absl::Status RemoveUnfinished(const std::string& job);
   // The same of every job below the root: goes through all of them and returns the first error.
   absl::Status RemoveUnfinished();

@@ -9,7 +9,7 @@ namespace {
 // Four values, in a register.
 using Four = float __attribute__((vector_size(16)));
 
-// A line of the cache holds so many values: tiles of lines are read and written whole, and few
+// A line of the cache holds this many values: tiles of lines are read and written whole, and few
 // enough lines for a cache in which those of a power-of-two stride share their places.
 constexpr int64_t kTile = 16;
 

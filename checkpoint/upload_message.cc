@@ -28,7 +28,7 @@ size_t VarintSize(size_t value) {
   return CodedOutputStream::VarintSize32(static_cast<uint32_t>(value));
 }
 
-// The length of what stands before a chunk's bytes; 0 when this is not a message of one chunk and
+// The length of the header before a chunk's bytes; 0 when this is not a message of one chunk and
 // nothing else.
 size_t HeaderOfChunk(const uint8_t* bytes, size_t there, size_t total) {
   CodedInputStream input(bytes, static_cast<int>(there));

@@ -24,7 +24,7 @@ struct ReceivedUpload {
   v1::UploadMessage message;            // all else
 };
 
-// INVALID_ARGUMENT: it is no UploadMessage.
+// INVALID_ARGUMENT: it is not an UploadMessage.
 absl::StatusOr<ReceivedUpload> ParseUpload(grpc::ByteBuffer buffer);
 
 }  // namespace tercio::checkpoint

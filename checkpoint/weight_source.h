@@ -1,5 +1,5 @@
-// Where the weights of a model come from, whoever wrote them: a committed checkpoint, or a Hugging
-// Face directory. Trainers, generation and exporters ask for slices and know no file format.
+// Where the weights of a model come from: a committed checkpoint, or a Hugging Face directory.
+// Trainers, generation and exporters ask for slices and know no file format.
 //
 // Threads: const methods from any thread.
 // Errors: NOT_FOUND for a tensor that the source lacks, INVALID_ARGUMENT for another shape, or a
@@ -34,7 +34,7 @@ class WeightSource {
 
 // Opens a checkpoint (manifest.json) or a Hugging Face directory (config.json). With `digests`
 // every byte of a checkpoint is compared; a Hugging Face directory has none. NOT_FOUND when it is
-// neither, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model that Tercio does not have.
+// neither, DATA_LOSS when it is damaged, INVALID_ARGUMENT for a model that Tercio does not support.
 absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string& directory,
                                                                bool digests);
 
@@ -43,7 +43,7 @@ absl::StatusOr<std::unique_ptr<WeightSource>> OpenWeightSource(const std::string
 // (plan::BelongsToTask). FAILED_PRECONDITION names the first difference.
 absl::Status CheckStartsFrom(const v1::ModelSpec& model, const v1::ModelSpec& source);
 
-// Whether a job's first attempt can start from `model.from`, with data of so many token ids: the
+// Whether a job's first attempt can start from `model.from`, with data of this many token ids: the
 // directory is there, undamaged, and holds this model. Every message names the directory.
 absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabulary);
 
@@ -51,8 +51,8 @@ absl::Status CheckInitialWeights(const v1::ModelSpec& model, int32_t data_vocabu
 // the position table.
 absl::Status ReadSliceFor(const WeightSource& source, v1::TensorSlice slice, float* out);
 
-// Parts of at most so many values each, which one after the other are the values of the slice
-// row-major. REQUIRES: most_elements >= 1. Pure.
+// Parts of at most `most_elements` values each, which one after the other are the values of the
+// slice row-major. REQUIRES: most_elements >= 1. Pure.
 std::vector<v1::TensorSlice> DivideSlice(const v1::TensorSlice& slice, int64_t most_elements);
 
 }  // namespace tercio::checkpoint

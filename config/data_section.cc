@@ -117,7 +117,7 @@ bool AnyText(const std::string& path, const Blend& blend) {
          });
 }
 
-// Weights that a model begins with have a tokenizer.
+// The weights that a model starts from come with a tokenizer.
 void ParseTokenizer(Section* data, const std::string& directory, const v1::ModelSpec& model,
                     v1::DataSpec* out) {
   const bool text = AnyText(out->train(), out->train_blend()) ||
@@ -134,7 +134,7 @@ void ParseTokenizer(Section* data, const std::string& directory, const v1::Model
   out->set_tokenizer(path ? Resolve(directory, tokenizer) : tokenizer);
 }
 
-// What the model is, and so which of bert's keys the section may have.
+// The kind of model, which determines which of bert's keys the section may have.
 struct ModelKind {
   explicit ModelKind(const v1::ModelSpec& model)
       : architecture(model.architecture()),

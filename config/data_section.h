@@ -10,8 +10,8 @@ namespace tercio::config {
 
 // Reads the section, every default resolved; faults go to the section's list. `directory` is where
 // relative paths begin; `model` is the model section as it was read: its kind says which keys there
-// are, and model.from has the default tokenizer. Whether the files are there is for the nodes to
-// say.
+// are, and model.from has the default tokenizer. Whether the files exist is checked by the
+// nodes.
 void ParseData(Section data, const std::string& directory, const v1::ModelSpec& model,
                Faults* faults, v1::DataSpec* out);
 

@@ -29,7 +29,7 @@ namespace tercio::config {
 namespace {
 
 constexpr double kLargest = 1e30;
-// A job has a few hundred bytes; what is larger is another file.
+// A job has a few hundred bytes; anything much larger is some other file.
 constexpr size_t kMaximumJobFileBytes = size_t{1} << 20;
 constexpr double kSpikeThreshold = 10;
 constexpr size_t kMostNameBytes = 256;
@@ -68,7 +68,7 @@ class JobParser {
     ParseFaultTolerance(root_.Child("fault_tolerance"));
     ParseTensorBoard();
     root_.Finish();
-    // Sums over sizes mean something only where each is possible.
+    // Sums over sizes are meaningful only where each size is possible.
     if (faults_.empty()) {
       const absl::Status sizes = plan::CheckSizes(spec_);
       if (!sizes.ok()) root_.Fault("model", std::string(sizes.message()));
@@ -355,7 +355,7 @@ class DocumentStarts : public YAML::EventHandler {
 };
 
 // 0 when there is none. Not by YAML::LoadAll, which never ends on some texts that are not YAML: it
-// goes on where the parser has stopped short.
+// continues where the parser has stopped short.
 int LineOfSecondDocument(const std::string& text) {
   std::istringstream stream(text);
   YAML::Parser parser(stream);

@@ -1,7 +1,7 @@
 // The job file: strict YAML in, a complete JobSpec out, and back (docs/configuration.md).
 //
 // Every fault of a file is reported in one message, one line each: FILE:LINE: KEY: what; how to
-// mend it. What is wrong with a change begins with "--set KEY=VALUE: " instead.
+// fix it. A fault of a change begins with "--set KEY=VALUE: " instead.
 #pragma once
 
 #include <string>
@@ -26,10 +26,10 @@ absl::StatusOr<v1::JobSpec> ParseJobText(const std::string& text, const std::str
 // The complete job as YAML: every key with its value. Parsing it gives the same spec.
 std::string EffectiveYaml(const v1::JobSpec& spec);
 
-// What is wrong with the name of a job, which is shown on many terminals and pages; empty: nothing.
+// The fault of a job's name, which is shown on many terminals and pages; empty: none.
 std::string FaultOfName(const std::string& name);
 
-// What `auto` means for resources.device (cuda where there are GPUs) and training.precision (bf16
+// Resolves `auto` of resources.device (cuda where there are GPUs) and training.precision (bf16
 // on them, fp32 on CPUs).
 void ResolveDevice(v1::JobSpec* spec, bool gpus);
 

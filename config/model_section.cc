@@ -151,7 +151,7 @@ void CheckHeads(Section& model, const v1::ModelSpec& spec) {
   }
 }
 
-// Where no model is named to begin with: gpt2, or what the section says.
+// The base where neither preset nor directory is named: gpt2, or the section's architecture.
 v1::ModelSpec UnnamedModel(Section& model) {
   v1::ModelSpec base;
   const std::string architecture =
@@ -222,8 +222,8 @@ void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out)
     return;
   }
   const absl::StatusOr<v1::ModelSpec> source = checkpoint::DescribeModel(path);
-  // A job that goes on from its own checkpoints needs the directory no more, and where nodes only
-  // can see it they compare.
+  // A job that resumes from its own checkpoints no longer needs the directory, and where only nodes
+  // can see it they do the comparison.
   if (absl::IsNotFound(source.status()) && IsComplete(model)) {
     ParseSizes(model, UnnamedModel(model), /*named=*/false, out);
     return;
@@ -244,7 +244,7 @@ void ParseFrom(Section& model, const std::string& directory, v1::ModelSpec* out)
 void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out) {
   if (model.Has("from")) {
     ParseFrom(model, directory, out);
-    // Without its sizes nothing was asked of the section's keys.
+    // Without its sizes the section's keys were not read.
     if (out->layers() > 0) model.Finish();
     return;
   }

@@ -9,8 +9,8 @@
 namespace tercio::config {
 
 // Reads the section, every default resolved; faults go to the section's list. `directory` is where
-// relative paths begin; the directory that `from` names gives the sizes, and what contradicts it is
-// a fault.
+// relative paths begin; the directory that `from` names gives the sizes, and a contradiction to it
+// is a fault.
 void ParseModel(Section model, const std::string& directory, v1::ModelSpec* out);
 
 // The section as YAML that reads back as the same message.

@@ -1,5 +1,5 @@
 // Reads a YAML tree key by key, remembers every fault with its place, and in the end names the keys
-// that nobody has asked for.
+// that were never asked for.
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@
 
 namespace tercio::config {
 
-// All faults of one file, and of what was changed in it from the command line.
+// All faults of one file, and of changes to it from the command line.
 class Faults {
  public:
   explicit Faults(std::string file) : file_(std::move(file)) {}
 
-  // From now on what is wrong at a dotted key, or below it, has its place in `--set text`.
+  // From now on faults at a dotted key, or below it, are reported as of `--set text`.
   void Overridden(const std::string& key, const std::string& text);
 
   // line 0: not known. `key` may be empty.
   void Add(int line, const std::string& key, const std::string& what);
   bool empty() const { return lines_.empty(); }
-  // In the order of their lines; what has none comes first.
+  // In the order of their lines; faults without one come first.
   absl::Status ToStatus() const;
 
  private:

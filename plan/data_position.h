@@ -1,7 +1,7 @@
 // Which part of the data a step is trained on. Pure, and the only place that knows.
 //
 // Step k reads global batch k of the data's endless stream, or, after roll backs, one further on:
-// TrainingSpec.data_skips lists after which step how many batches are gone over. The list is part
+// TrainingSpec.data_skips lists after which step how many batches are skipped. The list is part
 // of the specification, so every rank and every later attempt reads the same.
 #pragma once
 
@@ -18,8 +18,8 @@ int64_t BatchOfStep(const v1::TrainingSpec& training, int64_t step);
 int64_t FirstSampleOfStep(const v1::TrainingSpec& training, int64_t step);
 
 // The run goes back from `bad_step` to the checkpoint of `resume_step`, and continues with the
-// batch that the step after `bad_step` would have read: what lies between is not read again, nor is
-// what was gone over before. REQUIRES: 0 <= resume_step < bad_step.
+// batch that the step after `bad_step` would have read: batches in between are not read again, nor
+// are those skipped before. REQUIRES: 0 <= resume_step < bad_step.
 void GoOver(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training);
 
 }  // namespace tercio::plan

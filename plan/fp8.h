@@ -15,7 +15,7 @@
 
 namespace tercio::plan {
 
-// INVALID_ARGUMENT where a job asks for FP8 that has not what it needs.
+// INVALID_ARGUMENT where a job asks for FP8 without meeting its requirements.
 absl::Status CheckFp8(const v1::JobSpec& job);
 
 enum class Linear { kQkv, kOutput, kUp, kDown };
@@ -50,7 +50,8 @@ Fp8Weight Fp8WeightOf(const StageShape& shape, Linear linear);
 int64_t MostFp8Inputs(const StageShape& shape);
 int64_t MostFp8Outputs(const StageShape& shape);
 
-// What is scaled by the steps before: the input and the output's gradient of each linear part.
+// The values scaled by statistics of the steps before: the input and the output's gradient of each
+// linear part.
 enum class Fp8Role { kInput, kGradient };
 inline constexpr int kFp8Roles = 2;
 inline constexpr int kFp8SlotsOfLayer = static_cast<int>(kLinears.size()) * kFp8Roles;

@@ -1,4 +1,4 @@
-// What NVIDIA's data sheets say of GPUs, for plans and for how well one is used. Pure.
+// Figures of GPUs from NVIDIA's data sheets, for plans and for utilisation. Pure.
 #pragma once
 
 #include <cstdint>

@@ -15,7 +15,8 @@ inline constexpr int kMostContext = 1 << 24;
 inline constexpr int kMostSequences = 1 << 24;  // of a global batch
 inline constexpr int kMostVocabulary = 1 << 30;
 
-// INVALID_ARGUMENT names the first size that is too large, or what is too much together.
+// INVALID_ARGUMENT names the first size that is too large, or the sizes that are too large
+// together.
 absl::Status CheckSizes(const v1::JobSpec& job);
 
 }  // namespace tercio::plan

@@ -102,8 +102,8 @@ int64_t LogicalElements(const v1::JobSpec& job, const v1::Layout& layout,
   return (shard.row_end - shard.row_begin) * shard.local_columns;
 }
 
-// All that a rank needs to go on: weights and both moments of its tensors. A tied head beside its
-// lookup shares the lookup's.
+// All that a rank needs to continue: weights and both moments of its tensors. A tied head beside
+// its lookup shares the lookup's.
 int64_t CopyElements(const v1::JobSpec& job, const v1::Layout& layout, const StageTensors& stage) {
   int64_t elements = 0;
   for (const StageTensor& entry : stage.tensors) {

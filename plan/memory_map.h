@@ -14,9 +14,9 @@
 
 namespace tercio::plan {
 
-// What is computed again in the backward pass instead of kept. kSelective: norms and activations,
-// which cost little. kFull: all of a layer but its input (Chen et al. 2016). Attention's
-// probabilities are never kept.
+// Which values are recomputed in the backward pass instead of kept. kSelective: norms and
+// activations, which cost little. kFull: all of a layer but its input (Chen et al. 2016).
+// Attention's probabilities are never kept.
 enum class Recompute { kNone, kSelective, kFull };
 
 // Sizes of one rank of a stage, from which every buffer follows. Counts are elements.
@@ -55,7 +55,7 @@ struct StageShape {
 };
 StageShape ShapeOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage);
 
-// Rows cut into so many runs of nearly equal length, ascending; none is empty.
+// Rows cut into runs of nearly equal length, ascending; none is empty.
 struct RowPiece {
   int64_t first;
   int64_t count;
@@ -106,8 +106,8 @@ std::vector<int> SavingDataRanks(const StageTensors& tensors, int data);
 v1::MemoryTable MemoryOfStage(const v1::JobSpec& job, const v1::Layout& layout, int stage,
                               int threads);
 
-// The most memory that a rank is to take beside its arena, which is measured and not cut: on the
-// CPU kHostReserveBytes, and one tensor of the stage, which is whole on the host while it is
+// The most memory that a rank should take beside its arena, which is measured but not limited: on
+// the CPU kHostReserveBytes, and one tensor of the stage, which is whole on the host while it is
 // initialised or loaded; on a GPU what plans leave free (kGpuReserveBytes).
 inline constexpr int64_t kHostReserveBytes = int64_t{256} << 20;
 int64_t MostBytesOutside(const v1::JobSpec& job, const v1::Layout& layout, int stage);

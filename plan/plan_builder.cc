@@ -53,7 +53,7 @@ std::vector<int64_t> Divisors(int64_t value) {
   return result;
 }
 
-// Beyond kMostRanks it stays just above: degrees come from whoever submits a job.
+// Beyond kMostRanks it stays just above: degrees come from users.
 int RanksOfDegrees(int tensor, int pipeline, int data) {
   int64_t ranks = 1;
   for (const int degree : {tensor, pipeline, data}) {

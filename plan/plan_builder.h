@@ -23,7 +23,7 @@ struct DeviceSlot {
 absl::StatusOr<v1::Plan> BuildPlan(const v1::JobSpec& job, const v1::Layout& layout,
                                    const std::vector<DeviceSlot>& slots, int threads_per_rank);
 
-// What is sent to one rank: its own part, of a size that does not grow with the number of ranks.
+// The message for one rank: its own part, of a size that does not grow with the number of ranks.
 v1::RankPlan SliceForRank(const v1::Plan& plan, int rank);
 // The same without what the ranks of its stage share.
 v1::RankPlan SliceWithoutStage(const v1::Plan& plan, int rank);

@@ -39,7 +39,8 @@ inline bool ScalesLoss(const v1::TrainingSpec& training) {
   return FormatOf(training) == kernels::Format::kFloat16;
 }
 
-// Whether a step may leave the weights as they are. How often it did belongs to the state then.
+// Whether a step may leave the weights unchanged. The count of such steps is then part of the
+// state.
 inline bool MaySkipSteps(const v1::JobSpec& job) {
   return ScalesLoss(job.training()) || job.fault_tolerance().on_nan() == "skip" ||
          job.fault_tolerance().on_spike() == "skip";
@@ -48,7 +49,7 @@ inline bool MaySkipSteps(const v1::JobSpec& job) {
 // Numbers of that state in a checkpoint (worker/engine/step_guard.h).
 inline constexpr int64_t kGuardStateElements = 5;
 
-// Whether the steps before decide what becomes of a step. They belong to the state then.
+// Whether previous steps decide how a step is handled. They are then part of the state.
 inline bool ActsOnSpikes(const v1::JobSpec& job) {
   const std::string& policy = job.fault_tolerance().on_spike();
   return policy == "skip" || policy == "rollback";

@@ -52,7 +52,7 @@ struct ScheduleReport {
 
 // Simulates all stages' lists against each other: every send meets its receive, messages between
 // two stages arrive in the order of their receives, forward before backward, each micro-batch once
-// in every chunk, slots never hold two of them, no deadlock. Error: INTERNAL with the story.
+// in every chunk, slots never hold two of them, no deadlock. Error: INTERNAL with a description.
 absl::StatusOr<ScheduleReport> CheckSchedule(const std::vector<std::vector<v1::Action>>& stages,
                                              const ScheduleShape& shape);
 

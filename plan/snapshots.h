@@ -8,7 +8,7 @@ namespace tercio::plan {
 
 inline constexpr int kMostPeerCopies = 16;
 
-// Whether copies are kept at all. A snapshot then holds all that a rank needs to go on, not only
+// Whether copies are kept at all. A snapshot then holds all that a rank needs to continue, not only
 // what it saves in checkpoints.
 inline bool KeepsCopies(const v1::JobSpec& job) { return job.checkpoint().peer_copies() > 0; }
 

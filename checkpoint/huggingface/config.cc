@@ -197,8 +197,8 @@ std::string TaskOf(const Json& json) {
   return name;
 }
 
-// {"0": "negative", "1": "positive"}, in the order of the numbers. transformers takes two classes
-// when nothing is said.
+// {"0": "negative", "1": "positive"}, in the order of the numbers. transformers assumes two classes
+// when it is missing.
 void ReadLabels(ConfigReader& config, v1::ModelSpec* model) {
   config.OnlyText("problem_type", "single_label_classification", {"single_label_classification"});
   if (!config.Has("id2label")) {
@@ -245,7 +245,7 @@ void ReadBert(ConfigReader& config, const std::string& task, bool post_norm, v1:
   }
 }
 
-// What the engine needs of any model.
+// Checks what the engine needs of any model.
 void CheckHeads(ConfigReader& config, const v1::ModelSpec& model) {
   if (!config.good()) return;
   if (model.hidden() % model.heads() != 0) {
@@ -418,7 +418,7 @@ absl::StatusOr<std::string> ChangedHuggingFaceConfig(std::string_view original,
   const char* context = model.architecture() == "gpt2" ? "n_positions" : "max_position_embeddings";
   json[context] = model.context();
   if (model.architecture() == "bert") {
-    // The task may be another one.
+    // The task may have changed.
     const nlohmann::ordered_json made = BertConfig(model);
     for (const char* key : {"architectures", "id2label", "label2id"}) {
       if (made.contains(key)) json[key] = made[key];

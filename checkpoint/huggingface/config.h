@@ -1,7 +1,7 @@
 // config.json of a Hugging Face directory and v1::ModelSpec, both ways. Pure: text in, values out.
 //
-// Errors: DATA_LOSS for text that is no such file (not JSON, a size missing or of a wrong type),
-// INVALID_ARGUMENT for a model that Tercio does not have. All faults are in one message.
+// Errors: DATA_LOSS for text that is not such a file (not JSON, a size missing or of a wrong type),
+// INVALID_ARGUMENT for a model that Tercio does not support. All faults are in one message.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ absl::StatusOr<v1::ModelSpec> ModelOfHuggingFaceConfig(std::string_view json,
 // Whether the file says that the directory holds a model without any head.
 bool IsBaseModelConfig(std::string_view json);
 
-// INVALID_ARGUMENT when transformers' form of the architecture cannot say what the model is.
+// INVALID_ARGUMENT when transformers' form of the architecture cannot express the model.
 absl::Status CheckHasHuggingFaceForm(const v1::ModelSpec& model);
 
 // A config.json for the model, its weights in fp32. REQUIRES: CheckHasHuggingFaceForm(model).ok().

@@ -152,7 +152,7 @@ absl::StatusOr<ExportResult> Exporter::Export(OutputDirectory* output) {
   return result_;
 }
 
-// What was kept becomes files of the same names: those must lie in the directory itself.
+// Kept files are written under the same names, which must lie in the directory itself.
 absl::Status Exporter::CheckKeptNames() const {
   for (const auto& [name, file] : reader_.manifest().files) {
     if (absl::StartsWith(name, kKeptFolder) &&
@@ -241,7 +241,7 @@ void Exporter::PlanFresh() {
   shards_.push_back(std::move(shard));
 }
 
-// The same tensors in files of at most so many bytes, with transformers' names.
+// The same tensors in files of a limited size, with transformers' names.
 absl::Status Exporter::Reshard() {
   const int64_t most = options_.max_shard_bytes > 0 ? options_.max_shard_bytes : kLargestShard;
   std::vector<OutputShard> shards(1);
@@ -317,7 +317,7 @@ absl::Status Exporter::MakeRows(const RowRange& rows, OutputPart* part) const {
   const int64_t width = form.transposed ? form.outputs : form.inputs;
   std::vector<float>& values = part->values;
   values.resize(static_cast<size_t>((rows.end - rows.begin) * width));
-  // What the model lacks (the biases of a gpt2 without) is zeros.
+  // Tensors that the model lacks (the biases of a gpt2 without) are zeros.
   const bool whole = std::all_of(form.parts.begin(), form.parts.end(), [this](const auto& piece) {
     return present_.contains(piece.tensor);
   });
@@ -445,8 +445,8 @@ absl::Status Exporter::WriteMade(OutputDirectory* output) {
   return WriteTokenizer(origin, output);
 }
 
-// The files of the directory that training started from are better than files made again: they also
-// hold what Tercio does not know, such as templates of chats. But the job may have had another
+// The files of the directory that training started from are better than generated ones: they also
+// hold what Tercio does not know, such as chat templates. But the job may have had another
 // tokenizer.
 absl::Status Exporter::WriteTokenizer(const std::string& origin, OutputDirectory* output) {
   TokenizerFiles files;

@@ -8,7 +8,7 @@
 // the tokenizer is the same). In another dtype, numbers are rounded to the nearest.
 //
 // Errors: those of Reader and OutputDirectory; INVALID_ARGUMENT when the architecture's Hugging
-// Face form cannot say what the model is.
+// Face form cannot express the model.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct ExportResult {
   int64_t step = 0;
   int64_t bytes = 0;
   std::vector<std::string> files;
-  std::vector<std::string> notes;  // what a person should know, for stderr
+  std::vector<std::string> notes;  // notices for the user, for stderr
 };
 
 absl::StatusOr<ExportResult> ExportHuggingFace(const std::string& checkpoint,

@@ -4,7 +4,7 @@
 //
 //   hf/config.json, hf/tokenizer.json, ...   copies
 //   hf/<weight file>.header                  the safetensors header of each weight file
-//   hf/buffers.safetensors                   tensors that are no weights (causal masks)
+//   hf/buffers.safetensors                   tensors that are not weights (causal masks)
 //
 // Errors: those of HuggingFaceModel and OutputDirectory.
 #pragma once

@@ -37,11 +37,11 @@ std::vector<HuggingFaceTensor> HuggingFaceTensors(const v1::ModelSpec& model);
 // The name without "transformer.", "model." or "bert.".
 std::string_view WithoutPrefix(const v1::ModelSpec& model, std::string_view name);
 
-// Buffers that old versions of transformers saved, and that say nothing: causal masks, rotary
-// frequencies. `suffix` is a name without prefix.
+// Buffers that old versions of transformers saved, and that carry no information: causal masks,
+// rotary frequencies. `suffix` is a name without prefix.
 bool IsIgnoredBuffer(const v1::ModelSpec& model, std::string_view suffix);
 
-// The tensor that `suffix` repeats in a model with a tied head; empty when it is no such copy.
+// The tensor that `suffix` repeats in a model with a tied head; empty when it is not such a copy.
 std::string_view TiedCopyOf(const v1::ModelSpec& model, std::string_view suffix);
 
 }  // namespace tercio::checkpoint

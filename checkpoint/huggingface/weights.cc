@@ -29,7 +29,7 @@ std::string ShapeText(const std::vector<int64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// What is wrong with the tensors of a directory; the first few are told.
+// The faults of a directory's tensors; the first few are reported.
 class TensorFaults {
  public:
   explicit TensorFaults(std::string directory) : directory_(std::move(directory)) {}
@@ -217,7 +217,7 @@ absl::Status HuggingFaceModel::PlaceTensors() {
   TensorFaults faults(directory_);
   const std::map<std::string, FoundTensor> found = FindTensors(files_, model_, &faults);
   std::set<std::string> placed;
-  // Before a table is made for it.
+  // Checked before a table of that size is made.
   if (static_cast<size_t>(model_.layers()) > found.size()) {
     return absl::DataLossError(absl::StrCat(directory_, ": config.json says ", model_.layers(),
                                             " layers, but the files hold ", found.size(),

@@ -7,8 +7,8 @@
 //
 // Threads: const methods from any thread.
 // Errors: NOT_FOUND for a missing file; DATA_LOSS for a damaged one, and for a tensor that is
-// missing, extra, misshapen or given twice; INVALID_ARGUMENT for what this version lacks (a dtype,
-// an architecture). Tensors are named, at most a few of them.
+// missing, extra, misshapen or given twice; INVALID_ARGUMENT for what this version does not support
+// (a dtype, an architecture). Tensors are named, at most a few of them.
 #pragma once
 
 #include <map>
@@ -82,7 +82,7 @@ class HuggingFaceModel : public WeightSource {
 };
 
 // The parsed weight map of model.safetensors.index.json: name of a tensor -> file. DATA_LOSS when
-// it is none, or names a file outside of the directory.
+// it is not one, or names a file outside of the directory.
 absl::StatusOr<std::map<std::string, std::string>> ParseWeightMap(std::string_view json,
                                                                   const std::string& path);
 

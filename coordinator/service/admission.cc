@@ -33,7 +33,7 @@ int64_t CheckpointsAtOnce(const v1::JobSpec& spec) {
   return int64_t{spec.checkpoint().keep_last()} + 1;
 }
 
-// What other jobs that go on may still write to the same place.
+// The bytes that other unfinished jobs may still write to the same place.
 int64_t PromisedBytes(const v1::JobSpec& spec, const std::vector<Coordinator::JobView>& jobs) {
   int64_t promised = 0;
   for (const Coordinator::JobView& job : jobs) {
@@ -64,7 +64,7 @@ absl::Status CheckDisk(const v1::JobSpec& spec, const std::string& directory,
       static_cast<double>(promised) / kMiB));
 }
 
-// A directory of the job's own is named by a person: only below what the operator allows.
+// A job's own directory is named by a user: it must lie below a directory the operator allows.
 absl::Status CheckPath(const std::string& path, const CheckpointPlaces& places) {
   if (!path.starts_with('/')) {
     return absl::InvalidArgumentError(
@@ -98,7 +98,7 @@ absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>
                           return node.state.hello.device_kind() == "cuda";
                         }));
   const v1::JobSpec& spec = *wanted;
-  // Whoever lists jobs has it on the terminal.
+  // The name is printed on the terminals of all who list jobs.
   if (const std::string fault = config::FaultOfName(spec.name()); !fault.empty()) {
     return absl::InvalidArgumentError("name: " + fault);
   }

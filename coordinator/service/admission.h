@@ -1,4 +1,4 @@
-// What a job must pass before it is taken in.
+// The checks that a job must pass before it is accepted.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ struct CheckpointPlaces {
 
 // Settles what `auto` means (config::ResolveDevice). INVALID_ARGUMENT: can never run, or does not
 // fit into the memory of any of these nodes (checked again where it is placed; without a node only
-// then), or has a checkpoint.path that is none. PERMISSION_DENIED: that lies elsewhere than
+// then), or has an invalid checkpoint.path. PERMISSION_DENIED: the path lies outside of what
 // `places` allow. FAILED_PRECONDITION: its checkpoints, keep_last and the one being written, do not
 // fit on their disk beside what other jobs may still write.
 absl::Status Admit(v1::JobSpec* wanted, const std::vector<Coordinator::NodeView>& nodes,

@@ -76,7 +76,7 @@ class CoordinatorHost : public CheckpointHost {
   absl::Status Record(CheckpointCommitted committed) override {
     absl::Status recorded = coordinator_.Ask(committed);
     if (recorded.ok() || absl::IsUnavailable(recorded)) return recorded;
-    // The checkpoint is on its disk, which holds the job up no longer than needed.
+    // The checkpoint is on its disk: the job does not wait for the store as well.
     coordinator_.Post(std::move(committed));
     return absl::OkStatus();
   }

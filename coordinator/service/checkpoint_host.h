@@ -1,4 +1,4 @@
-// What saving and loading of checkpoints needs of the coordinator: who may, and whom to tell.
+// What saving and loading checkpoints needs from the coordinator: permissions and notifications.
 //
 // Threads: any. None of these calls waits for a disk with checkpoints.
 #pragma once
@@ -16,7 +16,8 @@
 
 namespace tercio::coordinator {
 
-// What a save of an attempt has to look like, by the job and its plan, whatever senders say.
+// What a save of an attempt must look like according to the job and its plan, whatever senders
+// claim.
 struct SaveTerms {
   int ranks = 0;
   absl::Duration timeout = absl::Minutes(10);
@@ -41,8 +42,8 @@ class CheckpointHost {
   virtual bool HasCommitted(const v1::RunId& run, int64_t step) const = 0;
   // Waits until they are durable.
   virtual absl::Status Record(StepsDone steps) = 0;
-  // Waits likewise, but not while the disk is full: it is recorded then when there is room.
-  // UNAVAILABLE when the coordinator is stopping: the next one must be told.
+  // Waits likewise, but not while the disk is full: then it is recorded when there is space.
+  // UNAVAILABLE when the coordinator is stopping: the next one must be notified.
   virtual absl::Status Record(CheckpointCommitted committed) = 0;
   virtual void Tell(CheckpointCommitted committed) = 0;
   virtual void Tell(CheckpointFailed failed) = 0;

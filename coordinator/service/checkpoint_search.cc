@@ -30,7 +30,7 @@ CheckpointFinding Summarize(int64_t step, const std::vector<checkpoint::Finding>
   CheckpointFinding summary{step, "", false};
   for (const checkpoint::Finding& finding : findings) {
     if (finding.problem.empty()) continue;
-    // One proof is enough; what may pass counts only as long as there is none.
+    // One proof of damage is enough; a transient fault counts only as long as there is none.
     if (!summary.problem.empty() && (summary.damaged || !finding.damaged)) continue;
     const bool named = finding.problem.find(finding.path) != std::string::npos;
     summary.problem = named ? finding.problem : absl::StrCat(finding.path, ": ", finding.problem);
@@ -57,7 +57,7 @@ std::vector<Candidate> Merge(const FindCheckpoint& wanted,
     Candidate& candidate = by_step[committed.step];
     candidate.on_disk = true;
     candidate.path = committed.path;
-    // One whose manifest cannot be read is the one that the core knows, if it knows one.
+    // One whose manifest cannot be read is taken for the one the core knows, if any.
     if (committed.attempt > candidate.record.attempt()) candidate.record = RecordOf(committed);
     candidate.record.set_step(committed.step);
   }
@@ -137,7 +137,7 @@ CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheck
   for (const checkpoint::Committed& committed : *there) answer.there.push_back(RecordOf(committed));
   for (const Candidate& candidate : Merge(wanted, *there)) {
     if (wanted.only.has_value() && candidate.record.step() != *wanted.only) continue;
-    // Where one is damaged its neighbours may be.
+    // Where one is damaged, its neighbours may be, too.
     const bool suspect = candidate.record.step() == wanted.suspect_step || !answer.findings.empty();
     CheckpointFinding finding = Examine(candidate, suspect, verify);
     if (finding.problem.empty()) {
@@ -154,7 +154,7 @@ CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheck
 
 CheckpointVerified VerifyStep(const checkpoint::Store& store, const std::string& job, int64_t step,
                               const VerifyDirectory& verify) {
-  // Where the whole job is gone its volume is: that is no damage.
+  // Where the whole job is missing, its volume is: that is not damage.
   const auto there = store.List(job);
   if (!there.ok()) return {job, step, std::string(there.status().message()), /*damaged=*/false};
   const bool listed = std::any_of(there->begin(), there->end(),

@@ -3,10 +3,10 @@
 //
 // A checkpoint is taken without reading its bytes where each rank will verify what it reads (a
 // manifest with digests of blocks). All bytes are read first where the core suspects it, where it
-// is known to have been damaged, where a newer one is, and where nobody could notice later (version
-// 2).
+// is known to have been damaged, where a newer one is, and where damage could not be noticed later
+// (version 2).
 //
-// Threads: any; both may wait for the disk, or for ever where it hangs.
+// Threads: any; both may wait for the disk, or forever where it hangs.
 #pragma once
 
 #include <functional>
@@ -25,7 +25,7 @@ using VerifyDirectory = std::function<std::vector<checkpoint::Finding>(const std
 CheckpointFound SearchCheckpoint(const checkpoint::Store& store, const FindCheckpoint& wanted,
                                  const VerifyDirectory& verify);
 
-// What the findings about one checkpoint come to.
+// Sums up the findings about one checkpoint.
 CheckpointVerified VerdictOf(const std::string& job, int64_t step,
                              const std::vector<checkpoint::Finding>& findings);
 

@@ -122,7 +122,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
 
   enum class Next { kMessage, kNothingYet, kEnd };
 
-  // The job is known from the first message on; reading that takes no disk.
+  // The job is known from the first message on, which is read without the disk.
   void HandleLater() {
     disks_.Run(begin_.run().job_id(), [this] { HandleArrived(); });
   }
@@ -143,7 +143,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
           status = CatchAll([&] { return Handle(message.bytes); });
           message.bytes.Clear();
           if (message.id != 0) budget_.Release(message.id);
-          // From now on in a thread of the job's own.
+          // From now on it runs in a thread of the job's own.
           if (status.ok() && stage_ == Stage::kBegin) return HandleLater();
           break;
         case Next::kNothingYet:
@@ -261,7 +261,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
     });
   }
 
-  // First the answer: to leave may take a disk that hangs. Finish may delete this.
+  // The answer goes first: leaving may wait for a disk that hangs. Finish may delete this.
   void End(const absl::Status& status) {
     auto leave = [&saves = saves_, save = save_,
                   file = std::shared_ptr(std::move(file_))]() mutable {
@@ -304,8 +304,8 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   bool cancelled_ = false;
 };
 
-// What comes on a stream that nobody reads is bounded by the 64 KiB that HTTP/2 begins with; gRPC
-// would raise that to megabytes, which the streams of hundreds of ranks cannot have together.
+// Data on a stream that is not being read is bounded by HTTP/2's initial 64 KiB; gRPC would raise
+// that to megabytes, too much for the streams of hundreds of ranks together.
 void CheckpointServiceImpl::Configure(grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
 }
@@ -351,7 +351,7 @@ class CheckpointServiceImpl::ReadCall : public grpc::ServerWriteReactor<v1::Tens
     if (!host_.IsPresent(request_.run(), request_.token())) {
       return absl::AbortedError("this attempt is over");
     }
-    // A node sees the weights of the jobs that it works for, and of no others.
+    // A node may read the weights of the jobs that it works for, and of no others.
     if (request_.job_id() == request_.run().job_id()) return absl::OkStatus();
     return absl::PermissionDeniedError(absl::StrCat("an attempt of ", request_.run().job_id(),
                                                     " cannot read another job's weights"));

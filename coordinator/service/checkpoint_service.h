@@ -1,9 +1,9 @@
-// Takes in streamed checkpoints (saves.h) and gives out slices of them (checkpoint_service.proto).
+// Receives streamed checkpoints (saves.h) and serves slices of them (checkpoint_service.proto).
 //
-// Threads: gRPC's; a pool for what the disk keeps waiting, in which each job has a few threads: one
-// whose file system hangs keeps no other waiting; and one thread that answers, which no disk can
-// keep. Neither an upload nor a reader costs a thread, however many there are and however long they
-// wait. What uploads hold in memory is bounded (upload_budget.h).
+// Threads: gRPC's; a pool for work that waits for the disk, in which each job has a few threads, so
+// that one whose file system hangs blocks no other; and one thread that answers, which no disk can
+// block. Neither an upload nor a reader costs a thread, however many there are and however long
+// they wait. What uploads hold in memory is bounded (upload_budget.h).
 #pragma once
 
 #include <memory>
@@ -27,7 +27,7 @@ class CheckpointServiceImpl
   explicit CheckpointServiceImpl(CheckpointHost& host, const UploadBudget::Limits& limits = {})
       : host_(host), saves_(host), budget_(limits) {}
 
-  // What a server of it needs.
+  // Sets the options that a server of it needs.
   static void Configure(grpc::ServerBuilder& builder);
 
   using WithRawCallbackMethod_Upload::Upload;

@@ -25,7 +25,7 @@ constexpr auto kTickInterval = std::chrono::milliseconds(100);
 constexpr auto kBatchInterval = std::chrono::milliseconds(5);
 
 constexpr auto kBackUpInterval = std::chrono::hours(1);
-// By request, at a time: each keeps cores and a disk busy.
+// Verifications by request at the same time: each keeps cores and a disk busy.
 constexpr int kMostVerifications = 4;
 
 // getrandom gives up to 256 bytes at once, always all of them.
@@ -152,8 +152,8 @@ absl::Status Coordinator::CheckRoom(const std::string& node) {
   return queued_bytes_ < most_queued_bytes_ ? absl::OkStatus() : SendAway(node);
 }
 
-// With queue_mutex_ held. The node is alive: when events are decided upon again it has a lease to
-// come back.
+// With queue_mutex_ held. The node is alive: when events are handled again it has a lease to
+// reconnect.
 absl::Status Coordinator::SendAway(const std::string& node) {
   heartbeats_.try_emplace(node);
   const std::string why = absl::StrCat("the coordinator's store cannot be written",
@@ -210,7 +210,7 @@ absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
   return id;
 }
 
-// Takes what has come since the last time as one batch: one commit for all of it.
+// Handles the events since the last time as one batch: one commit for all of them.
 void Coordinator::Run() {
   auto last_tick = std::chrono::steady_clock::now();
   auto last_batch = last_tick;
@@ -233,7 +233,7 @@ void Coordinator::Run() {
       queued_bytes_ = 0;
       sends_away_ = false;
     }
-    // Time passes for a busy coordinator, too.
+    // A busy coordinator needs ticks, too.
     const auto now = std::chrono::steady_clock::now();
     if (batch.empty() || now - last_tick >= kTickInterval) {
       batch.push_back({Tick{}, {}, nullptr});
@@ -291,8 +291,7 @@ void Coordinator::Apply(std::vector<Pending> batch) {
     changes.requests.insert(changes.requests.end(), pending.requests.begin(),
                             pending.requests.end());
   }
-  // Nothing leaves before it is durable. A full disk may be emptied by somebody: try again until
-  // then.
+  // Nothing leaves before it is durable. Space may be freed on a full disk: retry until then.
   const auto commit_began = std::chrono::steady_clock::now();
   while (true) {
     const absl::Status status = store_->Commit(changes);
@@ -377,7 +376,7 @@ void Coordinator::Deliver(std::vector<Effects>& effects) {
   for (const Effects& effect : effects) DoForDisks(effect);
 }
 
-// Null when the node is away: it is told again when it comes back.
+// Null when the node is away: it gets its orders again when it reconnects.
 std::shared_ptr<const Coordinator::NodeStream> Coordinator::StreamTo(
     const std::string& node) const {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -385,7 +384,8 @@ std::shared_ptr<const Coordinator::NodeStream> Coordinator::StreamTo(
   return found == streams_.end() ? nullptr : found->second.second;
 }
 
-// A message is serialised when it is sent, so questions are not kept waiting: no lock meanwhile.
+// Messages are serialised when they are sent: no lock is held meanwhile, so that queries do not
+// wait.
 void Coordinator::SendAll(std::vector<Effects>& effects) {
   std::map<std::string, uint64_t> acknowledged;  // one message for all that was reported meanwhile
   for (Effects& effect : effects) {
@@ -519,7 +519,7 @@ std::optional<bool> Coordinator::MayBeHere(const std::string& node) const {
   if (found == state_.nodes.end()) return std::nullopt;
   const NodeState& state = found->second;
   if (state.record.leaving()) return state.connected;
-  // After a start of the coordinator nobody has had the time to come back.
+  // After a start of the coordinator no node has had the time to reconnect.
   return !state.lost || clock_.Now() - started_ < settings_.node_lease;
 }
 

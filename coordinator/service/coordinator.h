@@ -45,8 +45,8 @@ class TokenSource {
 
 class Coordinator {
  public:
-  // What events that wait for the store may hold in memory. Agents keep what is not acknowledged,
-  // so beyond this they are sent away and send it again later.
+  // Memory bound of the events that wait for the store. Agents keep what is not acknowledged, so
+  // beyond this they are turned away and resend it later.
   static constexpr int64_t kMostQueuedBytes = int64_t{64} << 20;
 
   // Loads the state from `store`. Jobs without a directory of their own have their checkpoints in
@@ -57,34 +57,34 @@ class Coordinator {
       int64_t most_queued_bytes = kMostQueuedBytes);
   ~Coordinator();
 
-  // Nothing is taken from now on, and who waits for an answer gets UNAVAILABLE where what was asked
-  // for cannot be made durable. A server can be shut down after it: none of its calls waits here.
+  // Accepts no more events; a caller whose request cannot be made durable gets UNAVAILABLE. A
+  // server can be shut down after it: none of its calls waits here.
   void Stop();
 
-  // Takes an event; returns at once.
+  // Queues an event; returns immediately.
   template <typename Body>
   void Post(Body body) {
     Enqueue({std::move(body), {}, nullptr});
   }
-  // Takes what a node has said; returns at once. UNAVAILABLE: it was not taken, since too much
-  // waits for the store (kMostQueuedBytes) already. Then nothing that the node has said after it
-  // may be taken, either: its stream is ended, and it says all of it again on the next one.
+  // Queues a node's message; returns immediately. UNAVAILABLE: it was not queued, since too much
+  // waits for the store (kMostQueuedBytes) already. Then no later message of the node may be
+  // queued, either: its stream is ended, and it resends all of them on the next one.
   absl::Status Hear(const std::string& node, v1::AgentMessage message);
-  // Takes an event and waits until it is durable. Returns the core's answer, or why nothing was
-  // decided. While the state directory cannot be written: RESOURCE_EXHAUSTED, or what else the disk
-  // says, at once instead of when somebody has made room.
+  // Queues an event and waits until it is durable. Returns the core's answer, or why nothing was
+  // decided. While the state directory cannot be written: RESOURCE_EXHAUSTED, or another error of
+  // the disk, immediately instead of when there is space again.
   template <typename Body>
   absl::Status Ask(Body body) {
     return AskEvent(std::move(body), {});
   }
-  // Submits with an id that makes a repeated request the same job. `owner`: empty, where nobody was
-  // asked.
+  // Submits with an id that makes a repeated request the same job. `owner`: empty
+  // without TLS.
   absl::StatusOr<std::string> Submit(const v1::JobSpec& spec, const std::string& request_id,
                                      const std::string& owner = "");
 
   // PERMISSION_DENIED where the settings do not allow drills.
   absl::Status MayDrill() const;
-  // FAILED_PRECONDITION where this coordinator only answers questions (--read-only).
+  // FAILED_PRECONDITION where this coordinator only answers queries (--read-only).
   absl::Status MayWrite() const;
 
   // A stream to a node; replaces the one before. Detach with the same token only. Both functions
@@ -95,21 +95,22 @@ class Coordinator {
     std::function<void()> close;
   };
   // ALREADY_EXISTS when another agent (of another state directory) lives under the same name.
-  // UNAVAILABLE as of Hear; the node has been heard of nevertheless, and keeps its lease.
+  // UNAVAILABLE as for Hear; the hello counts as a sign of life nevertheless: the node keeps its
+  // lease.
   absl::Status CheckHello(const v1::AgentHello& hello);
-  // Whether the node is here, or may be on its way back: not once it has left or was not heard of
-  // for a lease. nullopt: no node of that name is known.
+  // Whether the node is connected, or may be about to reconnect: not once it has left or sent
+  // nothing for a lease. nullopt: no node of that name is known.
   std::optional<bool> MayBeHere(const std::string& node) const;
   // Errors: as of CheckHello.
   absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream);
   void Detach(const std::string& node, int64_t stream);
 
   // ---- reading ----
-  // By id, or by name when exactly one job bears it. NOT_FOUND | FAILED_PRECONDITION (ambiguous).
+  // By id, or by name when exactly one job has it. NOT_FOUND | FAILED_PRECONDITION (ambiguous).
   absl::StatusOr<v1::JobRecord> Find(const std::string& job) const;
   // NOT_FOUND when there is none: the newest job that failed or was cancelled.
   absl::StatusOr<v1::JobRecord> NewestUnfinished() const;
-  // What people see of a job: its record and what lies beside it.
+  // A job as it is shown: its record and what is stored beside it.
   struct JobView {
     v1::JobRecord record;
     std::shared_ptr<const v1::Plan> plan;  // null: none yet
@@ -126,10 +127,10 @@ class Coordinator {
   double WallAhead() const { return clock_.WallAhead(); }
   absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
-  // For metrics: what is left out of these costs nothing.
+  // For metrics: jobs that are left out cost nothing.
   struct ShownJob {
     JobView view;
-    // When it last got any further: a rank ended an action of a step or of an evaluation, or the
+    // When it last made progress: a rank ended an action of a step or of an evaluation, or the
     // job entered a phase. 0: not known.
     double last_progress = 0;
   };
@@ -179,10 +180,10 @@ class Coordinator {
   // Incremented on every pass of the decision loop (several times per second). Read by the
   // watchdog.
   uint64_t rounds() const { return rounds_; }
-  // Whether what is decided can be made durable: false while the disk is full.
+  // Whether decisions can be made durable: false while the disk is full.
   bool durable() const { return durable_; }
 
-  // What counts from now on of settings that can change while a coordinator runs.
+  // Applies the settings that can change while a coordinator runs.
   struct LiveSettings {
     double first_backoff = 1;
     bool allow_drills = false;
@@ -252,10 +253,10 @@ class Coordinator {
   std::condition_variable stopped_;
   std::deque<Pending> queue_;
   int64_t queued_bytes_ = 0;  // of queue_
-  bool sends_away_ = false;   // agents, since queue_ is full; to be logged once
-  // What nodes have said of the moment while the disk cannot be written, which may last: the last
-  // word of each; nothing, of one that was sent away. It comes before what is queued, and so before
-  // any node can count as lost.
+  bool sends_away_ = false;   // agents are turned away, since queue_ is full; logged once
+  // The latest heartbeat of each node while the disk cannot be written, which may last; empty for a
+  // node that was turned away. They are handled before the queue, and so before any node can count
+  // as lost.
   std::map<std::string, v1::AgentMessage> heartbeats_;
   bool stopping_ = false;
   absl::Status commit_failure_;  // of the last commit; OK: it was made

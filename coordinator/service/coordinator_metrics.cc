@@ -61,7 +61,7 @@ class JobSeries {
 
  private:
   void Set(MetricId metric, double value) { page_.Set(metric, {id_, name_}, value); }
-  // What has not happened has no time.
+  // An event that has not happened has no time.
   void SetTime(MetricId metric, double time) {
     if (time > 0) Set(metric, time + ahead_);
   }
@@ -135,7 +135,7 @@ class JobSeries {
     const int budget = job_.spec().fault_tolerance().max_restarts();
     Set("tercio_job_restarts_left", std::max(0, budget - job_.restarts_used()));
     Set("tercio_job_hangs_total", Double(tally_.hangs));
-    // Nobody waits for stragglers of an attempt that has ended.
+    // Stragglers of an attempt that has ended slow nothing down.
     const bool running = job_.phase() == v1::JOB_PHASE_RUNNING;
     Set("tercio_job_stragglers", running ? static_cast<double>(tally_.slow.size()) : 0);
   }
@@ -207,7 +207,8 @@ void AddJobs(const Coordinator& coordinator, double linger, double ahead, Metric
   }
 }
 
-// Since the coordinator has started. Of a node that is only in the store the name is known.
+// Whether the node has connected since the coordinator started. Of one that is only in the store
+// just the name is known.
 bool HasCome(const Coordinator::NodeView& node) { return node.state.hello.devices() > 0; }
 
 void AddNodes(const Coordinator& coordinator, double ahead, MetricsPage* page) {
@@ -268,7 +269,7 @@ void AddAccess(const AuditLog* audit, MetricsPage* page) {
   page->Set("tercio_audit_lines_lost_total", Double(audit == nullptr ? 0 : audit->lost()));
 }
 
-// Blocks as long as the file system does, which costs this page alone.
+// Blocks as long as the file system does, which delays this page alone.
 void AddDisk(const std::string& state_dir, MetricsPage* page) {
   struct statvfs store = {};
   if (statvfs((state_dir + "/checkpoints").c_str(), &store) == 0 ||
@@ -291,7 +292,7 @@ std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& str
                             const RpcMetrics& calls, const CoordinatorMetricsOptions& options,
                             const MetricsServer::Figures& server) {
   MetricsPage page(MetricExporter::kCoordinator);
-  // People ask for time() - metric, which is the age only where both are of the same clock; the
+  // Queries compute time() - metric, which is the age only where both use the same clock; the
   // coordinator's does not follow when the wall clock is set. Whole seconds: times must not change
   // from page to page.
   const double ahead = std::round(coordinator.WallAhead());

@@ -30,10 +30,10 @@ struct CoordinatorMetricsOptions {
 std::string CoordinatorPage(const Coordinator& coordinator, const StreamHub& streams,
                             const RpcMetrics& calls, const CoordinatorMetricsOptions& options,
                             const MetricsServer::Figures& server);
-// A JSON list of targets, each with the label `node`. Where agents are is known once they have
-// come: absent while nodes that were there before the coordinator started are missing and it has
-// not been `up` for long, since Prometheus keeps the list before when it gets none. Nodes that are
-// gone after they were drained or had said that they leave are no targets.
+// A JSON list of targets, each with the label `node`. Addresses of agents are known once they
+// have connected: absent while nodes known from before the coordinator's start are missing and it
+// has not been `up` for long, since Prometheus keeps the previous list when it gets none. Nodes
+// that are gone after they were drained or announced that they leave are not targets.
 std::optional<std::string> TargetsPage(const Coordinator& coordinator, absl::Duration up);
 
 // Serves both.

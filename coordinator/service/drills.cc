@@ -17,12 +17,12 @@ namespace {
 constexpr double kTimeout = 600;
 constexpr double kPollSeconds = 0.2;
 
-// How a fault is done, and what a job does about it.
+// How a fault is injected, and how a job reacts.
 struct Kind {
   const char* name;
   double seconds;      // its length where the request gives none
   bool breaks;         // the attempt ends
-  const char* inject;  // what the node is told; null: nothing
+  const char* inject;  // the node's order; null: none
 };
 constexpr Kind kKinds[] = {
     {"kill-trainer", 0, true, "kill-trainer"},       {"freeze-trainer", 0, true, "freeze-trainer"},
@@ -31,7 +31,7 @@ constexpr Kind kKinds[] = {
     {"corrupt-checkpoint", 0, true, "kill-trainer"}, {"full-disk", 10, false, nullptr},
 };
 
-// Events by which the service shows that it has seen something.
+// Events that count as detection of the fault.
 const std::set<std::string>& Detections() {
   static const auto* kinds = new std::set<std::string>{
       "rank_exited", "attempt_broken",    "node_lost",          "hang",
@@ -143,7 +143,7 @@ class Drill {
   const v1::DrillResponse& response() const { return response_; }
 
  private:
-  // A flipped bit that nobody can find would stay in the job's weights.
+  // A flipped bit that no check can find would stay in the job's weights.
   absl::Status CheckFlip() const {
     if (request_.fault() != "flip-bit") return absl::OkStatus();
     TERCIO_ASSIGN_OR_RETURN(const Coordinator::JobView now, coordinator_.View(before_.id()));
@@ -162,7 +162,8 @@ class Drill {
   }
   bool Corrupts() const { return request_.fault() == "corrupt-checkpoint"; }
 
-  // Between two attempts: nothing newer is committed then, and nobody has looked for the newest.
+  // Between two attempts: nothing newer is committed then, and the search for the newest has not
+  // begun.
   absl::Status CorruptInTime(const v1::JobRecord& record) {
     if (!Corrupts() || corrupted_) return absl::OkStatus();
     if (record.phase() == v1::JOB_PHASE_BACKING_OFF) {

@@ -1,4 +1,4 @@
-// Drills: faults on purpose, in a running job, with the time that it took to notice and to recover.
+// Drills: deliberate faults in a running job, with the time that it took to detect and to recover.
 //
 // Threads: any; a call lasts until the job trains again.
 #pragma once
@@ -11,7 +11,7 @@ namespace tercio::coordinator {
 
 // `cancelled` is asked now and then. PERMISSION_DENIED where drills are not allowed; NOT_FOUND |
 // FAILED_PRECONDITION (not running, ended meanwhile) | INVALID_ARGUMENT (no such fault or rank);
-// DEADLINE_EXCEEDED when the job has not recovered in time, with what was seen until then.
+// DEADLINE_EXCEEDED when the job has not recovered in time, with what was detected until then.
 absl::StatusOr<v1::DrillResponse> RunDrill(Coordinator& coordinator,
                                            const v1::DrillRequest& request,
                                            const std::function<bool()>& cancelled);

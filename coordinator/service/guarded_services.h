@@ -60,8 +60,9 @@ class GuardedJobService : public JobServiceImpl {
   using JobServiceImpl::Watch;
 
   // Whether the caller may change the job: an admin, or its owner. PERMISSION_DENIED | NOT_FOUND |
-  // FAILED_PRECONDITION (several bear the name). *job, a name or number, becomes its number: what
-  // is changed then is what was asked about, whatever others have called theirs meanwhile.
+  // FAILED_PRECONDITION (several jobs have the name). *job, a name or number, becomes its number:
+  // the job that is changed then is the one checked here, whatever names other jobs have got
+  // meanwhile.
   absl::Status MayChange(const Caller& caller, std::string* job) const;
 
   Gate& gate_;

@@ -29,7 +29,7 @@ StreamHub::Kind KindOf(const Request& request) {
   return request.follow() ? StreamHub::Kind::kFollows : StreamHub::Kind::kEnds;
 }
 
-// A line that does not say its level is wanted only where no level is asked for.
+// A line without a level matches only where no level is asked for.
 Store::LineFilter LineFilterOf(const v1::LogsRequest& asked) {
   std::set<int> ranks(asked.ranks().begin(), asked.ranks().end());
   if (asked.has_rank()) ranks.insert(asked.rank());
@@ -57,8 +57,8 @@ void SetTime(double seconds, google::protobuf::Timestamp* time) {
 constexpr absl::Duration kDefaultSaveTimeout = absl::Minutes(10);
 constexpr double kLookSeconds = 0.5;
 
-// A job that goes on as another model, or with other random numbers, is another job: that must be
-// meant.
+// A job that resumes as another model, or with other random numbers, is another job: that must be
+// intended.
 absl::Status CheckChanges(const v1::JobRecord& job, const v1::JobSpec& spec,
                           const v1::ResumeRequest& request) {
   const bool from_beginning = request.has_from_step() && request.from_step() == 0;
@@ -138,7 +138,7 @@ grpc::Status JobServiceImpl::List(grpc::ServerContext*, const v1::ListRequest*,
   return grpc::Status::OK;
 }
 
-// What lies in the store beside the record.
+// Adds what the store holds beside the record.
 absl::Status JobServiceImpl::AddDetails(const Coordinator::JobView& job, const v1::Plan* plan,
                                         bool ranks, v1::JobStatus* status) {
   const v1::JobRecord& record = job.record;
@@ -153,8 +153,9 @@ absl::Status JobServiceImpl::AddDetails(const Coordinator::JobView& job, const v
   return absl::OkStatus();
 }
 
-// Only the newest state: a client that is slow misses those between. Plans are large: said again
-// only when it is another one, and with the last word. So are the figures of ranks: now and then.
+// Only the newest state: a client that is slow misses those between. Plans are large: sent again
+// only when they change, and in the last message. Figures of ranks, also large, are sent now and
+// then.
 class JobServiceImpl::Watcher {
  public:
   Watcher(JobServiceImpl& service, const v1::WatchRequest& request)
@@ -247,7 +248,7 @@ grpc::ServerWriteReactor<v1::StepRecord>* JobServiceImpl::History(
     Page<v1::StepRecord> page;
     page.more = steps.size() == kMostPageMessages;
     page.ended = !page.more && (!asked.follow() || IsTerminal(job.phase()));
-    // A step that was told is not told again when another attempt repeats it.
+    // A step that was sent is not sent again when another attempt repeats it.
     after.attempt = page.more ? steps.back().attempt() : Store::StepCursor().attempt;
     if (!steps.empty()) after.step = steps.back().step();
     page.messages.assign(steps.begin(), steps.end());
@@ -386,7 +387,7 @@ grpc::Status JobServiceImpl::Checkpoints(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-// Reads as many of the newest ones as are to be kept: what is removed does not come back,
+// Reads as many of the newest ones as are to be kept: a removed one does not come back,
 // and what was right when it was verified may be damaged since.
 absl::Status JobServiceImpl::VerifyNewest(int count, v1::JobRecord* job) {
   checkpoint::Store& store = coordinator_.CheckpointsOf(job->id());

@@ -1,5 +1,5 @@
 // The service for people (job_service.proto). Errors carry the codes that the client turns into
-// exit codes. What follows a job is a stream of the hub; the rest are short calls.
+// exit codes. Calls that follow a job are streams of the hub; the rest are short.
 #pragma once
 
 #include <string>
@@ -59,11 +59,11 @@ class JobServiceImpl : public JobServiceBase {
                        v1::VersionResponse*) override;
 
  protected:
-  // `owner` is whose job it becomes; empty: nobody's in particular.
+  // `owner` becomes the owner of the job; empty: it has none.
   grpc::Status SubmitFor(const std::string& owner, const v1::SubmitRequest& request,
                          v1::SubmitResponse* response);
 
-  // The same calls for threads, which nobody makes: streams are the hub's.
+  // The synchronous forms of these calls are never used: streams are the hub's.
   using JobServiceBase::Events;
   using JobServiceBase::History;
   using JobServiceBase::Logs;
@@ -74,7 +74,8 @@ class JobServiceImpl : public JobServiceBase {
   absl::Status VerifyNewest(int count, v1::JobRecord* job);
   bool WasRemoved(const std::string& job, int64_t step) const;
   class Watcher;
-  // Ranks where they are wanted, and the last words of the one at fault. `plan` may be null.
+  // Adds ranks where they are wanted, and the last log lines of the one at fault. `plan` may be
+  // null.
   absl::Status AddDetails(const Coordinator::JobView& job, const v1::Plan* plan, bool ranks,
                           v1::JobStatus* status);
 

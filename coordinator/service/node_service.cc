@@ -25,7 +25,7 @@ constexpr int kMostDevices = 4096;  // as of --slots
 constexpr int kMostAttempts = 1'000'000;
 constexpr char kAttach[] = "NodeService/Attach";
 
-// What an agent says of itself is counted with and kept: nothing of it may be beyond measure.
+// An agent's facts about itself are used in arithmetic and stored: each of them must be bounded.
 absl::Status CheckHello(const v1::AgentHello& hello) {
   const bool plain = std::none_of(hello.node().begin(), hello.node().end(),
                                   [](char c) { return absl::ascii_iscntrl(c); });
@@ -102,7 +102,7 @@ class NodeServiceImpl::AgentStream
         return;
       }
     } else if (const absl::Status heard = Hear(); !heard.ok()) {
-      // Nothing more is read of this stream: what comes later must not overtake what was not taken.
+      // Nothing more is read from this stream: later messages must not overtake the rejected one.
       FinishOnce(ToGrpc(heard));
       return;
     }
@@ -147,7 +147,7 @@ class NodeServiceImpl::AgentStream
     if (outbox->messages.size() == 1) outbox->stream->StartWrite(&outbox->messages.front());
   }
 
-  // Any thread. The reactor lives until OnDone, which takes the same lock before it goes.
+  // Any thread. The reactor lives until OnDone, which takes the same lock before it is deleted.
   static void Close(const std::shared_ptr<Outbox>& outbox) {
     std::lock_guard<std::mutex> lock(outbox->mutex);
     AgentStream* stream = std::exchange(outbox->stream, nullptr);
@@ -165,7 +165,7 @@ class NodeServiceImpl::AgentStream
     return absl::OkStatus();
   }
 
-  // With the answer to whatever the agent says, which is at least a heartbeat now and then.
+  // Sent with the answer to any message of the agent, which is at least a heartbeat now and then.
   void TellRevoked() {
     std::shared_ptr<const Gate::Revoked> revoked = gate_.revoked();
     const uint64_t told = told_ == nullptr ? 0 : told_->version;

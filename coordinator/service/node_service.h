@@ -14,7 +14,7 @@
 
 namespace tercio::coordinator {
 
-// What an agent is told that was told `told` (null: nothing yet), so that it knows `now`.
+// The message for an agent that was sent `told` (null: nothing yet), after which it knows `now`.
 v1::RevokedCertificates NewlyRevoked(const Gate::Revoked* told, const Gate::Revoked& now);
 
 class NodeServiceImpl : public v1::NodeService::CallbackService {

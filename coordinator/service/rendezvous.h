@@ -1,5 +1,5 @@
 // Where the ranks of an attempt leave addresses and unique ids for each other: keys that are put
-// once and waited for. A wait costs no thread, and a put wakes only those who wait for its key.
+// once and waited for. A wait costs no thread, and a put wakes only the waiters for its key.
 //
 // Threads: any. Answers are given from the thread of the call that brings them about, without a
 // lock held.
@@ -30,7 +30,8 @@ class Rendezvous {
   int64_t Get(const v1::RunId& run, const std::vector<std::string>& keys, absl::Time deadline,
               Answer answer);
 
-  // Nobody waits for the answer any more: it is given at once, as CANCELLED, unless it was given.
+  // The caller has stopped waiting: the answer is given immediately, as CANCELLED, unless it was
+  // given.
   void Cancel(int64_t waiter);
 
   // DEADLINE_EXCEEDED, naming the missing keys, where the deadline has come; ABORTED where

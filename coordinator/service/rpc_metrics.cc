@@ -90,7 +90,7 @@ RpcMetrics::Method& RpcMetrics::MethodOf(const std::string& path) {
 
 void RpcMetrics::AddTo(MetricsPage* page) const {
   const auto add = [page](const Method& method) {
-    // What has ended is read first: no call ends before it begins.
+    // Ended calls are read first: no call ends before it begins.
     int64_t ended = 0;
     for (size_t code = 0; code < kCodes; ++code) {
       const int64_t count = method.handled[code].load(std::memory_order_relaxed);

@@ -55,7 +55,7 @@ struct Saves::Save {
   absl::Status outcome;  // when ended
 };
 
-// By value: what ends the save meanwhile clears it.
+// By value: the end of the save clears the original.
 struct Saves::Whole {
   checkpoint::CommitRequest request;
   std::vector<v1::StepRecord> steps;
@@ -98,7 +98,7 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
     return save->outcome;
   }
   if (!same || save->step < begin.step()) {
-    // A coordinator before this one may have committed it, and its answer been lost.
+    // A previous coordinator may have committed it, and its answer have been lost.
     if (host_.HasCommitted(begin.run(), begin.step())) return Joined{};
     if (save != nullptr && save->committing && !save->ended) {
       return absl::UnavailableError(
@@ -227,7 +227,7 @@ void Saves::LookForEnds() {
     for (const auto& [job, save] : saves_) {
       if (save != nullptr && !save->ended) EndWhereDue(*save);
     }
-    // Nobody asks any more how those of an attempt that is over have ended.
+    // The outcome of saves of an attempt that is over is no longer needed.
     std::erase_if(saves_, [this](const auto& entry) {
       const SavePtr& save = entry.second;
       return save == nullptr || (save->ended && !host_.IsPresent(save->run, save->token));
@@ -265,7 +265,7 @@ void Saves::End(Save& save, const absl::Status& why, std::optional<SaveFailure> 
     save.outcome = absl::Status(
         why.code(), absl::StrCat("the part of rank ", rank, " was not written: ", why.message()));
   }
-  // What is left of a job's last save is how it ended.
+  // Only the outcome of a job's last save is kept.
   save.parts.clear();
   save.steps.clear();
   save.training_state.clear();
@@ -279,7 +279,7 @@ void Saves::End(Save& save, const absl::Status& why, std::optional<SaveFailure> 
                               reason.value_or(ReasonOf(why)), rank});
 }
 
-// The last upload to leave a save that was given up removes it: nobody writes there any more.
+// The last upload to leave a save that was given up removes it: no upload writes there any more.
 void Saves::Leave(Save& save) {
   {
     std::lock_guard<std::mutex> lock(mutex_);

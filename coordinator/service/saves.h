@@ -1,11 +1,11 @@
-// Saves of jobs under way: which uploads belong to one, what each rank has brought, and the commit
+// Saves of jobs in progress: which uploads belong to one, which parts have arrived, and the commit
 // when the last part is there.
 //
 // An upload is answered when the whole save is visible, or given up: a rank that has its answer
 // need not send again. A save is given up when one of its uploads fails, when a rank begins a later
 // one, when its attempt is over, when no byte has come for kSilence, or when it has taken longer
 // than the job's checkpoint.timeout: then also while it is being committed, since a disk that hangs
-// answers nobody. What it has written is removed by the last upload that leaves it.
+// answers no caller. Its files are removed by the last upload that leaves it.
 //
 // Threads: any. No call but Leave, and what AddPart returns, waits for a disk.
 #pragma once
@@ -47,13 +47,13 @@ class Saves {
   Saves& operator=(const Saves&) = delete;
 
   // ABORTED when the upload comes too late, UNAVAILABLE while the save before it is being
-  // committed, INVALID_ARGUMENT when it is not one of this job. Whoever has joined a save leaves
-  // it.
+  // committed, INVALID_ARGUMENT when it is not one of this job. A caller that has joined a save
+  // must leave it.
   absl::StatusOr<Joined> Join(const v1::UploadBegin& begin);
-  // Bytes of the save have come.
+  // Bytes of the save have arrived.
   void Progress(Save& save);
-  // Returns the commit where this part completes the save, to be called where waiting for a disk is
-  // in nobody's way; else nothing.
+  // Returns the commit where this part completes the save, to be called where waiting for a disk
+  // blocks no other work; else null.
   std::function<void()> AddPart(const v1::UploadBegin& begin, checkpoint::Manifest part,
                                 const SavePtr& save);
   // No effect on a save that has all its parts, or has ended.

@@ -7,7 +7,7 @@
 namespace tercio::coordinator {
 namespace {
 
-// Changes come faster than anybody reads: streams look for them so often.
+// Changes come faster than people read: streams check for them at this interval.
 constexpr auto kRound = std::chrono::milliseconds(50);
 
 }  // namespace

@@ -31,11 +31,11 @@
 namespace tercio::coordinator {
 
 struct StreamLimits {
-  // At a time, of those that go on until their job ends; and as many of those that end by
-  // themselves, so that idle watchers keep nobody from a question.
+  // Limit of streams that last until their job ends, and separately of those that end by
+  // themselves, so that idle watchers do not block queries.
   int streams = 256;
-  // A client that has taken nothing for so long is told that it is cut off, and after as long again
-  // its call is dropped.
+  // A client that has read nothing for this long is notified and disconnected; after the same time
+  // again its call is dropped.
   absl::Duration patience = absl::Seconds(30);
 };
 
@@ -62,7 +62,7 @@ class HubStream {
 
 class StreamHub {
  public:
-  // `version` is another number after each change.
+  // `version` changes with each change of the state.
   StreamHub(StreamLimits limits, std::function<uint64_t()> version);
   ~StreamHub();
 
@@ -82,7 +82,7 @@ class StreamHub {
   };
   Figures figures() const;
 
-  // For streams to come, and for what those that are open have not read.
+  // Applies to new streams, and to what open ones have not read.
   void SetLimits(StreamLimits limits);
 
   // ---- for streams ----

@@ -1,4 +1,4 @@
-// What the coordinator counts for its metrics beside its state. All of it starts over with the
+// Counts for metrics that are not part of the coordinator's state. All of them start over with the
 // process, as counters may.
 //
 // Threads: any.
@@ -45,7 +45,7 @@ class Tally {
 
   Tally();
 
-  // What steps of the core have brought about, once it is durable.
+  // Adds the effects of steps of the core, once they are durable.
   void Add(const std::vector<Effects>& effects);
   void Committed(double seconds, size_t events);
   void CommitFailed();

@@ -1,7 +1,7 @@
-// What messages of all uploads may hold in memory together, so that hundreds of ranks that upload
-// at once are slow and gRPC's own limit (common/security/channel.h) is never reached, at which it
-// breaks off calls. An upload asks for room before it reads a message; where there is none its
-// sender waits.
+// Bounds the memory that messages of all uploads hold together, so that hundreds of ranks that
+// upload at once are slow and gRPC's own limit (common/security/channel.h) is never reached, at
+// which it breaks off calls. An upload asks for room before it reads a message; where there is none
+// its sender waits.
 //
 // No job can take what others need: a job gets more as long as it will hold no more than was free,
 // so that those whose disks hang, however many, leave room. A read for which nothing has come for
@@ -36,7 +36,7 @@ class UploadBudget {
   };
 
   explicit UploadBudget(const Limits& limits);
-  // Calls nothing any more. REQUIRES: everything that was asked for is released.
+  // Makes no more calls. REQUIRES: everything that was asked for is released.
   ~UploadBudget();
   UploadBudget(const UploadBudget&) = delete;
   UploadBudget& operator=(const UploadBudget&) = delete;
@@ -46,7 +46,7 @@ class UploadBudget {
   // Asks for room for the next message of an upload of `job`. True: it may be read now. False: it
   // may when `begin` is called, once.
   bool Ask(const std::string& job, Id* id, std::function<void()> begin);
-  // The message has come, with so many bytes.
+  // The message has arrived, with this many bytes.
   void Arrived(Id id, int64_t bytes);
   // It is handled, or will not be read. What has not begun does not begin, unless that is under way
   // in another thread.

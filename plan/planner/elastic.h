@@ -6,7 +6,7 @@
 
 namespace tercio::coordinator {
 
-// The layout for as many ranks as possible, at least `least` and at most `most`, with so much
+// The layout for as many ranks as possible, at least `least` and at most `most`, with this much
 // memory for each. Where tensor and pipeline degrees can stay they do, and with them the bits of
 // every product: then only the data degree shrinks. The number of ranks is in *ranks. NOT_FOUND
 // when no number of ranks in the range has a layout.

@@ -21,7 +21,7 @@
 
 namespace tercio::coordinator {
 
-// What a vocabulary that is not known counts as.
+// The size assumed for a vocabulary that is not known.
 inline constexpr int kUnknownVocabulary = 256;
 
 // Devices that are alike.
@@ -44,13 +44,13 @@ v1::PlanReport PlanLayouts(const v1::JobSpec& job, const Cluster& cluster);
 // (the message holds the memory table).
 absl::StatusOr<v1::Layout> ChooseLayout(const v1::JobSpec& job, const Cluster& cluster);
 
-// What the coordinator uses: the chosen layout on these slots.
-// `cluster.ranks` is not looked at.
+// For the coordinator: the plan of the chosen layout on these slots.
+// `cluster.ranks` is ignored.
 absl::StatusOr<v1::Plan> MakePlan(const v1::JobSpec& job,
                                   const std::vector<plan::DeviceSlot>& slots, Cluster cluster);
 
-// Whether the job can ever run with so much memory for each rank: values that this version has, a
-// possible layout. INVALID_ARGUMENT (where it does not fit, with its memory table).
+// Whether the job can ever run with this much memory for each rank: values that this version
+// supports, a possible layout. INVALID_ARGUMENT (where it does not fit, with its memory table).
 absl::Status AdmitJob(const v1::JobSpec& job, int64_t memory_bytes);
 
 // Bytes of the tensors in one checkpoint: weights and two moments, fp32.
@@ -59,7 +59,7 @@ int64_t CheckpointBytes(const v1::JobSpec& job);
 // This machine, shared by `ranks` ranks.
 Cluster LocalCluster(int ranks, int cores, int64_t memory_bytes, int threads_per_rank);
 
-// Its ranks compute on so many cores each, less than one where ranks share them.
+// Its ranks compute on this many cores each, less than one where ranks share them.
 void UseCpus(double cores_per_rank, Cluster* cluster);
 
 // Its ranks are on GPUs of this model (as the driver names it; plan/gpu_figures.h).
