@@ -62,7 +62,7 @@ inline constexpr MetricBuckets kBatchBuckets = {1, 3, 10, 30, 100, 300, 1000, 30
 inline constexpr MetricSpec kAll[] = {
     // ---- jobs ----
     {"tercio_jobs", kCoordinator, kGauge, "jobs", "state", "Jobs known to the coordinator that are in this state."},
-    {"tercio_jobs_waiting", kCoordinator, kGauge, "jobs", "", "Jobs waiting for devices: the length of the queue."},
+    {"tercio_jobs_waiting", kCoordinator, kGauge, "jobs", "", "Jobs that wait for devices: the length of the queue."},
     {"tercio_jobs_not_shown", kCoordinator, kGauge, "jobs", "", "Unfinished jobs without series of their own here, since there are more than the page holds."},
     {"tercio_job_info", kCoordinator, kGauge, "1", "data device job_id job_name pipeline precision schedule tensor", "1; the layout and numbers of the job. Labels of the layout are empty before the first plan."},
     {"tercio_job_state", kCoordinator, kGauge, "1", "job_id job_name state", "1 for the state that the job is in, 0 for all others."},
