@@ -98,7 +98,7 @@ absl::StatusOr<TensorEntry> ParseEntry(const std::string& name, const nlohmann::
   return entry;
 }
 
-// Where the header ends.
+// The end of the header.
 absl::StatusOr<int64_t> DataBegin(std::string_view file, int64_t file_bytes) {
   if (static_cast<int64_t>(file.size()) < kLengthBytes) return Fault("shorter than 8 bytes");
   uint64_t length;

@@ -248,10 +248,9 @@ TEST(JobFile, BertHasKeysOfItsOwn) {
               HasSubstr("model.norm: only bert supports this key"));
   EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.labels=1"}),
               HasSubstr("model.labels: a classifier needs at least two classes"));
-  EXPECT_THAT(
-      FaultOf(kGood,
-              {"model.architecture=bert", "model.labels=[a, b]", "model.sentence_order=true"}),
-      HasSubstr("model.sentence_order: conflicts with labels: a classifier is not pretrained"));
+  EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.labels=[a, b]",
+                              "model.sentence_order=true"}),
+              HasSubstr("model.sentence_order: conflicts with labels: it is for pretraining"));
   EXPECT_THAT(FaultOf(kGood, {"model.architecture=bert", "model.bias=false"}),
               HasSubstr("model.bias: bert without biases is not supported by this version"));
 }

@@ -130,7 +130,9 @@ void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out)
       model.Flag("sentence_order", out->labels() == 0 && base.sentence_order()));
   if (out->labels() > 0 && out->sentence_order()) {
     model.Fault("sentence_order",
-                "conflicts with labels: a classifier is not pretrained; leave one of the two out");
+                "conflicts with labels: it is for pretraining, labels are for a classifier; leave "
+                "one of the "
+                "two out");
   }
   if (!out->bias()) model.Fault("bias", "bert without biases is not supported by this version");
   if (out->untied_head()) {

@@ -72,7 +72,7 @@ std::vector<checkpoint::Finding> VerifyInChild(const std::string& directory) {
 
 int RunVerifyChild(const std::string& directory) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // What trains on this machine comes first.
+  // Training on this machine has priority.
   (void)setpriority(PRIO_PROCESS, 0, kNice);
   Json json = Json::array();
   for (const checkpoint::Finding& finding : checkpoint::VerifyCheckpoint(directory)) {

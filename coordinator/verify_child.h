@@ -1,6 +1,6 @@
 // Verification of a checkpoint in a process of its own (`tercio-coordinator --verify-checkpoint
-// DIR`): whatever a disk or a manifest does to it, the coordinator lives, and what hangs can be
-// killed.
+// DIR`): a disk or a manifest that crashes it does not end the coordinator, and a child that hangs
+// can be killed.
 //
 // Threads: VerifyInChild from any; some children run at a time, the rest wait for their turn.
 #pragma once
@@ -14,8 +14,8 @@ namespace tercio::coordinator {
 
 inline constexpr char kVerifyFlag[] = "--verify-checkpoint";
 
-// As checkpoint::VerifyCheckpoint; a child that does not end well is a finding about the directory
-// that is no damage.
+// As checkpoint::VerifyCheckpoint; a child that fails is a finding about the directory that is not
+// damage.
 std::vector<checkpoint::Finding> VerifyInChild(const std::string& directory);
 
 // The child: prints the findings as JSON. The exit code of the process.

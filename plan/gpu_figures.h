@@ -17,7 +17,7 @@ struct GpuFigures {
   double link_bytes_per_second = 0;  // of one direction to the GPUs of its node
 };
 
-// By the name that the driver gives a GPU ("NVIDIA H200"); none: one that is not in the list.
+// Looked up by the driver's name of the GPU ("NVIDIA H200"); nullopt: not in the list.
 std::optional<GpuFigures> FiguresOf(std::string_view model);
 
 // The most products that it can compute in the job's precision.

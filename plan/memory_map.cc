@@ -29,11 +29,11 @@ constexpr int64_t kFloat = sizeof(float);
 // Rows of the head at once on a GPU: its products are as fast as larger ones, and the logits of
 // 50,304 tokens take 0.8 GB in 16 bits.
 constexpr int64_t kGpuChunkRows = 8192;
-// What cuBLASLt may use in a product; NVIDIA recommends 32 MiB for Hopper.
+// The workspace of cuBLASLt in a product; NVIDIA recommends 32 MiB for Hopper.
 constexpr int64_t kProductWorkspace = int64_t{32} << 20;
-// What cuDNN's gradients of attention may use: all scores of 32 heads of 2,048 tokens. Calls that
-// want more are cut (kernels/cuda/attention_cudnn.h), at the least to the queries of one key head;
-// that these fit is worth this much, for our own kernel is far slower.
+// The workspace of cuDNN's gradients of attention: all scores of 32 heads of 2,048 tokens. Calls
+// that want more are cut (kernels/cuda/attention_cudnn.h), at the least to the queries of one key
+// head; that these fit is worth this much, for our own kernel is far slower.
 constexpr int64_t kAttentionWorkspace = int64_t{296} << 20;
 constexpr int64_t kMostAttentionWorkspace = int64_t{2304} << 20;
 
@@ -49,7 +49,7 @@ class Cutter {
     return at;
   }
   int64_t total() const { return next_; }
-  // Where the last piece ends.
+  // The end of the last piece.
   int64_t end() const { return end_; }
 
  private:

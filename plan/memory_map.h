@@ -62,9 +62,9 @@ struct RowPiece {
 };
 std::vector<RowPiece> PiecesOfRows(int64_t rows, int parts);
 
-// What the forward pass of a micro-batch leaves for its backward pass: offsets in bytes into an
-// activation slot, or, where it is computed again, into a buffer that all layers share. Per layer,
-// then the chunk's output, then (last stage) the final norm. Means, rstds and lses are fp32,
+// The values that the forward pass of a micro-batch leaves for its backward pass: offsets in bytes
+// into an activation slot, or, where it is computed again, into a buffer that all layers share. Per
+// layer, then the chunk's output, then (last stage) the final norm. Means, rstds and lses are fp32,
 // everything else is of the shape's precision.
 struct LayerField {
   int64_t offset = 0;

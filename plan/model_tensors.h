@@ -57,8 +57,8 @@ bool BelongsToTask(std::string_view name);
 // Vocabulary rounded up to a multiple of 16 * tensor.
 int64_t PaddedVocabulary(int64_t vocab_size, int tensor);
 
-// What a tensor rank holds of a tensor, in logical coordinates; rows/columns may be empty for a
-// rank whose vocabulary rows are all padding.
+// The part of a tensor that a tensor rank holds, in logical coordinates; rows/columns may be empty
+// for a rank whose vocabulary rows are all padding.
 struct TensorShard {
   int64_t row_begin = 0;
   int64_t row_end = 0;

@@ -1,4 +1,5 @@
-// What an architecture is made of: the one place that knows how gpt2, llama and bert differ. Pure.
+// The building blocks of each architecture: the one place that knows how gpt2, llama and bert
+// differ. Pure.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +8,7 @@
 
 namespace tercio::plan {
 
-// What the last stage predicts.
+// The prediction of the last stage.
 enum class Head {
   kNextToken,    // of every position
   kMaskedToken,  // of chosen positions, behind a transform of its own (Devlin et al. 2019)

@@ -1,4 +1,5 @@
-// What training.precision, fault_tolerance.on_nan and on_spike mean for buffers and state. Pure.
+// The meaning of training.precision, fault_tolerance.on_nan and on_spike for buffers and state.
+// Pure.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +10,8 @@
 
 namespace tercio::plan {
 
-// What activations, their gradients and the weights that the model reads are rounded to. Master
-// weights, weight gradients and moments are fp32 in every precision.
+// The format that activations, their gradients and the weights that the model reads are rounded to.
+// Master weights, weight gradients and moments are fp32 in every precision.
 inline kernels::Format FormatOf(const v1::TrainingSpec& training) {
   if (training.precision() == "bf16") return kernels::Format::kBfloat16;
   if (training.precision() == "fp16") return kernels::Format::kFloat16;

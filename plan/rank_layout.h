@@ -1,5 +1,5 @@
-// Where a rank stands: the bijection between ranks and (pipeline, data, tensor) coordinates, and
-// the process groups that follow from it. Pure.
+// The place of a rank in the grid: the bijection between ranks and (pipeline, data, tensor)
+// coordinates, and the process groups that follow from it. Pure.
 //
 //   rank = (pipeline_index * data + data_index) * tensor + tensor_index        (tensor fastest)
 //

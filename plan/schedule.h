@@ -43,8 +43,8 @@ std::vector<v1::Action> StageActions(const ScheduleShape& shape, int stage);
 // their backward. gpipe: micro_batches; 1f1b: min(stages - stage, micro_batches).
 int ActivationSlots(const ScheduleShape& shape, int stage);
 
-// What CheckSchedule measured, for one forward of a whole stage costing 1 and one backward costing
-// 2 time units.
+// The measurements of CheckSchedule, for one forward of a whole stage costing 1 and one backward
+// costing 2 time units.
 struct ScheduleReport {
   double bubble_ratio = 0;         // idle time / ideal time of the busiest stage
   std::vector<int> max_in_flight;  // per stage

@@ -206,7 +206,7 @@ class Simulation {
   std::vector<Stage> state_;
   std::map<Item, double> activation_sent_;
   std::map<Item, double> gradient_sent_;
-  // By receiving stage and direction: what was sent, and what was asked for.
+  // By receiving stage and direction: the items sent, and the items requested.
   std::map<std::pair<size_t, bool>, std::deque<Item>> sends_;
   std::map<std::pair<size_t, bool>, std::deque<Item>> order_;
   ScheduleReport report_;

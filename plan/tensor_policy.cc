@@ -6,7 +6,7 @@
 namespace tercio::plan {
 
 bool MatchesPattern(std::string_view name, std::string_view pattern) {
-  // Where the last star stood, and how much of the name it has taken.
+  // The position of the last star, and how much of the name it has matched.
   size_t star = std::string_view::npos;
   size_t taken = 0;
   size_t at = 0;

@@ -1,4 +1,4 @@
-// What the optimizer does with a tensor: decay, or nothing at all. Pure.
+// The optimizer's treatment of a tensor: weight decay, or no update at all. Pure.
 #pragma once
 
 #include <string_view>

@@ -54,7 +54,7 @@ class HuggingFaceModel : public WeightSource {
   const std::vector<File>& files() const { return files_; }
 
  private:
-  // Where the values of a canonical tensor lie: those of output r and input c at element
+  // The place of a canonical tensor's values: those of output r and input c at element
   // (begin + r) * inputs + c of `data`, or transposed.
   struct Place {
     const char* data = nullptr;

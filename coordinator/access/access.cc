@@ -113,7 +113,7 @@ void Access::RenewOwn() {
   if (identity_ != nullptr) {
     facts = identity_->Current()->facts;
   } else {
-    // At the start: it may have expired while the coordinator was away.
+    // Also due at the start: it may have expired while the coordinator was away.
     const auto text =
         ReadFile(Authority::CoordinatorFiles(DirectoryOf(settings_.state_dir)).certificate);
     const auto read = ReadCertificate(text.ok() ? *text : "");

@@ -39,7 +39,7 @@ std::string LineOf(const AuditEntry& entry) {
   line["subject"] = Cut(entry.subject, kLongestText);
   line["outcome"] = entry.outcome;
   line["reason"] = Cut(entry.reason, kLongestReason);
-  // What clients have sent may be no UTF-8, and may be aimed at the reader's terminal: all
+  // Text from clients may not be UTF-8, and may be aimed at the reader's terminal: all
   // but ASCII is escaped.
   std::string text = line.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   return absl::StrReplaceAll(text, {{"\x7f", "\\u007f"}}) + "\n";

@@ -26,7 +26,7 @@ constexpr int kHandshakeMs = 5'000;
 constexpr int kIdleMs = 10'000;
 constexpr int kLongestConnectionMs = 30'000;
 constexpr int kFarewellMs = 2'000;
-// From an agent's certificate to its first stream.
+// The time from an agent's certificate to its first stream.
 constexpr absl::Duration kTimeToAttach = absl::Minutes(1);
 
 // The names and addresses by which others may reach an agent.

@@ -38,7 +38,7 @@ class Registrar {
   using MayBeHere = std::function<std::optional<bool>(const std::string& node)>;
   void KnowNodes(MayBeHere may_be_here) { may_be_here_ = std::move(may_be_here); }
 
-  // What is known of an enrolment, for the audit log.
+  // The facts of an enrolment for the audit log.
   struct Enrolment {
     Subject subject;    // for whom
     int64_t token = 0;  // its number

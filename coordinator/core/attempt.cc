@@ -301,7 +301,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   if (IsTraining(ledger)) {
     CloseLedger(ledger, now_);
     ChargeStall(ledger, report.checkpoint_seconds());
-    // What remains is the last checkpoint.
+    // Only the last checkpoint remains.
     if (step.step() >= record.spec().training().steps()) {
       SwitchLedger(ledger, v1::TIME_KIND_CHECKPOINT_STALL, now_);
     }

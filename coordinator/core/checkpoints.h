@@ -1,5 +1,5 @@
-// What the coordinator knows of a job's checkpoints (JobRecord.checkpoints), and what follows from
-// it: which of them an attempt may start from, and which need not be kept. Pure.
+// Queries on the records of a job's checkpoints (JobRecord.checkpoints): which of them an attempt
+// may start from, and which need not be kept. Pure.
 //
 // Checkpoints are ordered by their commits. A later attempt may have gone back, so the newest is
 // not always the one of the highest step; the steps it went back over are no longer part of the

@@ -63,7 +63,7 @@ struct RunHealthState {
   std::optional<Loading> LoadingOfAll() const;
 };
 
-// What has broken an attempt, for the counts of restarts.
+// The fault that ended an attempt, for the counts of restarts.
 enum class FaultCause {
   kCrash,     // a rank ended by a fault of its own
   kKilled,    // a rank was killed from outside
@@ -174,7 +174,7 @@ class JobTable {
   size_t size() const { return jobs_.size(); }
   void erase(Map::iterator job);
 
-  // How often all of them were gone through: for tests.
+  // How often all jobs were iterated over: for tests.
   int64_t walks() const { return walks_; }
 
  private:
@@ -200,7 +200,7 @@ struct State {
   ScrubSchedule scrubs;  // not durable
 };
 
-// What a store has kept. Restore, at `now`: nodes that should be running something have one lease
+// The contents of a store. Restore, at `now`: nodes that should be running something have one lease
 // to come back.
 struct Stored {
   std::vector<v1::JobRecord> jobs;
@@ -210,7 +210,7 @@ struct Stored {
 };
 State Restore(Stored stored, double now);
 
-// What one rank gets of its node, the least over all ranks of a job.
+// A rank's share of its node, the least over all ranks of a job.
 struct RankShare {
   int threads = 1;
   double cores = 1;  // less than one where ranks share them
@@ -312,7 +312,7 @@ struct CheckpointFound {
   int64_t step = 0;
   std::string path;
   int64_t bytes = 0;
-  // What was found at those before it. The search ends at one that is not damaged but cannot
+  // The findings about newer ones. The search ends at one that is not damaged but cannot
   // be read: it may be possible later.
   std::vector<CheckpointFinding> findings;
   // All that are on the disk, in the order of their commits: also those that a coordinator

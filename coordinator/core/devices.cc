@@ -12,7 +12,7 @@ namespace {
 
 using Devices = std::vector<FreeDevice>;
 
-// In the order in which the values appear, each with its devices.
+// Groups the devices by a value, in the order in which the values appear.
 std::vector<Devices> GroupBy(const Devices& devices, std::string_view FreeDevice::*member) {
   std::vector<Devices> groups;
   std::map<std::string_view, size_t> places;

@@ -18,8 +18,8 @@ class HangStacks {
  public:
   static constexpr size_t kMostLines = 4000;
 
-  // What a rank has answered; empty: it gave none. Threads may come in any order; their numbers and
-  // the addresses of frames make no difference between stacks.
+  // Adds a rank's answer; empty: it gave no stacks. Threads may come in any order; their numbers
+  // and the addresses of frames make no difference between stacks.
   void Add(int rank, std::string_view stack);
   void Clear() { *this = HangStacks(); }
 

@@ -1,4 +1,4 @@
-// Where a job's time has gone. Every microsecond from submission to now belongs to exactly one
+// The ledger of a job's time. Every microsecond from submission to now belongs to exactly one
 // kind, so the parts sum to the whole: time is only ever closed into a kind, or moved between
 // kinds.
 //

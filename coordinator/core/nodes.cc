@@ -9,11 +9,11 @@ namespace tercio::coordinator {
 namespace {
 
 // Seconds between two looks at all jobs, also those that have ended, for checkpoints that are to be
-// verified; where one was committed or verified the next comes at once.
+// verified; where one was committed or verified the next comes immediately.
 
 }  // namespace
 
-// By the field's name, so that no kind of message that is added later goes unfenced.
+// Looked up by the field's name, so that no kind of message that is added later goes unfenced.
 const v1::RunId* RunOf(const v1::AgentMessage& message) {
   static const auto* const bodies = v1::AgentMessage::descriptor()->FindOneofByName("body");
   const auto* reflection = message.GetReflection();

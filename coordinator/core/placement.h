@@ -1,4 +1,4 @@
-// Where the ranks of an attempt are: which device each has, and which ranks each node has. Made
+// The placement of an attempt: which device each rank has, and which ranks each node has. Made
 // once when devices are given out and never changed after, so that its holders share it and read it
 // without a lock. Operations on one node cost time in the ranks of that node, not of the job.
 //

@@ -43,7 +43,7 @@ std::vector<StragglerChange> StragglerDetector::Add(const std::vector<v1::RankTi
   return reported_ == ranks_.size() ? CloseWindow() : std::vector<StragglerChange>();
 }
 
-// How much slower than its best a rank is, corrected by how much slower the job is.
+// The slowdown of a rank against its best, corrected by how much slower the job is.
 StragglerDetector::Reference StragglerDetector::PastOf(int rank, const Rank& entry) const {
   std::vector<double> others;
   for (const auto& [other, peer] : ranks_) {

@@ -10,7 +10,7 @@
 
 namespace tercio::coordinator {
 
-// Where checkpoints may be.
+// The places where checkpoints may be.
 struct CheckpointPlaces {
   std::string state_dir;           // of jobs without a checkpoint.path
   std::vector<std::string> roots;  // below which such a path may lie

@@ -1,4 +1,5 @@
-// What saving and loading checkpoints needs from the coordinator: permissions and notifications.
+// The interface that saving and loading checkpoints needs from the coordinator: permissions and
+// notifications.
 //
 // Threads: any. None of these calls waits for a disk with checkpoints.
 #pragma once
@@ -16,7 +17,7 @@
 
 namespace tercio::coordinator {
 
-// What a save of an attempt must look like according to the job and its plan, whatever senders
+// The properties of a valid save of an attempt, according to the job and its plan, whatever senders
 // claim.
 struct SaveTerms {
   int ranks = 0;
@@ -29,7 +30,7 @@ class CheckpointHost {
  public:
   virtual ~CheckpointHost() = default;
 
-  // Where the job's checkpoints are; lives as long as the host.
+  // The store of the job's checkpoints; lives as long as the host.
   virtual checkpoint::Store& StoreOf(const std::string& job) = 0;
   // Whether (job, attempt, token) is the present attempt.
   virtual bool IsPresent(const v1::RunId& run, const std::string& token) const = 0;

@@ -72,7 +72,7 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   // Handled at a time: then others of the same job take their turn.
   static constexpr int kMostInARow = 16;
 
-  // What may still be called when the call is over.
+  // The part of the call that may still be used when the call is over.
   struct Link {
     std::mutex mutex;
     UploadCall* call = nullptr;  // null once it is over
@@ -287,7 +287,8 @@ class CheckpointServiceImpl::UploadCall : public grpc::ServerReadReactor<grpc::B
   bool committed_ = false;  // with this rank's part as it was sent before
   bool complete_ = false;
 
-  // What follows is guarded by the link's mutex; incoming_ and read_id_ are gRPC's while it reads.
+  // The members below are guarded by the link's mutex; incoming_ and read_id_ are gRPC's while it
+  // reads.
   const std::shared_ptr<Link> link_;
   grpc::ByteBuffer incoming_;
   UploadBudget::Id read_id_ = 0;  // the message being read, or waiting for room

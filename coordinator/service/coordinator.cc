@@ -585,7 +585,7 @@ std::optional<RunHealthState::Loading> LoadingOf(const JobState& job) {
 
 Coordinator::JobView Coordinator::ViewOf(const JobState& job) const {
   JobView view{job.record, job.plan, job.placement, 0, clock_.Now(), LoadingOf(job), {}, 0};
-  // Where it is now: the record may be of a time when the state directory was elsewhere, or named
+  // Its present path: the record may be of a time when the state directory was elsewhere, or named
   // from another working directory.
   if (view.record.checkpoint_step() > 0) {
     view.record.set_checkpoint_path(StoreAt(view.record.spec().checkpoint())

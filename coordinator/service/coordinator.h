@@ -123,7 +123,7 @@ class Coordinator {
     std::map<int, v1::RankFigures> figures;
     uint64_t figures_heard = 0;
   };
-  // By how many seconds the wall clock is before that of the times in records (lease_clock.h).
+  // The seconds by which the wall clock is ahead of the clock of times in records (lease_clock.h).
   double WallAhead() const { return clock_.WallAhead(); }
   absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
   std::vector<JobView> Views() const;  // newest first
@@ -159,7 +159,7 @@ class Coordinator {
   };
   Totals Count() const;
   Store& store() { return *store_; }
-  // Where the job has its checkpoints: that directory of all, or its own (CheckpointSpec.path).
+  // The store of the job's checkpoints: the shared directory, or its own (CheckpointSpec.path).
   // Lives as long as this.
   checkpoint::Store& CheckpointsOf(const std::string& job);
   // Reads every byte of a checkpoint, some at a time: RESOURCE_EXHAUSTED when there are enough.

@@ -1,5 +1,5 @@
-// What the coordinator exports to Prometheus, read from its state at every scrape, and where
-// Prometheus finds the agents: /metrics and /sd (for http_sd_configs).
+// The coordinator's metrics for Prometheus, read from its state at every scrape, and the addresses
+// of the agents: /metrics and /sd (for http_sd_configs).
 #pragma once
 
 #include <memory>

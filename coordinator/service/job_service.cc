@@ -447,7 +447,7 @@ grpc::Status JobServiceImpl::PruneCheckpoints(grpc::ServerContext*,
   return grpc::Status::OK;
 }
 
-// By retention, while it was read.
+// Whether retention removed it while it was read.
 bool JobServiceImpl::WasRemoved(const std::string& job, int64_t step) const {
   const auto found = coordinator_.CheckpointsOf(job).Find(job, step);
   if (!absl::IsNotFound(found.status())) return false;

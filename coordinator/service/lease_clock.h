@@ -21,7 +21,7 @@ class LeaseClock {
   LeaseClock();
 
   double Now() const { return offset_ + monotonic_(); }
-  // By how much the wall clock is before this one: 0 until it is set.
+  // By how much the wall clock is ahead of this one: 0 until it is set.
   double WallAhead() const { return wall_() - Now(); }
 
  private:

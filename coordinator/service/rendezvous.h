@@ -1,5 +1,5 @@
-// Where the ranks of an attempt leave addresses and unique ids for each other: keys that are put
-// once and waited for. A wait costs no thread, and a put wakes only the waiters for its key.
+// The ranks of an attempt exchange addresses and unique ids here: keys that are put once and waited
+// for. A wait costs no thread, and a put wakes only the waiters for its key.
 //
 // Threads: any. Answers are given from the thread of the call that brings them about, without a
 // lock held.

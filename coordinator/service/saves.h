@@ -60,7 +60,7 @@ class Saves {
   void GiveUp(Save& save, const absl::Status& why);
   // The same, for a rank that could not write its part.
   void GiveUpForRank(Save& save, int rank, const v1::UploadFailure& failure);
-  // How it ended, once it has.
+  // The outcome of the save, once it has ended.
   std::optional<absl::Status> OutcomeOf(const Save& save);
   // `ended` is called once, now or later, by whichever call ends the save; it must not call back.
   void Await(Save& save, std::function<void(absl::Status outcome)> ended);

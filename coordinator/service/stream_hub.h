@@ -42,15 +42,15 @@ struct StreamLimits {
 // Messages that one read may bring.
 inline constexpr size_t kMostPageMessages = 256;
 
-// What a stream sends next.
+// The next messages of a stream.
 template <typename Message>
 struct Page {
   std::deque<Message> messages;
-  bool more = false;   // to be had at once; otherwise it is asked again after a change
+  bool more = false;   // available immediately; otherwise it is asked again after a change
   bool ended = false;  // nothing follows these
 };
 
-// What the hub does with a stream.
+// The hub's interface to a stream.
 class HubStream {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -113,7 +113,7 @@ class StreamHub {
 template <typename Message>
 class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubStream {
  public:
-  // Ends at once with `admitted` where that is an error.
+  // Ends immediately with `admitted` where that is an error.
   PagedStream(StreamHub& hub, grpc::CallbackServerContext* context, StreamHub::Kind kind,
               StreamHub::Read<Message> read, const absl::Status& admitted)
       : hub_(hub), context_(context), kind_(kind), read_(std::move(read)) {

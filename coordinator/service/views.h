@@ -1,4 +1,4 @@
-// From what the coordinator keeps to what people are shown.
+// Converts the coordinator's records to the messages that users see.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ void AddRanks(const Coordinator::JobView& view, const v1::Plan& plan,
 // Adds the last words of the rank at fault; `exits` are of the attempt that broke.
 void AddLastLines(const v1::JobRecord& record, const std::vector<v1::ExitRecord>& exits,
                   const v1::Plan* plan, v1::JobStatus* status);
-// Where the time has gone up to `now`.
+// The uses of the job's time up to `now`.
 v1::Goodput GoodputOf(const v1::JobRecord& record, double now);
 v1::JobState PublishedState(const v1::JobRecord& record);
 

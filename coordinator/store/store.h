@@ -34,7 +34,7 @@ struct RankExit {
   v1::ExitRecord exit;
 };
 
-// What one or more steps of the core make durable: all of it or nothing.
+// The changes of one or more steps of the core, made durable all together or not at all.
 struct Changes {
   std::vector<v1::JobRecord> jobs;
   std::vector<std::pair<std::string, std::shared_ptr<const v1::Plan>>> plans;  // job, plan
@@ -61,8 +61,8 @@ class Store {
   static constexpr absl::Duration kCheckLimit = absl::Seconds(30);
 
   // For writing the whole file is checked first: a damaged one is refused with the way to restore
-  // it. What has not been read after `check_limit` is not: no start takes longer for a file that
-  // has grown large. One of an older version is first copied to PATH.before-vN, where N is this
+  // it. The check stops after `check_limit`, so that a file that has grown large delays no start
+  // longer. One of an older version is first copied to PATH.before-vN, where N is this
   // version, and then brought up to date, all or nothing. For reading, which happens for a single
   // question, neither is done.
   static absl::StatusOr<std::unique_ptr<Store>> Open(const std::string& path, bool read_only,
@@ -79,7 +79,8 @@ class Store {
   absl::StatusOr<std::vector<v1::NodeRecord>> LoadNodes();
 
   // A copy of what is committed, for a store that gets damaged; replaces the copy before when it is
-  // complete. Commits are possible meanwhile. CANCELLED: `stop`, which is asked every MiB, said so.
+  // complete. Commits are possible meanwhile. CANCELLED: `stop`, which is asked every MiB, returned
+  // true.
   absl::Status BackUp(const std::function<bool()>& stop = nullptr);
   // The job that a request id has made, empty when none.
   absl::StatusOr<std::string> JobOfRequest(const std::string& request_id);
@@ -107,7 +108,7 @@ class Store {
   absl::StatusOr<int64_t> LogTail(const std::string& job, const LineFilter& wanted, size_t tail);
   // Traces of the newest attempt that has any, by rank.
   absl::StatusOr<std::vector<v1::RankTrace>> Traces(const std::string& job);
-  // How the ranks of an attempt ended, by rank; of those that have. Kept of the last attempts only.
+  // The exits of the ranks of an attempt that have ended, by rank. Kept for the last attempts only.
   absl::StatusOr<std::vector<v1::ExitRecord>> Exits(const std::string& job, int32_t attempt);
 
  private:
@@ -129,7 +130,7 @@ class Store {
   std::mutex mutex_;
   sqlite3* database_;
   int64_t version_ = 0;  // of the tables, as found
-  // By job: lines of its log that have come since the oldest were removed. Guarded by mutex_.
+  // By job: log lines added since the oldest were removed. Guarded by mutex_.
   std::map<std::string, int64_t> untrimmed_lines_;
 };
 

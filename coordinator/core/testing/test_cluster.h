@@ -1,4 +1,4 @@
-// A core with nodes that do what they are told at once, for tests of the core.
+// A core with nodes that carry out their orders immediately, for tests of the core.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace tercio::coordinator {
 
-// Nodes of two devices each, which do what they are told at once.
+// Nodes of two devices each, which carry out their orders immediately.
 class Cluster {
  public:
   Cluster() {
@@ -120,7 +120,7 @@ class Cluster {
     Beat();
     Do(Tick{});
   }
-  // All nodes that are connected are heard of.
+  // Every connected node sends a heartbeat.
   void Beat() {
     for (auto& [name, node] : state_.nodes) {
       if (node.connected) Do(NodeSaid{name, v1::AgentMessage()});
@@ -168,7 +168,7 @@ class Cluster {
   Settings settings_ = PlanningSettings();
   Effects last_;
   double now_ = 1000;
-  std::string data_ = "digest";  // of what the nodes have
+  std::string data_ = "digest";  // of the nodes' data
   std::vector<std::string> kinds_;
   std::map<std::string, uint64_t> sequences_;
   std::map<std::string, uint64_t> acknowledged_;

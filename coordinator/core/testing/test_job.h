@@ -1,4 +1,4 @@
-// What the tests of the core run: a job that is small enough to be planned at once.
+// The job that the tests of the core run, small enough to be planned immediately.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@ namespace tercio::coordinator {
 
 inline constexpr char kJob[] = "job-1";
 
-// Data-parallel over so many ranks.
+// Data-parallel over `data` ranks.
 inline v1::JobSpec SmallSpec(int data) {
   v1::JobSpec spec;
   spec.set_name("test");
@@ -39,7 +39,7 @@ inline v1::RunId RunWith(int attempt) {
   return run;
 }
 
-// Settings that plan whatever the job says, without looking at memory.
+// Settings that plan any job, without checking memory.
 inline Settings PlanningSettings() {
   Settings settings;
   settings.make_plan = [](const v1::JobSpec& spec, const std::vector<plan::DeviceSlot>& slots,
