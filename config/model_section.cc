@@ -130,9 +130,8 @@ void ParseEncoder(Section& model, const v1::ModelSpec& base, v1::ModelSpec* out)
       model.Flag("sentence_order", out->labels() == 0 && base.sentence_order()));
   if (out->labels() > 0 && out->sentence_order()) {
     model.Fault("sentence_order",
-                "conflicts with labels: it is for pretraining, labels are for a classifier; leave "
-                "one of the "
-                "two out");
+                "conflicts with labels: it is for pretraining, labels are for a classifier; "
+                "leave one of the two out");
   }
   if (!out->bias()) model.Fault("bias", "bert without biases is not supported by this version");
   if (out->untied_head()) {
@@ -153,7 +152,8 @@ void CheckHeads(Section& model, const v1::ModelSpec& spec) {
   }
 }
 
-// The base where neither preset nor directory is named: gpt2, or the section's architecture.
+// The defaults where neither preset nor directory is named: gpt2's, or those of the section's
+// architecture.
 v1::ModelSpec UnnamedModel(Section& model) {
   v1::ModelSpec base;
   const std::string architecture =

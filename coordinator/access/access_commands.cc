@@ -77,7 +77,7 @@ absl::Status GiveToOwner(const std::string& state_dir, const std::string& direct
   for (const std::string& name : ListDirectory(directory)) paths.push_back(directory + "/" + name);
   for (const std::string& path : paths) {
     if (lchown(path.c_str(), info.st_uid, info.st_gid) != 0) {
-      return FileError(errno, "cannot change the owner to the state directory's of", path);
+      return FileError(errno, "cannot set the state directory's owner on", path);
     }
   }
   return absl::OkStatus();
@@ -113,9 +113,8 @@ absl::Status CheckTokenOptions(const Options& options) {
   // A token that is kept for the next node can also be found by others.
   if (options.uses > 1 && options.name.empty() && options.nodes.empty()) {
     return absl::InvalidArgumentError(
-        "a token with several uses needs --nodes: a pattern of the node names it may enrol, such "
-        "as "
-        "--nodes 'gpu-*'");
+        "a token with several uses needs --nodes: a pattern of the node names it may enrol, "
+        "such as --nodes 'gpu-*'");
   }
   return absl::OkStatus();
 }

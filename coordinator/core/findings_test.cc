@@ -276,8 +276,7 @@ TEST(Spike, IsAnEvent) {
     record->set_spike("loss 9.1, usually 3.2 to 3.6");
   });
   EXPECT_THAT(run.Told("spike"),
-              ElementsAre("step 3: loss 9.1, usually 3.2 to 3.6; the weights are "
-                          "unchanged"));
+              ElementsAre("step 3: loss 9.1, usually 3.2 to 3.6; the weights are unchanged"));
   EXPECT_THAT(run.Told("step_skipped"), IsEmpty());
 }
 
