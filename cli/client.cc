@@ -1,5 +1,8 @@
 #include "cli/client.h"
 
+#include <sys/stat.h>
+
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -84,6 +87,11 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
     return absl::NotFoundError("the coordinator has ended");
   }
   return address;
+}
+
+bool HoldsNoJobs(const std::string& state_dir) {
+  struct stat info;
+  return stat((state_dir + "/state.sqlite").c_str(), &info) != 0 && errno == ENOENT;
 }
 
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& address,

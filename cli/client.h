@@ -49,6 +49,10 @@ class Client {
 // The address of the coordinator that lives in a state directory; NOT_FOUND when none does.
 absl::StatusOr<std::string> LiveAddress(const std::string& state_dir);
 
+// Whether no coordinator has kept a job in a state directory yet, which need not exist. False where
+// that cannot be seen: the directory cannot be entered, or is a file.
+bool HoldsNoJobs(const std::string& state_dir);
+
 // $XDG_STATE_HOME/tercio, else ~/.local/state/tercio.
 std::string DefaultStateDir();
 

@@ -1,6 +1,8 @@
 #include "cli/client.h"
 
 #include "common/exit_codes.h"
+#include "common/file.h"
+#include "common/temp_dir.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -21,6 +23,16 @@ TEST(CallStatus, WhatTheCoordinatorSaysIsKept) {
       CallStatus(grpc::Status(grpc::StatusCode::NOT_FOUND, "no job x"), Client());
   EXPECT_EQ(status.message(), "no job x");
   EXPECT_EQ(ExitCodeOf(status), kExitNotFound);
+}
+
+TEST(HoldsNoJobs, WhereNoCoordinatorHasBeen) {
+  const TempDir directory;
+  EXPECT_TRUE(HoldsNoJobs(directory.path()));
+  EXPECT_TRUE(HoldsNoJobs(directory.path() + "/missing"));
+  const std::string state = directory.path() + "/state.sqlite";
+  ASSERT_TRUE(WriteFileDurably(state, "").ok());
+  EXPECT_FALSE(HoldsNoJobs(directory.path()));
+  EXPECT_FALSE(HoldsNoJobs(state));  // a file is no state directory
 }
 
 TEST(Options, TheCoordinatorOfTheEnvironmentIsADefault) {

@@ -40,6 +40,23 @@ std::string TroubleText(const v1::JobStatus& job) {
                       trouble.failures() == 1 ? " save, " : " saves, the last: ", trouble.error());
 }
 
+void PrintJobs(const v1::ListResponse& list, Output format) {
+  if (format != Output::kTable) {
+    Json jobs = Json::array();
+    for (const v1::JobStatus& job : list.jobs()) jobs.push_back(JobToJson(job));
+    PrintJson(jobs, format);
+    return;
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
+  for (const v1::JobStatus& job : list.jobs()) {
+    rows.push_back({job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
+                    absl::StrCat(job.step(), "/", job.steps()), Loss(job),
+                    absl::StrCat(job.restarts())});
+  }
+  std::cout << Table(rows);
+}
+
 // To the end of the job, which is printed for programs.
 absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, const Options& options,
                                      FollowOptions follow) {
@@ -137,24 +154,15 @@ int Get(const Options& options) {
 }
 
 int List(const Options& options) {
+  if (!options.state_dir.empty() && HoldsNoJobs(options.state_dir)) {
+    PrintJobs({}, options.format());
+    return kExitOk;
+  }
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::ListResponse response;
     TERCIO_RETURN_IF_ERROR(CallStatus(client.stub().List(&context, {}, &response), client));
-    if (options.format() != Output::kTable) {
-      Json jobs = Json::array();
-      for (const v1::JobStatus& job : response.jobs()) jobs.push_back(JobToJson(job));
-      PrintJson(jobs, options.format());
-      return kExitOk;
-    }
-    std::vector<std::vector<std::string>> rows = {
-        {"ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"}};
-    for (const v1::JobStatus& job : response.jobs()) {
-      rows.push_back({job.id(), Shortened(job.name(), kNameColumns), StateName(job.state()),
-                      absl::StrCat(job.step(), "/", job.steps()), Loss(job),
-                      absl::StrCat(job.restarts())});
-    }
-    std::cout << Table(rows);
+    PrintJobs(response, options.format());
     return kExitOk;
   });
 }

@@ -392,6 +392,13 @@ class ExitCodes(TercioTest):
         self.assertEqual(out, "")
         self.assertIn("127.0.0.1:1", err)
         self.tercio("get", "job", "--state-dir", self.path("nothing"), code=3)
+        for without_jobs in (self.path("nothing"), self.directory):
+            self.assertEqual(self.json("list", "--state-dir", without_jobs), [])
+            self.assertEqual(self.tercio("list", "--state-dir", without_jobs, "-o", "jsonl"), ("", ""))
+            out, err = self.tercio("list", "--state-dir", without_jobs)
+            self.assertEqual((out.split(), err), (["ID", "NAME", "STATE", "STEP", "LOSS", "RESTARTS"], ""))
+        self.assertFalse(os.path.exists(self.path("nothing")))
+        self.tercio("list", "--state-dir", self.path("corpus.txt"), code=3)
         self.tercio("run", self.path("missing.yaml"), code=3)
         self.run_job(self.state, "--set", "training.steps=2")
         self.tercio("get", "no-such-job", "--state-dir", self.state, code=3)
