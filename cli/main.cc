@@ -100,6 +100,8 @@ class CommandLine {
         ->add_option("--context", options_.context,
                      "tokens the model looks at, at most its own context (the default)")
         ->check(CLI::Range(1, 1 << 24));
+    command->add_option("--tokenizer", options_.tokenizer,
+                        "bytes, or the file or directory of a tokenizer (default: the model's)");
   }
 
   // A verb whose --output is a file to write, "-" for standard output; -o is the output format, as

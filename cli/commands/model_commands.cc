@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iostream>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -24,6 +25,7 @@
 #include "data/indexed_dataset.h"
 #include "data/text_source.h"
 #include "data/tokenize.h"
+#include "data/tokenizer_choice.h"
 #include "worker/inference/encoder_model.h"
 #include "worker/inference/evaluation.h"
 #include "worker/inference/language_model.h"
@@ -31,9 +33,24 @@
 namespace tercio::cli {
 namespace {
 
+// The tokenizer that the command line names; none: the model's own.
+absl::StatusOr<std::optional<data::Tokenizer>> NamedTokenizer(const Options& options) {
+  if (options.tokenizer.empty()) return std::nullopt;
+  if (options.tokenizer == "chars") {
+    return absl::InvalidArgumentError(
+        "--tokenizer chars: its ids depend on the text of the training, which is not at hand; name "
+        "the PREFIX.tokenizer.json that `tercio data tokenize` wrote for it");
+  }
+  absl::StatusOr<data::Tokenizer> tokenizer = data::ChooseTokenizer(options.tokenizer, {}, {});
+  if (tokenizer.ok()) return *std::move(tokenizer);
+  return absl::Status(tokenizer.status().code(),
+                      absl::StrCat("--tokenizer: ", std::string(tokenizer.status().message())));
+}
+
 absl::StatusOr<std::unique_ptr<LanguageModel>> LoadModel(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  return LanguageModel::Load(directory, MachineCores(), options.context);
+  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer, NamedTokenizer(options));
+  return LanguageModel::Load(directory, MachineCores(), options.context, std::move(tokenizer));
 }
 
 absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const LanguageModel& model) {
@@ -41,8 +58,8 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const Lang
   if (model.tokenizer() == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.checkpoint,
-                     " has no tokenizer that is supported by this version; "
-                     "give token ids with --prompt-ids 1,2,3"));
+                     " has no tokenizer that is supported by this version; name one with "
+                     "--tokenizer PATH, or give token ids with --prompt-ids 1,2,3"));
   }
   return model.tokenizer()->Encode(options.prompt);
 }
@@ -156,7 +173,7 @@ absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::str
   return dataset.tokens;
 }
 
-// What training takes: token files, or texts in the checkpoint's own tokens.
+// What training takes: token files, or texts in the tokens of the model's tokenizer.
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                                                       const data::Tokenizer* tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
@@ -167,8 +184,9 @@ absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
   }
   if (tokenizer == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("the model has no tokenizer that is supported by this version, so ", path,
-                     " must be token ids: a Megatron PREFIX, or an llm.c .bin"));
+        absl::StrCat("the model has no tokenizer that is supported by this version, and ", path,
+                     " is text; name one with --tokenizer PATH, or give token ids: a Megatron "
+                     "PREFIX, or an llm.c .bin"));
   }
   const std::string& first = files.paths.front();
   if (files.paths.size() > 1 || data::IsJsonl(first)) {
@@ -259,8 +277,10 @@ void PrintReport(const ClassificationReport& report, const v1::ModelSpec& model)
 
 absl::StatusOr<int> EvaluateLabels(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string directory, FindCheckpoint(options.checkpoint, 0));
-  TERCIO_ASSIGN_OR_RETURN(const auto model,
-                          EncoderModel::Load(directory, MachineCores(), options.context));
+  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer, NamedTokenizer(options));
+  TERCIO_ASSIGN_OR_RETURN(
+      const auto model,
+      EncoderModel::Load(directory, MachineCores(), options.context, std::move(tokenizer)));
   v1::DataSpec data;
   data.set_train(options.data);
   const auto evaluated = WithBar("examples", [&](const LanguageModel::Progress& progress) {

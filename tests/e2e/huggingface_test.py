@@ -133,6 +133,31 @@ class HuggingFace(TercioTest):
         self.assertIn("longer", self.refused(2, "generate", "--checkpoint", self.path("llama"), "--prompt-ids", "4",
                                              "--context", "65"))
 
+    def test_a_tokenizer_is_named_where_the_directory_brings_none(self):
+        model = ("--checkpoint", self.path("llama"))
+        ids = self.json("generate", *model, "--prompt-ids", "33,35,38", "--tokens", "9")
+        text = self.json("generate", *model, "--prompt", "!#&", "--tokens", "9", "--tokenizer", "bytes")
+        self.assertEqual((text["prompt_ids"], text["tokens"]), ([33, 35, 38], ids["tokens"]))
+        self.assertIsNotNone(text["text"])
+        content = "!#& %' " * 20
+        with open(self.path("signs.txt"), "w", encoding="utf-8") as file:
+            file.write(content)
+        self.write_tokens("signs", list(content.encode()))
+        evaluate = ("evaluate", *model, "--metric", "loss", "--data")
+        self.assertEqual(self.json(*evaluate, self.path("signs.txt"), "--tokenizer", "bytes"),
+                         self.json(*evaluate, self.path("signs")))
+        # The same from a file, which `data tokenize` has written.
+        self.tercio("data", "tokenize", "--input", self.path("signs.txt"), "--tokenizer", "bytes", "--output",
+                    self.path("again"))
+        self.assertEqual(self.json("generate", *model, "--prompt", "!#&", "--tokens", "9", "--tokenizer",
+                                   self.path("again.tokenizer.json")), text)
+        for words in (("generate", *model, "--prompt", "x"), (*evaluate, self.path("signs.txt")),
+                      ("evaluate", *model, "--metric", "last_word_accuracy", "--data", self.path("signs.txt"))):
+            self.assertIn("name one with --tokenizer PATH", self.refused(2, *words))
+        self.assertIn("--tokenizer: there is no tokenizer at 'morse'",
+                      self.refused(2, "generate", *model, "--prompt", "x", "--tokenizer", "morse"))
+        self.assertIn("--tokenizer chars", self.refused(2, "generate", *model, "--prompt", "x", "--tokenizer", "chars"))
+
     # ---- training from a directory ----
 
     def test_training_starts_from_the_weights_in_any_layout(self):

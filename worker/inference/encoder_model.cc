@@ -22,9 +22,11 @@ absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(const std::string& directory,
-                                                                 int threads, int64_t context) {
-  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(directory, threads, context));
+absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
+    const std::string& directory, int threads, int64_t context,
+    std::optional<data::Tokenizer> tokenizer) {
+  TERCIO_ASSIGN_OR_RETURN(auto model,
+                          WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (model->shape().causal) {
     return absl::InvalidArgumentError(
         absl::StrCat(directory, " holds a ", model->spec().architecture(), ", a bert is needed"));

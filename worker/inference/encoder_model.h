@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -17,8 +18,9 @@ namespace tercio {
 class EncoderModel {
  public:
   // Errors as WholeModel::Load; INVALID_ARGUMENT for a model that is no bert.
-  static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(const std::string& directory,
-                                                            int threads, int64_t context = 0);
+  static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(
+      const std::string& directory, int threads, int64_t context = 0,
+      std::optional<data::Tokenizer> tokenizer = std::nullopt);
 
   const v1::ModelSpec& spec() const { return model_->spec(); }
   const data::Tokenizer* tokenizer() const { return model_->tokenizer(); }

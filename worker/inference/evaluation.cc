@@ -37,6 +37,12 @@ struct Passage {
   int64_t line;
 };
 
+absl::Status NoTokenizer() {
+  return absl::InvalidArgumentError(
+      "the model has no tokenizer that is supported by this version; name one with --tokenizer "
+      "PATH");
+}
+
 absl::StatusOr<std::vector<Passage>> ReadPassages(const std::string& path) {
   TERCIO_ASSIGN_OR_RETURN(const auto file, data::OpenText(path));
   std::vector<Passage> passages;
@@ -89,9 +95,7 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const 
   if (model.spec().labels() == 0) {
     return absl::InvalidArgumentError("the model has no classes (model.labels)");
   }
-  if (model.tokenizer() == nullptr) {
-    return absl::InvalidArgumentError("the model has no tokenizer that is supported here");
-  }
+  if (model.tokenizer() == nullptr) return NoTokenizer();
   TERCIO_ASSIGN_OR_RETURN(data::LabelRules rules,
                           data::LabelRulesOf(data, model.spec(), *model.tokenizer()));
   TERCIO_ASSIGN_OR_RETURN(data::LabelledExamples read,
@@ -119,9 +123,7 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const 
 
 absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
                                             const LanguageModel::Progress& progress) {
-  if (model.tokenizer() == nullptr) {
-    return absl::InvalidArgumentError("the model has no tokenizer that is supported here");
-  }
+  if (model.tokenizer() == nullptr) return NoTokenizer();
   TERCIO_ASSIGN_OR_RETURN(const std::vector<Passage> passages, ReadPassages(path));
   LastWords result;
   double sum = 0;

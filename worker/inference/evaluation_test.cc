@@ -10,6 +10,7 @@
 namespace tercio {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 TEST(ClassificationReport, TwoClassesReportTheSecond) {
@@ -111,9 +112,25 @@ TEST(Evaluation, ModelsWithoutWhatAMetricNeedsSayIt) {
   const auto model = LanguageModel::Load(kGpt2, 1);
   ASSERT_TRUE(model.ok()) << model.status();
   EXPECT_THAT(std::string(EvaluateLastWords(**model, "x.txt").status().message()),
-              HasSubstr("no tokenizer"));
+              AllOf(HasSubstr("no tokenizer"), HasSubstr("--tokenizer PATH")));
   EXPECT_THAT(std::string(EncoderModel::Load(kGpt2, 1).status().message()),
               HasSubstr("holds a gpt2, a bert is needed"));
+}
+
+TEST(Evaluation, AGivenTokenizerStandsInForTheModels) {
+  const TempDir directory;
+  const std::string passages = directory.path() + "/passages.txt";
+  ASSERT_TRUE(WriteFileDurably(passages, "ab cd\n").ok());
+  const auto chars = data::Tokenizer::CharsOf({"abcd "});
+  ASSERT_TRUE(chars.ok()) << chars.status();
+  const auto model = LanguageModel::Load(kGpt2, 1, 0, *chars);
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_NE((*model)->tokenizer(), nullptr);
+  EXPECT_TRUE(*(*model)->tokenizer() == *chars);
+  const auto words = EvaluateLastWords(**model, passages);
+  ASSERT_TRUE(words.ok()) << words.status();
+  EXPECT_EQ(words->passages, 1);
+  EXPECT_EQ(words->tokens, 3);  // a space and two letters
 }
 
 }  // namespace

@@ -216,9 +216,11 @@ absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(const std::string& directory,
-                                                                   int threads, int64_t context) {
-  TERCIO_ASSIGN_OR_RETURN(auto model, WholeModel::Load(directory, threads, context));
+absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
+    const std::string& directory, int threads, int64_t context,
+    std::optional<data::Tokenizer> tokenizer) {
+  TERCIO_ASSIGN_OR_RETURN(auto model,
+                          WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (!model->shape().causal) {
     return absl::InvalidArgumentError(
         absl::StrCat(directory, " is a bert, which looks both ways and so continues no text; ",

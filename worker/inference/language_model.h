@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,10 +32,11 @@ class LanguageModel {
   virtual ~LanguageModel() = default;
 
   // Errors as WholeModel::Load; INVALID_ARGUMENT for a bert.
-  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(const std::string& directory,
-                                                             int threads, int64_t context = 0);
+  static absl::StatusOr<std::unique_ptr<LanguageModel>> Load(
+      const std::string& directory, int threads, int64_t context = 0,
+      std::optional<data::Tokenizer> tokenizer = std::nullopt);
 
-  // Null where the directory holds none that this version reads.
+  // Null where none was given and the directory holds none that this version reads.
   virtual const data::Tokenizer* tokenizer() const = 0;
   virtual int64_t context() const = 0;
   virtual int32_t vocab_size() const = 0;

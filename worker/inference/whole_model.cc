@@ -95,12 +95,14 @@ WholeModel::WholeModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
       model_(spec, plan, tensors_, arena_, *stream_, *group_),
       tokenizer_(std::move(tokenizer)) {}
 
-absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(const std::string& directory,
-                                                             int threads, int64_t context) {
+absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
+    const std::string& directory, int threads, int64_t context,
+    std::optional<data::Tokenizer> tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const auto source,
                           checkpoint::OpenWeightSource(directory, /*digests=*/true));
-  TERCIO_ASSIGN_OR_RETURN(std::optional<data::Tokenizer> tokenizer,
-                          TokenizerOf(*source, directory));
+  if (!tokenizer.has_value()) {
+    TERCIO_ASSIGN_OR_RETURN(tokenizer, TokenizerOf(*source, directory));
+  }
   v1::JobSpec spec = SingleSequenceJob(source->model());
   if (context > spec.model().context()) {
     return absl::InvalidArgumentError(absl::StrCat("a context of ", context, " is longer than the ",

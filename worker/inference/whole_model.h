@@ -22,14 +22,16 @@ namespace tercio {
 class WholeModel {
  public:
   // The digests of a checkpoint are checked. `context` makes the model's shorter, and its memory
-  // smaller; 0: as it is. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory;
-  // INVALID_ARGUMENT for a longer context.
+  // smaller; 0: as it is. A given `tokenizer` is used instead of the directory's, which is not read
+  // then. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory; INVALID_ARGUMENT for a
+  // longer context.
   static absl::StatusOr<std::unique_ptr<WholeModel>> Load(const std::string& directory, int threads,
-                                                          int64_t context);
+                                                          int64_t context,
+                                                          std::optional<data::Tokenizer> tokenizer);
 
   const v1::ModelSpec& spec() const { return spec_.model(); }
   const plan::StageShape& shape() const { return shape_; }
-  // Null where the directory holds none that this version reads.
+  // Null where none was given and the directory holds none that this version reads.
   const data::Tokenizer* tokenizer() const {
     return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
   }
