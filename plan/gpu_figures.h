@@ -23,6 +23,10 @@ std::optional<GpuFigures> FiguresOf(std::string_view model);
 // The most products that it can compute in the job's precision.
 double PeakFlops(const GpuFigures& figures, const v1::TrainingSpec& training);
 
+// What a plan assumes where there is no GPU to look at, or one that says too little.
+inline constexpr char kAssumedGpu[] = "NVIDIA A100-SXM4-80GB";
+inline constexpr int64_t kAssumedGpuBytes = int64_t{80} << 30;
+
 // Memory of a GPU that no plan counts on: driver, CUDA's context, NCCL's buffers.
 inline constexpr int64_t kGpuReserveBytes = int64_t{2} << 30;
 

@@ -14,6 +14,8 @@ TEST(GpuFigures, AreFoundByTheDriversName) {
   EXPECT_EQ(FiguresOf("NVIDIA A100-SXM4-40GB")->memory_bytes_per_second, 1.555e12);
   EXPECT_EQ(FiguresOf("NVIDIA GB200")->flops_per_second, 2500e12);
   EXPECT_FALSE(FiguresOf("Fake GPU").has_value());
+  ASSERT_TRUE(FiguresOf(kAssumedGpu).has_value());
+  EXPECT_EQ(FiguresOf(kAssumedGpu)->memory_bytes_per_second, 2.04e12);
 }
 
 TEST(GpuFigures, PeakIsThatOfThePrecision) {

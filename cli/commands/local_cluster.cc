@@ -3,28 +3,81 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "common/gpus/gpus.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/machine.h"
 #include "common/status_macros.h"
 #include "plan/gpu_figures.h"
 #include "plan/precision.h"
 
 namespace tercio::cli {
+namespace {
 
-absl::StatusOr<coordinator::Cluster> ClusterHere(const v1::JobSpec& spec, int ranks) {
-  coordinator::Cluster cluster = coordinator::LocalCluster(
-      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
-  if (!plan::OnGpu(spec)) return cluster;
-  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
-  cluster.memory_bytes = coordinator::Cluster().memory_bytes;
-  const auto count = static_cast<int>(gpus.list.size());
+std::string GiB(int64_t bytes) {
+  return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
+}
+
+// What the driver says of all GPUs together.
+struct Summary {
+  int count = 0;
+  std::string model;         // the first that is known; empty: none is
+  int64_t memory_bytes = 0;  // the smallest that is known; 0: none is
+};
+
+Summary SummaryOf(const Gpus& gpus) {
+  Summary summary;
+  summary.count = static_cast<int>(gpus.list.size());
   for (const Gpu& gpu : gpus.list) {
-    const int sharing = (ranks + count - 1) / count;
-    cluster.memory_bytes =
-        std::min(cluster.memory_bytes, (gpu.memory_bytes - plan::kGpuReserveBytes) / sharing);
+    if (summary.model.empty()) summary.model = gpu.model;
+    if (gpu.memory_bytes <= 0) continue;
+    summary.memory_bytes = summary.memory_bytes == 0
+                               ? gpu.memory_bytes
+                               : std::min(summary.memory_bytes, gpu.memory_bytes);
   }
-  coordinator::UseGpus(gpus.list.empty() ? "" : gpus.list.front().model, spec.training(), &cluster);
-  return cluster;
+  return summary;
+}
+
+std::string TextOf(const Summary& gpus, int64_t usable_bytes) {
+  if (gpus.count == 0) {
+    return absl::StrCat("there is no GPU here; the plan assumes that each rank has an ",
+                        plan::kAssumedGpu, " with ", GiB(plan::kAssumedGpuBytes),
+                        " of memory, and may use ", GiB(usable_bytes), " of it");
+  }
+  std::string text =
+      absl::StrCat("the plan is for the GPUs of this machine: ", gpus.count, " x ",
+                   gpus.model.empty() ? "GPU of unknown model" : gpus.model, " with ");
+  if (gpus.memory_bytes > 0) {
+    absl::StrAppend(&text, GiB(gpus.memory_bytes), " of memory each");
+  } else {
+    absl::StrAppend(&text, "memory that the driver does not report, assumed to be ",
+                    GiB(plan::kAssumedGpuBytes), " each");
+  }
+  absl::StrAppend(&text, ", of which a rank may use ", GiB(usable_bytes));
+  if (!plan::FiguresOf(gpus.model).has_value()) {
+    absl::StrAppend(&text, "; their speed is not known, and assumed to be that of an ",
+                    plan::kAssumedGpu);
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks) {
+  const coordinator::Cluster cluster = coordinator::LocalCluster(
+      ranks, MachineCores(), MachineMemoryBytes(), spec.resources().threads_per_rank());
+  if (!plan::OnGpu(spec)) return ClusterHere{cluster, ""};
+  TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
+  return OnGpusHere(gpus, spec.training(), cluster);
+}
+
+ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training,
+                       coordinator::Cluster cluster) {
+  const Summary summary = SummaryOf(gpus);
+  const int64_t memory = summary.memory_bytes > 0 ? summary.memory_bytes : plan::kAssumedGpuBytes;
+  const int sharing = summary.count == 0 ? 1 : (cluster.ranks + summary.count - 1) / summary.count;
+  cluster.memory_bytes = std::max<int64_t>(0, memory - plan::kGpuReserveBytes) / sharing;
+  coordinator::UseGpus(summary.model, training, &cluster);
+  return {cluster, TextOf(summary, cluster.memory_bytes)};
 }
 
 }  // namespace tercio::cli

@@ -1,15 +1,29 @@
 // This machine as the planner sees it.
 #pragma once
 
+#include <string>
+
 #include "absl/status/statusor.h"
+#include "common/gpus/gpus.h"
 #include "plan/planner/planner.h"
 #include "proto/tercio/v1/job.pb.h"
 
 namespace tercio::cli {
 
-// For a job of so many ranks, on the kind of device that it names: its cores and memory, or its
-// GPUs. Without a GPU, one for each rank whose memory is not known. UNAVAILABLE where a driver does
-// not answer.
-absl::StatusOr<coordinator::Cluster> ClusterHere(const v1::JobSpec& spec, int ranks);
+struct ClusterHere {
+  coordinator::Cluster cluster;
+  // Which GPUs the plan is for and how much of their memory a rank may use, in words; empty for
+  // CPUs.
+  std::string gpus;
+};
+
+// The machine's cores and memory, or its GPUs (the kind of device that the job names), shared by
+// `ranks` ranks. UNAVAILABLE where a driver does not answer.
+absl::StatusOr<ClusterHere> FindClusterHere(const v1::JobSpec& spec, int ranks);
+
+// The same for the ranks of `cluster` on these GPUs, which ranks share where there are fewer GPUs.
+// Without a GPU each rank has a plan::kAssumedGpu to itself. Pure.
+ClusterHere OnGpusHere(const Gpus& gpus, const v1::TrainingSpec& training,
+                       coordinator::Cluster cluster);
 
 }  // namespace tercio::cli

@@ -78,8 +78,9 @@ absl::StatusOr<int> PlanJob(const Options& options) {
     TERCIO_ASSIGN_OR_RETURN(const v1::Layout layout, plan::LayoutOfJob(spec));
     ranks = layout.tensor() * layout.pipeline() * layout.data();
   }
-  TERCIO_ASSIGN_OR_RETURN(const coordinator::Cluster cluster, ClusterHere(spec, ranks));
-  const v1::PlanReport report = coordinator::PlanLayouts(spec, cluster);
+  TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
+  if (!here.gpus.empty()) std::fprintf(stderr, "notice: %s\n", here.gpus.c_str());
+  const v1::PlanReport report = coordinator::PlanLayouts(spec, here.cluster);
   if (options.format() != Output::kTable) {
     PrintJson(PlanReportToJson(report), options.format());
   } else {
@@ -87,7 +88,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
   }
   if (report.chosen() >= 0) return kExitOk;
   return Fail(absl::InvalidArgumentError(
-      std::string(coordinator::ChooseLayout(spec, cluster).status().message())));
+      std::string(coordinator::ChooseLayout(spec, here.cluster).status().message())));
 }
 
 int CodeOf(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }

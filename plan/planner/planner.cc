@@ -301,9 +301,9 @@ void UseCpus(double cores_per_rank, Cluster* cluster) {
 }
 
 void UseGpus(const std::string& model, const v1::TrainingSpec& training, Cluster* cluster) {
-  // One that is not known counts as an A100: what matters is how rates compare.
+  // The rates of one that is not known are assumed: what matters is how rates compare.
   const plan::GpuFigures figures =
-      plan::FiguresOf(model).value_or(*plan::FiguresOf("A100-SXM4-80GB"));
+      plan::FiguresOf(model).value_or(*plan::FiguresOf(plan::kAssumedGpu));
   constexpr double kReached = 0.5;  // of either peak, in training
   cluster->peak_flops_per_second = plan::PeakFlops(figures, training);
   cluster->flops_per_second = kReached * cluster->peak_flops_per_second;
