@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <iostream>
 #include <string_view>
 
@@ -70,6 +71,10 @@ void PrintJson(const Json& json, Output format) {
   }
   for (const Json& element : json) std::cout << Text(element, -1) << "\n";
   std::cout.flush();
+}
+
+void PrintNotices(const std::vector<std::string>& notices) {
+  for (const std::string& notice : notices) std::fprintf(stderr, "notice: %s\n", notice.c_str());
 }
 
 void JsonStream::Add(const Json& json) {

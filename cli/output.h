@@ -3,6 +3,7 @@
 
 #include <streambuf>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "cli/format.h"
@@ -38,6 +39,9 @@ class StandardOutput : public std::streambuf {
 // One value: for json indented, for jsonl a line, and of an array a line for each element. Bytes
 // that are not UTF-8 are replaced.
 void PrintJson(const Json& json, Output format);
+
+// On standard error, a line each: what a person should know of a verb that does what it was asked.
+void PrintNotices(const std::vector<std::string>& notices);
 
 // Messages of a stream as they come: for jsonl a line each, for json the elements of one array.
 class JsonStream {

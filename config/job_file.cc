@@ -275,7 +275,7 @@ class JobParser {
         static_cast<int32_t>(fault_tolerance.Integer("max_restarts", 3, 0, 1 << 20)));
     out->set_elastic_min_ranks(
         static_cast<int32_t>(fault_tolerance.Integer("elastic_min_ranks", 0, 0, 1 << 20)));
-    out->set_elastic_wait_seconds(fault_tolerance.Seconds("elastic_wait", 300));
+    out->set_elastic_wait_seconds(fault_tolerance.Seconds("elastic_wait", kElasticWaitSeconds));
     if (fault_tolerance.Text("hang_timeout", "auto") != "auto") {
       out->set_hang_timeout_seconds(fault_tolerance.Seconds("hang_timeout", 1));
       if (out->hang_timeout_seconds() == 0) {

@@ -12,6 +12,9 @@
 
 namespace tercio::config {
 
+// The default of fault_tolerance.elastic_wait.
+inline constexpr double kElasticWaitSeconds = 300;
+
 // `path` "-" is the standard input; its data paths are relative to the working directory.
 // `overrides` are KEY=VALUE with dotted keys, as given to --set; VALUE is YAML. NOT_FOUND when
 // there is no such file, INVALID_ARGUMENT with all faults, or when it has more than 1 MiB.

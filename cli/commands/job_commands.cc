@@ -17,6 +17,7 @@
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "config/job_file.h"
+#include "config/notices.h"
 
 namespace tercio::cli {
 namespace {
@@ -94,6 +95,7 @@ absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Rea
 int Submit(const Options& options) {
   const auto spec = config::ParseJobFile(options.job_file, options.set);
   if (!spec.ok()) return Fail(spec.status());
+  PrintNotices(config::KeysWithoutEffect(*spec));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     TERCIO_ASSIGN_OR_RETURN(const std::string id, client.Submit(*spec));
     if (options.format() == Output::kTable || !options.watch) {

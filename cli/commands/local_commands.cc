@@ -17,6 +17,7 @@
 #include "common/status_macros.h"
 #include "common/version.h"
 #include "config/job_file.h"
+#include "config/notices.h"
 #include "data/prepared_data.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
@@ -68,6 +69,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
     TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
     config::ResolveDevice(&spec, !gpus.list.empty());
   }
+  PrintNotices(config::KeysWithoutEffect(spec));
   if (options.effective) {
     std::cout << config::EffectiveYaml(spec);
     return kExitOk;
@@ -79,7 +81,7 @@ absl::StatusOr<int> PlanJob(const Options& options) {
     ranks = layout.tensor() * layout.pipeline() * layout.data();
   }
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
-  if (!here.gpus.empty()) std::fprintf(stderr, "notice: %s\n", here.gpus.c_str());
+  if (!here.gpus.empty()) PrintNotices({here.gpus});
   const v1::PlanReport report = coordinator::PlanLayouts(spec, here.cluster);
   if (options.format() != Output::kTable) {
     PrintJson(PlanReportToJson(report), options.format());

@@ -28,6 +28,7 @@
 #include "common/gpus/gpus.h"
 #include "common/status_macros.h"
 #include "config/job_file.h"
+#include "config/notices.h"
 #include "data/prepared_data.h"
 #include "plan/plan_builder.h"
 #include "plan/planner/planner.h"
@@ -149,9 +150,7 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
       data::PrepareData(spec.data(), spec.model(), state_dir + "/agent/data-cache");
   absl::Status status = prepared.status();
   if (status.ok()) {
-    for (const std::string& notice : prepared->notices) {
-      std::fprintf(stderr, "notice: %s\n", notice.c_str());
-    }
+    PrintNotices(prepared->notices);
     if (!spec.model().from().empty()) {
       status = checkpoint::CheckInitialWeights(spec.model(), prepared->vocab_size);
     }
@@ -271,6 +270,7 @@ int Run(const Options& given) {
   auto spec = config::ParseJobFile(options.job_file, changes);
   if (!spec.ok()) return Fail(spec.status());
   if (const absl::Status status = ChooseDevice(&*spec); !status.ok()) return Fail(status);
+  PrintNotices(config::KeysWithoutEffect(*spec));
   const absl::StatusOr<int> code = RunJob(*spec, options);
   return code.ok() ? *code : Fail(code.status());
 }

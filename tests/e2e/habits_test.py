@@ -125,6 +125,20 @@ class Inputs(TercioTest):
         self.assertEqual(out, "")
         self.assertIn("--cluster is not supported by this version", err)
 
+    def test_keys_without_effect_get_a_notice(self):
+        changes = ["--set", "training.steps=1", "--set", "parallelism={tensor: 1, tensor_overlap: 4}",
+                   "--set", "resources.cuda_graphs=false", "--set", "fault_tolerance.elastic_wait=1m"]
+        notices = ["notice: parallelism.tensor_overlap has no effect: parallelism.tensor is 1",
+                   "notice: resources.cuda_graphs has no effect: resources.device is cpu",
+                   "notice: fault_tolerance.elastic_wait has no effect: without fault_tolerance.elastic_min_ranks the job "
+                   "waits for all of its ranks"]
+        out, err = self.tercio("plan", self.path("job.yaml"), "-o", "json", *changes)
+        self.assertEqual((json.loads(out)["chosen"], err.splitlines()), (0, notices))
+        out, err = self.tercio("run", self.path("job.yaml"), "--state-dir", self.state, "-o", "json", *changes)
+        self.assertEqual((json.loads(out)["state"], err.splitlines()[:3]), ("succeeded", notices))
+        _, err = self.tercio("submit", self.path("job.yaml"), "--coordinator", "127.0.0.1:1", *changes, code=5)
+        self.assertEqual(err.splitlines()[:3], notices)
+
     def test_a_vocabulary_that_does_not_fit_is_refused_before_there_is_a_job(self):
         with open(self.path("corpus.txt"), "a", encoding="utf-8") as file:
             file.write("".join(map(chr, range(0x10000, 0x10000 + 1_000_000))))

@@ -1,0 +1,51 @@
+#include "config/notices.h"
+
+#include "absl/strings/str_cat.h"
+#include "config/job_file.h"
+
+namespace tercio::config {
+namespace {
+
+using Job = v1::JobSpec;
+
+bool HasOneTensorRank(const Job& job) {
+  return !job.parallelism().automatic() && job.parallelism().tensor() <= 1;
+}
+bool IsOnCpus(const Job& job) { return job.resources().device() == "cpu"; }
+bool NeverShrinks(const Job& job) { return job.fault_tolerance().elastic_min_ranks() == 0; }
+
+struct Row {
+  const char* key;
+  bool (*given)(const Job& job);  // it differs from its default
+  bool (*idle)(const Job& job);   // nothing in the job depends on it
+  const char* why;                // it is idle
+};
+
+constexpr Row kRows[] = {
+    {"parallelism.sequence_parallel",
+     [](const Job& job) { return job.parallelism().sequence_parallel(); }, HasOneTensorRank,
+     "parallelism.tensor is 1"},
+    {"parallelism.tensor_overlap",
+     [](const Job& job) { return job.parallelism().tensor_overlap() > 1; }, HasOneTensorRank,
+     "parallelism.tensor is 1"},
+    {"resources.cuda_graphs", [](const Job& job) { return job.resources().no_cuda_graphs(); },
+     IsOnCpus, "resources.device is cpu"},
+    {"fault_tolerance.elastic_wait",
+     [](const Job& job) {
+       return job.fault_tolerance().elastic_wait_seconds() != kElasticWaitSeconds;
+     },
+     NeverShrinks, "without fault_tolerance.elastic_min_ranks the job waits for all of its ranks"},
+};
+
+}  // namespace
+
+std::vector<std::string> KeysWithoutEffect(const v1::JobSpec& job) {
+  std::vector<std::string> notices;
+  for (const Row& row : kRows) {
+    if (!row.given(job) || !row.idle(job)) continue;
+    notices.push_back(absl::StrCat(row.key, " has no effect: ", row.why));
+  }
+  return notices;
+}
+
+}  // namespace tercio::config
