@@ -14,7 +14,7 @@ absl::StatusOr<AppendFile> AppendFile::Open(const std::string& path, int64_t kee
   const int descriptor = open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
   if (descriptor < 0) return FileError(errno, "cannot create", path);
   AppendFile file(descriptor, path);
-  if (ftruncate(descriptor, keep) != 0) return FileError(errno, "cannot cut", path);
+  if (ftruncate(descriptor, keep) != 0) return FileError(errno, "cannot truncate", path);
   if (lseek(descriptor, keep, SEEK_SET) < 0) return FileError(errno, "cannot write", path);
   return file;
 }

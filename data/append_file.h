@@ -1,8 +1,7 @@
-// A file that only grows, written through to the disk when asked.
+// A file that only grows, and is written through to the disk on request.
 //
-// Thread safety: thread-compatible.
-// Errors: RESOURCE_EXHAUSTED for a full disk, PERMISSION_DENIED, else what the system said; each
-// names the path.
+// Thread safety: thread-compatible. Errors: RESOURCE_EXHAUSTED for a full disk, PERMISSION_DENIED,
+// else the system's error; each names the path.
 #pragma once
 
 #include <cstdint>
@@ -16,14 +15,14 @@ namespace tercio::data {
 
 class AppendFile {
  public:
-  // Makes the file if it is missing, and cuts it to its first `keep` bytes.
+  // Creates the file if it is missing, and truncates it to its first `keep` bytes.
   static absl::StatusOr<AppendFile> Open(const std::string& path, int64_t keep);
   AppendFile(AppendFile&& other) noexcept;
   AppendFile& operator=(AppendFile&& other) noexcept;
   ~AppendFile();
 
   absl::Status Append(std::string_view bytes);
-  // What was appended survives a loss of power.
+  // After this, appended bytes survive a loss of power.
   absl::Status Sync();
 
  private:

@@ -178,7 +178,7 @@ TEST_F(BertData, TokenFilesNeedSpecialTokens) {
   EXPECT_THAT(Fault(), HasSubstr("data.special_tokens.mask is 30, outside the vocabulary of 20"));
   model().set_vocab_size(40);
   data().mutable_masking()->set_whole_word(true);
-  EXPECT_THAT(Fault(), HasSubstr("whole_word: token files without a tokenizer do not tell"));
+  EXPECT_THAT(Fault(), HasSubstr("whole_word: token files without a tokenizer do not say"));
 }
 
 TEST_F(BertData, SaysWhatIsWrong) {

@@ -24,7 +24,7 @@ absl::Status CheckInVocabulary(const v1::SpecialTokens& special, int32_t vocab_s
     if (id >= 0 && id < vocab_size) continue;
     return absl::InvalidArgumentError(absl::StrCat("data.special_tokens.", name, " is ", id,
                                                    ", outside the vocabulary of ", vocab_size,
-                                                   "; name an id of the vocabulary"));
+                                                   "; use an id of the vocabulary"));
   }
   return absl::OkStatus();
 }
@@ -39,7 +39,7 @@ absl::StatusOr<v1::SpecialTokens> SpecialTokensOf(const v1::DataSpec& data,
   }
   if (!tokenizer.has_value()) {
     return absl::InvalidArgumentError(
-        "data.special_tokens is missing: token files without a tokenizer do not tell which ids are "
+        "data.special_tokens is missing: token files without a tokenizer do not say which ids are "
         "[CLS], [SEP], [MASK] and [PAD]; give {cls: .., sep: .., mask: .., pad: ..}, or name the "
         "tokenizer in data.tokenizer");
   }
@@ -67,15 +67,15 @@ absl::StatusOr<std::shared_ptr<const std::vector<bool>>> ContinuationsOf(
     const std::optional<Tokenizer>& tokenizer) {
   if (!tokenizer.has_value()) {
     return absl::InvalidArgumentError(
-        "data.masking.whole_word: token files without a tokenizer do not tell which ids go on with "
-        "a word; name the tokenizer in data.tokenizer, put it beside the files "
+        "data.masking.whole_word: token files without a tokenizer do not say which ids continue a "
+        "word; name the tokenizer in data.tokenizer, put it beside the files "
         "(PREFIX.tokenizer.json), or set whole_word to false");
   }
   std::optional<std::vector<bool>> continues = tokenizer->WordContinuations();
   if (!continues.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "data.masking.whole_word: the tokenizer (", tokenizer->kind(),
-        ") writes spaces at the end of words, so that its ids do not tell where words begin; ",
+        ") puts spaces at the end of words, so its ids do not show where words begin; ",
         "set whole_word to false"));
   }
   return std::make_shared<const std::vector<bool>>(*std::move(continues));

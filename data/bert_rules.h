@@ -1,8 +1,8 @@
-// What BERT's samples are made by (masked_dataset.h, labelled_dataset.h), from the job and its
+// The rules for making BERT's samples (masked_dataset.h, labelled_dataset.h), from the job and its
 // tokenizer.
 //
-// Pure; safe from any thread.
-// Errors: INVALID_ARGUMENT naming the key of the job, and how to mend it.
+// Pure; safe from any thread. Errors: INVALID_ARGUMENT naming the key of the job, and how to fix
+// it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ enum class Objective {
 };
 Objective ObjectiveOf(const v1::ModelSpec& model);
 
-// The largest id of data.special_tokens; -1 where the job names none.
+// The largest id of data.special_tokens; -1 if the job names none.
 int32_t HighestSpecialToken(const v1::DataSpec& data);
 
 // `vocab_size` is that of the data. Special tokens are those of data.special_tokens, else of the

@@ -11,7 +11,7 @@
 namespace tercio::data {
 namespace {
 
-// Weights written as short decimals or fractions come out of the division with errors near 1e-16.
+// Weights written as short decimals or fractions have errors near 1e-16 after the division.
 constexpr double kWhole = 1e-9;
 
 bool AllWhole(absl::Span<const double> shares, int64_t period) {
@@ -30,7 +30,7 @@ std::vector<int64_t> ExactUnits(absl::Span<const double> shares, int64_t period)
   return units;
 }
 
-// Whole parts, and what is missing to the period goes to the largest remainders.
+// Rounds down to whole parts; the rest of the period goes to the largest remainders.
 std::vector<int64_t> RoundedUnits(absl::Span<const double> shares, int64_t period) {
   std::vector<int64_t> units;
   std::vector<double> remainders;
@@ -98,7 +98,7 @@ absl::StatusOr<Blend> Blend::Create(absl::Span<const double> weights) {
     if (units[d] > 0) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("weight ", d, " is ", weights[d], ", less than one sample in ", kLongestPeriod,
-                     " beside the others; use a larger weight or leave the data set out"));
+                     " compared with the others; use a larger weight or leave the data set out"));
   }
   return Blend(std::move(units));
 }
@@ -111,7 +111,7 @@ Blend::Choice Blend::At(int64_t index) const {
 
 int64_t Blend::SamplesBeforeRepeat(absl::Span<const int64_t> limits) const {
   TERCIO_CHECK_EQ(limits.size(), units_.size());
-  // Whole periods that fit into every limit, then the first place of the next one that does not.
+  // Whole periods that fit into every limit, then the first index of the next one that does not.
   int64_t periods = std::numeric_limits<int64_t>::max();
   for (size_t d = 0; d < units_.size(); ++d) periods = std::min(periods, limits[d] / units_[d]);
   for (int64_t i = periods * period();; ++i) {

@@ -1,7 +1,7 @@
 // Which of several weighted data sets gives sample i, as a pure function of (weights, i): the data
 // set whose share lags most behind weight * (i + 1), ties to the first. No data set is ever more
-// than one sample ahead of its share, and which one comes when depends neither on the layout nor on
-// where a run was cut.
+// than one sample ahead of its share, and the order depends neither on the layout nor on where a
+// run was interrupted.
 //
 // Weights become whole numbers u[d] of sum W, the period: after W samples every data set has had
 // exactly u[d] and the choice begins again. W is the smallest number up to 2^20 for which every
@@ -28,19 +28,20 @@ class Blend {
   // One data set.
   Blend() : Blend({1}) {}
 
-  // INVALID_ARGUMENT, naming the place of the weight: none, too many, not positive and finite, or
-  // so small beside the others that it has no share.
+  // INVALID_ARGUMENT, naming the index of the weight: none, too many, not positive and finite, or
+  // so small compared with the others that it has no share.
   static absl::StatusOr<Blend> Create(absl::Span<const double> weights);
 
   struct Choice {
     int dataset = 0;
-    int64_t draw = 0;  // how many samples this data set has given before
+    int64_t draw = 0;  // how many samples this data set has given so far
   };
   // REQUIRES: index >= 0.
   Choice At(int64_t index) const;
 
-  // The first index whose choice needs draw `limits[d]` of its data set d: so many samples can be
-  // taken before one data set repeats itself. REQUIRES: a limit >= 0 for every data set.
+  // The first index whose choice needs draw `limits[d]` of its data set d, which is the number of
+  // samples that can be taken before one data set repeats itself. REQUIRES: a limit >= 0 for every
+  // data set.
   int64_t SamplesBeforeRepeat(absl::Span<const int64_t> limits) const;
 
   int datasets() const { return static_cast<int>(units_.size()); }

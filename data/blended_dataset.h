@@ -26,16 +26,16 @@ class BlendedDataset {
   const Blend& blend() const { return blend_; }
   int64_t tokens() const;
 
-  // Samples that ReadInOrder has: as many as the blend gives before one data set would repeat a
-  // sample. All of them where there is one data set, none where there is none.
+  // Number of samples of ReadInOrder: as many as the blend gives before one data set would repeat a
+  // sample. All of them if there is one data set, none if there is none.
   int64_t Samples(int64_t context) const;
 
   // Writes context + 1 ids: sample `index` without any shuffling, each data set from its beginning.
   // REQUIRES: 0 <= index < Samples(context).
   void ReadInOrder(int64_t index, int64_t context, int32_t* out) const;
 
-  // Writes context + 1 ids of a place in an endless run over shuffled epochs.
-  // REQUIRES: position >= 0; every data set has at least one sample.
+  // Writes context + 1 ids of a position in an endless run over shuffled epochs. REQUIRES: position
+  // >= 0; every data set has at least one sample.
   void ReadShuffled(uint64_t seed, int64_t position, int64_t context, int32_t* out) const;
 
  private:
@@ -43,7 +43,8 @@ class BlendedDataset {
   Blend blend_;
 };
 
-// The seed of one data set's epochs: that of the run for the first, another for each of the rest.
+// The seed of one data set's epochs: that of the run for the first, a different one for each of the
+// others.
 uint64_t SeedOfDataset(uint64_t seed, int dataset);
 
 }  // namespace tercio::data

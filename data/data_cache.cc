@@ -34,7 +34,7 @@ bool IsDigest(const std::string& name) {
          });
 }
 
-// The prefix of a file name PREFIX.*; empty when the name is not that of a part of an entry.
+// The prefix of a file name PREFIX.*; empty if the name is not that of a part of an entry.
 std::string PrefixOf(const std::string& name) {
   const std::string prefix = name.substr(0, name.find('.'));
   return IsDigest(prefix) && prefix.size() < name.size() ? prefix : "";
@@ -81,7 +81,7 @@ std::vector<Entry> EntriesOf(const std::string& directory) {
   return all;
 }
 
-// False when somebody makes or uses it.
+// False if the entry is being made or used.
 bool Remove(const Entry& entry) {
   const auto made = FileLock::Acquire(entry.prefix + ".lock", /*wait=*/false);
   if (!made.ok()) return false;
@@ -102,7 +102,7 @@ bool Remove(const Entry& entry) {
 std::shared_ptr<const FileLock> UseCacheEntry(const std::string& prefix) {
   absl::StatusOr<std::unique_ptr<FileLock>> lock = FileLock::AcquireShared(prefix + ".use");
   if (!lock.ok()) return nullptr;
-  // Another user's trainer may not; its agent has done it.
+  // Another user's trainer may lack the right; then its agent has done it.
   utimensat(AT_FDCWD, (prefix + ".use").c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return *std::move(lock);
 }

@@ -1,8 +1,9 @@
-// What keeps a node's cache of tokenised texts from growing for ever.
+// Bounds the size of a node's cache of tokenised texts.
 //
 // An entry is all files and directories PREFIX.* of a PREFIX in the cache directory that is the
-// digest of content and tokenizer (data/prepared_data.h). PREFIX.lock is held by who makes
-// it, PREFIX.use is held, shared, by whoever reads it, and was last changed when somebody began to.
+// digest of content and tokenizer (data/prepared_data.h). PREFIX.lock is held by the process that
+// makes it; PREFIX.use is held, shared, by every process that reads it, and was last changed when a
+// process began to.
 //
 // Thread safety: thread-safe, also between processes.
 #pragma once
@@ -16,19 +17,19 @@
 
 namespace tercio::data {
 
-// Says that the entry is used from now on; as long as the result lives, nobody removes it. Null
-// where it cannot be marked: then it may be removed, which costs making it again and nothing that
-// is mapped already. REQUIRES: PREFIX.lock is held.
+// Marks the entry as used from now on; it is not removed as long as the result lives. Null if it
+// cannot be marked: then it may be removed, which costs making it again and nothing that is mapped
+// already. REQUIRES: PREFIX.lock is held.
 std::shared_ptr<const FileLock> UseCacheEntry(const std::string& prefix);
 
-// For an agent that was told by a process with fewer rights that it uses the entry: nobody removes
-// it as long as the result lives. `name` may be any text, and the owner of the directory may have
-// put anything there. Never waits. Null where there is no such entry, or somebody removes it.
+// For an agent on behalf of a process with fewer rights that uses the entry: it is not removed as
+// long as the result lives. `name` may be any text, and the owner of the directory may have put
+// anything there. Never waits. Null if there is no such entry, or it is being removed.
 std::shared_ptr<const UntrustedFile> HoldCacheEntry(const std::string& directory,
                                                     const std::string& name);
 
-// Removes entries that nobody uses or makes, those that were not used for the longest time first,
-// until all together take at most `most_bytes` of the disk. How many it has removed.
+// Removes entries that are neither used nor being made, the least recently used first, until all
+// together take at most `most_bytes` of the disk. Returns how many it has removed.
 int TrimDataCache(const std::string& directory, int64_t most_bytes);
 
 }  // namespace tercio::data

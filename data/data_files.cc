@@ -18,7 +18,7 @@
 namespace tercio::data {
 namespace {
 
-// The names that a pattern stands for; a file that really has such a name is itself.
+// The names that match a pattern; a file that really has such a name is only itself.
 absl::StatusOr<std::vector<std::string>> Expand(const std::string& given) {
   if (given.find_first_of("*?[") == std::string::npos || PathExists(given) ||
       PathExists(given + ".idx")) {
@@ -29,8 +29,7 @@ absl::StatusOr<std::vector<std::string>> Expand(const std::string& given) {
   std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
   globfree(&found);
   if (code != 0 || paths.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(given, ": no file has a name like this; check the pattern"));
+    return absl::NotFoundError(absl::StrCat(given, ": no file matches; check the pattern"));
   }
   return paths;
 }
@@ -50,7 +49,7 @@ DataKind KindOf(const std::string& path) {
   return DataKind::kLlmc;
 }
 
-// Nothing at all under a name, which may have been meant as a PREFIX.
+// Checks that there is any file of this name, which may have been meant as a PREFIX.
 absl::Status CheckThere(const std::string& path, DataKind kind) {
   if (kind == DataKind::kText && !PathExists(path)) {
     return absl::NotFoundError(absl::StrCat("cannot open ", path, ": no such file, and no ", path,
@@ -59,7 +58,7 @@ absl::Status CheckThere(const std::string& path, DataKind kind) {
   if (kind == DataKind::kIndexed && absl::EndsWith(path, ".bin") && PathExists(path) &&
       !PathExists(PrefixOf(path) + ".idx")) {
     return absl::NotFoundError(absl::StrCat(
-        path, ": is no llm.c file (it begins with neither 20240520 nor 20240801), and ",
+        path, ": is not an llm.c file (it begins with neither 20240520 nor 20240801), and ",
         PrefixOf(path), ".idx, which a Megatron data set needs, is missing"));
   }
   return absl::OkStatus();
@@ -133,7 +132,7 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
     TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found, Expand(one));
     names.insert(names.end(), found.begin(), found.end());
   }
-  if (names.empty()) return absl::InvalidArgumentError("no file is named");
+  if (names.empty()) return absl::InvalidArgumentError("no file is given");
   std::sort(names.begin(), names.end());
   DataFiles files;
   std::set<std::string> pairs;
@@ -144,7 +143,8 @@ absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given) {
     if (kind != files.kind) {
       return absl::InvalidArgumentError(absl::StrCat(
           name, ": is ", NameOf(kind), ", but ", files.paths.front(), " is ", NameOf(files.kind),
-          "; the files of one data set are of one kind (a blend of {path, weight} may mix them)"));
+          "; all files of a data set must be of one kind (a blend of {path, weight} may mix "
+          "them)"));
     }
     const std::string path = kind == DataKind::kIndexed ? PrefixOf(name) : name;
     // A pattern finds both files of a pair.
@@ -165,7 +165,7 @@ absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck c
       all = one;
     } else if (one.tokenizer != all.tokenizer) {
       return absl::InvalidArgumentError(absl::StrCat(
-          path, ": was made with another tokenizer than ", files.paths.front(),
+          path, ": was made with a different tokenizer than ", files.paths.front(),
           "; tokenise both with the same (--tokenizer ", files.paths.front(), ".tokenizer.json)"));
     } else if (all.documents.has_value()) {
       *all.documents += one.documents.value_or(0);

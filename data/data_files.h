@@ -1,9 +1,7 @@
-// Which files a data set is made of, what kind they are, and token files opened whatever their
-// kind.
+// The files of a data set and their kind, and token files of any kind, opened.
 //
-// Thread safety: thread-safe.
-// Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT, each naming the path and how to mend
-// it.
+// Thread safety: thread-safe. Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT, each naming
+// the path and how to fix it.
 #pragma once
 
 #include <optional>
@@ -26,29 +24,29 @@ struct DataFiles {
 };
 
 // A file, a Megatron PREFIX (or its .bin or .idx), or a pattern with * ? [...]; several become one
-// data set, in the order of their names. INVALID_ARGUMENT when text and token files are mixed.
+// data set, in the order of their names. INVALID_ARGUMENT if text and token files are mixed.
 absl::StatusOr<DataFiles> FindDataFiles(absl::Span<const std::string> given);
 
 // A token data set, Megatron's or llm.c's.
 struct TokenFiles {
   TokenDataset tokens;
   DocumentBorders borders;             // an llm.c file is one document
-  std::optional<int64_t> documents;    // llm.c files do not tell
+  std::optional<int64_t> documents;    // absent for llm.c files, which do not store it
   std::string dtype;                   // "uint16", ...; of the first file
   std::optional<Tokenizer> tokenizer;  // that lies beside the files
   std::string digest;                  // hex SHA-256 of ids as stored, and tokenizer
-  std::string index_digest;            // hex SHA-256 of where documents and sequences end
+  std::string index_digest;            // hex SHA-256 of the ends of documents and sequences
 };
 
-// Whether token files are read from end to end, for their digests and for ids that cannot be. Once
-// on each node for each attempt is enough: they may be larger than its memory.
+// Whether token files are read from end to end, for their digests and for impossible ids. Once on
+// each node for each attempt is enough: they may be larger than its memory.
 enum class ContentCheck { kHere, kDone };
 
-// REQUIRES: files.kind is not kText. INVALID_ARGUMENT when the tokenizers beside the files differ.
-// Digests are empty where the content was checked before.
+// REQUIRES: files.kind is not kText. INVALID_ARGUMENT if the tokenizers beside the files differ.
+// Digests are empty if the content was checked before.
 absl::StatusOr<TokenFiles> OpenTokenFiles(const DataFiles& files, ContentCheck check);
 
-// What `tercio data inspect` prints. What the files do not tell stays empty.
+// The output of `tercio data inspect`. Values that the files do not contain stay empty.
 struct DatasetSummary {
   std::string format;  // "megatron", "llm.c", "jsonl", "text"
   std::optional<int64_t> documents;

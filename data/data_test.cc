@@ -350,7 +350,7 @@ TEST_F(DataKindsTest, TokenizersAndVocabulariesMustAgree) {
   spec.set_tokenizer("chars");
   Add(Write("a.txt", "wxyz"), 1, &spec);
   Add(Path("tokens"), 1, &spec);
-  EXPECT_THAT(FaultOf(spec), HasSubstr("was made with another tokenizer (chars, 4 ids)"));
+  EXPECT_THAT(FaultOf(spec), HasSubstr("was made with a different tokenizer (chars, 4 ids)"));
   EXPECT_THAT(FaultOf(Train(Path("a.txt"), "bytes"), 100),
               HasSubstr("model.vocab_size is 100, but the tokenizer 'bytes' has 256 ids"));
   spec = Train(Path("a.txt"), Path("tokens.tokenizer.json"));
@@ -361,7 +361,7 @@ TEST_F(DataKindsTest, WhatCannotBeData) {
   ASSERT_TRUE(MakeDirectories(Path("folder.txt")).ok());
   EXPECT_THAT(FaultOf(Train(Path("folder.txt"), "bytes")), HasSubstr("is a directory"));
   EXPECT_THAT(FaultOf(Train(Path("none"), "bytes")), HasSubstr("no such file"));
-  EXPECT_THAT(FaultOf(Train(Path("none_*.bin"))), HasSubstr("no file has a name like this"));
+  EXPECT_THAT(FaultOf(Train(Path("none_*.bin"))), HasSubstr("no file matches; check the pattern"));
   EXPECT_THAT(FaultOf(Train(Write("half.bin", "abcdefgh"))),
               HasSubstr("half.idx, which a Megatron data set needs, is missing"));
   EXPECT_THAT(FaultOf(Train(Write("x.txt", "abc"), "morse")),
@@ -370,7 +370,7 @@ TEST_F(DataKindsTest, WhatCannotBeData) {
   WriteDataset(Path("tokens"), {{0, 1, 2, 3}});
   Add(Path("x.txt"), 1, &mixed);
   mixed.mutable_train_blend(0)->add_paths(Path("tokens"));
-  EXPECT_THAT(FaultOf(mixed), HasSubstr("the files of one data set are of one kind"));
+  EXPECT_THAT(FaultOf(mixed), HasSubstr("all files of a data set must be of one kind"));
 }
 
 TEST_F(DataKindsTest, ValidationOfABlendStopsBeforeItRepeats) {

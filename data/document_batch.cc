@@ -12,7 +12,7 @@
 namespace tercio::data {
 namespace {
 
-// Pieces of at least so many bytes for each thread, so that starting threads costs little.
+// Each thread gets pieces of at least this many bytes, so that starting threads costs little.
 constexpr int64_t kBytesPerThread = 1 << 20;
 constexpr size_t kMostPieces = 1 << 16;
 

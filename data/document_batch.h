@@ -1,8 +1,8 @@
 // The pieces of texts, batch after batch, each batch worked on by several threads: the loop that
 // tokenising and the collection of a vocabulary have in common.
 //
-// Threads: `work` is called on threads of its own, for different pieces at once; `take` on the
-// caller's, for each piece in order.
+// Threads: `work` is called on threads of its own, for different pieces at the same time; `take` on
+// the caller's, for each piece in order.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +19,12 @@
 
 namespace tercio::data {
 
-// The document's text of a piece; `storage` holds it where it is not in the file. INVALID_ARGUMENT
-// without a place when a .jsonl line holds none.
+// The document's text of a piece; `storage` holds it if it is not in the file. INVALID_ARGUMENT
+// without a place if a .jsonl line holds none.
 absl::StatusOr<std::string_view> TextOf(const TextPiece& piece, const TextOptions& options,
                                         std::string* storage);
 
-// "a.jsonl:7: " or "a.txt: ", where messages about a piece begin.
+// "a.jsonl:7: " or "a.txt: ", the prefix of messages about a piece.
 std::string PlaceOf(const TextSource& source, const TextPiece& piece);
 
 // Calls work(i) for 0 <= i < count on up to `threads` threads, and returns when all are done.
@@ -33,8 +33,8 @@ void ForEachOnThreads(int64_t count, int threads, const std::function<void(int64
 // The pieces of the next batch: enough for the threads, bounded in bytes. Empty at the end.
 std::vector<TextPiece> NextBatch(TextSource& source, int threads);
 
-// Batch after batch: result = work(piece) on threads, take(piece, result) in order, batch_done().
-// The first error of `take` or `batch_done` ends it.
+// For each batch: result = work(piece) on threads, take(piece, result) in order, batch_done(). The
+// first error of `take` or `batch_done` ends it.
 template <typename Result>
 absl::Status ForEachPiece(TextSource& source, int threads,
                           const std::function<Result(const TextPiece&)>& work,

@@ -15,14 +15,14 @@ int64_t NumberAt(const char* table, int64_t index) {
   return value;
 }
 
-// The first token of a sequence; the number of tokens for the one behind the last.
+// The first token of a sequence; for the one past the last, the number of tokens.
 int64_t FirstToken(const IndexTables& tables, int64_t sequence) {
   return sequence == tables.sequences ? tables.tokens
                                       : NumberAt(tables.offsets, sequence) / tables.token_bytes;
 }
 
-// The sequence that document `document` begins with, where a document behind the last border
-// counts.
+// The sequence that document `document` begins with; sequences after the last border count as a
+// document.
 int64_t FirstSequence(const IndexTables& tables, int64_t document) {
   if (document == 0) return 0;
   return document < tables.border_count ? NumberAt(tables.borders, document) : tables.sequences;
@@ -35,7 +35,7 @@ int64_t DocumentsOf(const IndexTables& tables) {
   return tables.border_count - 1 + (last < tables.sequences ? 1 : 0);
 }
 
-// The first of [begin, end) for which `holds` is true, which stays true behind it.
+// The first of [begin, end) for which `holds` is true; it stays true after that.
 template <typename Holds>
 int64_t FirstWhere(int64_t begin, int64_t end, const Holds& holds) {
   while (begin < end) {
@@ -141,7 +141,7 @@ std::vector<int64_t> DocumentBorders::SequencesBetween(int64_t document, int64_t
   for (; sequence < tables.sequences; ++sequence) {
     const int64_t token = FirstToken(tables, sequence) + shift;
     if (token >= end) break;
-    // Sequences without tokens begin where the next one does.
+    // Sequences without tokens begin at the same token as the next.
     if (found.empty() || found.back() != token) found.push_back(token);
   }
   return found;

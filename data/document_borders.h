@@ -1,8 +1,8 @@
-// Where the documents of a token data set begin, and the sequences within them: the sentences,
-// where the data was made so (docs/formats.md).
+// The beginnings of the documents of a token data set, and of the sequences within them: the
+// sentences, if the data was made that way (docs/formats.md).
 //
 // The tables of Megatron's index are read where they are mapped, so that a data set of any size
-// costs no memory. Places are token numbers of the TokenDataset that the borders belong to.
+// costs no memory. Positions are token numbers of the TokenDataset that the borders belong to.
 //
 // A value: copies share the mapping. Immutable; any number of threads may read.
 #pragma once
@@ -38,12 +38,12 @@ class DocumentBorders {
 
   // One document of one sequence; none where there are no tokens.
   static DocumentBorders OneDocument(int64_t tokens);
-  // Sequences behind the last border are a document, too.
+  // Sequences after the last border are a document, too.
   static DocumentBorders OfIndex(IndexTables tables);
   // Borders of TokenDataset::Concatenate.
   static DocumentBorders Concatenate(absl::Span<const DocumentBorders> parts);
-  // Borders of TokenDataset::Slice; a document that is cut is one on both sides.
-  // REQUIRES: 0 <= begin <= end <= tokens().
+  // Borders of TokenDataset::Slice; a document that is cut counts on both sides. REQUIRES: 0 <=
+  // begin <= end <= tokens().
   DocumentBorders Slice(int64_t begin, int64_t end) const;
 
   int64_t tokens() const { return end_ - begin_; }
@@ -68,7 +68,7 @@ class DocumentBorders {
   // Document numbers and tokens of all parts, without the slice.
   const Part& PartOf(int64_t document) const;
   Range WholeDocument(int64_t document) const;
-  // The first document that ends behind a token.
+  // The first document that ends after a token.
   int64_t FirstEndingBehind(int64_t token) const;
 
   std::vector<Part> parts_;

@@ -49,7 +49,8 @@ absl::Status CheckTables(std::string_view index, const std::string& path, uint64
     const int32_t length = ReadAt<int32_t>(index, kHeaderBytes + 4 * i);
     if (length < 0) return Fault(path, absl::StrCat("sequence ", i, " has length ", length));
     if (ReadAt<int64_t>(index, offsets + 8 * i) != bytes) {
-      return Fault(path, absl::StrCat("sequence ", i, " does not start where the one before ends"));
+      return Fault(path,
+                   absl::StrCat("sequence ", i, " does not start where the previous one ends"));
     }
     bytes += int64_t{length} * item_bytes;
   }

@@ -1,13 +1,13 @@
 // Megatron's indexed data set, a pair of files PREFIX.bin (tokens, no header) and PREFIX.idx
 // (element type, sequence lengths and offsets, documents); the byte layout is in docs/formats.md.
-// `tercio data tokenize` writes it (data/indexed_dataset_writer.h), training reads it, and
-// the node's token cache is made of it.
+// `tercio data tokenize` writes it (data/indexed_dataset_writer.h), training reads it, and the
+// node's token cache consists of it.
 //
 // A third file of our own, PREFIX.tokenizer.json, may lie beside them: the tokenizer that made the
 // ids.
 //
 // Errors: NOT_FOUND for a missing file, INVALID_ARGUMENT for wrong content (naming file, field, and
-// what was expected), else what the system said.
+// what was expected), else the system's error.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct IndexedDataset {
   int64_t documents = 0;
   TokenDataset tokens;                 // all documents, one after the other
   DocumentBorders borders;             // of `tokens`
-  std::optional<Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, where it exists
+  std::optional<Tokenizer> tokenizer;  // of PREFIX.tokenizer.json, if it exists
 };
 
 // Maps and checks both files: magic, version, element type, sizes, offsets that are the running sum

@@ -20,7 +20,7 @@ void AppendBytes(T value, std::string* out) {
   out->append(reinterpret_cast<const char*>(&value), sizeof(T));
 }
 
-// What a block added, and the other values of its line.
+// Digest of the data that a block added, and of the other values of its line.
 std::string DigestOfBlock(std::string_view tokens, std::string_view lengths, nlohmann::json line) {
   line.erase("sha256");
   Sha256 sha;
@@ -30,7 +30,7 @@ std::string DigestOfBlock(std::string_view tokens, std::string_view lengths, nlo
   return sha.HexDigest();
 }
 
-// A whole number of at least `least`; -1 when there is none.
+// A whole number of at least `least`; -1 if there is none.
 int64_t NumberAt(const nlohmann::json& line, const char* key, int64_t least) {
   const auto found = line.find(key);
   if (found == line.end() || !found->is_number_integer()) return -1;
@@ -126,9 +126,9 @@ bool IndexedDatasetWriter::TakeBlock(const std::string& text, std::string_view t
 absl::Status IndexedDatasetWriter::Append(absl::Span<const int32_t> ids) {
   open_tokens_ += static_cast<int64_t>(ids.size());
   if (open_tokens_ > std::numeric_limits<int32_t>::max()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(prefix_, ": sequence ", sequences_,
-                     " has more than 2^31-1 tokens, more than the format can say; split the text"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        prefix_, ": sequence ", sequences_,
+        " has more than 2^31-1 tokens, more than the format can represent; split the text"));
   }
   for (const int32_t id : ids) {
     if (type_ == TokenType::kUint16) {

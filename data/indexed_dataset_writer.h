@@ -1,19 +1,19 @@
-// Writes a Megatron indexed data set (data/indexed_dataset.h) block by block: memory is
-// bounded by the blocks, and a writer that was killed goes on after its last block and ends with
-// the same bytes.
+// Writes a Megatron indexed data set (data/indexed_dataset.h) block by block: memory is bounded by
+// the blocks, and a writer that was killed resumes after its last block and ends with the same
+// bytes.
 //
 // A document is one sequence, or several that EndSequence ends: sentences.
 //
-// While it is under way everything lies in the directory PREFIX.partial: `tokens` and `lengths`
-// grow (a length of n that does not begin a document is stored as -n), and each Commit adds a line
-// to `journal` that says how far both go, the SHA-256 of what the block added, and the caller's
-// note (where it stands in its input). Open reads the journal, keeps the blocks whose digests are
+// While writing, everything lies in the directory PREFIX.partial: `tokens` and `lengths` grow (a
+// length of n that does not begin a document is stored as -n), and each Commit adds a line to
+// `journal` with the sizes of both, the SHA-256 of the data that the block added, and the caller's
+// note (its position in the input). Open reads the journal, keeps the blocks whose digests are
 // right and cuts off the rest. Finish renames the files into place, the index last, so a data set
 // is there completely or not at all.
 //
-// Thread safety: thread-compatible. One process at a time: PREFIX.partial is locked.
-// Errors: FAILED_PRECONDITION when another process writes PREFIX, RESOURCE_EXHAUSTED for a full
-// disk, INVALID_ARGUMENT for a sequence of 2^31 tokens, else what the system said.
+// Thread safety: thread-compatible. One process at a time: PREFIX.partial is locked. Errors:
+// FAILED_PRECONDITION if another process writes PREFIX, RESOURCE_EXHAUSTED for a full disk,
+// INVALID_ARGUMENT for a sequence of 2^31 tokens, else the system's error.
 #pragma once
 
 #include <cstdint>
@@ -36,15 +36,15 @@ TokenType TokenTypeFor(int32_t vocab_size);
 
 class IndexedDatasetWriter {
  public:
-  // `key` says what is written: a PREFIX.partial of another key is thrown away.
+  // `key` identifies the content: a PREFIX.partial with another key is deleted.
   static absl::StatusOr<std::unique_ptr<IndexedDatasetWriter>> Open(const std::string& prefix,
                                                                     TokenType type,
                                                                     const std::string& key);
 
-  // The note of the last block of the run before this one, where there is one.
+  // The note of the last block of the previous run, if there was one.
   const std::optional<std::string>& resumed_note() const { return resumed_note_; }
 
-  // Adds ids to the document under way. REQUIRES: the ids fit the type.
+  // Adds ids to the current document. REQUIRES: the ids fit the type.
   absl::Status Append(absl::Span<const int32_t> ids);
   // A sequence or document without tokens is left out.
   void EndSequence();
@@ -53,7 +53,7 @@ class IndexedDatasetWriter {
   int64_t uncommitted_bytes() const { return static_cast<int64_t>(block_.size()); }
   absl::Status Commit(const std::string& note);
 
-  // Commits nothing more; makes the data set appear. REQUIRES: no document is under way.
+  // Commits nothing more; makes the data set appear. REQUIRES: no document is open.
   absl::Status Finish(const Tokenizer& tokenizer);
 
   int64_t documents() const { return documents_; }
@@ -64,7 +64,7 @@ class IndexedDatasetWriter {
       : prefix_(std::move(prefix)), directory_(prefix_ + ".partial"), type_(type) {}
 
   std::string Part(const char* name) const { return directory_ + "/" + name; }
-  // What the journal's good lines cover.
+  // The data that the journal's good lines cover.
   struct Kept {
     int64_t journal_bytes = 0;
     int64_t token_bytes = 0;
@@ -88,8 +88,8 @@ class IndexedDatasetWriter {
   int64_t tokens_ = 0;
   int64_t sequences_ = 0;
   int64_t documents_ = 0;
-  int64_t open_tokens_ = 0;     // of the sequence under way
-  int64_t open_sequences_ = 0;  // of the document under way
+  int64_t open_tokens_ = 0;     // of the open sequence
+  int64_t open_sequences_ = 0;  // of the open document
 };
 
 }  // namespace tercio::data

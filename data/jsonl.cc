@@ -10,8 +10,8 @@
 namespace tercio::data {
 namespace {
 
-// Picks members out of the stream of parsing events. With `only_text` a value that is no text is an
-// error.
+// Picks members out of the stream of parsing events. With `only_text` a value that is not a text is
+// an error.
 class MemberFinder : public nlohmann::json::json_sax_t {
  public:
   MemberFinder(absl::Span<const std::string> keys, bool only_text)
@@ -76,7 +76,7 @@ class MemberFinder : public nlohmann::json::json_sax_t {
     wanted_.reset();
     return true;
   }
-  // A value that is not what is wanted: at the top only an object will do.
+  // Handles a value of an unwanted type: at the top only an object is allowed.
   bool Value(const char* what) {
     if (depth_ == 0 && std::string_view(what) != "an object") {
       fault_ = absl::StrCat("the line is ", what, ", expected an object");

@@ -1,8 +1,8 @@
-// One line of a .jsonl corpus: an object some of whose members are wanted; others are read over.
-// Nothing but the wanted values is kept in memory, however the line is nested.
+// One line of a .jsonl corpus: an object some of whose members are wanted; the others are skipped.
+// Only the wanted values are kept in memory, however the line is nested.
 //
-// Pure; safe from any thread.
-// Errors: INVALID_ARGUMENT that says what is wrong with the line; the caller knows file and number.
+// Pure; safe from any thread. Errors: INVALID_ARGUMENT describing the fault of the line; the caller
+// knows file and number.
 #pragma once
 
 #include <cstdint>
@@ -20,18 +20,18 @@ namespace tercio::data {
 // Text (as UTF-8, escapes resolved) or a whole number.
 using JsonValue = std::variant<std::string, int64_t>;
 
-// The values of `keys`, nullopt for one that is missing or null. The last one counts when a key is
-// given twice. A wanted value of another kind (a list, a number with a fraction) is an error.
+// The values of `keys`, nullopt for one that is missing or null. If a key is given twice, the last
+// one counts. A wanted value of another kind (a list, a number with a fraction) is an error.
 absl::StatusOr<std::vector<std::optional<JsonValue>>> MembersOfJsonLine(
     std::string_view line, absl::Span<const std::string> keys);
 
 // The text of `key`, which must be there.
 absl::StatusOr<std::string> TextOfJsonLine(std::string_view line, std::string_view key);
 
-// What people are told about lines that were left out; `first` names the first one and why.
+// A notice for people about lines that were skipped; `first` names the first one and why.
 std::string SkippedLinesNotice(int64_t lines, std::string_view first);
 
-// Nothing but spaces: such a line holds no document.
+// Whether the line is only spaces: such a line holds no document.
 bool IsBlank(std::string_view line);
 
 }  // namespace tercio::data

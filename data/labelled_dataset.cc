@@ -16,20 +16,20 @@
 namespace tercio::data {
 namespace {
 
-// What a thread has made of a line.
+// The result of a thread for a line.
 struct Line {
   std::vector<int32_t> first;
   std::optional<std::vector<int32_t>> second;
   int32_t label = 0;
 };
 
-// What is left of two texts, so that both are at most `most` tokens.
+// The lengths to which two texts are cut, so that both together are at most `most` tokens.
 std::pair<size_t, size_t> LongestFirst(size_t first, size_t second, size_t most) {
   if (first + second <= most) return {first, second};
   const size_t half = most / 2;
   if (first <= half) return {first, most - first};
   if (second <= half) return {most - second, second};
-  return {most - half, half};  // the second loses where both are as long
+  return {most - half, half};  // the second is cut if both are as long
 }
 
 std::string NamesOf(const LabelRules& rules) {
@@ -51,7 +51,7 @@ absl::StatusOr<int32_t> LabelOf(const JsonValue& value, const LabelRules& rules)
   }
   const int64_t number = std::get<int64_t>(value);
   if (number >= 0 && number < rules.labels) return static_cast<int32_t>(number);
-  return absl::InvalidArgumentError(absl::StrCat("label ", number, " is outside of 0 to ",
+  return absl::InvalidArgumentError(absl::StrCat("label ", number, " is outside 0 to ",
                                                  rules.labels - 1,
                                                  "; model.labels is the number of classes"));
 }
@@ -131,7 +131,7 @@ absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::str
         absl::StrCat(PlaceOf(source, piece), std::string(line.status().message()));
     if (!rules.skip_bad_lines) {
       return absl::InvalidArgumentError(
-          absl::StrCat(what, "; mend the line, or skip such lines (data.skip_bad_lines: true)"));
+          absl::StrCat(what, "; fix the line, or skip such lines (data.skip_bad_lines: true)"));
     }
     if (all.skipped_lines++ == 0) all.first_skipped = what;
     return absl::OkStatus();

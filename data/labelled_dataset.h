@@ -9,9 +9,8 @@
 //
 // All examples are in memory, as ids.
 //
-// Thread safety: immutable; any number of threads may read.
-// Errors: INVALID_ARGUMENT naming file and line: no JSON, no text, a label that is no class; or a
-// file that is not .jsonl.
+// Thread safety: immutable; any number of threads may read. Errors: INVALID_ARGUMENT naming file
+// and line: no JSON, no text, a label that is not a class; or a file that is not .jsonl.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +51,7 @@ struct LabelledExamples {
   std::vector<int32_t> ids;  // already cut to the context
   std::vector<Example> examples;
   int64_t skipped_lines = 0;
-  std::string first_skipped;  // "a.jsonl:7: ...", empty when none was
+  std::string first_skipped;  // "a.jsonl:7: ...", empty if none was skipped
 };
 
 absl::StatusOr<LabelledExamples> ReadLabelledExamples(const std::vector<std::string>& paths,
@@ -69,9 +68,9 @@ class LabelledDataset : public SampleDataset {
   int64_t samples() const override { return end_ - begin_; }
   void Read(int64_t sample, SampleKey key, Sample* out) const override;
 
-  // Ids of the texts, without what is put around them.
+  // Ids of the texts, without the special tokens around them.
   int64_t tokens() const;
-  // Adds how often each class occurs. REQUIRES: as many counts as classes.
+  // Adds the number of examples of each class. REQUIRES: as many counts as classes.
   void CountLabels(std::vector<int64_t>* counts) const;
 
  private:

@@ -101,7 +101,7 @@ TEST_F(LabelledDatasetTest, FaultsNameTheLine) {
   EXPECT_THAT(FaultOf(good + "\n{\"text\":\"a\",\"label\":\"x\"}"),
               HasSubstr("train.jsonl:3: label 'x' is not one of model.labels (neg, pos)"));
   EXPECT_THAT(FaultOf(good + "{\"text\":\"a\",\"label\":2}"),
-              HasSubstr("train.jsonl:2: label 2 is outside of 0 to 1"));
+              HasSubstr("train.jsonl:2: label 2 is outside 0 to 1"));
   EXPECT_THAT(FaultOf("{\"text\":\"a\",\"label\":-1}"), HasSubstr("label -1 is outside"));
   EXPECT_THAT(FaultOf("{\"text\":\"a\",\"label\":0.5}"),
               HasSubstr("the value of 'label' is a number with a fraction"));

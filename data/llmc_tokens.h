@@ -3,7 +3,7 @@
 // ids. docs/formats.md has the layout.
 //
 // Errors: NOT_FOUND for a missing file, INVALID_ARGUMENT for wrong content, naming file, field and
-// what was expected, else what the system said.
+// what was expected, else the system's error.
 #pragma once
 
 #include <string>
@@ -21,7 +21,7 @@ struct LlmcTokens {
 // Maps the file and checks header and size. Does not look at the ids (HighestToken does).
 absl::StatusOr<LlmcTokens> OpenLlmcTokens(const std::string& path);
 
-// Whether the file begins like one of llm.c's; false, too, when it cannot be read.
+// Whether the file begins like one of llm.c's; false, too, if it cannot be read.
 bool IsLlmcFile(const std::string& path);
 
 }  // namespace tercio::data

@@ -10,7 +10,7 @@
 namespace tercio::data {
 namespace {
 
-// One entry of the table of samples for so many documents.
+// Documents for each entry of the table of samples.
 constexpr int64_t kDocumentsOfEntry = 64;
 
 // Decisions of a sample: about the sample itself, and about each position.

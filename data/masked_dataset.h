@@ -1,5 +1,5 @@
-// Samples of a masked language model (Devlin et al., BERT, 2019), where the model asks for it with
-// the order of two segments (Lan et al., ALBERT, 2020).
+// Samples of a masked language model (Devlin et al., BERT, 2019), with the order of two segments
+// (Lan et al., ALBERT, 2020) if the model asks for it.
 //
 // With context T each document is cut into pieces of at most T - 2 tokens, one after the other,
 // and each piece of at least 2 is a sample; with sentence order at most T - 3 and at least 4:
@@ -8,7 +8,7 @@
 //           [CLS] A [SEP] B [SEP] [PAD] ...         types 0 up to the first [SEP], then 1
 //
 // A [SEP] that a document ends with is left out. A and B are the two sides of one of the sentence
-// borders within the piece, each with the same chance, or of any place where there is none; B comes
+// borders within the piece, each with the same chance, or of any position if there is none; B comes
 // first with probability 1/2, which is label 1 (0: in order).
 //
 // round(probability * n) of the n tokens that are not special are to be predicted, at least one:
@@ -40,7 +40,7 @@ struct MaskingRules {
   int32_t pad = 0;
   double probability = 0.15;
   bool sentence_order = false;
-  // By id: whether a token continues with a word; null: every token is masked for itself.
+  // By id: whether a token continues a word; null: every token is masked by itself.
   std::shared_ptr<const std::vector<bool>> continues_word;
 
   // Tokens of a piece.
@@ -64,7 +64,7 @@ class MaskedDataset : public SampleDataset {
   };
   int64_t SamplesOf(int64_t document) const;
   Piece PieceOf(int64_t sample) const;
-  // Tokens of the first segment; all of them where the order is not asked for.
+  // Tokens of the first segment; all of them if sentence order is not predicted.
   int64_t CutPlace(const Piece& piece, uint64_t random) const;
 
   TokenDataset tokens_;

@@ -1,5 +1,5 @@
-// What an agent and the process that reads a job's data for it (tercio-trainer --prepare) have
-// agreed on beside the messages of prepare.proto: each of them follows its length.
+// The framing between an agent and the process that reads a job's data for it (tercio-trainer
+// --prepare): each of the messages of prepare.proto follows its length.
 //
 // Pure; any thread.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace tercio::data {
 
-// Exit code of the process when it needs more memory than it may take.
+// Exit code of the process if it exceeds its memory limit.
 inline constexpr int kExitOutOfMemory = 5;
 
 inline constexpr size_t kLengthBytes = sizeof(uint64_t);

@@ -39,7 +39,7 @@ struct Source {
   }
 };
 
-// What training or validation gets of a source: [begin, end) of its tokens or examples.
+// The part of a source that training or validation gets: [begin, end) of its tokens or examples.
 struct Share {
   const Source* source;
   bool trains;
@@ -116,7 +116,7 @@ class Preparation {
   absl::Status MakeLabelled();
   absl::StatusOr<Blend> BlendOfTraining() const;
   absl::StatusOr<Blend> BlendOfValidation() const;
-  // Puts data sets of samples, one for each share, into what is prepared.
+  // Adds data sets of samples, one for each share, to the prepared data.
   absl::Status TakeSamples(const std::vector<Share>& shares,
                            std::vector<std::shared_ptr<const SampleDataset>> datasets);
   absl::StatusOr<std::string> DigestOfSides() const;
@@ -141,7 +141,7 @@ absl::Status Preparation::FindTokenizer() {
     texts.insert(texts.end(), source->files.paths.begin(), source->files.paths.end());
   }
   if (texts.empty() && (spec_.tokenizer().empty() || spec_.tokenizer() == "chars")) {
-    return absl::OkStatus();  // the one beside the files, where there is one
+    return absl::OkStatus();  // the one beside the files, if there is one
   }
   absl::StatusOr<Tokenizer> tokenizer = ChooseTokenizer(spec_.tokenizer(), texts, text_);
   if (!tokenizer.ok()) {
@@ -153,7 +153,7 @@ absl::Status Preparation::FindTokenizer() {
   return absl::OkStatus();
 }
 
-// Entries are named by what decides their bytes. A text alone: tokenizer and content.
+// Entries are named by the inputs that determine their bytes. A text alone: tokenizer and content.
 absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const {
   Sha256 sha;
   sha.Update(tokenizer_->ToJson());
@@ -171,7 +171,7 @@ absl::StatusOr<std::string> Preparation::CacheEntry(const Source& source) const 
   return absl::StrCat(cache_dir_, "/", sha.HexDigest());
 }
 
-// Tokens of texts from the cache, or made now and put there.
+// Takes the tokens of texts from the cache, or makes them now and puts them there.
 absl::Status Preparation::CachedTokens(Source* source) {
   TERCIO_ASSIGN_OR_RETURN(const std::string prefix, CacheEntry(*source));
   TERCIO_RETURN_IF_ERROR(MakeDirectories(cache_dir_));
@@ -218,12 +218,13 @@ absl::Status Preparation::OpenTokens(Source* source) {
   if (!source->tokenizer.has_value()) return absl::OkStatus();
   if (!tokenizer_.has_value()) tokenizer_ = source->tokenizer;
   if (*source->tokenizer == *tokenizer_) return absl::OkStatus();
-  return Fault(source->name,
-               absl::StrCat("was made with another tokenizer (", source->tokenizer->kind(), ", ",
-                            source->tokenizer->vocab_size(), " ids) than the rest of the job (",
-                            tokenizer_->kind(), ", ", tokenizer_->vocab_size(),
-                            " ids); tokenise all of it with the same tokenizer, or leave ",
-                            "data.tokenizer out"));
+  return Fault(
+      source->name,
+      absl::StrCat("was made with a different tokenizer (", source->tokenizer->kind(), ", ",
+                   source->tokenizer->vocab_size(), " ids) than the rest of the job (",
+                   tokenizer_->kind(), ", ", tokenizer_->vocab_size(),
+                   " ids); tokenise all of it with the same tokenizer, or leave ",
+                   "data.tokenizer out"));
 }
 
 absl::Status Preparation::CheckVocabulary() {
@@ -252,11 +253,12 @@ absl::Status Preparation::CheckVocabulary() {
                                              prepared_.vocab_size, " ids"));
   }
   if (highest < prepared_.vocab_size) return absl::OkStatus();
-  return Fault(with_highest->name,
-               absl::StrCat("token id ", highest, " is outside the vocabulary of ",
-                            prepared_.vocab_size, tokenizer_ ? " of the tokenizer" : "",
-                            "; the data was made with another tokenizer, or model.vocab_size is ",
-                            "too small"));
+  return Fault(
+      with_highest->name,
+      absl::StrCat("token id ", highest, " is outside the vocabulary of ", prepared_.vocab_size,
+                   tokenizer_ ? " of the tokenizer" : "",
+                   "; the data was made with a different tokenizer, or model.vocab_size is ",
+                   "too small"));
 }
 
 std::vector<Share> Preparation::Shares() const {
@@ -372,9 +374,9 @@ absl::Status Preparation::MakeLabelled() {
   std::vector<int64_t> examples_of_label(static_cast<size_t>(rules.labels), 0);
   for (const Share& share : shares) {
     if (share.begin == share.end) {
-      return Fault(
-          share.source->name,
-          absl::StrCat(share.name(), " has no example; use more, or another ", "data.validation"));
+      return Fault(share.source->name,
+                   absl::StrCat(share.name(), " has no examples; use more data, or another ",
+                                "data.validation"));
     }
     const auto dataset = std::make_shared<const LabelledDataset>(share.source->examples,
                                                                  share.begin, share.end, rules);
@@ -430,7 +432,7 @@ absl::StatusOr<PreparedData> Preparation::Prepare() {
   TERCIO_ASSIGN_OR_RETURN(sides_.train, FindSources(spec_.train(), spec_.train_blend()));
   TERCIO_ASSIGN_OR_RETURN(sides_.validation,
                           FindSources(spec_.validation_path(), spec_.validation_blend()));
-  if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no data");
+  if (sides_.train.empty()) return absl::InvalidArgumentError("data.train names no files");
   TERCIO_RETURN_IF_ERROR(FindTokenizer());
   if (objective_ != Objective::kLabelled) {
     for (Source* source : sides_.All()) TERCIO_RETURN_IF_ERROR(OpenTokens(source));

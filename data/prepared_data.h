@@ -1,6 +1,6 @@
 // From the job's data section to data sets that can be trained on: tokens that predict the next
-// one, or BERT's samples (bert_rules.h says which). Called by `tercio run` before it creates the
-// job, by every agent, and by every trainer; all get the same samples for the same content.
+// one, or BERT's samples (rules in bert_rules.h). Called by `tercio run` before it creates the job,
+// by every agent, and by every trainer; all get the same samples for the same content.
 //
 //   .txt and other text   tokenised once per node into `cache_dir`, in an entry named by content
 //   .jsonl                and tokenizer
@@ -13,15 +13,14 @@
 // validation a blend of several data sets (data/blended_dataset.h).
 //
 // Cache: an entry's index appears by rename, under a file lock per entry, so that any number of
-// processes may prepare the same data at once. An entry that does not check out is made again; one
-// that was interrupted is gone on with.
+// processes may prepare the same data at the same time. An invalid entry is made again; an
+// interrupted one is resumed.
 //
-// Thread safety: thread-safe.
-// Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT: the data cannot be used: missing,
-// empty, a directory, unreadable, too short for one sample, not UTF-8, a broken line, wrong magic,
-// truncated, ids outside the vocabulary, tokenizers or vocabularies that disagree, weights that are
-// not positive, special tokens that are missing, labels that are no class. Every message says what,
-// where and how to mend it.
+// Thread safety: thread-safe. Errors: NOT_FOUND | PERMISSION_DENIED | INVALID_ARGUMENT: the data
+// cannot be used: missing, empty, a directory, unreadable, too short for one sample, not UTF-8, a
+// broken line, wrong magic, truncated, ids outside the vocabulary, tokenizers or vocabularies that
+// disagree, weights that are not positive, special tokens that are missing, labels that are not
+// classes. Every message says what, where and how to fix it.
 //   RESOURCE_EXHAUSTED | FAILED_PRECONDITION: the cache directory is full or cannot be written.
 #pragma once
 
@@ -41,7 +40,7 @@ namespace tercio::data {
 
 struct PreparedData {
   int32_t vocab_size = 0;
-  int64_t train_tokens = 0;       // without those that stand around BERT's texts
+  int64_t train_tokens = 0;       // without the special tokens around BERT's texts
   int64_t validation_tokens = 0;  // 0: none
   std::string digest;             // hex SHA-256 of all that decides samples; equal on all nodes
   std::string tokenizer_json;     // empty: token files without a tokenizer
@@ -56,18 +55,18 @@ struct PreparedData {
 };
 
 // Uses the model's kind, context, vocabulary and labels. Every data set must hold at least one
-// sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each
-// data set, or labelled examples. model.vocab_size (0: none given) is used where no tokenizer gives
-// one, and may not be smaller than a tokenizer's; without either it is the largest id + 1.
+// sample. With a validation fraction v training takes the first floor(N*(1-v)) tokens of each data
+// set, or labelled examples. model.vocab_size (0: none given) is used if no tokenizer gives one,
+// and must not be smaller than a tokenizer's; without either it is the largest id + 1.
 //
-// Where the content was checked before (by the agent, for the same attempt) token files are not
-// read from end to end: the digest is empty then, and ids outside the vocabulary are not found.
+// If the content was checked before (by the agent, for the same attempt) token files are not read
+// from end to end: the digest is empty then, and ids outside the vocabulary are not found.
 absl::StatusOr<PreparedData> PrepareData(const v1::DataSpec& spec, const v1::ModelSpec& model,
                                          const std::string& cache_dir,
                                          ContentCheck check = ContentCheck::kHere);
 
-// How many ids a job's data will have, as far as that can be told without tokenising it: those of
-// its tokenizer, or of the one beside its token files. An error where that cannot be told here.
+// The number of ids that a job's data will have, as far as it is known before tokenising: those of
+// its tokenizer, or of the one beside its token files. An error if it cannot be known here.
 absl::StatusOr<int32_t> ExpectedVocabulary(const v1::DataSpec& spec);
 
 }  // namespace tercio::data

@@ -14,7 +14,7 @@
 
 namespace tercio::data {
 
-// What the random decisions about a sample depend on besides its number.
+// The key of the random decisions about a sample, besides its number.
 struct SampleKey {
   uint64_t seed = 0;
   uint64_t epoch = 0;
@@ -42,11 +42,13 @@ class BlendedSamples {
 
   const std::vector<std::shared_ptr<const SampleDataset>>& datasets() const { return datasets_; }
 
-  // Samples that ReadInOrder has: as many as the blend gives before one data set would repeat one.
+  // Number of samples of ReadInOrder: as many as the blend gives before one data set would repeat
+  // one.
   int64_t samples() const;
   // REQUIRES: 0 <= index < samples().
   void ReadInOrder(int64_t index, Sample* out) const;
-  // A place in an endless run over shuffled epochs. REQUIRES: position >= 0, samples() > 0.
+  // Reads a position in an endless run over shuffled epochs. REQUIRES: position >= 0, samples() >
+  // 0.
   void ReadShuffled(uint64_t seed, int64_t position, Sample* out) const;
 
  private:

@@ -1,7 +1,7 @@
-// Which sample comes when: a pure function of (seed, position in the run). Every epoch is a
+// The order of samples: a pure function of (seed, position in the run). Every epoch is a
 // permutation of all samples, the stream of samples runs across epochs, and nothing is stored but
-// the position, so a resumed run goes on at the exact sample and any data parallel degree reads the
-// same batches.
+// the position, so a resumed run continues at the exact sample and any data parallel degree reads
+// the same batches.
 //
 // Position p of the run belongs to epoch p / samples. Step k (1-based), sequence s of the global
 // batch B is position (k-1)*B + s.

@@ -1,4 +1,4 @@
-// Where the engine's samples come from, and what a sample is.
+// The source of the engine's samples, and the samples themselves.
 //
 // Threads: the thread that drives an engine calls its source; a source that several engines share
 // must be safe to call from all their threads.
@@ -10,7 +10,7 @@
 
 namespace tercio {
 
-// No prediction is asked for at this position.
+// The position has no prediction.
 inline constexpr int32_t kNoTarget = -1;
 
 // One sequence of `context` positions. A source writes every field.
@@ -26,7 +26,7 @@ struct Sample {
   std::vector<int32_t> types;    // bert: the segment that a token belongs to
   int32_t length;                // positions from here on are padding, which no token attends to
   int32_t label = kNoTarget;     // of the whole sequence: its class, or 1 for swapped segments
-  std::vector<int32_t> ids;      // for sources to work in; no field of the sample
+  std::vector<int32_t> ids;      // working memory of sources; not part of the sample
 };
 
 // Implementations decide the order of samples (data/sample_order.h).

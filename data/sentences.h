@@ -5,8 +5,8 @@
 //   before an empty line.
 //
 // White space between two sentences belongs to the second, so that they are the text together.
-// Abbreviations ("Dr. Who") end sentences here, too: what is learned from the order of sentences
-// does not need better ones.
+// Abbreviations ("Dr. Who") end sentences here, too: learning the order of sentences does not need
+// better ones.
 //
 // Pure; safe from any thread. Bytes that are not UTF-8 are characters of their own.
 #pragma once
@@ -16,8 +16,8 @@
 
 namespace tercio::data {
 
-// Views of `text`, none of them empty. White space alone is no sentence: it belongs to its
-// neighbours, or to nothing where there are none.
+// Views of `text`, none of them empty. White space alone is not a sentence: it belongs to its
+// neighbours, or to nothing if there are none.
 std::vector<std::string_view> Sentences(std::string_view text);
 
 }  // namespace tercio::data

@@ -72,7 +72,7 @@ void TextSource::NextPart(const File& file, TextPiece* piece) {
   size_t size = rest.size();
   if (split_bytes_ > 0 && size > static_cast<size_t>(split_bytes_)) {
     size = static_cast<size_t>(split_bytes_);
-    // Not within a character: the bytes after its first one begin with the bits 10.
+    // Avoids cutting within a character: the bytes after its first one begin with the bits 10.
     for (int back = 0; back < 3 && (static_cast<uint8_t>(rest[size]) & 0xC0) == 0x80; ++back) {
       if (size > 1) --size;
     }

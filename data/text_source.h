@@ -1,9 +1,9 @@
 // The texts of a data set, cut into pieces of work in the order of the documents: one line of a
-// .jsonl file is one document, any other file is one document. Pieces are what threads share, and a
-// place between two of them is where an interrupted run goes on.
+// .jsonl file is one document, any other file is one document. Threads share the pieces, and an
+// interrupted run resumes at a position between two of them.
 //
-// A .jsonl line is one piece. A text is one piece, too, unless `split_bytes` says that it may be
-// cut anywhere between two characters (the tokenizers `bytes` and `chars` give the same ids then).
+// A .jsonl line is one piece. A text is one piece, too, unless `split_bytes` allows cutting it
+// anywhere between two characters (the tokenizers `bytes` and `chars` give the same ids then).
 //
 // Thread safety: thread-compatible. Pieces point into memory-mapped files, which live as long as
 // the source.
@@ -22,13 +22,13 @@
 
 namespace tercio::data {
 
-// Into such parts a text is cut where it may be.
+// Size of the parts into which a text is cut, if it may be.
 inline constexpr int64_t kTextPieceBytes = 1 << 18;
 
-// Where the next piece begins.
+// The position of the next piece.
 struct TextPlace {
-  int64_t input = 0;   // which file
-  int64_t offset = 0;  // byte in it
+  int64_t input = 0;   // index of the file
+  int64_t offset = 0;  // byte in that file
   int64_t line = 1;    // of a .jsonl file, for messages
 };
 
@@ -82,7 +82,7 @@ class TextSource {
 // Whether a file is read line by line.
 bool IsJsonl(std::string_view path);
 
-// A memory-mapped text that is there, readable, not a directory and not empty.
+// A memory-mapped text that exists and is readable, not a directory and not empty.
 absl::StatusOr<std::shared_ptr<const MappedFile>> OpenText(const std::string& path);
 
 }  // namespace tercio::data

@@ -147,7 +147,7 @@ absl::StatusOr<int32_t> TokenDataset::HighestToken(const std::string& name) cons
     });
     if (bad_place < 0) continue;
     return absl::InvalidArgumentError(absl::StrCat(name, ": token ", bad_place, " is ", bad_id,
-                                                   ", outside of 0 to 2^31-1; the file is damaged",
+                                                   ", outside 0 to 2^31-1; the file is damaged",
                                                    " or was written with another element type"));
   }
   return static_cast<int32_t>(highest);

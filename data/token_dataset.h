@@ -1,5 +1,5 @@
-// A sequence of token ids, memory-mapped from one file or from several, one after the other: what
-// training samples are cut from.
+// A sequence of token ids, memory-mapped from one file or from several, one after the other:
+// training samples are cut from it.
 //
 // Sample i of context T is tokens [i*T, i*T + T]: T inputs and, shifted by one, T targets. N tokens
 // hold floor((N-1)/T) samples; neighbours share one token. Documents of a Megatron data set are
@@ -8,7 +8,7 @@
 //
 // A value: copies share the mapping, which lives as long as any of them.
 // Thread safety: immutable; any number of threads may read.
-// Failure:       a file that somebody truncates while it is mapped ends the process (SIGBUS).
+// Failure:       a file that is truncated while it is mapped ends the process (SIGBUS).
 #pragma once
 
 #include <cstddef>
@@ -62,8 +62,8 @@ class TokenDataset {
   // Writes tokens [begin, begin + count) to `out`. REQUIRES: inside the data set.
   void Read(int64_t begin, int64_t count, int32_t* out) const;
 
-  // The largest id, -1 when there is none. Reads all of them. INVALID_ARGUMENT for an id below 0 or
-  // above 2^31 - 1, naming its place in `name`.
+  // The largest id, -1 if there is none. Reads all of them. INVALID_ARGUMENT for an id below 0 or
+  // above 2^31 - 1, naming its position in `name`.
   absl::StatusOr<int32_t> HighestToken(const std::string& name) const;
 
   // Tokens [begin, end), sharing the mapping. REQUIRES: 0 <= begin <= end <= tokens().
@@ -74,7 +74,7 @@ class TokenDataset {
     std::shared_ptr<const void> owner;
     const std::byte* bytes;
     TokenType type;
-    int64_t begin;  // place of its first token in the whole
+    int64_t begin;  // position of its first token in the whole
     int64_t count;
   };
   void Add(Part part);

@@ -17,8 +17,8 @@
 namespace tercio::data {
 namespace {
 
-// What must be equal for a run to continue with the files of another. Inputs count by name, size
-// and time of change.
+// The inputs that must be equal for a run to continue with the files of another. Inputs count by
+// name, size and time of change.
 std::string KeyOf(const std::vector<std::string>& paths, const Tokenizer& tokenizer,
                   const TokenizeOptions& options) {
   nlohmann::json key = {{"tokenizer", tokenizer.ToJson()},
@@ -35,10 +35,10 @@ std::string KeyOf(const std::vector<std::string>& paths, const Tokenizer& tokeni
   return Sha256Hex(key.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
-// What a thread has made of a piece.
+// The result of a thread for a piece.
 struct Encoded {
   std::vector<int32_t> ids;
-  std::vector<size_t> sentence_ends;       // places in `ids`, but for the last
+  std::vector<size_t> sentence_ends;       // positions in `ids`, except the last
   absl::Status line = absl::OkStatus();    // the line holds no document
   absl::Status status = absl::OkStatus();  // the text cannot be encoded
 };
@@ -53,7 +53,7 @@ class Run {
         writer_(std::move(writer)),
         end_of_text_(EndOfText(tokenizer)) {}
 
-  // Takes up the place of an earlier run.
+  // Continues at the position of an earlier run.
   absl::Status Continue(const std::string& prefix);
   absl::StatusOr<TokenizeReport> ToEnd();
 
@@ -104,7 +104,7 @@ absl::Status Run::Take(const TextPiece& piece, Encoded encoded) {
         absl::StrCat(PlaceOf(source_, piece), std::string(encoded.line.message()));
     if (!options_.text.skip_bad_lines) {
       return absl::InvalidArgumentError(
-          absl::StrCat(what, "; mend the line, or skip such lines (data.skip_bad_lines: true, ",
+          absl::StrCat(what, "; fix the line, or skip such lines (data.skip_bad_lines: true, ",
                        "--skip-bad-lines)"));
     }
     if (report_.skipped_lines++ == 0) report_.first_skipped = what;
@@ -134,7 +134,7 @@ absl::Status Run::BatchDone() {
                                      report_.skipped_lines, report_.resumed};
   if (options_.progress(progress)) return absl::OkStatus();
   TERCIO_RETURN_IF_ERROR(writer_->Commit(Note()));
-  return absl::CancelledError("stopped; the same command goes on from here");
+  return absl::CancelledError("stopped; run the same command again to continue from here");
 }
 
 std::string Run::Note() const {
@@ -158,7 +158,7 @@ absl::Status Run::Continue(const std::string& prefix) {
   if (good) taken_ = {note["input"], note["offset"], note["line"]};
   if (!good || !source_.Has(taken_)) {
     return absl::InvalidArgumentError(
-        absl::StrCat(prefix, ".partial/journal: the place to go on from is damaged; remove ",
+        absl::StrCat(prefix, ".partial/journal: the position to resume from is damaged; remove ",
                      prefix, ".partial and start again"));
   }
   report_.skipped_lines = note["skipped_lines"];
@@ -199,16 +199,17 @@ absl::StatusOr<TokenizeReport> TokenizeTexts(const std::vector<std::string>& pat
   if (options.append_end_of_text && !EndOfText(tokenizer).has_value()) {
     return absl::InvalidArgumentError(
         absl::StrCat("the tokenizer '", tokenizer.kind(),
-                     "' has no end-of-text id; leave --append-eod out or use another tokenizer"));
+                     "' has no end-of-text id; omit --append-eod or use another tokenizer"));
   }
   if (prefix.empty() || prefix.back() == '/') {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the output '", prefix, "' is no PREFIX of file names; name one, like ", prefix, "corpus"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the output '", prefix, "' is not a PREFIX of file names; use one such as ",
+                     prefix, "corpus"));
   }
   if (options.append_end_of_text && options.split_sentences) {
     return absl::InvalidArgumentError(
-        "sentences are told by the index, without end-of-text ids; leave --append-eod or "
-        "--split-sentences out");
+        "the index stores where sentences end, without end-of-text ids; omit --append-eod or "
+        "--split-sentences");
   }
   const bool may_cut = MayCutText(tokenizer) && !options.split_sentences;
   TERCIO_ASSIGN_OR_RETURN(TextSource source,

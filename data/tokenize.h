@@ -1,12 +1,12 @@
-// Texts to a Megatron indexed data set: what `tercio data tokenize` does, and what a node does once
-// with the raw text of a job.
+// Converts texts to a Megatron indexed data set: for `tercio data tokenize`, and on a node once for
+// the raw text of a job.
 //
-// Threads share the pieces of data/text_source.h; ids are written in the order of the
-// documents, so the files do not depend on the number of threads. Memory is bounded by a batch of
-// pieces (and by the longest document where the tokenizer needs it whole). A run that was
-// interrupted goes on where it stopped (data/indexed_dataset_writer.h).
+// Threads share the pieces of data/text_source.h; ids are written in the order of the documents, so
+// the files do not depend on the number of threads. Memory is bounded by a batch of pieces (and by
+// the longest document if the tokenizer needs it whole). An interrupted run resumes where it
+// stopped (data/indexed_dataset_writer.h).
 //
-// Errors: INVALID_ARGUMENT for texts that cannot be used, naming file and line; CANCELLED when the
+// Errors: INVALID_ARGUMENT for texts that cannot be used, naming file and line; CANCELLED if the
 // caller stopped it; those of TextSource and IndexedDatasetWriter.
 #pragma once
 
@@ -27,20 +27,20 @@ struct TokenizeProgress {
   int64_t documents = 0;
   int64_t tokens = 0;
   int64_t skipped_lines = 0;
-  bool resumed = false;  // an earlier run had done a part
+  bool resumed = false;  // an earlier run had completed a part
 };
 
 struct TokenizeOptions {
   TextOptions text;
-  // The end-of-text id after every document. Otherwise only after those of .jsonl files, where the
-  // tokenizer has one.
+  // Puts the end-of-text id after every document. Otherwise only after those of .jsonl files, if
+  // the tokenizer has one.
   bool append_end_of_text = false;
   // Every sentence (sentences.h) is a sequence of its document, and no document has an end-of-text
-  // id: what the order of sentences is learned from.
+  // id: for learning the order of sentences.
   bool split_sentences = false;
-  // Bytes of ids between two places where a run can go on.
+  // Bytes of ids between two positions at which a run can be resumed.
   int64_t block_bytes = 16 << 20;
-  // Called after every batch; false stops the run after it has saved its place.
+  // Called after every batch; false stops the run after it has saved its position.
   std::function<bool(const TokenizeProgress&)> progress;
 };
 
@@ -48,7 +48,7 @@ struct TokenizeReport {
   int64_t documents = 0;
   int64_t tokens = 0;
   int64_t skipped_lines = 0;
-  std::string first_skipped;  // "a.jsonl:7: ...", empty when none was
+  std::string first_skipped;  // "a.jsonl:7: ...", empty if none was skipped
   bool resumed = false;
 };
 

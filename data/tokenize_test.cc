@@ -146,7 +146,7 @@ TEST_F(TokenizeTest, SaysWhatIsWrong) {
   EXPECT_THAT(fault("blank.jsonl"), HasSubstr("no text to train on"));
   EXPECT_THAT(fault("none.txt"), HasSubstr("none.txt"));
   Write("a.txt", "abc");
-  EXPECT_THAT(fault("a.txt", "folder/"), HasSubstr("is no PREFIX of file names"));
+  EXPECT_THAT(fault("a.txt", "folder/"), HasSubstr("is not a PREFIX of file names"));
   EXPECT_THAT(fault("a.txt", "t", true), HasSubstr("has no end-of-text id"));
   Write("latin.txt", "ab\ncaf\xe9");
   EXPECT_THAT(std::string(ChooseTokenizer("chars", {Path("latin.txt")}, {}).status().message()),

@@ -16,8 +16,8 @@ absl::Status Fault(const std::string& where, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(where, std::string(status.message())));
 }
 
-// The distinct characters of a text, as the bytes that the first byte of each announces; whether
-// they are UTF-8 is for CharsOf to say.
+// The distinct characters of a text, as the bytes that the first byte of each announces; CharsOf
+// checks whether they are UTF-8.
 std::set<std::string> DistinctCharacters(std::string_view text) {
   std::array<bool, 128> ascii = {};
   std::set<std::string_view> longer;
@@ -39,8 +39,8 @@ std::set<std::string> DistinctCharacters(std::string_view text) {
   return distinct;
 }
 
-// The fault of the first text that is not UTF-8, with its place. A .jsonl line cannot be at fault:
-// its parser has looked.
+// The error of the first text that is not UTF-8, with its place. A .jsonl line cannot be at fault:
+// its parser has checked it.
 absl::Status NotUtf8(const TextSource& source) {
   for (int64_t i = 0; i < source.inputs(); ++i) {
     if (source.json(i)) continue;
@@ -50,7 +50,7 @@ absl::Status NotUtf8(const TextSource& source) {
   return absl::InternalError("a text changed while it was read");
 }
 
-// A line that holds no document adds no character: whether that is an error is said when it is
+// A line that holds no document adds no character: whether that is an error is decided when it is
 // tokenised.
 absl::StatusOr<Tokenizer> CharsOfFiles(const std::vector<std::string>& texts,
                                        const TextOptions& options) {
@@ -87,7 +87,7 @@ absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
                                   : absl::StrCat("there is no tokenizer at '", name, "'"),
                      "; use bytes, chars, a tokenizer's file, or the directory that holds it"));
   }
-  // What checkpoints hold is a form of our own, under a name that others use, too.
+  // Checkpoints hold tokenizers in a form of our own, under a name that others use, too.
   for (const std::string& path : {name, name + "/tokenizer.json"}) {
     const absl::StatusOr<std::string> json = ReadFile(path);
     if (!json.ok()) continue;

@@ -1,7 +1,7 @@
-// What data sets ask of a tokenizer beyond encoding: the one that a job or a command line names,
-// its end-of-text id, and whether a text may be cut into pieces.
+// The requirements of data sets on a tokenizer beyond encoding: the one that a job or a command
+// line names, its end-of-text id, and whether a text may be cut into pieces.
 //
-// Pure but for ChooseTokenizer, which reads files; safe from any thread.
+// Pure except for ChooseTokenizer, which reads files; safe from any thread.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,16 @@
 
 namespace tercio::data {
 
-// How the documents of texts are found.
+// How to find the documents of texts.
 struct TextOptions {
   std::string text_key = "text";  // of .jsonl lines
-  bool skip_bad_lines = false;    // .jsonl lines that hold no document: counted instead of an error
+  bool skip_bad_lines = false;    // .jsonl lines that hold no document are counted, not an error
   int threads = 1;
 };
 
 // `name` is "bytes", "chars" (the vocabulary is that of all `texts` together), or a path: a file
-// that Tokenizer::Load knows, a tokenizer as checkpoints hold it, or a directory with one of them.
-// INVALID_ARGUMENT: no such path, text that is not UTF-8, a broken line.
+// that Tokenizer::Load can read, a tokenizer as checkpoints hold it, or a directory with one of
+// them. INVALID_ARGUMENT: no such path, text that is not UTF-8, a broken line.
 absl::StatusOr<Tokenizer> ChooseTokenizer(const std::string& name,
                                           const std::vector<std::string>& texts,
                                           const TextOptions& options);

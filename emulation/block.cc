@@ -44,7 +44,7 @@ uint3 ThreadIndex(uint32_t thread, dim3 size) {
 }  // namespace
 
 Block& Block::Current() {
-  // The pointer needs no check at each use whether it was initialised.
+  // The pointer need not be checked for initialisation at each use.
   static constinit thread_local Block* current = nullptr;
   if (current == nullptr) {
     static thread_local Block block;
@@ -215,7 +215,7 @@ void Block::ReleaseWarp(uint32_t warp, uint32_t mask) {
   warps_[warp].waiting &= ~mask;
 }
 
-// What the lane gets.
+// The value that the lane receives.
 uint64_t Block::Exchanged(uint32_t first, uint32_t lane) const {
   const Thread& thread = threads_[first + lane];
   const int own = static_cast<int>(lane);
@@ -246,7 +246,7 @@ uint64_t Block::Exchanged(uint32_t first, uint32_t lane) const {
       source = own ^ thread.operand;
       break;
   }
-  // Beyond its part of the warp a lane keeps what it has; XOR may reach back to earlier parts.
+  // Beyond its part of the warp a lane keeps its own value; XOR may reach back to earlier parts.
   const bool too_low = thread.operation != WarpOperation::kShuffleXor && source < begin;
   if (too_low || source < 0 || source >= end) source = own;
   if ((thread.mask >> source & 1) == 0) {
@@ -278,7 +278,7 @@ void Block::CheckSharedMemory() const {
   for (size_t i = 0; i < kGuardBytes; ++i) {
     if (shared_[bytes + i] == kGuard) continue;
     Fail("byte " + std::to_string(bytes + i) +
-         " of the dynamic shared memory was written; it has " + std::to_string(bytes));
+         " of the dynamic shared memory was written; its size is " + std::to_string(bytes));
   }
 }
 
@@ -323,7 +323,7 @@ void Block::FailDiverged(uint32_t waiting, uint32_t other) const {
        Doing(other));
 }
 
-// Nobody can go on: some thread waits for another that never comes.
+// No thread can continue: some thread waits for another that never comes.
 void Block::ExplainStandstill() const {
   for (uint32_t i = 0; i < count_; ++i) {
     const Thread& waiting = threads_[i];
@@ -340,7 +340,7 @@ void Block::ExplainStandstill() const {
       if (j != i && meant && elsewhere) FailDiverged(i, j);
     }
   }
-  Fail("no thread can go on");
+  Fail("no thread can continue");
 }
 
 }  // namespace tercio::emulation

@@ -1,4 +1,5 @@
-// The threads of one block: who runs, who waits where, and what they exchange. Internal to grid.cc.
+// The threads of one block: which of them run or wait, and the values that they exchange. Internal
+// to grid.cc.
 //
 // Threads: confined to the one that runs the grid. Keeps its fibers from block to block.
 #pragma once
@@ -76,7 +77,7 @@ class Block {
   uint32_t current_ = 0;
   uint32_t returned_ = 0;
 
-  // One pass resumes every thread that can go on, in this order.
+  // One pass resumes every thread that can continue, in this order.
   std::vector<uint32_t> order_;
   uint32_t cursor_ = 0;
 

@@ -16,7 +16,7 @@ struct cublasLtMatmulDescOpaque {
   cublasOperation_t transpose_a = CUBLAS_OP_N;
   cublasOperation_t transpose_b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;  // or where its gradient goes
+  const void* bias = nullptr;  // or the destination of its gradient
   int32_t bias_type = -1;      // that of D
   const void* auxiliary = nullptr;
   int64_t auxiliary_leading = 0;
@@ -51,11 +51,11 @@ int64_t Microseconds(uint64_t number, int64_t products) {
   return number == 1 ? time * 3 / 2 : time;
 }
 constexpr uint64_t kSideAlignment = 16;   // of biases and auxiliary matrices
-constexpr int64_t kAuxiliaryLeading = 8;  // what it is a multiple of
+constexpr int64_t kAuxiliaryLeading = 8;  // leading dimensions are multiples of this
 constexpr int64_t kEightBitUnit = 16;     // likewise sizes and addresses of factors of 8 bits
 constexpr int kEightBitCapability = 89;
 
-// What an algorithm is for, in cublasLtMatmulAlgo_t::data.
+// The content of an algorithm, in cublasLtMatmulAlgo_t::data.
 enum Word { kIsMagic, kNumber, kProblem, kAlignmentAB, kAlignmentCD, kWorkspace };
 
 struct Problem {
@@ -119,26 +119,27 @@ cublasStatus_t CheckSides(const Problem& p) {
   if (HasBias(desc.epilogue)) {
     if (desc.bias == nullptr) return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the bias is null");
     if (desc.bias_type != -1 && desc.bias_type != p.d->type) {
-      return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias has not the type of D");
+      return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias does not have the type of D");
     }
     if (Alignment(desc.bias) < kSideAlignment) {
       return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "the bias is not aligned");
     }
   } else if (desc.bias != nullptr) {
-    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "there is a bias, and the epilogue has none");
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "there is a bias, but the epilogue has none");
   }
   if (!HasAuxiliary(desc.epilogue)) {
     if (desc.auxiliary == nullptr) return CUBLAS_STATUS_SUCCESS;
-    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an auxiliary matrix that the epilogue has not");
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE,
+                  "an auxiliary matrix that the epilogue does not have");
   }
   if (desc.auxiliary == nullptr || Alignment(desc.auxiliary) < kSideAlignment) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the auxiliary matrix is null, or not aligned");
   }
   if (desc.auxiliary_leading % kAuxiliaryLeading != 0 || desc.auxiliary_leading < p.d->rows) {
-    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "columns of the auxiliary matrix");
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the leading dimension of the auxiliary matrix");
   }
   if (desc.auxiliary_type != -1 && desc.auxiliary_type != p.d->type) {
-    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the auxiliary matrix has not the type of D");
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the auxiliary matrix does not have the type of D");
   }
   return CUBLAS_STATUS_SUCCESS;
 }
@@ -157,10 +158,12 @@ int Capability() {
 cublasStatus_t CheckEightBits(const Problem& p) {
   const auto& desc = *p.desc;
   const auto refuse = [](const char* why) { return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, why); };
-  if (Capability() < kEightBitCapability) return refuse("8 bits, on an older device");
-  if (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2) return refuse("twice E5M2");
+  if (Capability() < kEightBitCapability) return refuse("8 bits on an older device");
+  if (p.a->type == CUDA_R_8F_E5M2 && p.b->type == CUDA_R_8F_E5M2) {
+    return refuse("both factors are E5M2");
+  }
   if (desc.transpose_a != CUBLAS_OP_T || desc.transpose_b != CUBLAS_OP_N) {
-    return refuse("8 bits, and not A transposed and B as it is");
+    return refuse("8 bits, but A is not transposed or B is");
   }
   if (desc.a_scale == nullptr || desc.b_scale == nullptr) return refuse("8 bits without scales");
   if (desc.tf32) return refuse("TF32 of 8 bits");
@@ -173,7 +176,7 @@ cublasStatus_t CheckEightBits(const Problem& p) {
   }
   for (const Layout* layout : {p.a, p.b, p.d}) {
     if ((layout->rows | layout->columns | layout->leading) % kEightBitUnit != 0) {
-      return refuse("8 bits, and sizes that 16 does not divide");
+      return refuse("8 bits, but sizes that 16 does not divide");
     }
   }
   return CheckSides(p);
@@ -193,7 +196,7 @@ cublasStatus_t CheckProblem(const Problem& p) {
     return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the sizes of the matrices do not fit");
   }
   if (p.c->type != p.d->type || p.c->leading != p.d->leading) {
-    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C is not laid out as D");
+    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "C does not have the layout of D");
   }
   if (IsEightBits(p.a->type) && IsEightBits(p.b->type)) return CheckEightBits(p);
   if (p.desc->a_scale != nullptr || p.desc->b_scale != nullptr) {
@@ -234,7 +237,7 @@ struct Product {
   const void* c_data;
   void* d_data;
   float alpha, beta;
-  int64_t parts;  // the depth is summed in so many, and these are added in fp32
+  int64_t parts;  // number of parts that the depth is summed in, and these are added in fp32
 };
 
 // sqrt(2/pi) (x + 0.044715 x^3): the tanh form, which is the library's.
@@ -245,7 +248,7 @@ double GeluSlope(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
 }
 
-// A factor as the tensor cores see it: TF32 has 10 bits behind the point.
+// A factor as the tensor cores see it: TF32 has 10 fraction bits.
 double Factor(const cublasLtMatmulDescOpaque& desc, const void* from, cudaDataType_t type,
               int64_t index) {
   const double value = Read(from, type, index);
@@ -255,7 +258,7 @@ double Factor(const cublasLtMatmulDescOpaque& desc, const void* from, cudaDataTy
   return std::ldexp(std::nearbyint(std::ldexp(fraction, 11)), exponent - 11);
 }
 
-// What is written to D, from the sum; the auxiliary matrix is written or read.
+// The value written to D, from the sum; the auxiliary matrix is written or read.
 float Finish(const Product& p, int64_t i, int64_t j, float sum) {
   const cublasLtMatmulDescOpaque& desc = p.desc;
   if (HasBias(desc.epilogue) && desc.epilogue != CUBLASLT_EPILOGUE_BGRADB) {
@@ -301,7 +304,7 @@ void Multiply(const Product& p) {
       sum *= p.alpha;
       if (p.desc.a_scale != nullptr) sum *= *p.desc.a_scale * *p.desc.b_scale;
       const int64_t at = j * p.d.leading + i;
-      // Where beta is 0, C may hold anything.
+      // If beta is 0, C may hold anything.
       if (p.beta != 0) sum += p.beta * static_cast<float>(Read(p.c_data, p.d.type, at));
       Write(p.d_data, p.d.type, at, Finish(p, i, j, sum));
     }
@@ -312,7 +315,7 @@ void Multiply(const Product& p) {
 template <typename T>
 cublasStatus_t Set(T& to, const void* value, size_t bytes) {
   if (value == nullptr || bytes != sizeof(T)) {
-    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "an attribute of another size");
+    return Refuse(CUBLAS_STATUS_INVALID_VALUE, "the attribute has another size");
   }
   std::memcpy(&to, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
@@ -515,7 +518,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (Alignment(a) < words[kAlignmentAB] >> 32 || Alignment(b) < (words[kAlignmentAB] & ~0u) ||
       Alignment(d) < (words[kAlignmentCD] & ~0u) ||
       (beta_value != 0 && Alignment(c) < words[kAlignmentCD] >> 32)) {
-    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix is less aligned than was said");
+    return Refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a matrix is less aligned than declared");
   }
   if (words[kWorkspace] > workspace_bytes ||
       (words[kWorkspace] > 0 && Alignment(workspace) < 256)) {

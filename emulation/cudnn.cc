@@ -37,7 +37,7 @@ const Descriptor& GraphOf(const Descriptor& config) {
   return *config.Of(CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
 }
 
-// Makes `to` (an engine, or its configuration) what the library hands out.
+// Makes `to` (an engine, or its configuration) a descriptor that the library returns.
 void Fill(const Descriptor& from, int engine, Descriptor* to) {
   to->engine = engine;
   to->values[CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH] =
@@ -51,7 +51,8 @@ cudnnStatus_t FinalizePlan(const Descriptor& plan) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "a plan without an engine");
   }
   if (config.engine == kThinksBetter) {
-    return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED, "this engine does not take the graph after all");
+    return RefuseCudnn(CUDNN_STATUS_NOT_SUPPORTED,
+                       "this engine does not support the graph after all");
   }
   if (config.engine == kExecutes) ++plans;
   return CUDNN_STATUS_SUCCESS;
@@ -62,7 +63,7 @@ cudnnStatus_t FinalizePack(const Descriptor& pack) {
   const auto pointers = pack.All<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   if (ids.size() != pointers.size() ||
       std::set<int64_t>(ids.begin(), ids.end()).size() != ids.size()) {
-    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not one pointer for each tensor");
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "there must be one pointer for each tensor");
   }
   if (std::count(pointers.begin(), pointers.end(), nullptr) > 0) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NULL_POINTER, "a pointer is null");
@@ -96,7 +97,7 @@ bool Overlap(const void* a, int64_t a_bytes, const void* b, int64_t b_bytes) {
   return first < second + b_bytes && second < first + a_bytes;
 }
 
-// What an execution reads and writes.
+// The inputs and outputs of an execution.
 struct Call {
   Program program;
   Addresses addresses;
@@ -110,7 +111,7 @@ cudnnStatus_t CheckMemory(const Call& call, int64_t id, const GraphTensor& tenso
   const int64_t bytes = tensor.Span() * tensor.ElementBytes();
   if (reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(tensor.alignment) != 0) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_MISALIGNED_POINTER,
-                       "tensor " + std::to_string(id) + " is less aligned than was said");
+                       "tensor " + std::to_string(id) + " is less aligned than declared");
   }
   if (!LiesOnDevice(device, pointer, static_cast<size_t>(bytes), "cudnnBackendExecute")) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
@@ -130,7 +131,8 @@ cudnnStatus_t Bind(const Descriptor& pack, int device, Call* call) {
   const auto bytes = static_cast<size_t>(call->program.workspace_bytes);
   if (reinterpret_cast<uintptr_t>(call->workspace) % kWorkspaceAlignment != 0 ||
       !LiesOnDevice(device, call->workspace, bytes, "cudnnBackendExecute's workspace")) {
-    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the workspace is not aligned, or elsewhere");
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
+                       "the workspace is not aligned, or not on the device");
   }
   for (size_t i = 0; i < ids.size(); ++i) {
     const auto tensor = call->program.tensors.find(ids[i]);
@@ -311,17 +313,17 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t handle,
     return CopyOut(&bytes, sizeof(bytes), 1, requested, count, elements);
   }
   return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
-                     "attribute " + std::to_string(name) + " cannot be asked for so");
+                     "attribute " + std::to_string(name) + " cannot be queried like this");
 }
 
 cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t plan_handle,
                                   cudnnBackendDescriptor_t pack_handle) {
   if (settings.fault == CudnnFault::kCannotExecute) {
-    return RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "a fault that was asked for");
+    return RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "an injected fault");
   }
   if (handle == nullptr || !IsUsable(plan_handle) || !IsUsable(pack_handle)) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
-                       "the plan, the pointers, or what they were made of, are not there any more");
+                       "the plan, the pointers, or what they were made of no longer exist");
   }
   const Descriptor& plan = *FindDescriptor(plan_handle);
   const Descriptor& pack = *FindDescriptor(pack_handle);
@@ -330,7 +332,7 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a plan and its pointers");
   }
   if (plan.One<cudnnHandle_t>(CUDNN_ATTR_EXECUTION_PLAN_HANDLE) != handle) {
-    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the plan is of another handle");
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the plan belongs to another handle");
   }
   const Descriptor& config = *plan.Of(CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
   if (config.engine != kExecutes) {
@@ -349,5 +351,5 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
   });
   return error == cudaSuccess
              ? CUDNN_STATUS_SUCCESS
-             : RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "the stream takes nothing");
+             : RefuseCudnn(CUDNN_STATUS_EXECUTION_FAILED, "the stream cannot be used");
 }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kAny = 1 << 20;
 
-// What may be set, and how many elements.
+// An attribute that may be set, and its number of elements.
 struct Rule {
   cudnnBackendDescriptorType_t owner;
   cudnnBackendAttributeName_t name;
@@ -180,7 +180,7 @@ cudnnStatus_t cudnnBackendDestroyDescriptor(cudnnBackendDescriptor_t descriptor)
   auto& registry = tercio::emulation::TheRegistry();
   const std::lock_guard lock(registry.mutex);
   if (registry.live.erase(descriptor) == 1) return CUDNN_STATUS_SUCCESS;
-  return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a descriptor that lives");
+  return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a valid descriptor");
 }
 
 cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
@@ -189,13 +189,15 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
                                        const void* elements) {
   Descriptor* descriptor = FindDescriptor(handle);
   if (descriptor == nullptr) {
-    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a descriptor that lives");
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "not a valid descriptor");
   }
-  if (descriptor->finalized) return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "it is finalized");
+  if (descriptor->finalized) {
+    return RefuseCudnn(CUDNN_STATUS_BAD_PARAM, "the descriptor is finalized");
+  }
   const auto* rule = tercio::emulation::FindRule(*descriptor, name);
   if (rule == nullptr) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM,
-                       tercio::emulation::Name(name) + " is none of this descriptor");
+                       tercio::emulation::Name(name) + " is not an attribute of this descriptor");
   }
   if (rule->type != type) {
     return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_ATTRIBUTE_TYPE,
@@ -209,8 +211,9 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
     const auto* named = static_cast<const cudnnBackendDescriptor_t*>(elements);
     for (int64_t i = 0; i < count; ++i) {
       if (tercio::emulation::IsUsable(named[i])) continue;
-      return RefuseCudnn(CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
-                         tercio::emulation::Name(name) + " names what is not finalized");
+      return RefuseCudnn(
+          CUDNN_STATUS_BAD_PARAM_NOT_FINALIZED,
+          tercio::emulation::Name(name) + " refers to a descriptor that is not finalized");
     }
   }
   const auto* bytes = static_cast<const unsigned char*>(elements);
@@ -221,7 +224,7 @@ cudnnStatus_t cudnnBackendSetAttribute(cudnnBackendDescriptor_t handle,
 
 namespace tercio::emulation {
 
-// What every descriptor must have before it is finalized. "" or what is missing.
+// Names what `descriptor` lacks before it can be finalized; "" if nothing.
 std::string MissingAttribute(const Descriptor& descriptor) {
   for (const Rule& rule : kRules) {
     if (rule.owner != descriptor.type || rule.least == 0 || descriptor.Has(rule.name)) continue;

@@ -32,11 +32,11 @@ struct Descriptor {
     if (found != values.end()) std::memcpy(&otherwise, found->second.data(), sizeof(T));
     return otherwise;
   }
-  // That it names; null where there is none.
+  // The descriptor that it names; null if there is none.
   const Descriptor* Of(cudnnBackendAttributeName_t name) const;
 };
 
-// Says why on stderr and to cudnnGetLastErrorString; returns the status.
+// Reports the reason on stderr and to cudnnGetLastErrorString; returns the status.
 cudnnStatus_t RefuseCudnn(cudnnStatus_t status, const std::string& why);
 
 // The live descriptor of a handle, or null. Handles are numbers that are never used again.

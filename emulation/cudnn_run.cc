@@ -24,7 +24,7 @@ GraphTensor TensorOf(const Descriptor& d) {
   return tensor;
 }
 
-// Whether no two elements have one address.
+// Whether all elements have different addresses.
 bool IsInjective(const GraphTensor& tensor) {
   std::array<int, 4> order = {0, 1, 2, 3};
   std::sort(order.begin(), order.end(), [&](int a, int b) {
@@ -75,7 +75,7 @@ class Compiler {
         if (why.empty()) why = CheckReshape(made);
         break;
       default:
-        return "what is no operation is in the graph";
+        return "the graph contains something that is not an operation";
     }
     program_.operations.push_back(made);
     return why;
@@ -83,7 +83,7 @@ class Compiler {
 
   std::string Finish() {
     for (const auto& [id, tensor] : program_.tensors) {
-      if (tensor.is_virtual && read_.count(id) == 0) return Name(id) + " is read by nobody";
+      if (tensor.is_virtual && read_.count(id) == 0) return Name(id) + " is never read";
     }
     return "";
   }
@@ -95,7 +95,7 @@ class Compiler {
   std::string Take(const Descriptor& owner, cudnnBackendAttributeName_t name, int64_t* id) {
     const Descriptor* tensor = owner.Of(name);
     if (tensor == nullptr || tensor->type != CUDNN_BACKEND_TENSOR_DESCRIPTOR) {
-      return "an operation has a tensor that is none";
+      return "an operation has an operand that is not a tensor";
     }
     *id = tensor->One<int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
     const auto [known, is_new] = known_.emplace(*id, tensor);
@@ -111,7 +111,7 @@ class Compiler {
   }
   std::string Write(const Descriptor& owner, cudnnBackendAttributeName_t name, int64_t* id) {
     if (std::string why = Take(owner, name, id); !why.empty()) return why;
-    if (At(*id).is_scalar) return Name(*id) + " is a scalar and written";
+    if (At(*id).is_scalar) return Name(*id) + " is a scalar but is written";
     if (read_.count(*id) > 0) return Name(*id) + " is read before it is written";
     if (!written_.insert(*id).second) return Name(*id) + " is written twice";
     if (!IsInjective(At(*id))) return Name(*id) + " overlaps itself";
@@ -161,23 +161,25 @@ class Compiler {
       case CUDNN_POINTWISE_MUL:
       case CUDNN_POINTWISE_DIV:
       case CUDNN_POINTWISE_SUB:
-        return has_b && !has_t && IsFloat(y) ? "" : Name(o.y) + " is no function of two";
+        return has_b && !has_t && IsFloat(y) ? ""
+                                             : Name(o.y) + " is not a function of two operands";
       case CUDNN_POINTWISE_EXP:
       case CUDNN_POINTWISE_LOG:
-        return !has_b && !has_t && IsFloat(y) ? "" : Name(o.y) + " is no function of one";
+        return !has_b && !has_t && IsFloat(y) ? ""
+                                              : Name(o.y) + " is not a function of one operand";
       case CUDNN_POINTWISE_GEN_INDEX:
         return !has_b && !has_t && o.axis >= 0 && o.axis < 4 && y == CUDNN_DATA_INT32
                    ? ""
-                   : Name(o.y) + " is no index";
+                   : Name(o.y) + " is not an index";
       case CUDNN_POINTWISE_CMP_GE:
         return has_b && !has_t && y == CUDNN_DATA_BOOLEAN && At(o.x).type == CUDNN_DATA_INT32 &&
                        At(o.b).type == CUDNN_DATA_INT32
                    ? ""
-                   : Name(o.y) + " is no comparison";
+                   : Name(o.y) + " is not a comparison";
       case CUDNN_POINTWISE_BINARY_SELECT:
         return has_b && has_t && At(o.t).type == CUDNN_DATA_BOOLEAN && IsFloat(y)
                    ? ""
-                   : Name(o.y) + " is no selection";
+                   : Name(o.y) + " is not a selection";
       default:
         return Name(o.y) + " is a function that is not emulated";
     }
@@ -194,7 +196,7 @@ class Compiler {
     const bool fits = a[0] == b[0] && a[0] == c[0] && a[1] == c[1] && a[1] % b[1] == 0 &&
                       a[3] == b[2] && c[2] == a[2] && c[3] == b[3];
     const bool floats = IsFloat(At(o.x).type) && IsFloat(At(o.b).type) && IsFloat(At(o.y).type);
-    if (!floats) return Name(o.y) + " is a product of other things than numbers";
+    if (!floats) return Name(o.y) + " is a product of something other than numbers";
     return fits ? "" : Name(o.y) + ": the sizes of the factors do not fit";
   }
 
@@ -217,7 +219,7 @@ class Compiler {
     if (!y.is_virtual) return Name(o.y) + " is a view in memory";
     return x.Elements() == y.Elements() && x.Span() == y.Span()
                ? ""
-               : Name(o.y) + " is no view of the same elements";
+               : Name(o.y) + " is not a view of the same elements";
   }
 
   Program& program_;
@@ -226,8 +228,8 @@ class Compiler {
   std::set<int64_t> written_;
 };
 
-// As the library's engine for gradients: those of all scores, padded to tiles, and what query heads
-// of a group have each.
+// Like the library's engine for gradients: those of all scores, padded to tiles, and for a group of
+// query heads those of each.
 int64_t WorkspaceOf(const Program& program) {
   int64_t bytes = 256;
   for (const GraphOperation& o : program.operations) {
@@ -379,10 +381,10 @@ std::string CheckTensor(const Descriptor& descriptor) {
   if (tensor.is_scalar && (tensor.Elements() != 1 || tensor.type != CUDNN_DATA_FLOAT)) {
     return "a scalar that is not one float";
   }
-  if (!tensor.is_virtual && !IsFloat(tensor.type)) return "this type lies in no memory";
+  if (!tensor.is_virtual && !IsFloat(tensor.type)) return "this type cannot lie in memory";
   if (tensor.alignment < tensor.ElementBytes() ||
       (tensor.alignment & (tensor.alignment - 1)) != 0) {
-    return "no alignment";
+    return "the alignment is invalid";
   }
   return "";
 }
@@ -419,7 +421,7 @@ void Run(const Program& program, const Addresses& addresses,
         Reduce(o.mode, x, y);
         break;
       case CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR:
-        // Other dimensions, the same places.
+        // Other dimensions, the same addresses.
         ForEach(y.tensor().dims, [&](const Extents& i) {
           const int64_t place = y.tensor().At(i);
           y.Set(place, x.Get(place));

@@ -1,5 +1,5 @@
-// What a graph of the emulated cuDNN computes: checked when it is finalized, executed operation by
-// operation. Internal to the emulation.
+// The computation of a graph of the emulated cuDNN: checked when it is finalized, executed
+// operation by operation. Internal to the emulation.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct GraphTensor {
 
   int64_t ElementBytes() const;
   int64_t Elements() const { return dims[0] * dims[1] * dims[2] * dims[3]; }
-  // From the first to behind the last one.
+  // From the first element to the end of the last one.
   int64_t Span() const;
   int64_t At(const Extents& index) const {
     return index[0] * strides[0] + index[1] * strides[1] + index[2] * strides[2] +

@@ -111,9 +111,9 @@ void Device::FinishFront(CUstream_st& stream) {
   if (stream.destroyed && stream.queue.empty()) streams.erase(&stream);
 }
 
-// Nothing runs any more on a device that has failed. Under the lock.
+// A device that has failed runs nothing any more. Called under the lock.
 void Device::DropAll() {
-  if (running_) return;  // whoever runs work comes here afterwards
+  if (running_) return;  // the thread that runs work comes here afterwards
   for (CUstream_st* stream : streams) {
     stream->queue.clear();
     stream->finished = stream->enqueued;

@@ -1,4 +1,4 @@
-// Emulated devices: streams with their work, events, captures, and who runs what when. The
+// Emulated devices: streams with their work, events, captures, and the scheduling of all work. The
 // functions of CUDA (runtime_*.cc) are a thin layer over this. Internal to the emulation.
 //
 // Threads: a device's mutable state is guarded by its mutex; the registry of handles by the
@@ -55,7 +55,7 @@ struct GraphNode {
   int wait_line = -1;
   size_t wait_count = 0;
 };
-// What was captured: a line of nodes for each stream that took part.
+// A capture: a line of nodes for each stream that took part.
 using GraphLines = std::vector<std::vector<GraphNode>>;
 
 struct Capture {
@@ -91,7 +91,7 @@ struct CUevent_st {
   int device;
   bool timing;
   std::shared_ptr<State> state = std::make_shared<State>();
-  // Where it was last recorded, if in a capture.
+  // The place of its last recording, if in a capture.
   bool captured = false;
   std::weak_ptr<tercio::emulation::Capture> capture;
   int line = 0;
@@ -115,17 +115,17 @@ class Device {
   // Appends to a stream. Runs the oldest work of a stream that is full.
   cudaError_t Enqueue(CUstream_st& stream, Work work);
 
-  // Runs work of this device until `reached`, which is called under the lock, or until it has
-  // failed. `waited` is the stream that is waited for, or null.
+  // Runs work of this device until `reached`, which is called under the lock, returns true, or
+  // until it has failed. `waited` is the stream that is waited for, or null.
   cudaError_t RunUntil(CUstream_st* waited, const std::function<bool()>& reached);
-  // Runs one work, if one is ready and nobody else runs any. Whether it did.
+  // Runs one work, if one is ready and no other thread runs any. Returns whether it did.
   bool RunOne(CUstream_st* waited);
 
   cudaError_t fault() const { return fault_.load(); }
   // From now on everything fails.
   void Fail(cudaError_t error) { fault_.store(error); }
-  // Virtual, so that what is timed has the same time in every run: each work takes a microsecond,
-  // and what Spend says.
+  // Virtual, so that timings are the same in every run: each work takes a microsecond, plus the
+  // time given to Spend.
   int64_t clock() const { return clock_.load(); }
   void Spend(int64_t microseconds) { clock_ += microseconds; }
 
@@ -192,7 +192,7 @@ class Process {
   std::atomic<bool> stop_{false};
 };
 
-// What the thread knows: its device and its last error, forgotten by Configure.
+// The state of a thread: its device and its last error, reset by Configure.
 struct ThreadState {
   uint64_t generation = 0;
   int device = 0;
@@ -200,27 +200,28 @@ struct ThreadState {
 };
 ThreadState& TheThread();
 
-// Whether this thread runs work of a device now: CUDA may not be called then.
+// Whether this thread runs work of a device now: CUDA must not be called then.
 bool RunsWork();
 
-// First in each function of CUDA: the error that it fails with before it has done anything, or
-// cudaSuccess. Consumes injected faults of that name.
+// Called first in each function of CUDA: returns the error that it fails with before it has done
+// anything, or cudaSuccess. Consumes injected faults of that name.
 cudaError_t Enter(const char* call);
-// Last in each: remembers the error.
+// Called last in each: remembers the error.
 cudaError_t Return(cudaError_t error);
 // A fault that is due at this device for `call`, else cudaSuccess.
 cudaError_t TakeFault(int device, const char* call);
 
-// What this thread's work waits for lies on another device: that must go on, too.
+// This thread's work waits for another device, which must proceed, too.
 void WaitsForOtherDevice();
 
 // The live object of a handle, or null. Streams stay in memory until Configure.
 CUstream_st* FindStream(cudaStream_t handle);
 CUevent_st* FindEvent(cudaEvent_t handle);
 
-// To the stream, or to the graph that it captures.
+// Appends to the stream, or to the graph that it captures.
 cudaError_t Submit(cudaStream_t stream, Work work);
-// Whether this thread may not call what is unsafe while it captures (allocations and the like).
+// Whether this thread must not make calls that are unsafe during its capture (allocations and the
+// like).
 bool CapturesHere();
 
 // One execution of a graph as work of a stream.

@@ -1,10 +1,11 @@
-// What CUDA's C++ has for kernels beyond C++, so that a .cu file compiles as plain C++: the words
-// of the language, the indices, barriers, warp operations and intrinsics, each by its CUDA name.
-// Only what Tercio uses: anything else does not compile. What waits (barriers, warp operations) is
-// checked, see grid.h.
+// CUDA's extensions of C++ for kernels, so that a .cu file compiles as plain C++: the words of the
+// language, the indices, barriers, warp operations and intrinsics, each by its CUDA name. Only
+// those that Tercio uses: anything else does not compile. Functions that wait (barriers, warp
+// operations) are checked, see grid.h.
 //
 // Variables with __shared__ keep their values from block to block, where a GPU promises nothing;
-// dynamic shared memory is filled with NaN before each block, and is to be preferred for that.
+// dynamic shared memory is filled with NaN before each block, and is to be preferred for that
+// reason.
 #pragma once
 
 #include <bit>

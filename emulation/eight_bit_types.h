@@ -11,7 +11,7 @@
 
 using __nv_fp8_storage_t = unsigned char;
 enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
-enum __nv_saturation_t { __NV_SATFINITE };  // what is too large becomes the largest number
+enum __nv_saturation_t { __NV_SATFINITE };  // values that are too large become the largest number
 
 inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t,
                                                 __nv_fp8_interpretation_t format) {
@@ -23,7 +23,7 @@ inline __nv_fp8_storage_t __nv_cvt_float_to_fp8(float x, __nv_saturation_t,
   const float magnitude = std::fmin(std::fabs(x), largest);
   uint32_t bits = 0;
   if (magnitude < std::ldexp(1.0f, 1 - bias)) {
-    // Subnormal: so many of the smallest number. The sum rounds, as with fp16.
+    // Subnormal: a multiple of the smallest number. The sum rounds, as with fp16.
     const float ruler = std::ldexp(1.0f, 1 - bias - fraction_bits + 23);
     bits = std::bit_cast<uint32_t>(magnitude + ruler) - std::bit_cast<uint32_t>(ruler);
   } else {

@@ -15,8 +15,8 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-// void tercio_fiber_switch(void** save, void* load): puts the registers that a function must keep
-// onto this stack, stores its pointer, and goes on where `load` was stored.
+// void tercio_fiber_switch(void** save, void* load): pushes the registers that a function must
+// preserve onto this stack, stores its pointer, and continues where `load` was stored.
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -71,9 +71,9 @@ Fiber::Fiber(void (*body)(void*), void* argument) : body_(body), argument_(argum
   mapping_ = static_cast<char*>(mapping);
   TERCIO_CHECK_EQ(mprotect(mapping_, PageBytes(), PROT_NONE), 0);
   stack_ = mapping_ + PageBytes();
-  // As tercio_fiber_switch leaves a stack: registers, then where to go on. Entry must find its
-  // stack as after a call: 8 beyond a multiple of 16. Stacks begin at different offsets, as their
-  // first lines would else share a few sets of the cache.
+  // The stack as tercio_fiber_switch leaves it: registers, then the address to continue at. Entry
+  // must find its stack as after a call: 8 beyond a multiple of 16. Stacks begin at different
+  // offsets, since their first lines would otherwise share a few sets of the cache.
   static thread_local size_t made = 0;
   const size_t offset = made++ % kOffsets * kOffsetBytes;
   auto* top = reinterpret_cast<void**>(stack_ + kStackBytes - offset) - 2;

@@ -1,5 +1,5 @@
 // A fiber: a function on a stack of its own, that runs when it is resumed and stops where it
-// suspends itself. Thousands of them stand for the threads of a CUDA block; to switch takes some
+// suspends itself. Thousands of them emulate the threads of a CUDA block; a switch takes some
 // nanoseconds and no system call.
 //
 // Threads: a fiber belongs to the thread that made it; only that one resumes it.
@@ -23,7 +23,7 @@ class Fiber {
 
   // Runs the fiber until it suspends itself. Not from inside a fiber.
   void Resume();
-  // From inside a fiber: back to who resumed it.
+  // Called from inside a fiber: returns to the caller of Resume.
   static void Suspend();
 
  private:
@@ -33,10 +33,10 @@ class Fiber {
   void* argument_;
   char* mapping_;
   char* stack_;            // above the unreadable page
-  void* inner_ = nullptr;  // stack pointer where the fiber goes on
-  void* outer_ = nullptr;  // and of who resumed it
+  void* inner_ = nullptr;  // stack pointer where the fiber continues
+  void* outer_ = nullptr;  // and of the caller of Resume
 
-  // What the sanitizers must be told.
+  // State for the sanitizers.
   void* inner_fake_stack_ = nullptr;
   const void* outer_bottom_ = nullptr;
   size_t outer_bytes_ = 0;

@@ -5,7 +5,7 @@
 //     or have returned;
 //   - a lane calls an operation that its mask does not name, names a lane that the block does not
 //     have, or reads from a lane that takes no part;
-//   - something was written behind the dynamic shared memory.
+//   - memory past the end of the dynamic shared memory was written.
 // A GPU may do anything in these cases.
 //
 // Threads: a grid runs on the thread that calls RunGrid, any number of threads have theirs.
@@ -17,7 +17,7 @@
 #include "emulation/orders.h"
 #include "emulation/vector_types.h"
 
-// Where the thread is that runs now, by CUDA's names. Not to be written by kernels.
+// The indices of the running thread, by CUDA's names. Not to be written by kernels.
 extern constinit thread_local uint3 threadIdx;
 extern constinit thread_local uint3 blockIdx;
 extern constinit thread_local dim3 blockDim;
@@ -42,8 +42,8 @@ void RunGrid(const Grid& grid, const Orders& orders);
 // "Scale<float>", or the address where the program has no symbols.
 const char* KernelName(const void* kernel);
 
-// Where in the source something is called, as a default argument. (Clang 14, whose clang-tidy reads
-// this, lacks the standard's type for it.)
+// The place of a call in the source, as a default argument. (Clang 14, whose clang-tidy reads this,
+// lacks the standard's type for it.)
 struct Place {
   const char* file = "";
   int line = 0;
@@ -52,7 +52,7 @@ struct Place {
   }
 };
 
-// Below: what a thread of a kernel calls, through device_functions.h.
+// Below: functions that threads of a kernel call, through device_functions.h.
 
 void* DynamicSharedMemory();
 

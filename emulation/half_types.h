@@ -1,6 +1,7 @@
 // CUDA's 16-bit numbers, bf16 and fp16, as bits, and their conversions: to nearest, of two equally
-// near ones the even one; too large is infinity, subnormal numbers are kept, every NaN becomes
-// 0x7fff, as on a GPU. Arithmetic is done in fp32 by the kernels; there are no operators.
+// near ones the even one; values that are too large become infinity, subnormal numbers are kept,
+// every NaN becomes 0x7fff, as on a GPU. Arithmetic is done in fp32 by the kernels; there are no
+// operators.
 #pragma once
 
 #include <bit>

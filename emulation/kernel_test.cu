@@ -266,8 +266,9 @@ __global__ void Write(char* memory, int64_t at) { memory[at] = 0; }
 
 // AddressSanitizer speaks first.
 TEST_F(KernelDeath, OverrunsAreNamed) {
-  EXPECT_DEATH(Run(WriteShared, {1, 1, 100}, 100),
-               "byte 100 of the dynamic shared memory was written; it has 100|AddressSanitizer");
+  EXPECT_DEATH(
+      Run(WriteShared, {1, 1, 100}, 100),
+      "byte 100 of the dynamic shared memory was written; its size is 100|AddressSanitizer");
   char* memory = nullptr;
   ASSERT_EQ(cudaMalloc(&memory, 100), cudaSuccess);
   const auto write = [&](int64_t at) {
@@ -275,8 +276,8 @@ TEST_F(KernelDeath, OverrunsAreNamed) {
     cudaDeviceSynchronize();
   };
   EXPECT_DEATH(write(100),
-               "device 0 was written 0 bytes behind the end of an allocation of 100|Addr");
-  EXPECT_DEATH(write(-1), "device 0 was written 1 bytes before the begin of an allocation|Addr");
+               "device 0 was written 0 bytes past the end of an allocation of 100|Addr");
+  EXPECT_DEATH(write(-1), "device 0 was written 1 bytes before the start of an allocation|Addr");
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
 }
 

@@ -76,7 +76,7 @@ void MemoryTable::CheckGuard(const char* pointer, size_t bytes) const {
     const bool before = pointer[-1 - static_cast<ptrdiff_t>(i)] != kGuard;
     if (!before && pointer[bytes + i] == kGuard) continue;
     Misuse("memory of " + name_ + " was written " + std::to_string(i + (before ? 1 : 0)) +
-           " bytes " + (before ? "before the begin" : "behind the end") + " of an allocation of " +
+           " bytes " + (before ? "before the start" : "past the end") + " of an allocation of " +
            std::to_string(bytes) + " bytes");
   }
 }
@@ -98,7 +98,7 @@ bool MemoryTable::Contains(const void* pointer, size_t bytes, const char* user) 
   if (offset >= size && !(offset == 0 && size == 0)) return false;
   if (bytes > size - offset) {
     Misuse(std::string(user) + ": " + std::to_string(bytes) + " bytes at offset " +
-           std::to_string(offset) + " leave an allocation of " + std::to_string(size) +
+           std::to_string(offset) + " exceed an allocation of " + std::to_string(size) +
            " bytes on " + name_);
   }
   return true;

@@ -1,6 +1,6 @@
-// Allocations of emulated memory: which addresses belong to them, poison, guards. A buffer is
-// filled with NaN bits at first and before it is given back. Around it lie guard bytes, which must
-// not change; with AddressSanitizer they may not even be touched.
+// Allocations of emulated memory: their addresses, poison, guards. A buffer is filled with NaN bits
+// at first and before it is released. Around it lie guard bytes, which must not change; with
+// AddressSanitizer they must not even be touched.
 //
 // Threads: thread-compatible; the caller locks.
 #pragma once
@@ -21,15 +21,14 @@ class MemoryTable {
   MemoryTable& operator=(const MemoryTable&) = delete;
 
   void* Allocate(size_t bytes);
-  // False where this is not the begin of an allocation. Ends the program where its guards were
-  // written.
+  // False if this is not the start of an allocation. Ends the program if its guards were written.
   bool Free(void* pointer);
 
-  // Gives everything back.
+  // Releases everything.
   void Clear();
 
-  // Whether the address lies in an allocation. Ends the program where [pointer, pointer + bytes)
-  // leaves it; `user` is named then.
+  // Whether the address lies in an allocation. Ends the program, naming `user`, if [pointer,
+  // pointer + bytes) exceeds it.
   bool Contains(const void* pointer, size_t bytes, const char* user) const;
   void CheckGuards() const;
 
@@ -45,7 +44,7 @@ class MemoryTable {
   size_t used_bytes_ = 0;
 };
 
-// What no program may do: prints it and aborts.
+// Reports an illegal use of memory and aborts.
 [[noreturn]] void Misuse(const std::string& what);
 
 }  // namespace tercio::emulation

@@ -1,4 +1,4 @@
-// NCCL's functions for emulated devices (include/nccl.h): what they check, and who gets the work.
+// NCCL's functions for emulated devices (include/nccl.h): their checks, and how work is passed on.
 #include <nccl.h>
 #include <unistd.h>
 
@@ -38,8 +38,7 @@ ncclResult_t Refuse(ncclResult_t result, std::string why) {
 bool IsUsable(const ncclConfig_t* config) {
   return config != nullptr && config->size == sizeof(ncclConfig_t) && config->blocking == 0;
 }
-constexpr char kConfig[] =
-    "only communicators with a configuration that says blocking = 0 are emulated";
+constexpr char kConfig[] = "only communicators whose configuration sets blocking = 0 are emulated";
 
 std::shared_ptr<ncclComm> Take(ncclComm_t handle) {
   Handles& handles = TheHandles();
@@ -52,7 +51,7 @@ std::shared_ptr<ncclComm> Take(ncclComm_t handle) {
 }
 
 ncclResult_t Ready(const std::shared_ptr<ncclComm>& comm) {
-  if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a communicator that lives");
+  if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   std::string message;
   const ncclResult_t state = comm->State(&message);
   if (state == ncclInProgress) {
@@ -61,7 +60,7 @@ ncclResult_t Ready(const std::shared_ptr<ncclComm>& comm) {
   return state == ncclSuccess ? ncclSuccess : Refuse(state, message);
 }
 
-// Whether buffers of these sizes share memory, other than that `part` is at `place` in `whole`.
+// Whether buffers of these sizes share memory, unless `part` is at `place` in `whole`.
 bool Collide(const std::byte* part, size_t part_bytes, const std::byte* whole, size_t whole_bytes,
              size_t place) {
   const bool apart = part + part_bytes <= whole || whole + whole_bytes <= part;
@@ -85,7 +84,7 @@ ncclResult_t CheckBuffers(const ncclComm& comm, const NcclWork& work) {
   if (reads && writes &&
       (scatters ? Collide(work.out, out_bytes, work.in, in_bytes, place)
                 : Collide(work.in, in_bytes, work.out, out_bytes, gathers ? place : 0))) {
-    return Refuse(ncclInvalidUsage, "the buffers overlap, and not as a call in place does");
+    return Refuse(ncclInvalidUsage, "the buffers overlap, but not as in an in-place call");
   }
   return ncclSuccess;
 }
@@ -127,10 +126,10 @@ ncclResult_t Enqueue(const char* what, NcclWork work, ncclComm_t handle, cudaStr
 ncclResult_t Message(const char* what, bool sends, NcclWork work, int peer, ncclComm_t handle,
                      cudaStream_t stream) {
   const std::shared_ptr<ncclComm> comm = FindNcclComm(handle);
-  if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a communicator that lives");
+  if (comm == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   if (comm->ranks() != 2 || peer != 1 - comm->rank()) {
     return Refuse(ncclInvalidUsage,
-                  "messages are emulated between the two ranks of a communicator of two only");
+                  "messages are emulated only between the two ranks of a communicator of two");
   }
   work.root = sends ? comm->rank() : peer;
   return Enqueue(what, work, handle, stream);
@@ -188,7 +187,7 @@ const char* ncclGetErrorString(ncclResult_t result) {
     case ncclRemoteError:
       return "another rank failed, or the network";
     case ncclInProgress:
-      return "still under way";
+      return "still in progress";
   }
   return "unknown result";
 }
@@ -240,7 +239,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
   const std::shared_ptr<ncclComm> found = FindNcclComm(comm);
-  if (found == nullptr) return Refuse(ncclInvalidArgument, "not a communicator that lives");
+  if (found == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   std::string message;
   *error = found->State(&message);
   if (*error != ncclSuccess && *error != ncclInProgress) Refuse(*error, message);
@@ -249,18 +248,18 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error) {
 
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   const std::shared_ptr<ncclComm> taken = tercio::emulation::Take(comm);
-  if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a communicator that lives");
+  if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   taken->End();
   return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   const std::shared_ptr<ncclComm> taken = tercio::emulation::Take(comm);
-  if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a communicator that lives");
+  if (taken == nullptr) return Refuse(ncclInvalidArgument, "not a valid communicator");
   if (!taken->Busy()) return ncclSuccess;
   taken->End();
-  std::fprintf(stderr, "NCCL: a communicator was destroyed while calls are under way\n");
-  return Refuse(ncclInvalidUsage, "destroyed while calls are under way");
+  std::fprintf(stderr, "NCCL: a communicator was destroyed while calls are in progress\n");
+  return Refuse(ncclInvalidUsage, "destroyed while calls are in progress");
 }
 
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type,

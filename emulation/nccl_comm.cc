@@ -135,7 +135,7 @@ ncclResult_t ncclComm::State(std::string* message) {
   if (first_message_ != nullptr && segment_->slot(1 - rank_).sends_messages != 0) {
     const auto begin = std::exchange(first_message_, nullptr);
     connected_ = true;
-    lock.unlock();  // a stream that is full runs what it has
+    lock.unlock();  // a full stream runs its work
     const ncclResult_t begun = begin();
     lock.lock();
     state_ = begun;
@@ -145,7 +145,7 @@ ncclResult_t ncclComm::State(std::string* message) {
   return state_;
 }
 
-// Under the lock, as all that follow but Issue, Step, End and Busy.
+// Called under the lock, like all functions that follow except Issue, Step, End and Busy.
 void ncclComm::Join() {
   if (!segment_->Complete()) return;
   joined_ = true;
@@ -205,7 +205,7 @@ bool ncclComm::Fail(const std::string& message) {
   return SeeFault();
 }
 
-// Whether there is one.
+// Returns whether there is a fault.
 bool ncclComm::SeeFault() {
   if (segment_->header().fault != NcclHeader::kWritten) return false;
   state_ = ncclInvalidUsage;
@@ -241,7 +241,7 @@ bool ncclComm::Busy() {
 bool ncclComm::Step(NcclWork& work) {
   std::lock_guard lock(mutex_);
   if (ended_ || SeeFault()) return true;
-  if (work.sequence != finished_) return false;  // on another stream than the call before
+  if (work.sequence != finished_) return false;  // on another stream than the previous call
   while (true) {
     const size_t elements = std::min(PieceElements(work), work.count - work.at);
     if (!work.laid_out) {
@@ -273,7 +273,7 @@ bool ncclComm::AllCalledTheSame() {
   for (int r = 0; r < ranks_; ++r) {
     const NcclCall& other = segment_->slot(r).call;
     if (other == mine) continue;
-    Fail("ranks are at different calls, at which NCCL would hang: rank " + std::to_string(rank_) +
+    Fail("ranks are at different calls, where NCCL would hang: rank " + std::to_string(rank_) +
          " at " + Describe(mine) + ", rank " + std::to_string(r) + " at " + Describe(other));
     return false;
   }

@@ -1,7 +1,7 @@
 // One rank's side of an emulated NCCL communicator (include/nccl.h): joining, splitting, and the
-// pieces in which its calls exchange their data. A piece goes on in three steps, none of which ever
-// blocks: a rank lays out its own part when all others have read the one before, waits until all
-// have laid out theirs, and reads them.
+// pieces in which its calls exchange their data. A piece proceeds in three steps, none of which
+// ever blocks: a rank lays out its own part when all others have read the previous one, waits until
+// all have laid out theirs, and reads them.
 //
 // Threads: any. Work of a stream holds the communicator, so it outlives its handle. Internal to the
 // emulation.
@@ -22,7 +22,7 @@ namespace tercio::emulation {
 
 enum class NcclOperation : int32_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast, kMessage };
 
-// 0: not one of those that are emulated.
+// 0: the type is not emulated.
 size_t NcclBytes(ncclDataType_t type);
 
 struct NcclWork {
@@ -33,7 +33,7 @@ struct NcclWork {
   size_t count;
   int root = 0;
   uint64_t sequence = 0;
-  // How far it is.
+  // Progress of the call.
   size_t at = 0;  // elements
   bool laid_out = false;
 };
@@ -44,7 +44,7 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
  public:
   using NcclWork = tercio::emulation::NcclWork;
 
-  // Null: `error` says why.
+  // Null: `error` holds the reason.
   static std::shared_ptr<ncclComm> Open(const std::string& name, int rank, int ranks, int device,
                                         std::string* error);
 
@@ -52,20 +52,20 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   int ranks() const { return ranks_; }
   int device() const { return device_; }
 
-  // ncclInProgress while ranks are missing or a split or the first message is under way, and the
+  // ncclInProgress while ranks are missing or a split or the first message is in progress, and the
   // error, if there is one.
   ncclResult_t State(std::string* message);
-  // REQUIRES: State is ncclSuccess. What it makes is known with the handles of nccl.cc.
+  // REQUIRES: State is ncclSuccess. The new communicator is registered with the handles of nccl.cc.
   void Split(int color, int key, ncclComm_t* made);
 
-  // Two ranks are connected when both have come to their first message. Until then it is a call
-  // under way, which State begins then; false: they are connected, and it was not taken.
+  // Two ranks are connected when both have reached their first message. Until then it is a call in
+  // progress, which State starts then; false: they are connected, and it was not taken.
   bool Connect(std::function<ncclResult_t()> first_message);
 
   uint64_t Issue();           // the number of a call
   bool Step(NcclWork& work);  // whether it is done, or will never be
-  void End();                 // what is under way, for this rank only
-  bool Busy();                // calls are under way
+  void End();                 // ends the calls in progress, for this rank only
+  bool Busy();                // whether calls are in progress
 
  private:
   ncclComm() = default;
@@ -84,16 +84,16 @@ struct ncclComm : std::enable_shared_from_this<ncclComm> {
   int device_ = 0;
   std::unique_ptr<tercio::emulation::NcclSegment> segment_;
 
-  std::mutex mutex_;  // what follows
+  std::mutex mutex_;  // guards the members below
   ncclResult_t state_ = ncclInProgress;
   std::string message_;
   bool joined_ = false;
   bool ended_ = false;
   uint64_t splits_ = 0;
-  ncclComm_t* split_into_ = nullptr;  // while one is under way
+  ncclComm_t* split_into_ = nullptr;  // while a split is in progress
   bool splitting_ = false;
   bool connected_ = false;
-  std::function<ncclResult_t()> first_message_;  // until it is begun
+  std::function<ncclResult_t()> first_message_;  // until it is started
   uint64_t issued_ = 0;
   uint64_t finished_ = 0;
   uint64_t pieces_ = 0;  // that are done, of all calls

@@ -35,7 +35,7 @@ std::unique_ptr<NcclSegment> NcclSegment::Open(const std::string& name, int rank
     *error = Failed("opening", name);
     return nullptr;
   }
-  // Whoever comes first makes it as large; growing to the same size again changes nothing.
+  // The first rank sets this size; growing to the same size again changes nothing.
   const size_t bytes = kHeaderBytes + static_cast<size_t>(ranks) * sizeof(NcclSlot);
   struct stat status = {};
   const bool sized = fstat(file, &status) == 0 && (static_cast<size_t>(status.st_size) >= bytes ||
@@ -55,7 +55,7 @@ std::unique_ptr<NcclSegment> NcclSegment::Open(const std::string& name, int rank
   }
   NcclSlot& slot = segment->slot(rank);
   if (slot.claimed.exchange(1) != 0) {
-    *error = "rank " + std::to_string(rank) + " is there already";
+    *error = "rank " + std::to_string(rank) + " has already joined";
     return nullptr;
   }
   slot.process = getpid();
@@ -66,7 +66,7 @@ std::unique_ptr<NcclSegment> NcclSegment::Open(const std::string& name, int rank
 }
 
 NcclSegment::~NcclSegment() {
-  if (!Complete()) shm_unlink(name_.c_str());  // nobody can complete it any more
+  if (!Complete()) shm_unlink(name_.c_str());  // it can never be completed any more
   munmap(memory_, bytes_);
 }
 

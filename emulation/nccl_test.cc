@@ -236,7 +236,7 @@ TEST_F(NcclTest, DestroyedWithWorkLeftItSaysSo) {
     EXPECT_EQ(ncclAllReduce(rank.data, rank.data, 1, ncclFloat64, ncclSum, rank.comm, rank.stream),
               ncclSuccess);
     EXPECT_EQ(ncclCommDestroy(rank.comm), ncclInvalidUsage);
-    EXPECT_THAT(ncclGetLastError(nullptr), HasSubstr("under way"));
+    EXPECT_THAT(ncclGetLastError(nullptr), HasSubstr("in progress"));
     rank.comm = nullptr;
     EXPECT_EQ(cudaStreamSynchronize(rank.stream), cudaSuccess);
     destroyed = true;

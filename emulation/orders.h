@@ -1,4 +1,4 @@
-// The orders in which the emulation runs what a GPU runs at the same time: a program that is right
+// The orders in which the emulation runs things that a GPU runs at the same time: a correct program
 // gives the same bits in all of them, one with a race most likely does not.
 #pragma once
 
@@ -16,7 +16,7 @@ struct Orders {
   uint64_t seed = 1;
 };
 
-// Some that together find most races: both directions for both, and shuffled ones.
+// Some orders that together find most races: both directions for both, and shuffled ones.
 std::vector<Orders> DifferentOrders();
 std::string ToString(const Orders& orders);
 

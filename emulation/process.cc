@@ -26,7 +26,7 @@ Process::~Process() {
   stop_ = true;
   if (watcher_.joinable()) watcher_.join();
   const std::string report = MemoryReport();
-  if (!report.empty()) std::fprintf(stderr, "emulated CUDA: at the end\n%s", report.c_str());
+  if (!report.empty()) std::fprintf(stderr, "emulated CUDA: at exit\n%s", report.c_str());
 }
 
 void Process::Configure(const Settings& new_settings) {

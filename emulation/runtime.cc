@@ -23,7 +23,8 @@ namespace {
 constexpr int kVersion = 13000;
 constexpr int kMultiprocessors = 4;
 constexpr int kSharedBytes = 48 << 10;
-// What a kernel declares itself is not known here: each counts as if it declared this much.
+// The shared memory that a kernel declares itself is not known here: each counts as if it declared
+// this much.
 constexpr int kDeclaredSharedBytes = 1 << 10;
 constexpr int kSharedBytesOptin = 163 << 10;  // the smaller of compute capabilities 8.0 and 9.0
 
@@ -33,7 +34,7 @@ bool Exists(int device) {
 
 enum class Place { kDevice, kPinned, kPageable };
 
-// Where the memory is. Ends the program where it leaves its allocation.
+// The place of the memory. Ends the program if it exceeds its allocation.
 Place PlaceOf(const void* pointer, size_t bytes, const char* user) {
   Process& process = Process::Get();
   for (const auto& device : process.devices) {

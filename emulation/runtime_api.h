@@ -1,14 +1,13 @@
 // The part of CUDA's runtime API that Tercio uses, with CUDA's names and numbers, on emulated
-// devices. What differs from a GPU, always towards finding errors (control.h sets how):
-//   - Streams are lazy: work runs when somebody synchronizes or asks, or a stream is full, and then
-//     in an order over the streams that is drawn, bound only by streams and events.
+// devices. Differences from a GPU, always towards finding errors (control.h configures them):
+//   - Streams are lazy: work runs when a thread synchronizes or polls, or a stream is full. Its
+//     order over the streams is random then, bound only by streams and events.
 //   - Memory of devices is filled with NaN when it is allocated and freed, has guarded ends, and is
-//     limited. Copies that leave an allocation, and asynchronous ones from or to host memory that
+//     limited. Copies that exceed an allocation, and asynchronous ones from or to host memory that
 //     is not pinned, end the program.
 //   - All streams are non-blocking; the default stream (null) is refused.
-//   - Each kernel counts as if it declared 1 KiB of shared memory itself, which a launch may not
-//   ask
-//     for then, neither of the 48 KiB that need no attribute nor of what a device has.
+//   - Each kernel counts as if it declared 1 KiB of shared memory itself, which is then missing
+//     from the 48 KiB that need no attribute, and from the device's limit.
 //
 // Threads: as CUDA's: the current device and the last error are the thread's own; streams, events
 // and memory may be used by any thread. Work of a device runs on the thread that waits for it.
@@ -154,7 +153,7 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaDeviceSynchronize();
-// Every device can reach every other one.
+// Every device can access every other one.
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int flags);
 
@@ -226,7 +225,7 @@ cudaError_t GetKernelName(const char** name, const void* kernel);
 template <typename... Parameters, typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  static_assert((... && !std::is_reference_v<Parameters>), "a kernel takes no references");
+  static_assert((... && !std::is_reference_v<Parameters>), "a kernel cannot take references");
   return tercio::emulation::EnqueueKernel(
       *config, reinterpret_cast<const void*>(kernel),
       [kernel, values = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {

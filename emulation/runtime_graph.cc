@@ -1,5 +1,5 @@
 // CUDA's functions for capturing streams and for graphs. A graph is a line of nodes for each stream
-// that took part, with waits between lines; an execution draws which line goes on next.
+// that took part, with waits between lines; an execution randomly chooses the line that continues.
 #include <algorithm>
 #include <numeric>
 

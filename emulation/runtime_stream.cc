@@ -27,7 +27,7 @@ uint64_t LastRecord(CUevent_st::State& state) {
   return state.recorded;
 }
 
-// What a capturing stream may not be asked.
+// Refuses a call that is not allowed on a capturing stream.
 cudaError_t RefuseCapture(CUstream_st& stream) {
   if (stream.capture == nullptr) return cudaSuccess;
   stream.capture->invalid = true;
@@ -85,7 +85,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) 
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
 
-// What the stream has still to do is done later.
+// The stream's remaining work is still done.
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   if (const cudaError_t error = Enter("cudaStreamDestroy"); error != cudaSuccess) {
     return Return(error);
@@ -118,7 +118,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return Return(device.RunUntil(stream, [&] { return stream->finished >= last; }));
 }
 
-// A caller that polls gets the work done.
+// A caller that polls makes the work progress.
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   if (const cudaError_t error = Enter("cudaStreamQuery"); error != cudaSuccess)
     return Return(error);

@@ -217,7 +217,7 @@ TEST_F(RuntimeDeath, MisuseOfMemoryIsNamed) {
   EXPECT_DEATH(cudaMemcpyAsync(values, host, 16, cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync: host memory that is not pinned");
   EXPECT_DEATH(cudaMemcpy(values + 1, host, 16, cudaMemcpyHostToDevice),
-               "cudaMemcpy: 16 bytes at offset 4 leave an allocation of 16 bytes on device 0");
+               "cudaMemcpy: 16 bytes at offset 4 exceed an allocation of 16 bytes on device 0");
   EXPECT_DEATH(cudaMemsetAsync(values, 0, 17, stream), "cudaMemsetAsync: 17 bytes at offset 0");
 }
 

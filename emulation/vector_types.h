@@ -1,6 +1,6 @@
-// CUDA's small vectors, with its names, sizes and alignments: dim3, uint3, float2, float4 and their
-// like, and make_... for each. Only those that Tercio uses. For both sides, host and kernels.
-// Memory of any type may be read and written through them, as nvcc permits.
+// CUDA's small vectors, with its names, sizes and alignments: dim3, uint3, float2, float4 and
+// similar types, and make_... for each. Only those that Tercio uses. For both sides, host and
+// kernels. Memory of any type may be read and written through them, as nvcc permits.
 #pragma once
 
 struct uint3 {

@@ -193,7 +193,7 @@ struct SwigluArgs {
   int64_t rows, columns;
 };
 
-// dh may not be h.
+// dh must not be h.
 struct SwigluBackwardArgs {
   ConstValues dg;
   ConstValues h;

@@ -53,7 +53,7 @@ inline PhiloxKey MakeKey(uint64_t seed, uint64_t stream) {
   return {static_cast<uint32_t>(mixed), static_cast<uint32_t>(mixed >> 32)};
 }
 
-// An element is kept where its 32 random bits are at least this.
+// An element is kept if its 32 random bits are at least this.
 inline uint32_t DropThreshold(float probability) {
   const double scaled = static_cast<double>(probability) * 4294967296.0;
   return scaled >= 4294967295.0 ? 0xFFFFFFFFu : static_cast<uint32_t>(scaled);

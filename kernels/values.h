@@ -1,9 +1,9 @@
 // Values of a job's precision in memory of a device.
 //
-// What a value may be and how it is stored are two things: the CPU keeps bf16 and fp16 values in
-// floats, which it rounds, so that its arithmetic defines to the bit what a backend with 16-bit
-// buffers should hold; CUDA stores them in 16 bits. Whoever writes values rounds them to format(),
-// last. Owns nothing.
+// The set of possible values and their storage are independent: the CPU keeps bf16 and fp16 values
+// in floats, which it rounds, so that its arithmetic defines to the bit what a backend with 16-bit
+// buffers should hold; CUDA stores them in 16 bits. Writers round values to format(), last. Owns
+// nothing.
 //
 // The two formats of 8 bits (Micikevicius et al. 2022, "FP8 formats for deep learning") are those
 // of factors of scaled products alone (ops.h). E4M3 has 4 bits of exponent, 3 behind the point, no
@@ -29,16 +29,16 @@ constexpr int64_t BytesOf(Format format) {
   return format == Format::kFloat32 ? 4 : IsEightBits(format) ? 1 : 2;
 }
 
-// What values are multiplied with before they are rounded to 8 bits: a power of two, so that it
-// adds no rounding of its own, and 1 / multiplier is exact.
+// The factor of values before they are rounded to 8 bits: a power of two, so that it adds no
+// rounding of its own, and 1 / multiplier is exact.
 struct Scale {
   float multiplier = 1;
   float inverse = 1;
 };
 
-// The largest one, at most 2^100, that leaves a value of magnitude `largest` within a format of 8
-// bits; 1 where that is 0 or not finite. The largest numbers of both are 1.75 * 2^8 and 1.75 *
-// 2^15. For hosts and devices.
+// The largest factor, at most 2^100, that leaves a value of magnitude `largest` within a format of
+// 8 bits; 1 if that is 0 or not finite. The largest numbers of both are 1.75 * 2^8 and 1.75 * 2^15.
+// For hosts and devices.
 constexpr Scale ScaleFor(Format format, float largest) {
   const uint32_t bits = std::bit_cast<uint32_t>(largest) & 0x7fffffffu;
   const int exponent = static_cast<int>(bits >> 23) - 127;
@@ -65,7 +65,7 @@ class BasicValues {
       : data_(data), format_(format), stored_(stored) {
     TERCIO_CHECK(stored == format || stored == Format::kFloat32);
   }
-  // What may be written may be read.
+  // Writable values convert to read-only ones.
   template <typename Other>
   requires(std::is_const_v<Byte> && !std::is_const_v<Other>)
       BasicValues(BasicValues<Other> other)  // NOLINT(google-explicit-constructor)
@@ -76,7 +76,7 @@ class BasicValues {
   Byte* data() const { return data_; }
   int64_t BytesFor(int64_t count) const { return count * BytesOf(stored_); }
 
-  // Where they are stored as floats. Null stays null.
+  // The values, which are stored as floats. Null stays null.
   Float* floats() const {
     TERCIO_CHECK(stored_ == Format::kFloat32);
     return reinterpret_cast<Float*>(data_);

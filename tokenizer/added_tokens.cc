@@ -74,8 +74,8 @@ absl::StatusOr<std::vector<AddedToken>> ParseAddedTokens(const json& list) {
     const absl::StatusOr<bool> single_word = Flag(entry, "single_word");
     if (!single_word.ok()) return single_word.status();
     if (*single_word) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("added_tokens: '", token.content, "' has single_word, which is not known"));
+      return absl::InvalidArgumentError(absl::StrCat("added_tokens: '", token.content,
+                                                     "' has single_word, which is not supported"));
     }
     tokens.push_back(std::move(token));
   }
@@ -108,7 +108,7 @@ absl::StatusOr<AddedTokenMatcher> AddedTokenMatcher::Create(const std::vector<Ad
     Part& part = token.normalized ? matcher.normalized_ : matcher.raw_;
     if (!part.trie.Insert(form, static_cast<int32_t>(part.tokens.size()))) {
       return absl::InvalidArgumentError(
-          absl::StrCat("added_tokens: '", token.content, "' is empty or there twice"));
+          absl::StrCat("added_tokens: '", token.content, "' is empty or appears twice"));
     }
     part.tokens.push_back(token);
     if (token.right_strip || HasSpace(form) || HasSpace(token.content)) {
@@ -119,7 +119,7 @@ absl::StatusOr<AddedTokenMatcher> AddedTokenMatcher::Create(const std::vector<Ad
 }
 
 void AddedTokenMatcher::Part::Split(std::string_view text, OnPlain on_plain, OnId on_id) const {
-  size_t done = 0;  // everything before it was given out
+  size_t done = 0;  // everything before it has been returned
   size_t at = tokens.empty() ? text.size() : 0;
   while (at < text.size()) {
     const ByteTrie::Match match = trie.LongestPrefix(text.substr(at));

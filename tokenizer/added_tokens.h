@@ -33,10 +33,10 @@ struct AddedToken {
 absl::StatusOr<std::vector<AddedToken>> ParseAddedTokens(const nlohmann::json& json);
 nlohmann::json AddedTokensToJson(const std::vector<AddedToken>& tokens);
 
-// What the added tokens lay in a text: ids, and plain text between them.
+// Finds the added tokens in a text: ids, and plain text between them.
 class AddedTokenMatcher {
  public:
-  // `normalize` gives the form in which a token with normalized = true is looked for.
+  // `normalize` gives the form of a token with normalized = true that is searched for.
   using Normalize = absl::FunctionRef<std::string(std::string_view)>;
   static absl::StatusOr<AddedTokenMatcher> Create(const std::vector<AddedToken>& tokens,
                                                   Normalize normalize);
@@ -50,8 +50,8 @@ class AddedTokenMatcher {
     normalized_.Split(text, on_plain, on_id);
   }
 
-  // Whether no token reaches from a character that is not white space over one that is, so that a
-  // text may be cut between such two.
+  // Whether no token reaches across white space that follows another character, so that a text may
+  // be cut between such two.
   bool allows_cuts_at_spaces() const { return allows_cuts_; }
 
  private:

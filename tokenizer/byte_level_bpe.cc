@@ -39,7 +39,7 @@ const std::array<uint32_t, 256>& CharacterOfByte() {
   return characters;
 }
 
-// The bytes of a token that is written in these characters; nullopt where it has others.
+// The bytes of a token that is written in these characters; nullopt if it has others.
 std::optional<std::string> BytesOfToken(std::string_view token) {
   static const auto& byte_of = *new absl::flat_hash_map<uint32_t, char>([] {
     absl::flat_hash_map<uint32_t, char> table;
@@ -84,9 +84,9 @@ class Model : public TokenizerModel {
   const uint32_t cache_owner_ = WordCache::NewOwner();
   std::optional<AddedTokenMatcher> added_;
   MergeRules rules_;
-  std::array<int32_t, 256> byte_ids_;                     // kNoToken where there is none
+  std::array<int32_t, 256> byte_ids_;                     // kNoToken if there is none
   std::vector<std::optional<std::string>> bytes_of_;      // what each id decodes to
-  absl::flat_hash_map<std::string, int32_t> id_of_word_;  // where merges are ignored
+  absl::flat_hash_map<std::string, int32_t> id_of_word_;  // if merges are ignored
 };
 
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(ByteLevelBpe definition) {
@@ -206,15 +206,15 @@ absl::Status Model::UnknownByte(std::string_view text) const {
     const auto byte = static_cast<uint8_t>(text[i]);
     if (byte_ids_[byte] == kNoToken) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "the byte ", byte, " at place ", i, " is not in the tokenizer's vocabulary; ",
+          "the byte ", byte, " at position ", i, " is not in the tokenizer's vocabulary; ",
           "train it with all 256 bytes in its initial alphabet"));
     }
   }
   return absl::InvalidArgumentError("a space is not in the tokenizer's vocabulary");
 }
 
-// Words are encoded one by one, so that any border of words will do, if no added token reaches over
-// it. A part that begins with a space gets no other one put before it.
+// Words are encoded one by one, so any border of words will do, if no added token reaches over it.
+// A part that begins with a space gets no second one put before it.
 size_t Model::FindBorder(std::string_view text, size_t from) const {
   if (!added_->allows_cuts_at_spaces()) return text.size();
   for (size_t at = from + 1; at < text.size(); ++at) {

@@ -31,7 +31,7 @@ namespace tercio::data {
 struct ByteLevelBpe {
   WordPattern pattern = WordPattern::kGpt2;
   bool add_prefix_space = false;
-  bool ignore_merges = false;      // a word that is a token is not put together from merges
+  bool ignore_merges = false;      // a word that is a token is not assembled by merges
   std::optional<int32_t> unknown;  // for bytes that the vocabulary lacks
   Vocabulary vocabulary;
   std::vector<std::pair<int32_t, int32_t>> merges;  // by rank

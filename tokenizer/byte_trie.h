@@ -23,7 +23,7 @@ class ByteTrie {
 
   ByteTrie() { first_.fill(kNone); }
 
-  // False when the key is empty or already there. Requires: value >= 0, and at most kMostBytes
+  // False if the key is empty or already present. Requires: value >= 0, and at most kMostBytes
   // bytes in all keys together.
   bool Insert(std::string_view key, int32_t value) {
     if (key.empty()) return false;

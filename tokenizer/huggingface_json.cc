@@ -34,8 +34,8 @@ absl::Status CheckPostProcessor(const json& part) {
   return absl::OkStatus();
 }
 
-// ByteLevel alone cuts words as GPT-2 does; after a Split it cuts nothing. Where there are no
-// merges, words do not matter.
+// ByteLevel alone cuts words as GPT-2 does; after a Split it cuts nothing. Without merges, words do
+// not matter.
 absl::Status ReadBpePreTokenizer(const json& given, ByteLevelBpe* bpe) {
   const json& part = UnwrappedPart(given, "pretokenizers");
   const auto unknown = [&] { return UnknownPart("pre_tokenizer", given); };

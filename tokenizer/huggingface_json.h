@@ -1,7 +1,7 @@
 // Reads Hugging Face's `tokenizer.json`: byte-level BPE with the pre-tokenizers of GPT-2 and of
-// Llama 3 (or none, where there are no merges), BERT's WordPiece, and vocabularies of single
-// characters as Tercio exports them; hugging_face_pieces.h for Llama 2 and Mistral. Whatever else
-// such a file may ask for is refused by name.
+// Llama 3 (or none, if there are no merges), BERT's WordPiece, and vocabularies of single
+// characters as Tercio exports them; huggingface_pieces.h for Llama 2 and Mistral. Anything else in
+// such a file is refused by name.
 //
 // `post_processor` puts tokens around a text, which is the caller's business here; `truncation` and
 // `padding` belong to a call, not to a tokenizer. They do not change ids.
@@ -24,7 +24,7 @@
 
 namespace tercio::data {
 
-// `config` is what tokenizer_config.json and special_tokens_map.json say (may be empty).
+// `config` is the content of tokenizer_config.json and special_tokens_map.json (may be empty).
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFaceJson(
     const nlohmann::json& root, const nlohmann::json& config);
 
@@ -35,10 +35,10 @@ absl::StatusOr<std::string> MergeLine(const nlohmann::json& merge);
 absl::StatusOr<std::pair<int32_t, int32_t>> ParseMerge(const Vocabulary& vocabulary,
                                                        std::string_view line);
 
-// The token that `config` names for a role such as "eos_token"; empty where it names none.
+// The token that `config` names for a role such as "eos_token"; empty if it names none.
 std::string ConfiguredToken(const nlohmann::json& config, const char* role);
 
-// Ids with a meaning: those that `config` names, else tokens with the usual names.
+// Special ids: those that `config` names, else tokens with the usual names.
 SpecialIds FindSpecialIds(const nlohmann::json& config, const Vocabulary& vocabulary,
                           const std::vector<AddedToken>& added);
 

@@ -14,7 +14,7 @@ absl::Status UnknownPart(std::string_view key, const json& value) {
   if (shown.size() > 200) shown = absl::StrCat(shown.substr(0, 200), "...");
   return absl::InvalidArgumentError(absl::StrCat(
       std::string(key), " ", shown,
-      " is not known here; supported are byte-level BPE as in GPT-2 and Llama 3, "
+      " is not supported; supported are byte-level BPE as in GPT-2 and Llama 3, "
       "BPE of SentencePiece's pieces as in Llama 2 and Mistral, BERT's WordPiece, and single "
       "characters"));
 }

@@ -1,4 +1,4 @@
-// What the readers of Hugging Face's `tokenizer.json` share: its parts (normalizers,
+// Common code of the readers of Hugging Face's `tokenizer.json`: its parts (normalizers,
 // pre-tokenizers, decoders) and how they are refused.
 //
 // Thread safety: pure functions.
@@ -14,13 +14,13 @@
 
 namespace tercio::data {
 
-// The refusal of what a key asks for.
+// The error for an unsupported value of a key.
 absl::Status UnknownPart(std::string_view key, const nlohmann::json& value);
 
-// The type of a part such as a normalizer; empty where there is none.
+// The type of a part such as a normalizer; empty if there is none.
 std::string TypeOfPart(const nlohmann::json& part);
 
-// Parts of a Sequence of one, and no parts, are taken for what they are.
+// Unwraps a Sequence of one part, or of none.
 const nlohmann::json& UnwrappedPart(const nlohmann::json& part, const char* list);
 
 // Keys of a model that must have one of their harmless values.

@@ -69,12 +69,12 @@ absl::Status ReadSpaces(const json& root, SentencePiece* pieces) {
   pieces->rules.add_dummy_prefix = false;
   if (cuts.is_null()) return ReadNormalizer(normalizer, &pieces->rules);
   if (!UnwrappedPart(normalizer, "normalizers").is_null()) {
-    return UnknownPart("beside Metaspace the normalizer", normalizer);
+    return UnknownPart("with Metaspace, the normalizer", normalizer);
   }
   return ReadMetaspace(cuts, pieces);
 }
 
-// One space is taken from the beginning of a decoded text where one was put there.
+// One space is removed from the beginning of a decoded text if one was put there.
 absl::Status CheckDecoder(const json& decoder, bool prefix) {
   const json& parts = JsonAt(decoder, "decoders");
   bool strips = false;
@@ -95,20 +95,20 @@ bool IsOneCharacter(std::string_view text) {
   return !text.empty() && DecodeUtf8(text, 0).length == text.size();
 }
 
-// Which tokens merges make, and whether that is what SentencePiece would do.
+// The tokens that merges make, and whether SentencePiece would make the same.
 class MergeOrder {
  public:
   explicit MergeOrder(const Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
 
   absl::Status Read(const json& merges);
-  // The place of a token among those that merges make; none where nothing makes it.
+  // The position of a token among those that merges make; none if no merge makes it.
   std::optional<size_t> PlaceOf(int32_t token) const {
     const auto found = places_.find(token);
     if (found == places_.end()) return std::nullopt;
     return found->second;
   }
   size_t count() const { return places_.size(); }
-  // Whether two symbols of a text could stand side by side and make this token.
+  // Whether two symbols of a text could be adjacent and make this token.
   bool CanBeMade(std::string_view token) const {
     return FirstHalf(token, [](std::string_view, std::string_view) { return true; }) != 0;
   }
@@ -159,12 +159,12 @@ absl::Status MergeOrder::Add(int32_t left, int32_t right) {
                               "' makes a token that is not in the vocabulary"));
   }
   if (IsByteToken(first) || IsByteToken(second)) {
-    return Fault(absl::StrCat("the merge '", first, " ", second, "' of bytes is not known here"));
+    return Fault(absl::StrCat("the merge '", first, " ", second, "' of bytes is not supported"));
   }
   if (*made != last_ && !places_.emplace(*made, places_.size()).second) {
-    return Fault(absl::StrCat("the merge '", first, " ", second,
-                              "' stands apart from the others that make its token, which is not "
-                              "known here"));
+    return Fault(
+        absl::StrCat("the merge '", first, " ", second,
+                     "' stands apart from the others that make its token, which is not supported"));
   }
   last_ = *made;
   pairs_.emplace(left, right);
@@ -181,16 +181,16 @@ absl::Status MergeOrder::CheckComplete() const {
     });
     if (at == 0) continue;
     return Fault(absl::StrCat("model.merges lack '", std::string(token.substr(0, at)), " ",
-                              std::string(token.substr(at)), "', which is not known here"));
+                              std::string(token.substr(at)), "', which is not supported"));
   }
   return absl::OkStatus();
 }
 
-// Tokens that are new get ids behind the vocabulary: pieces too, which no text makes.
+// New tokens get ids after the vocabulary: they are pieces, too, but no text contains them.
 absl::Status AppendAdded(const std::vector<AddedToken>& added, SentencePiece* model) {
   for (const AddedToken& token : added) {
     const auto id = static_cast<size_t>(token.id);
-    if (id < model->pieces.size()) continue;  // SentencePiece checks what it is called
+    if (id < model->pieces.size()) continue;  // SentencePiece checks its text
     if (id > model->pieces.size()) {
       return Fault(absl::StrCat("added_tokens: '", token.content, "' leaves ids without a token"));
     }
@@ -199,7 +199,7 @@ absl::Status AppendAdded(const std::vector<AddedToken>& added, SentencePiece* mo
   return absl::OkStatus();
 }
 
-// Scores fall in the order of the merges; those of pieces that nothing makes follow.
+// Scores fall in the order of the merges; those of pieces that no merge makes follow.
 absl::Status ReadPieces(const Vocabulary& vocabulary, const MergeOrder& order,
                         const std::string& unknown, SentencePiece* model) {
   size_t next = order.count();
@@ -244,7 +244,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
   TERCIO_ASSIGN_OR_RETURN(const std::string unknown, JsonText(model, "unk_token", ""));
   TERCIO_ASSIGN_OR_RETURN(const Vocabulary vocabulary,
                           Vocabulary::FromObject(JsonAt(model, "vocab")));
-  // The library begins a run of unknown characters again in every word.
+  // The library restarts a run of unknown characters in every word.
   if (pieces.metaspace.has_value() && pieces.metaspace->splits && !pieces.byte_fallback &&
       !vocabulary.Find(kSpaceSymbol).has_value()) {
     return Fault("model.vocab lacks the symbol of the space, at which Metaspace splits");
@@ -262,7 +262,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(con
   std::vector<std::optional<int32_t>> apart = {pieces.special.beginning, pieces.special.end_of_text,
                                                pieces.special.pad};
   for (const AddedToken& token : pieces.added) apart.emplace_back(token.id);
-  // Tokens with a meaning are no parts of words: no text is to make them.
+  // Special tokens are not parts of words: no text is to produce them.
   for (const std::optional<int32_t>& id : apart) {
     if (!id.has_value() || order.PlaceOf(*id).has_value()) continue;
     SentencePiece::Piece& piece = pieces.pieces[static_cast<size_t>(*id)];

@@ -3,9 +3,9 @@
 // for unknown characters. It becomes a SentencePiece tokenizer (sentence_piece.h) that gives the
 // same ids.
 //
-// Such a file says which two tokens may be joined, and in which order; SentencePiece joins whatever
-// makes a piece, in the order of the pieces' scores. The two agree, and the file is read, where
-// every pair that makes a token is among its merges, those of one token stand together, and none
+// Such a file lists which two tokens may be joined, and in which order; SentencePiece joins any two
+// that make a piece, in the order of the pieces' scores. The two agree, and the file is accepted,
+// if every pair that makes a token is among its merges, those of one token stand together, and none
 // joins the tokens of bytes.
 //
 // Thread safety: pure functions.
@@ -20,10 +20,10 @@
 
 namespace tercio::data {
 
-// Whether a BPE file is of this sort, and not of bytes.
+// Whether a BPE file is of this kind, and not of bytes.
 bool HoldsPieces(const nlohmann::json& root);
 
-// `config` is what tokenizer_config.json and special_tokens_map.json say (may be empty).
+// `config` is the content of tokenizer_config.json and special_tokens_map.json (may be empty).
 absl::StatusOr<std::shared_ptr<const TokenizerModel>> ParseHuggingFacePieces(
     const nlohmann::json& root, const nlohmann::json& config);
 

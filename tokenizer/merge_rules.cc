@@ -45,7 +45,7 @@ void MergeRules::ApplyToFew(int32_t* ids, size_t* count) const {
 void MergeRules::ApplyToMany(size_t begin, std::vector<int32_t>* ids) const {
   constexpr size_t kNone = SIZE_MAX;
   struct Symbol {
-    int32_t id;  // -1: it was merged into the one before it
+    int32_t id;  // -1: it was merged into the previous one
     size_t previous;
     size_t next;
   };
@@ -76,7 +76,7 @@ void MergeRules::ApplyToMany(size_t begin, std::vector<int32_t>* ids) const {
     const Candidate top = queue.top();
     queue.pop();
     Symbol& left = symbols[top.left];
-    // One of the two may have been merged with another since.
+    // One of the two may have been merged with another meanwhile.
     if (left.id != top.left_id || left.next == kNone || symbols[left.next].id != top.right_id) {
       continue;
     }

@@ -13,7 +13,7 @@ namespace tercio::data {
 
 class MergeRules {
  public:
-  // The later rule of two for the same pair counts.
+  // If a pair has two rules, the later one counts.
   void Set(int32_t left, int32_t right, uint32_t rank, int32_t merged) {
     rules_[KeyOf(left, right)] = {rank, merged};
   }

@@ -15,8 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-// Calls visit(code_point) for every character; INVALID_ARGUMENT with the byte offset where the text
-// is not UTF-8.
+// Calls visit(code_point) for every character; INVALID_ARGUMENT with the byte offset if the text is
+// not UTF-8.
 template <typename Visit>
 absl::Status ForCodePoints(std::string_view text, const Visit& visit) {
   for (size_t i = 0; i < text.size();) {

@@ -24,16 +24,16 @@ using nlohmann::json;
 using Type = SentencePiece::Type;
 
 constexpr char kKind[] = "sentence_piece";
-// How much worse an unknown character is than the worst piece.
+// The score of an unknown character is this much below that of the worst piece.
 constexpr float kUnknownPenalty = 10.0f;
 // Unigram's sums start over at the first word after this many bytes: in fp32 a sum over a book has
 // no digits left for the next word.
 constexpr size_t kStretch = size_t{128} << 10;
-// What a user-defined piece is worth for each byte but the first: with scores below 0 it always
-// wins, and the longer of two does. As in version 0.2.3 of the library.
+// The score of a user-defined piece for each byte but the first: with other scores below 0 it
+// always wins, and the longer of two does. As in version 0.2.3 of the library.
 constexpr float kUserDefinedScore = 0.1f;
-// Stands for an added token in a prepared text: this byte, which UTF-8 has not, then its id in
-// bytes of seven bits, which no space symbol has.
+// Stands for an added token in a prepared text: this byte, which UTF-8 does not have, then its id
+// in bytes of seven bits, which no space symbol has.
 constexpr char kMark = '\xff';
 constexpr size_t kMarkBytes = 6;
 
@@ -41,7 +41,7 @@ absl::Status Fault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("SentencePiece: ", std::string(what)));
 }
 
-// Bytes of the character that a byte begins; 1 for one that begins none.
+// Bytes of the character that a byte begins; 1 if it begins none.
 size_t CharacterLength(char first) {
   constexpr uint8_t kLengths[] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 3, 4};
   return kLengths[static_cast<uint8_t>(first) >> 4];
@@ -106,9 +106,9 @@ class Model : public TokenizerModel {
   const uint32_t cache_owner_ = WordCache::NewOwner();
   std::optional<SentencePieceNormalizer> normalizer_;
   std::optional<AddedTokenMatcher> added_;
-  absl::flat_hash_map<int32_t, std::string> added_surfaces_;  // what they decode to
+  absl::flat_hash_map<int32_t, std::string> added_surfaces_;  // the text that each decodes to
   int32_t unknown_ = -1;
-  std::array<int32_t, 256> byte_ids_;              // -1 where there is none
+  std::array<int32_t, 256> byte_ids_;              // -1 if there is none
   absl::flat_hash_map<int32_t, uint8_t> byte_of_;  // of the byte pieces
   float least_score_ = FLT_MAX;
   absl::flat_hash_map<std::string_view, int32_t> id_of_;  // views of definition_.pieces
@@ -137,7 +137,7 @@ absl::StatusOr<std::shared_ptr<const TokenizerModel>> Model::Create(SentencePiec
                                                           ? std::string(text)
                                                           : model->normalizer_->Normalize(text);
                                              }));
-  // As the library (0.23) does: in the form in which it is found.
+  // As in the library (0.23): in the form in which it is found.
   for (const AddedToken& token : model->definition_.added) {
     const std::string form = token.normalized ? model->FormOf(token.content) : token.content;
     model->added_surfaces_[token.id] = absl::StrReplaceAll(form, {{"\u2581", " "}});
@@ -156,16 +156,17 @@ absl::Status Model::CheckAdded() const {
   const bool changes_texts = !rules.charsmap.empty() || rules.remove_extra_whitespaces ||
                              !rules.escape_whitespaces || rules.whitespace_as_suffix;
   if (!definition_.added.empty() && changes_texts) {
-    return Fault("added tokens beside rules that change a text are not known here");
+    return Fault("added tokens together with rules that change a text are not supported");
   }
   if (definition_.metaspace.has_value() &&
       (changes_texts || definition_.algorithm != SentencePiece::Algorithm::kBpe)) {
-    return Fault("Metaspace with unigram, or beside rules that change a text, is not known here");
+    return Fault(
+        "Metaspace with unigram, or together with rules that change a text, is not supported");
   }
   return absl::OkStatus();
 }
 
-// In which an added token is looked for in normalized text.
+// The form of an added token that is searched for in normalized text.
 std::string Model::FormOf(std::string_view added_token) const {
   return definition_.metaspace.has_value() ? std::string(added_token)
                                            : normalizer_->Normalize(added_token);
@@ -183,7 +184,8 @@ std::optional<std::string> Model::Prepare(std::string_view text) const {
   return prepared;
 }
 
-// Normalizers come before the tokens that are looked for in normalized text, Metaspace after them.
+// Normalizers come before the tokens that are searched for in normalized text, Metaspace after
+// them.
 void Model::PrepareBetweenAdded(std::string_view plain, bool begins_text,
                                 std::string* prepared) const {
   const auto mark = [&](int32_t id) { AppendMark(id, prepared); };
@@ -223,7 +225,7 @@ absl::Status Model::ReadPieces() {
     }
     if (!std::isfinite(known.score)) return Fault(absl::StrCat("piece ", i, " has no score"));
     if (!id_of_.emplace(known.text, id).second) {
-      return Fault(absl::StrCat("the piece '", known.text, "' is there twice"));
+      return Fault(absl::StrCat("the piece '", known.text, "' appears twice"));
     }
     if (known.type == Type::kUnknown) {
       if (unknown_ != -1) return Fault("there are two unknown pieces");
@@ -260,8 +262,8 @@ absl::Status Model::ReadBytePiece(int32_t id) {
   return Fault(absl::StrCat("the byte piece '", text, "' names no byte"));
 }
 
-// Whether no piece reaches from another character over a space that follows it, so that words are
-// covered apart as together. BPE may also take unused pieces apart as it saw them made elsewhere.
+// Whether no piece reaches across a space that follows another character, so that words can be
+// encoded separately. BPE may also take unused pieces apart as it saw them made elsewhere.
 bool Model::WordsStandAlone() const {
   if (!definition_.rules.escape_whitespaces) return false;
   const bool bpe = definition_.algorithm == SentencePiece::Algorithm::kBpe;
@@ -277,8 +279,8 @@ bool Model::WordsStandAlone() const {
   return true;
 }
 
-// The first place after `from` where a word begins: a space that follows another character, or any
-// where Metaspace splits. Else the end.
+// The first position after `from` at which a word begins: a space that follows another character,
+// or any space if Metaspace splits. Else the end.
 size_t Model::WordEnd(std::string_view text, size_t from) const {
   for (size_t at = text.find(kSpaceSymbol, from + 1); at != text.npos;
        at = text.find(kSpaceSymbol, at + 1)) {
@@ -287,17 +289,17 @@ size_t Model::WordEnd(std::string_view text, size_t from) const {
   return text.size();
 }
 
-// Where a stretch of unigram text that begins at `begin` ends.
+// The end of a stretch of unigram text that begins at `begin`.
 size_t Model::StretchEnd(std::string_view text, size_t begin) const {
   if (!words_stand_alone_ || text.size() - begin <= kStretch) return text.size();
   return WordEnd(text, begin + kStretch - 1);
 }
 
-// BPE may be cut at every word. What is rounded off unigram's sums decides between covers that are
-// equally good, so it may be cut only where EncodePart begins its sums again.
+// BPE may be cut at every word. Rounding errors of unigram's sums decide between covers that are
+// equally good, so it may be cut only where EncodePart restarts its sums.
 size_t Model::FindBorder(std::string_view text, size_t from) const {
   if (!words_stand_alone_) return text.size();
-  // Join would take the unknown piece behind one that was found as an added token for its run.
+  // Join would take the unknown piece after one that was found as an added token for its run.
   if (!definition_.added.empty() && !definition_.byte_fallback) return text.size();
   if (definition_.algorithm == SentencePiece::Algorithm::kBpe) return WordEnd(text, from);
   size_t end = 0;
@@ -373,7 +375,7 @@ std::vector<int32_t> Model::EncodePlain(std::string_view text) const {
 }
 
 // The best cover of each prefix of the text, from left to right; the comparisons and the precision
-// are the library's, for they decide between covers that are equally good.
+// are the library's, since they decide between covers that are equally good.
 void Model::EncodeUnigram(std::string_view text, std::vector<int32_t>* ids) const {
   struct Best {
     float score = 0;
@@ -490,7 +492,7 @@ absl::StatusOr<std::string> Model::Decode(absl::Span<const int32_t> ids) const {
 }
 
 std::optional<std::vector<bool>> Model::WordContinuations() const {
-  // A space at the end of a word says nothing about the piece that it ends.
+  // A space at the end of a word does not tell anything about the piece that it ends.
   if (definition_.rules.whitespace_as_suffix) return std::nullopt;
   std::vector<bool> continues(definition_.pieces.size(), false);
   for (size_t id = 0; id < continues.size(); ++id) {

@@ -1,12 +1,12 @@
 // SentencePiece: a text is normalized as a whole (sentence_piece_normalizer.h), then covered with
 // pieces. Unigram takes the cover with the highest sum of scores; BPE joins the two neighbours that
-// make the piece with the highest score, until there are none. T5 is unigram, Llama 2 is BPE.
+// make the piece with the highest score, until none do. T5 is unigram, Llama 2 is BPE.
 //
-// Characters that no piece covers are the unknown piece, one for a run of them, or with byte
+// Characters that no piece covers become the unknown piece, one for a run of them, or with byte
 // fallback a piece for each byte. Control pieces (<s>, </s>) are never found in a text. Ids are
 // those of the SentencePiece library (0.2.3). It sums unigram's scores in fp32 from the beginning
-// of a text; here the sums start over at the first word after each 128 KiB (where no piece holds a
-// space behind another character), so that long texts lose no precision.
+// of a text; here the sums start over at the first word after each 128 KiB (if no piece holds a
+// space after another character), so that long texts lose no precision.
 //
 // Stored JSON: {"kind":"sentence_piece","algorithm":"unigram"|"bpe","byte_fallback":b,
 //   "add_dummy_prefix":b,"remove_extra_whitespaces":b,"escape_whitespaces":b,
@@ -16,8 +16,9 @@
 //   "metaspace":{"first_only":b,"splits":b} (where there is one)}
 //
 // Thread safety: immutable; each thread keeps a cache of words (word_cache.h).
-// Errors:        INVALID_ARGUMENT: a file that contradicts itself or asks for what is not known
-//                here (word and character models, denormalization); an id without a piece.
+// Errors:        INVALID_ARGUMENT: a file that contradicts itself or requires something that
+//                is not supported (word and character models, denormalization); an id without a
+//                piece.
 #pragma once
 
 #include <cstdint>
@@ -46,17 +47,18 @@ struct SentencePiece {
 
   Algorithm algorithm = Algorithm::kUnigram;
   bool byte_fallback = false;
-  std::string unknown_surface = " \u2047 ";  // what the unknown piece decodes to
+  std::string unknown_surface = " \u2047 ";  // the text of the unknown piece when decoded
   std::vector<Piece> pieces;                 // by id
   SentencePieceRules rules;
-  // Found in a text before all else (added_tokens.h); what lies between is normalized apart. Each
-  // is a piece too. Only without rules that replace characters or collapse white space.
+  // Found in a text before anything else (added_tokens.h); the text between them is normalized
+  // separately. Each is a piece, too. Only without rules that replace characters or collapse white
+  // space.
   std::vector<AddedToken> added;
-  // What Hugging Face's pre-tokenizer Metaspace does otherwise than SentencePiece: the dummy prefix
-  // is left out where a space stands already. Only for BPE, under the same restrictions.
+  // The differences of Hugging Face's pre-tokenizer Metaspace from SentencePiece: the dummy prefix
+  // is left out if there is a space already. Only for BPE, under the same restrictions.
   struct Metaspace {
-    bool first_only = false;  // no prefix behind an added token
-    bool splits = false;      // every space begins a word, also one behind another
+    bool first_only = false;  // no prefix after an added token
+    bool splits = false;      // every space begins a word, even one after another
   };
   std::optional<Metaspace> metaspace;
   SpecialIds special;

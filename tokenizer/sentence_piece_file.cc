@@ -14,7 +14,7 @@ absl::Status Fault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("not a SentencePiece model: ", std::string(what)));
 }
 
-// One field of a message. Groups, which no version of these messages has, are refused.
+// One field of a message. Groups are refused: no version of these messages has any.
 struct Field {
   uint32_t number = 0;
   enum class Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 } wire = Wire::kVarint;
@@ -53,7 +53,7 @@ class FieldReader {
         field.wire = Field::Wire::kFixed32;
         return Fixed(4, field);
       default:
-        return Fault("a field is of an unknown form");
+        return Fault("a field has an unknown wire type");
     }
   }
 
@@ -68,10 +68,10 @@ class FieldReader {
         return value;
       }
     }
-    return Fault("a number is cut short");
+    return Fault("a number is truncated");
   }
   absl::StatusOr<std::optional<Field>> Fixed(size_t size, Field field) {
-    if (rest_.size() < size) return Fault("a number is cut short");
+    if (rest_.size() < size) return Fault("a number is truncated");
     for (size_t i = 0; i < size; ++i) {
       field.value |= static_cast<uint64_t>(static_cast<uint8_t>(rest_[i])) << (8 * i);
     }
@@ -95,7 +95,7 @@ absl::Status ForFields(std::string_view message, const Visit& visit) {
 
 absl::Status ExpectWire(const Field& field, Field::Wire wire) {
   if (field.wire == wire) return absl::OkStatus();
-  return Fault(absl::StrCat("field ", field.number, " is of another form than it should be"));
+  return Fault(absl::StrCat("field ", field.number, " has the wrong wire type"));
 }
 
 absl::Status ReadText(const Field& field, std::string* out) {
@@ -135,8 +135,8 @@ absl::StatusOr<SentencePiece::Piece> ParsePiece(std::string_view message) {
   return piece;
 }
 
-// What the rules of normalization are called that change nothing in how a text is encoded here:
-// their name, and the rules as they were written before they were compiled.
+// Reads the rules of normalization. Their name, and the rules before they were compiled, do not
+// change how a text is encoded.
 absl::Status ParseNormalizer(std::string_view message, SentencePieceRules* rules) {
   return ForFields(message, [&](const Field& field) -> absl::Status {
     switch (field.number) {
@@ -170,14 +170,14 @@ absl::Status ReadAlgorithm(const Field& field, SentencePiece* model) {
                                                    field.value == 3   ? "'word'"
                                                    : field.value == 4 ? "'char'"
                                                                       : absl::StrCat(field.value),
-                                                   " is not known here; unigram and bpe are"));
+                                                   " is not supported; unigram and bpe are"));
   }
   model->algorithm =
       field.value == 1 ? SentencePiece::Algorithm::kUnigram : SentencePiece::Algorithm::kBpe;
   return absl::OkStatus();
 }
 
-// How the model was trained; what is not named here has no part in encoding.
+// Reads how the model was trained; other fields have no part in encoding.
 absl::Status ParseTrainer(std::string_view message, SentencePiece* model, ControlNames* names) {
   return ForFields(message, [&](const Field& field) -> absl::Status {
     switch (field.number) {
@@ -242,7 +242,7 @@ absl::StatusOr<SentencePiece> ParseSentencePieceFile(std::string_view bytes) {
         SentencePieceRules denormalizer;
         TERCIO_RETURN_IF_ERROR(ParseNormalizer(field.bytes, &denormalizer));
         if (denormalizer.charsmap.empty()) return absl::OkStatus();
-        return absl::InvalidArgumentError("a SentencePiece denormalizer_spec is not known here");
+        return absl::InvalidArgumentError("a SentencePiece denormalizer_spec is not supported");
       }
       default:
         return absl::OkStatus();

@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kNone = SIZE_MAX;
 
 struct Symbol {
-  std::string_view text;  // empty: it was joined with the one before it
+  std::string_view text;  // empty: it was joined with the previous one
   bool frozen;
   size_t previous;
   size_t next;
@@ -31,7 +31,7 @@ struct Candidate {
 
 using Halves = absl::flat_hash_map<std::string_view, std::pair<std::string_view, std::string_view>>;
 
-// Appends the pieces that `text` is made of, where it is one that has to be taken apart.
+// Appends the pieces that `text` is made of, if it has to be taken apart.
 void TakeApart(std::string_view text, const Halves& halves, std::vector<std::string_view>* out) {
   std::vector<std::string_view> rest = {text};
   while (!rest.empty()) {
@@ -74,7 +74,7 @@ std::vector<std::string_view> MergePieces(
     queue.pop();
     Symbol& left = symbols[top.left];
     Symbol& right = symbols[top.right];
-    // One of the two may have been joined with another since.
+    // One of the two may have been joined with another meanwhile.
     if (left.text.empty() || right.text.empty() ||
         left.text.size() + right.text.size() != top.size) {
       continue;

@@ -1,9 +1,8 @@
-// The merging of SentencePiece's BPE: two neighbours are joined when what they make is a piece,
-// that with the highest score first, of equal ones the leftmost. Time n log n in the number of
-// symbols.
+// The merging of SentencePiece's BPE: two neighbours are joined if they make a piece, the one with
+// the highest score first, of equal ones the leftmost. Time n log n in the number of symbols.
 //
-// A piece may be for use within the merging only; where one is left at the end it is taken apart
-// into the two that made it.
+// A piece may be for use within the merging only; if one is left at the end it is taken apart into
+// the two that made it.
 //
 // Thread safety: pure functions.
 // Errors:        none.
@@ -27,8 +26,8 @@ struct PieceScore {
   bool unused;  // taken apart at the end
 };
 
-// What is left of the symbols, which lie one behind the other in one text. `score_of` says what a
-// text is worth as a piece, nullopt where it is none.
+// The symbols that remain, which lie one after the other in one text. `score_of` returns the score
+// of a text as a piece, nullopt if it is not one.
 std::vector<std::string_view> MergePieces(
     std::vector<PieceSymbol> symbols,
     absl::FunctionRef<std::optional<PieceScore>(std::string_view)> score_of);

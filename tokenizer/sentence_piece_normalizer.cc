@@ -24,7 +24,7 @@ uint32_t LittleEndian(std::string_view bytes) {
   return value;
 }
 
-// The fields of a unit of the double array: bit 8 says that a value hangs below, bits 0-7 and 31
+// The fields of a unit of the double array: bit 8 is set if a value hangs below, bits 0-7 and 31
 // are the label (bit 31 marks values), bits 10-30 the offset to the children, shifted by 8 if bit 9
 // is set.
 bool HasValue(uint32_t unit) { return (unit >> 8 & 1) != 0; }
@@ -39,10 +39,10 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::Create(
   SentencePieceNormalizer normalizer;
   const std::string_view map = rules.charsmap;
   if (!map.empty()) {
-    if (map.size() < 4) return Fault("are cut short");
+    if (map.size() < 4) return Fault("are truncated");
     const uint32_t bytes = LittleEndian(map);
     if (bytes == 0 || bytes % 4 != 0 || bytes >= map.size() - 4) {
-      return Fault("give their trie a size that they have not");
+      return Fault("declare a trie larger than they are");
     }
     normalizer.units_.resize(bytes / 4);
     for (size_t i = 0; i < normalizer.units_.size(); ++i) {
@@ -62,7 +62,7 @@ absl::StatusOr<SentencePieceNormalizer> SentencePieceNormalizer::Create(
   return normalizer;
 }
 
-// Length 0 where no rule applies. Every place is checked against the table, for it comes from a
+// Length 0 if no rule applies. Every index is checked against the table, since it comes from a
 // file.
 SentencePieceNormalizer::Prefix SentencePieceNormalizer::LongestRule(std::string_view text) const {
   Prefix longest = {{}, 0};
@@ -77,7 +77,7 @@ SentencePieceNormalizer::Prefix SentencePieceNormalizer::LongestRule(std::string
     if (!HasValue(unit)) continue;
     if (place >= units_.size()) break;
     const size_t value = ValueOf(units_[place]);
-    // Past the end by a damaged value: as if there were no rule.
+    // A damaged value points past the end: as if there were no rule.
     if (value < replacements_.size()) longest = {replacements_.data() + value, i + 1};
   }
   return longest;

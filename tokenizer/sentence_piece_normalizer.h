@@ -1,10 +1,10 @@
-// What SentencePiece does to a text before it is cut into pieces: characters are replaced by rules
-// of the model file, white space is collapsed, a space is put before the text, and spaces become
-// U+2581.
+// SentencePiece's treatment of a text before it is cut into pieces: characters are replaced by
+// rules of the model file, white space is collapsed, a space is put before the text, and spaces
+// become U+2581.
 //
-// The rules are a double-array trie, whose values are places in a block of replacements that end
+// The rules are a double-array trie, whose values are offsets into a block of replacements that end
 // with a zero byte: u32 size of the trie, the trie as u32 units, the replacements; little-endian.
-// The longest rule at each place counts. No rules at all: the text stays as it is.
+// The longest rule at each position counts. Without rules the text stays as it is.
 //
 // Thread safety: immutable after Create.
 // Errors:        INVALID_ARGUMENT: rules that are damaged. A byte that is not UTF-8 becomes U+FFFD.
@@ -27,7 +27,7 @@ struct SentencePieceRules {
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
-  bool whitespace_as_suffix = false;  // the dummy prefix goes behind
+  bool whitespace_as_suffix = false;  // the dummy prefix goes after the text
 };
 
 class SentencePieceNormalizer {
@@ -50,7 +50,7 @@ class SentencePieceNormalizer {
 
   SentencePieceRules rules_;
   std::vector<uint32_t> units_;
-  std::string replacements_;  // ends with a zero byte where there are rules
+  std::string replacements_;  // ends with a zero byte if there are rules
   ByteTrie untouched_;
 };
 

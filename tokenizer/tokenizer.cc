@@ -34,7 +34,7 @@ absl::StatusOr<Model> ModelFromJson(const nlohmann::json& json) {
   return absl::InvalidArgumentError(absl::StrCat("unknown kind '", kind, "'"));
 }
 
-// The text in about `parts` pieces, cut where the model allows it.
+// Cuts the text into about `parts` pieces, at places that the model allows.
 std::vector<std::string_view> CutAtBorders(const TokenizerModel& model, std::string_view text,
                                            size_t parts) {
   std::vector<std::string_view> cut;
@@ -77,7 +77,7 @@ absl::StatusOr<Tokenizer> Tokenizer::FromJson(std::string_view text) {
 
 Tokenizer::BertIds Tokenizer::bert_ids() const {
   BertIds ids = {cls(), separator(), mask(), pad()};
-  // One token for both ends of a text, as GPT-2 has it, does not stand for two.
+  // One token for both ends of a text, as GPT-2 has it, does not count as two.
   if (beginning() != end_of_text()) {
     if (!ids.cls.has_value()) ids.cls = beginning();
     if (!ids.sep.has_value()) ids.sep = end_of_text();
@@ -113,7 +113,7 @@ absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
 
   size_t count = 0;
   for (const auto& ids : encoded) {
-    // Faults name places in the text, so they are left to the one who sees all of it.
+    // Errors name positions in the text, so the whole text is encoded again to report them.
     if (!ids.ok()) return model.EncodePart(whole);
     count += ids->size();
   }

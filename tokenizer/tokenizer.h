@@ -1,4 +1,4 @@
-// Text to token ids and back, of every kind that Tercio knows:
+// Text to token ids and back, for every kind of tokenizer that Tercio supports:
 //
 //   bytes, chars      plain_tokenizers.h: no file
 //   byte_level_bpe    byte_level_bpe.h: GPT-2, RoBERTa, Llama 3
@@ -6,13 +6,13 @@
 //   word_piece        word_piece.h: BERT
 //
 // The JSON form holds all that is needed to encode and decode. It is stored in token caches, beside
-// token files, and in checkpoints, so that generated ids can be read back; each kind's header says
-// what is in it.
+// token files, and in checkpoints, so that generated ids can be decoded; each kind's header
+// describes its content.
 //
 // Thread safety: immutable after construction. A copy shares the vocabulary, and costs nothing.
-// Errors:        INVALID_ARGUMENT: text or ids that the vocabulary does not know, a file or JSON
-//                that is not a tokenizer, or asks for something that is not known here: named,
-//                never ignored. NOT_FOUND: no file. Messages say where (file, byte, line, id).
+// Errors:        INVALID_ARGUMENT: text or ids that the vocabulary does not have, a file or JSON
+//                that is not a tokenizer, or requires something that is not supported: named,
+//                never ignored. NOT_FOUND: no file. Messages name file, byte, line or id.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ class Tokenizer {
   const std::string& kind() const { return model_->kind(); }
   int32_t vocab_size() const { return model_->vocab_size(); }
 
-  // Ids with a meaning, where the tokenizer has them.
+  // Special ids, if the tokenizer has them.
   std::optional<int32_t> end_of_text() const { return model_->special().end_of_text; }
   std::optional<int32_t> beginning() const { return model_->special().beginning; }
   std::optional<int32_t> pad() const { return model_->special().pad; }
@@ -55,8 +55,8 @@ class Tokenizer {
   std::optional<int32_t> cls() const { return model_->special().cls; }
   std::optional<int32_t> separator() const { return model_->special().separator; }
 
-  // What BERT puts around and into texts: [CLS], [SEP], [MASK] and [PAD], or in the manner of
-  // RoBERTa <s>, </s>, <mask> and <pad>.
+  // The special tokens of BERT's samples: [CLS], [SEP], [MASK] and [PAD], or like RoBERTa <s>,
+  // </s>, <mask> and <pad>.
   struct BertIds {
     std::optional<int32_t> cls;
     std::optional<int32_t> sep;
@@ -65,13 +65,13 @@ class Tokenizer {
   };
   BertIds bert_ids() const;
 
-  // By id: whether a token continues with the word of the token before it ("##ing"). nullopt where
-  // the ids do not tell (SentencePiece with spaces at the end of words).
+  // By id: whether a token continues the word of the token before it ("##ing"). nullopt if the ids
+  // do not show that (SentencePiece with spaces at the end of words).
   std::optional<std::vector<bool>> WordContinuations() const { return model_->WordContinuations(); }
 
-  // The ids of the text and nothing around them: beginnings and ends are the caller's.
+  // The ids of the text only: beginnings and ends are added by the caller.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text) const;
-  // Special tokens too are written out.
+  // Special tokens are written out, too.
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const {
     return model_->Decode(ids);
   }
@@ -88,7 +88,7 @@ class Tokenizer {
   std::shared_ptr<const TokenizerModel> model_;  // never null
 };
 
-// The ids of Encode, made by several threads where the kind's text may be cut (at least 64 KiB for
+// The ids of Encode, computed by several threads if the kind's text may be cut (at least 64 KiB for
 // each). Requires: threads >= 1.
 absl::StatusOr<std::vector<int32_t>> EncodeParallel(const Tokenizer& tokenizer,
                                                     std::string_view text, int threads);

@@ -33,7 +33,7 @@ absl::StatusOr<json> ReadJson(const std::string& path) {
   return value;
 }
 
-// tokenizer_config.json, and what special_tokens_map.json says beyond it; empty where there are
+// tokenizer_config.json, with the entries that only special_tokens_map.json has; empty if there are
 // none.
 absl::StatusOr<json> ReadConfig(const std::string& directory) {
   json config = json::object();
@@ -45,7 +45,7 @@ absl::StatusOr<json> ReadConfig(const std::string& directory) {
   return config;
 }
 
-// The lines of a text without their ends; what follows the last line end is a line if not empty.
+// The lines of a text without their ends; text after the last line end is a line if not empty.
 std::vector<std::string_view> LinesOf(std::string_view text) {
   std::vector<std::string_view> lines;
   while (!text.empty()) {
@@ -80,8 +80,9 @@ absl::StatusOr<Model> LoadHuggingFace(const std::string& path, const std::string
   TERCIO_ASSIGN_OR_RETURN(const json root, ReadJson(path));
   absl::StatusOr<Model> model = ParseHuggingFaceJson(root, config);
   if (!model.ok() && PathExists(directory + "/tokenizer.model")) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        model.status().message(), "; tokenizer.model beside it can be given by its own path"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(model.status().message(),
+                     "; tokenizer.model beside it can be used by giving its own path"));
   }
   return model;
 }
@@ -89,7 +90,7 @@ absl::StatusOr<Model> LoadHuggingFace(const std::string& path, const std::string
 absl::StatusOr<Model> LoadVocabAndMerges(const std::string& path, const std::string& directory) {
   if (PathExists(directory + "/added_tokens.json")) {
     return absl::InvalidArgumentError(
-        "added_tokens.json beside it is not known here; save the tokenizer as tokenizer.json");
+        "added_tokens.json beside it is not supported; save the tokenizer as tokenizer.json");
   }
   TERCIO_ASSIGN_OR_RETURN(const json config, ReadConfig(directory));
   TERCIO_ASSIGN_OR_RETURN(const json vocab, ReadJson(path));
@@ -169,7 +170,7 @@ absl::StatusOr<Model> LoadTokenizerFiles(const std::string& path) {
           path, ": holds no tokenizer.json, vocab.json, tokenizer.model or vocab.txt"));
     }
   } else if (!PathExists(path)) {
-    return absl::NotFoundError(absl::StrCat(path, ": there is no such file"));
+    return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
   absl::StatusOr<Model> model = LoadFile(file);
   if (model.ok() || model.status().message().find(path) != std::string::npos) return model;

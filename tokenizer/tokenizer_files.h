@@ -1,4 +1,4 @@
-// Finds out which tokenizer a path is, and reads it.
+// Finds out which kind of tokenizer a path is, and reads it.
 //
 //   tokenizer.json           hugging_face_json.h
 //   vocab.json, merges.txt   byte-level BPE with GPT-2's words
@@ -6,12 +6,12 @@
 //   vocab.txt                BERT's WordPiece: one token a line
 //
 // In a directory the first of these counts (of .model files, tokenizer.model). Beside them,
-// tokenizer_config.json and special_tokens_map.json may name special tokens, and for vocab.txt say
+// tokenizer_config.json and special_tokens_map.json may name special tokens, and for vocab.txt set
 // do_lower_case, strip_accents and tokenize_chinese_chars.
 //
 // Thread safety: pure but for reading files.
 // Errors:        NOT_FOUND: no such file, or none of them in the directory. INVALID_ARGUMENT: not
-//                a tokenizer, or one that asks for what is not known here. Messages begin with the
+//                a tokenizer, or one that requires something unsupported. Messages begin with the
 //                file.
 #pragma once
 

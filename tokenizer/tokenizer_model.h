@@ -1,12 +1,12 @@
-// What stands behind a Tokenizer: one kind of tokenizer with its vocabulary.
+// The implementation behind a Tokenizer: one kind of tokenizer with its vocabulary.
 //
-// A text is encoded in parts when that gives the ids of the whole: Prepare makes what has to be
-// made from the whole text, FindBorder names places where the prepared text may be cut, EncodePart
-// encodes what lies between, and Join puts ids together. Each kind says in its .cc why its borders
+// A text is encoded in parts if that gives the ids of the whole: Prepare does the work that needs
+// the whole text, FindBorder finds positions where the prepared text may be cut, EncodePart encodes
+// the text between them, and Join puts ids together. Each kind explains in its .cc why its borders
 // are safe; a kind without borders is one part.
 //
 // Thread safety: immutable after construction.
-// Errors:        INVALID_ARGUMENT: text or ids that the vocabulary does not know.
+// Errors:        INVALID_ARGUMENT: text or ids that the vocabulary does not have.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@
 
 namespace tercio::data {
 
-// Ids with a meaning, where the vocabulary has them.
+// Special ids, if the vocabulary has them.
 struct SpecialIds {
   std::optional<int32_t> end_of_text;
   std::optional<int32_t> beginning;
@@ -43,7 +43,7 @@ class TokenizerModel {
   // The text that is cut and encoded; nullopt: the text as it is.
   virtual std::optional<std::string> Prepare(std::string_view) const { return std::nullopt; }
   virtual absl::StatusOr<std::vector<int32_t>> EncodePart(std::string_view prepared) const = 0;
-  // A place in (from, size) of the prepared text where it may be cut, or its size.
+  // A position in (from, size) of the prepared text where it may be cut, or its size.
   virtual size_t FindBorder(std::string_view prepared, size_t) const { return prepared.size(); }
   virtual void Join(const std::vector<int32_t>& next, std::vector<int32_t>* ids) const {
     ids->insert(ids->end(), next.begin(), next.end());
@@ -51,8 +51,8 @@ class TokenizerModel {
 
   virtual absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const = 0;
 
-  // By id: whether a token continues with the word of the token before it. nullopt where the ids do
-  // not tell. The usual form: a token that begins with white space begins a word.
+  // By id: whether a token continues the word of the token before it. nullopt if the ids do not
+  // show that. The usual form: a token that begins with white space begins a word.
   virtual std::optional<std::vector<bool>> WordContinuations() const;
 
   // Everything that the kind's reader needs to make the same model.

@@ -308,8 +308,8 @@ TEST(Load, RefusesByNameWhatItDoesNotKnow) {
       {"llama2.json",
        "/pre_tokenizer",
        {{"type", "Metaspace"}, {"replacement", "▁"}},
-       "beside Metaspace the normalizer"},
-      {"mistral.json", "/normalizer", {{"type", "NFC"}}, "beside Metaspace the normalizer"},
+       "with Metaspace, the normalizer"},
+      {"mistral.json", "/normalizer", {{"type", "NFC"}}, "with Metaspace, the normalizer"},
       {"mistral.json", "/pre_tokenizer/replacement", "_", "pre_tokenizer"},
       {"mistral.json", "/pre_tokenizer/prepend_scheme", "sometimes", "pre_tokenizer"},
       {"mistral.json", "/pre_tokenizer/add_prefix_space", false, "pre_tokenizer"},
@@ -402,7 +402,7 @@ TEST(Load, RefusesSentencePieceModelsThatItDoesNotKnow) {
       {BytesField(1, BytesField(1, "the") + "\x18\x01") + BytesField(1, BytesField(1, "the")),
        "twice"},
       {BytesField(1, BytesField(1, "qqq") + "\x15" + std::string("\0\0\xc0\x7f", 4)), "no score"},
-      {"\x0b", "unknown form"},
+      {"\x0b", "unknown wire type"},
   };
   const TempDir directory;
   const std::string path = directory.path() + "/changed.model";

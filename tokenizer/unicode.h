@@ -1,5 +1,5 @@
-// The properties of code points that tokenizers ask for. The classes are those of the
-// Hugging Face `tokenizers` library (make_unicode_tables.py says why), so that token ids agree.
+// The properties of code points that tokenizers need. The classes are those of the Hugging Face
+// `tokenizers` library (make_unicode_tables.py explains why), so that token ids agree.
 //
 // Thread safety: pure functions; the class table (1.1 MB) is built at the first use.
 // Errors:        none.

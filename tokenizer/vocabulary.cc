@@ -56,7 +56,8 @@ absl::StatusOr<Vocabulary> Vocabulary::FromObject(const json& object) {
     if (!id_json.is_number_integer()) return Fault(absl::StrCat("gives '", token, "' no id"));
     const auto id = id_json.get<int64_t>();
     if (id < 0 || id >= bound) {
-      return Fault(absl::StrCat("gives '", token, "' the id ", id, ", of ", object.size()));
+      return Fault(absl::StrCat("gives '", token, "' the id ", id,
+                                ", out of range for a vocabulary of ", object.size()));
     }
     if (static_cast<size_t>(id) >= tokens.size()) tokens.resize(static_cast<size_t>(id) + 1);
     std::optional<std::string>& place = tokens[static_cast<size_t>(id)];
@@ -109,8 +110,9 @@ absl::StatusOr<int32_t> SizeWithAdded(const Vocabulary& vocabulary,
                                                      ", which contradicts the vocabulary"));
     }
     if (token.id >= bound) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "added_tokens: '", token.content, "' has the id ", token.id, ", of ", vocabulary.size()));
+      return absl::InvalidArgumentError(
+          absl::StrCat("added_tokens: '", token.content, "' has the id ", token.id,
+                       ", out of range for a vocabulary of ", vocabulary.size()));
     }
     size = std::max(size, token.id + 1);
   }
@@ -162,7 +164,7 @@ absl::StatusOr<std::string> JsonText(const json& object, const char* key,
   const json& value = JsonAt(object, key);
   if (value.is_null()) return std::string(otherwise);
   if (!value.is_string()) {
-    return absl::InvalidArgumentError(absl::StrCat("'", key, "' is not a text"));
+    return absl::InvalidArgumentError(absl::StrCat("'", key, "' is not a string"));
   }
   return value.get<std::string>();
 }

@@ -29,14 +29,14 @@ class Vocabulary {
 
   // {"token": id, ...}, as in `vocab.json` and `tokenizer.json`.
   static absl::StatusOr<Vocabulary> FromObject(const nlohmann::json& object);
-  // ["token", null, ...]: the place is the id, null an id without a token.
+  // ["token", null, ...]: the index is the id, null an id without a token.
   static absl::StatusOr<Vocabulary> FromList(const nlohmann::json& list);
   static absl::StatusOr<Vocabulary> FromTokens(std::vector<std::optional<std::string>> tokens);
   nlohmann::json ToList() const;
 
   // The largest id + 1.
   int32_t size() const { return static_cast<int32_t>(tokens_.size()); }
-  // nullptr where the id is out of range or unused.
+  // nullptr if the id is out of range or unused.
   const std::string* token(int32_t id) const {
     if (id < 0 || id >= size() || !tokens_[static_cast<size_t>(id)].has_value()) return nullptr;
     return &*tokens_[static_cast<size_t>(id)];
@@ -57,11 +57,10 @@ absl::StatusOr<int32_t> SizeWithAdded(const Vocabulary& vocabulary,
                                       const std::vector<AddedToken>& added);
 
 nlohmann::json SpecialIdsToJson(const SpecialIds& special);
-// Refuses ids outside of [0, vocab_size).
+// Refuses ids outside [0, vocab_size).
 absl::StatusOr<SpecialIds> SpecialIdsFromJson(const nlohmann::json& json, int32_t vocab_size);
 
-// A boolean or string of an object; the default where the key is missing or null. Refuses other
-// types.
+// A boolean or string of an object; the default if the key is missing or null. Refuses other types.
 absl::StatusOr<bool> JsonFlag(const nlohmann::json& object, const char* key, bool otherwise);
 absl::StatusOr<std::string> JsonText(const nlohmann::json& object, const char* key,
                                      std::string_view otherwise);

@@ -1,8 +1,8 @@
-// Remembers the ids of words: text repeats itself, and a word that was seen costs one cache line.
+// Remembers the ids of words: text repeats itself, and a known word costs one cache line.
 //
 // Direct-mapped and of a fixed size (2 MiB for each thread that encodes): a word of at most 24
-// bytes with at most 8 ids has one place, and replaces what was there. The place says whose it is,
-// so that all tokenizers of a process share it.
+// bytes with at most 8 ids has one slot, and replaces its previous content. The slot names its
+// owner, so that all tokenizers of a process share the cache.
 //
 // Thread safety: one cache for each thread.
 // Errors:        none.
@@ -26,7 +26,7 @@ class WordCache {
 
   class Entry {
    public:
-    // Appends the remembered ids; false when there are none.
+    // Appends the remembered ids; false if there are none.
     bool Get(std::vector<int32_t>* ids) const {
       if (count_ == 0) return false;
       ids->insert(ids->end(), ids_, ids_ + count_);
@@ -44,7 +44,7 @@ class WordCache {
     uint32_t owner_ = 0;
     int32_t ids_[kMostIds] = {};
     uint8_t length_ = 0;
-    uint8_t count_ = 0;  // 0: nothing is remembered
+    uint8_t count_ = 0;  // 0: empty
   };
 
   static WordCache& OfThisThread() {
@@ -52,13 +52,13 @@ class WordCache {
     return cache;
   }
 
-  // A number for one vocabulary, never given twice.
+  // A number for one vocabulary, never used twice.
   static uint32_t NewOwner() {
     static std::atomic<uint32_t> last{0};
     return ++last;
   }
 
-  // The place of a word, emptied if it was another's; nullptr when the word is too long.
+  // The slot of a word, emptied if it was another's; nullptr if the word is too long.
   Entry* Find(std::string_view word, uint32_t owner) {
     if (word.size() > kMostBytes) return nullptr;
     std::array<uint64_t, 3> key = {};

@@ -21,7 +21,7 @@ absl::Status Fault(std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("WordPiece: ", std::string(what)));
 }
 
-// As BERT has them, with its gap from U+2B820 to U+2B91F.
+// BERT's ranges, with their gap from U+2B820 to U+2B91F.
 bool IsChinese(uint32_t code) {
   return (code >= 0x4E00 && code <= 0x9FFF) || (code >= 0x3400 && code <= 0x4DBF) ||
          (code >= 0x20000 && code <= 0x2A6DF) || (code >= 0x2A700 && code <= 0x2B81F) ||
@@ -63,7 +63,7 @@ std::string Normalize(const WordPiece& rules, std::string_view text) {
   return out;
 }
 
-// Python's rules for a decoded token that stands after others, applied one after the other.
+// Python's rules for a decoded token that follows others, applied one after the other.
 std::string Tidy(std::string token) {
   constexpr std::pair<const char*, const char*> kRules[] = {
       {" .", "."},   {" ?", "?"},     {" !", "!"},     {" ,", ","},
@@ -202,7 +202,7 @@ absl::StatusOr<std::vector<int32_t>> Model::EncodePart(std::string_view text) co
   return ids;
 }
 
-// White space ends words and takes no part in the cleaning of its neighbours: it does not compose,
+// White space ends words and does not affect the cleaning of its neighbours: it does not compose,
 // and accents are not moved over it.
 size_t Model::FindBorder(std::string_view text, size_t from) const {
   if (!added_->allows_cuts_at_spaces()) return text.size();

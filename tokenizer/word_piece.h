@@ -1,13 +1,13 @@
 // WordPiece, the tokenizer of BERT: a text is cleaned, cut at white space and punctuation, and each
 // word is covered from left to right with the longest tokens that fit; those that do not begin a
-// word are written with ## before them. A word that cannot be covered is the unknown token.
+// word are written with ## before them. A word that cannot be covered becomes the unknown token.
 //
 // Stored JSON: {"kind":"word_piece","clean_text":b,"space_chinese":b,"strip_accents":b,
 //   "lowercase":b,"continuation":"##","unknown":"[UNK]","most_characters":100,"tidy_decoded":b,
 //   "vocabulary":[token or null, ...],"added_tokens":[...],"special":{...}}
 //
-// Decode puts spaces between words, and with tidy_decoded takes those before punctuation away:
-// what was lost in cleaning does not come back.
+// Decode puts spaces between words, and with tidy_decoded removes those before punctuation: text
+// that was lost in cleaning does not return.
 //
 // Thread safety: immutable; each thread keeps a cache of words (word_cache.h).
 // Errors:        INVALID_ARGUMENT: a file that contradicts itself, an id without a token. A byte
@@ -28,7 +28,7 @@
 namespace tercio::data {
 
 struct WordPiece {
-  bool clean_text = true;     // control characters go, white space becomes a space
+  bool clean_text = true;     // control characters are removed, white space becomes a space
   bool space_chinese = true;  // each Chinese character is a word
   bool strip_accents = true;
   bool lowercase = true;

@@ -53,8 +53,8 @@ class Scanner {
     return at;
   }
 
-  // The end of a run of white space without its last character where something follows it, for
-  // that character goes with the next word or stands alone: \s+(?!\S)|\s+
+  // The end of a run of white space without its last character if something follows it, since that
+  // character goes with the next word or stands alone: \s+(?!\S)|\s+
   size_t SpacesEnd(size_t at) const {
     size_t last = at;
     size_t end = at;
@@ -81,7 +81,7 @@ class Scanner {
     if (first == 's' || first == 't' || first == 'm' || first == 'd') return at + 2;
     if ((first == 'r' || first == 'v') && second == 'e') return at + 3;
     if (first == 'l' && second == 'l') return at + 3;
-    // The long s is an s to a comparison without case.
+    // In a comparison without case the long s is an s.
     if (any_case && text_.substr(at + 1, 2) == "\u017f") return at + 3;
     return at;
   }
@@ -148,9 +148,9 @@ size_t WordEnd(WordPattern pattern, std::string_view text, size_t at) {
 
 // GPT-2's words never go from another character to white space, and a word that ends with another
 // character has not looked further. Llama 3's do so only at line ends after punctuation; after a
-// line end that another character follows they always stop, for line ends are the last that a word
-// takes, as many of them as there are, and nothing but letters follows the first character of a
-// word that is no line end.
+// line end that another character follows they always stop, since line ends are the last that a
+// word takes, as many of them as there are, and nothing but letters follows the first character of
+// a word that is not a line end.
 bool IsWordBorder(WordPattern pattern, std::string_view text, size_t at) {
   const char next = text[at];
   const auto is_space = [](const CodePoint& point) {

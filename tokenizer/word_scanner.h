@@ -1,6 +1,6 @@
-// Cuts a text into the words of byte-level BPE, as the two regular expressions do that nearly all
-// such tokenizers use. They are written out as scanners, since they need a lookahead that RE2 has
-// not, and since this is the larger part of the work of encoding.
+// Cuts a text into the words of byte-level BPE, like the two regular expressions that nearly all
+// such tokenizers use. They are written out as scanners, since they need a lookahead that RE2
+// lacks, and since this is the larger part of the work of encoding.
 //
 // A byte that is not UTF-8 counts as a character that is neither letter, number nor white space.
 //
@@ -24,11 +24,11 @@ std::optional<WordPattern> WordPatternNamed(std::string_view name);
 std::optional<WordPattern> WordPatternOfRegex(std::string_view regex);
 std::string_view NameOf(WordPattern pattern);
 
-// Where the word that begins at text[at] ends. Requires: at < text.size().
+// The end of the word that begins at text[at]. Requires: at < text.size().
 size_t WordEnd(WordPattern pattern, std::string_view text, size_t at);
 
-// Whether words end before text[at] whatever stands elsewhere, so that the two sides give the same
-// words apart as together. Requires: 0 < at < text.size().
+// Whether words end before text[at] whatever comes elsewhere, so that both sides give the same
+// words when cut there. Requires: 0 < at < text.size().
 bool IsWordBorder(WordPattern pattern, std::string_view text, size_t at);
 
 }  // namespace tercio::data

@@ -126,7 +126,7 @@ class JobRun {
   std::vector<v1::JobEvent> events_;
 };
 
-constexpr char kOdd[] = "after step 7: the weights of rank 2 are not those of its replicas";
+constexpr char kOdd[] = "after step 7: the weights of rank 2 differ from those of its replicas";
 
 TEST(Replicas, TheNodeOfTheOddRankIsBlamedWhoeverSaysItFirst) {
   JobRun run;

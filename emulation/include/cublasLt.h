@@ -2,11 +2,11 @@
 // product runs on the emulated stream, as a kernel would, with sums in double.
 //
 // Stricter than the library: a descriptor that the library might forgive or misread is refused,
-// with a line on stderr that says what is wrong; an algorithm serves only the problem it was found
-// for (types, sizes, leading dimensions, transpositions, epilogue) and buffers as well aligned. Of
-// products of 8-bit factors it takes what all GPUs that have them do (cuBLAS documentation,
-// cublasLtMatmul): A transposed and B not, sizes of multiples of 16, results of 16 or 32 bits, a
-// bias for an epilogue at most, on devices of compute capability 8.9 or more.
+// with a line on stderr that gives the reason; an algorithm serves only the problem it was found
+// for (types, sizes, leading dimensions, transpositions, epilogue) and buffers as well aligned.
+// Products of 8-bit factors are limited to those that all GPUs with such factors compute (cuBLAS
+// documentation, cublasLtMatmul): A transposed and B not, sizes of multiples of 16, results of 16
+// or 32 bits, a bias for an epilogue at most, on devices of compute capability 8.9 or more.
 //
 // Threads: objects are confined to the thread that uses them; so are the library's handles.
 #pragma once

@@ -1,7 +1,7 @@
 // The part of cuDNN's graph API that Tercio uses, with its names and numbers, for programs without
 // CUDA. A plan executes the graph operation by operation, with the dimensions, strides, formats and
-// scalars that its descriptors name, on the emulated stream; so a graph that does not say what is
-// meant has wrong numbers. Sums of products are in double, every tensor is rounded to its type.
+// scalars that its descriptors name, on the emulated stream; so a wrong graph gives wrong numbers.
+// Sums of products are in double, every tensor is rounded to its type.
 //
 // Stricter than the library, always towards finding errors; each refusal is a line on stderr and
 // the library's last error:
@@ -10,9 +10,9 @@
 //   - Virtual tensors are written once, then read; memory is not read before the graph writes it;
 //     results do not overlap themselves; types and dimensions fit what an operation is.
 //   - A plan is executed with the pointers of its memory and scalars, no less and no more, aligned
-//     as was said, on the device of the handle, and beside the workspace, which it fills with NaN.
-//   - Of the engines it ranks, only the last one is what a caller may want: the others repeat no
-//     bits, need more workspace than there can be, or do not take the graph after all.
+//     as declared, on the device of the handle, and outside the workspace, which it fills with NaN.
+//   - Only the last of the engines that it ranks is usable: the others do not repeat bits, need
+//     more workspace than there can be, or do not support the graph after all.
 //
 // Threads: objects are confined to the thread that uses them.
 #pragma once
@@ -166,11 +166,11 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t handle, cudnnBackendDescriptor_t
 
 namespace tercio::emulation {
 
-// What a test makes of the library.
+// A fault of the library, for tests.
 enum class CudnnFault {
   kNone,
   kNoHandle,       // cudnnCreate fails
-  kNoEngine,       // no graph is taken
+  kNoEngine,       // no graph is supported
   kIgnoresMask,    // a select always takes its first operand
   kCannotExecute,  // cudnnBackendExecute fails
 };
@@ -179,7 +179,7 @@ struct CudnnSettings {
   size_t version = 91900;
   CudnnFault fault = CudnnFault::kNone;
 };
-// While nobody uses it. The settings hold until the next call.
+// Called while no other thread uses it. The settings hold until the next call.
 void ConfigureCudnn(const CudnnSettings& settings);
 
 struct CudnnCounts {
@@ -189,7 +189,8 @@ struct CudnnCounts {
 };
 CudnnCounts GetCudnnCounts();  // plans and executions: since ConfigureCudnn
 
-// In place of dlopen and dlsym; null where the library is not to be there, or has no such function.
+// In place of dlopen and dlsym; null if the library is configured to be missing, or has no such
+// function.
 void* OpenCudnn();
 void* FindInCudnn(void* library, const char* name);
 

@@ -1,24 +1,23 @@
 // The part of NCCL that Tercio uses, with its names and numbers, for programs without CUDA. Ranks
-// are threads, each with an emulated device, or processes; a unique id names memory that they
-// share (nccl_segment.h). Calls run in the order of the communicator, on the emulated streams, and
-// like NCCL's they wait for ranks that do not come, without end: only ncclCommAbort helps.
+// are threads, each with an emulated device, or processes; a unique id names memory that they share
+// (nccl_segment.h). Calls run in the order of the communicator, on the emulated streams, and like
+// NCCL's they wait without end for ranks that do not come: only ncclCommAbort helps.
 //
-// As NCCL's, the first message between two ranks connects them, and is ncclInProgress until both
-// have come to it: a rank that waits for that has not enqueued it, nor anything after it.
+// As in NCCL, the first message between two ranks connects them, and is ncclInProgress until both
+// have reached it: a rank that waits for that has not enqueued it, nor anything after it.
 //
 // Sums are those of a ring: the block i of n begins with rank i + 1 and ends with rank i, and is
 // rounded to its type after each addition.
 //
 // Stricter than NCCL, always towards finding errors:
-//   - Ranks at different calls, at which NCCL hangs or mixes up data, are ncclInvalidUsage on all
-//   of
+//   - Ranks at different calls, where NCCL hangs or mixes up data, get ncclInvalidUsage, all of
 //     them, as an asynchronous error; the message names both calls.
 //   - Buffers must lie on the communicator's device, and overlap only where NCCL allows it.
-//   - A communicator that is destroyed with work left ends that work, and says so on stderr.
-//   - Only what is non-blocking, and not in a captured stream; messages only between two ranks that
+//   - A communicator that is destroyed with work left ends that work, and reports it on stderr.
+//   - Only non-blocking calls, and not in a captured stream; messages only between two ranks that
 //     have the communicator to themselves. Anything else is refused: ncclInvalidUsage.
 //
-// Threads: as NCCL's, any; calls on one communicator one after the other, but for ncclCommAbort.
+// Threads: as NCCL's, any; calls on one communicator one after the other, except ncclCommAbort.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -82,15 +81,15 @@ struct ncclConfig_t {
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
-// What the last error of this thread was about; the communicator does not matter.
+// A description of the last error of this thread; the communicator does not matter.
 const char* ncclGetLastError(ncclComm_t comm);
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id);
-// ncclInProgress; ncclCommGetAsyncError says when all ranks have come.
+// ncclInProgress; ncclCommGetAsyncError reports when all ranks have joined.
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
                                     ncclConfig_t* config);
-// ncclInProgress; *made is written when ncclCommGetAsyncError of `comm` says that it is done, and
-// must stay valid until then.
+// ncclInProgress; *made is written when ncclCommGetAsyncError of `comm` reports that it is done,
+// and must stay valid until then.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made,
                            ncclConfig_t* config);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* error);
@@ -105,7 +104,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
                            ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream);
-// ncclInProgress for the first message of a communicator; ncclCommGetAsyncError says when it is
+// ncclInProgress for the first message of a communicator; ncclCommGetAsyncError reports when it is
 // enqueued.
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);

@@ -1,9 +1,9 @@
-// Which way products of bf16 values go on this processor: as fp32 arithmetic or by AVX512_BF16. A
-// process asks once: where the processor has the instruction, its bits are compared with those of
-// fp32 arithmetic, and both are timed. Equal bits are a condition, so that ranks, machines and
-// resumed runs may choose differently.
+// The method for products of bf16 values on this processor: fp32 arithmetic or AVX512_BF16. A
+// process asks once: if the processor has the instruction, its bits are compared with those of fp32
+// arithmetic, and both are timed. Equal bits are a condition, so that ranks, machines and resumed
+// runs may choose differently.
 //
-// Threads: safe from any. The first question takes some 10 milliseconds where there is a choice.
+// Threads: safe from any. The first question takes some 10 milliseconds if there is a choice.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace tercio::kernels {
 
 struct Bf16Facts {
   bool has_instruction = false;
-  bool same_bits = false;  // the rest is measured with the instruction, and with same bits, only
+  bool same_bits = false;  // the rest is only measured with the instruction, and with same bits
   double float_seconds = 0;
   double instruction_seconds = 0;
 };
 
-// The instruction where it gives the same bits in less time, else fp32 arithmetic.
+// The instruction if it gives the same bits in less time, else fp32 arithmetic.
 Bf16Method ChooseBf16Method(const Bf16Facts& facts);
 
 // The choice and its reason, for logs.
@@ -53,7 +53,7 @@ const Bf16Facts& Bf16FactsOfProcess();
 // The choice of this process, or what a test has set.
 Bf16Method Bf16MethodOfProcess();
 
-// From now on every product of this process goes this way, until it is reset to the choice.
+// From now on every product of this process uses this method, until it is reset to the choice.
 // REQUIRES: the processor can execute it, and no product is running.
 void SetBf16MethodForTest(Bf16Method method);
 void ResetBf16MethodForTest();

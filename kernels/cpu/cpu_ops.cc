@@ -167,7 +167,7 @@ class CpuOps : public Ops {
   }
 
  private:
-  // What an operation has written that does not round by itself.
+  // Rounds the results of an operation that does not round by itself.
   void Round(Values x, int64_t count) { RoundCpu(x, count, x.format(), pool_); }
   void RoundRows(Values x, int64_t rows, int64_t columns, int64_t stride) {
     RoundRowsCpu(x, rows, columns, stride, x.format(), pool_);

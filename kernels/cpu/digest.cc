@@ -16,7 +16,7 @@ namespace tercio::kernels::HWY_NAMESPACE {
 
 constexpr uint32_t kFactor = 0x9e3779b1u;
 
-// Whole vectors from `begin` on, up to *reached; what they add to the digest.
+// Digests whole vectors from `begin` on, up to *reached; returns their part of the digest.
 uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_unused]] int64_t end,
                        int64_t* reached) {
   *reached = begin;
@@ -49,7 +49,7 @@ uint64_t DigestVectors([[maybe_unused]] const float* a, int64_t begin, [[maybe_u
 #endif
 }
 
-// What elements [begin, end) add to the digest of the whole.
+// The part of elements [begin, end) in the digest of the whole.
 uint64_t DigestRange(const float* a, int64_t begin, int64_t end) {
   int64_t i = begin;
   uint64_t sum = DigestVectors(a, begin, end, &i);

@@ -1,8 +1,8 @@
-// While it lives, denormal numbers count as zero in the SSE and AVX arithmetic of this thread,
-// those that are read and those that are computed. The mode before comes back with the destructor.
+// While it lives, denormal numbers count as zero in the SSE and AVX arithmetic of this thread, both
+// inputs and results. The destructor restores the previous mode.
 //
-// Call the arithmetic through a function that is not inlined: a compiler may move what it sees over
-// the change of mode.
+// Call the arithmetic through a function that is not inlined: a compiler may move visible code
+// across the change of mode.
 #pragma once
 
 #include <immintrin.h>

@@ -23,9 +23,9 @@ inline constexpr int64_t kColumnBlock = 3072;
 // and 12.
 inline constexpr int64_t kRowBlock = 96;
 inline constexpr int64_t kMaxPanel = 32;
-// Rows of A are packed where they are used for more columns than this; for fewer it costs too much.
+// Rows of A are packed if they are used for more columns than this; for fewer it costs too much.
 inline constexpr int64_t kPackedColumns = 512;
-// So few rows read every weight once or twice: packing would cost more than the product.
+// With so few rows every weight is read once or twice: packing would cost more than the product.
 inline constexpr int64_t kFewRows = 2;
 // Columns whose sums run side by side, to hide the latency of an FMA.
 inline constexpr int64_t kChains = 8;
@@ -85,7 +85,7 @@ struct Strips {
   int64_t row_stride, column_stride;  // of the elements of a strip
 };
 
-// What is packed are the values: a step is one k.
+// The values are packed: a step is one k.
 struct FloatOperands {
   static int64_t Steps(int64_t depth) { return depth; }
   static HWY_INLINE void PackPanels(const MatrixView& b, int64_t depth, int64_t columns,
@@ -111,8 +111,8 @@ struct FloatOperands {
 };
 
 #if HWY_TARGET <= HWY_AVX2
-// What is packed are words of two values: a step is two k. Words and floats are of one size, so
-// panels and strips lie where those of floats would, in half the place.
+// Words of two values are packed: a step is two k. Words and floats are of one size, so panels and
+// strips lie where those of floats would, in half the space.
 template <typename Dot>
 struct PairOperands {
   static int64_t Steps(int64_t depth) { return PairSteps(depth); }
@@ -339,7 +339,7 @@ void GemmTarget(const GemmArgs& args, ThreadPool& pool, float* scratch) {
       FewRowsColumns(args, item * columns, std::min(args.n, (item + 1) * columns));
     });
   }
-#if HWY_TARGET <= HWY_AVX2  // older ones, with which Tercio does not run, are spared the code
+#if HWY_TARGET <= HWY_AVX2  // older targets, on which Tercio does not run, do not get the code
   if (args.operands == Format::kBfloat16 && args.method == Bf16Method::kInstruction) {
     return GemmWith<PairOperands<InstructionDot>>(args, pool, scratch);
   }

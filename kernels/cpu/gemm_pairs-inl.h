@@ -38,7 +38,7 @@ inline constexpr uint32_t kUpperHalf = 0xffff0000u;
 inline constexpr uint32_t kPlusZero = 0;
 inline constexpr uint32_t kMinusZero = 0x8000;
 
-// Two fused multiply-adds: what the instruction is compared with, on every processor.
+// Two fused multiply-adds: the reference for the instruction, on every processor.
 struct SoftwareDot {
   static HWY_INLINE GemmVector Apply(PairVector a, PairVector b, GemmVector acc) {
     const GemmTag d;

@@ -58,7 +58,7 @@ void LayerNormRows(const LayerNormArgs& a, int64_t begin, int64_t end) {
 }
 
 // With h = dy * weight, n = (x - mean) * rstd:  dx = rstd * (h - mean(h) - n * mean(h * n));
-// without mean(h) where the mean is not part of the norm.
+// without mean(h) if the mean is not part of the norm.
 void LayerNormBackwardRows(const LayerNormBackwardArgs& a, int64_t begin, int64_t end) {
   const Tag d;
   const float* weight = a.weight;

@@ -1,5 +1,5 @@
-// The CPU's operations, one function each, split over files by what they do. CpuOps (cpu_ops.h)
-// calls them; contracts are in kernels/ops.h.
+// The CPU's operations, one function each, split into files by topic. CpuOps (cpu_ops.h) calls
+// them; contracts are in kernels/ops.h.
 #pragma once
 
 #include "kernels/cpu/thread_pool.h"

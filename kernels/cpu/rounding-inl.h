@@ -58,7 +58,7 @@ HWY_INLINE void RoundAll(float* x, int64_t count) {
   ForVectors(count, [&](auto load, auto store) HWY_ATTR { store(RoundTo<kFormat>(load(x)), x); });
 }
 
-// What an operation has just written, a row at a time: it is still in the first-level cache.
+// Rounds the fresh result of an operation, a row at a time: it is still in the first-level cache.
 HWY_INLINE void RoundRow(float* x, int64_t count, Format format) {
   if (format == Format::kBfloat16) RoundAll<Format::kBfloat16>(x, count);
   if (format == Format::kFloat16) RoundAll<Format::kFloat16>(x, count);

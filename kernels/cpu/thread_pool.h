@@ -1,9 +1,8 @@
 // A small pool of threads for loops inside operations. With one thread everything runs inline,
 // without locks.
 //
-// Threads: ParallelFor is called by one thread at a time (the stream's thread).
-// Workers spin for a moment after a loop, since the next one usually follows at once, and then
-// sleep.
+// Threads: ParallelFor is called by one thread at a time (the stream's thread). Workers spin for a
+// moment after a loop, since the next one usually follows immediately, and then sleep.
 #pragma once
 
 #include <atomic>
@@ -13,8 +12,8 @@
 
 namespace tercio::kernels {
 
-// What a loop does for an index: a reference to a function object that outlives the loop, so that
-// no operation allocates memory.
+// The body of a loop: a reference to a function object that outlives the loop, so that no operation
+// allocates memory.
 class LoopBody {
  public:
   template <typename Function>
@@ -40,7 +39,7 @@ class ThreadPool {
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
   // body(index, thread) for every index in [0, count), in any order, and returns when all are done.
-  // thread is in [0, threads()) and never runs two bodies at once.
+  // thread is in [0, threads()) and never runs two bodies at the same time.
   using Body = LoopBody;
   void ParallelFor(int64_t count, const Body& body);
 

@@ -107,7 +107,7 @@ HWY_INLINE Vector Exp(Vector x) {
   const Tag d;
   const hn::RebindToSigned<Tag> di;
   const auto underflow = hn::Lt(x, hn::Set(d, -87.33654f));
-  // x86 takes the second of two where one is NaN: so NaN gives NaN.
+  // x86 returns the second operand of two if one is NaN: so NaN gives NaN.
   x = hn::Min(hn::Set(d, 88.0f), hn::Max(hn::Set(d, -87.33654f), x));
   const Vector n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
   Vector r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);

@@ -1,6 +1,6 @@
 // Attention without ever storing the probabilities (Dao et al., "FlashAttention"), in plain fp32
-// multiply-adds from shared memory: the reference for libraries' kernels, and what runs where they
-// do not fit.
+// multiply-adds from shared memory: the reference for libraries' kernels, and the fallback where
+// they do not fit.
 //
 // Launch geometry: attention_tiles.cuh; a block has 32 queries of a head.
 // Bound by multiply-adds from shared memory: 2 D for each score that is not masked out. Bytes:
@@ -22,7 +22,7 @@ struct Forward {
   int64_t first_query;
 };
 
-// One key tile of the online softmax: what the warp's rows have so far.
+// One key tile of the online softmax: the state of the warp's rows so far.
 template <int kChunks>
 struct Softmax {
   float max[kOwn];

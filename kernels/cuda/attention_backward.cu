@@ -1,5 +1,5 @@
-// Gradients of attention, with probabilities computed again from the log-sum-exps. Two kernels:
-// blocks that own queries, and blocks that own keys, so that no two write one number.
+// Gradients of attention, with probabilities recomputed from the log-sum-exps. Two kernels: blocks
+// that own queries, and blocks that own keys, so that no two write the same number.
 //
 // Launch geometry: attention_tiles.cuh.
 // Bound by multiply-adds from shared memory: 7 D for each score that is not masked out. Bytes: a
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kTileThreads) KeyGradientKernel(Heads h, Backw
   LoadTile(b.v + key_start, h.stride, first, h.tokens, h.head_dim, t.own_second);
   float dk[kOwn][kChunks] = {};
   float dv[kOwn][kChunks] = {};
-  const bool padding = !h.causal && first >= KeysOf(h, sequence, 0);  // nobody attends to it
+  const bool padding = !h.causal && first >= KeysOf(h, sequence, 0);  // no query attends to it
   for (int64_t head = key_head * h.group; head < (key_head + 1) * h.group && !padding; ++head) {
     const T* queries = b.q + At(h, sequence, head);
     const T* gradients = b.dout + sequence * h.tokens * row_size + head * h.head_dim;

@@ -1,5 +1,5 @@
-// Whether two results of attention are one but for rounding, asked on the device: the host waits
-// for nothing.
+// Checks on the device whether two results of attention differ only by rounding: the host waits for
+// nothing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,11 +18,11 @@ struct TwoResults {
   int64_t expected_stride, actual_stride;
 };
 
-// What a check found. It only ever sets these to 1.
+// The findings of a check. It only ever sets these to 1.
 struct CheckFlags {
   uint32_t differ;     // an element is further away than allowed
   uint32_t compared;   // there was something to compare: not only zeros
-  uint32_t undecided;  // an element is no number
+  uint32_t undecided;  // an element is not a number
 };
 
 inline constexpr int kCheckBlocks = 64;

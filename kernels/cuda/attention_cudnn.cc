@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kMaxHeadDim = 256;
 constexpr int64_t kUnit = 256;  // pieces of the workspace begin at multiples
-// Verdicts that can be under way or known; more shapes than any model has.
+// Verdicts that are pending or known; more shapes than any model has.
 constexpr int kMostShapes = 64;
 // Pairs of a sequence and a key head that are compared.
 constexpr int64_t kCompared = 8;
@@ -30,14 +30,14 @@ constexpr float kNearLse = 0x1p-7f;
 enum class Direction { kForward, kBackward };
 enum class Trust {
   kUnknown,  // each call is compared
-  kPending,  // a verdict is under way, and each call compared
+  kPending,  // a verdict is pending, and each call compared
   kTrusted,  // the library alone
-  kRefused,  // never
+  kRefused,  // the library is never used
 };
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// What both directions have.
+// The parameters that both directions have.
 template <typename Args>
 bool TakesShape(const Args& a, ConstValues result) {
   if (result.stored() != result.format() || result.format() == Format::kFloat32) return false;
@@ -150,7 +150,7 @@ class Pieces {
   CudaContext rest_;
 };
 
-// What a comparison takes of the workspace, at most.
+// The most of the workspace that a comparison needs.
 int64_t CheckBytes(const CudnnAttentionShape& s) {
   const int64_t width = s.group * s.head_dim;
   const int64_t values = s.tokens * (2 * (width + 2 * s.head_dim) + 2 * width) * 2;
@@ -198,7 +198,7 @@ class CudnnAttention::Library {
     const std::pair key(direction, shape);
     const auto known = prepared_.find(key);
     const bool is_new = known == prepared_.end();
-    // A captured stream can neither be prepared for nor asked for a verdict.
+    // A captured stream can neither be prepared for nor queried for a verdict.
     if ((is_new || known->second.trust != Trust::kTrusted) && IsCaptured()) return nullptr;
     Prepared& prepared = is_new ? prepared_[key] : known->second;
     if (is_new) {
@@ -241,8 +241,8 @@ class CudnnAttention::Library {
     errors_.Report(operation, NameOf(library_) + ", " + p.what + ": " + failure);
   }
 
-  // `compare` (corner, pieces, flags) of some corners, then `repair` (flags); then the verdict is
-  // on its way.
+  // Enqueues `compare` (corner, pieces, flags) for some corners, then `repair` (flags), then the
+  // copy of the verdict.
   template <typename Args, typename Compare, typename Repair>
   void Check(Prepared& p, const Args& a, const Compare& compare, const Repair& repair) {
     if (p.trust == Trust::kTrusted) return;
@@ -278,15 +278,15 @@ class CudnnAttention::Library {
   void Look(Prepared& p) {
     const cudaError_t state = cudaEventQuery(p.arrived);
     if (state != cudaSuccess) {
-      if (state == cudaErrorNotReady) cudaGetLastError();  // no error: it is asked again
+      if (state == cudaErrorNotReady) cudaGetLastError();  // not an error: it is queried again
       return;
     }
     p.trust = Trust::kUnknown;
     if (p.seen->differ != 0) {
       p.trust = Trust::kRefused;
-      Warn(
-          p.what + ": " + NameOf(library_) +
-          " and our own kernel differ by more than rounding; from now on our own, which is slower");
+      Warn(p.what + ": " + NameOf(library_) +
+           " and our own kernel differ by more than rounding; from now on we use our own, which is "
+           "slower");
     } else if (p.seen->compared != 0 && p.seen->undecided == 0) {
       p.trust = Trust::kTrusted;
       if (notes_ != nullptr) notes_->Info(p.what + ": " + NameOf(library_));
@@ -304,7 +304,7 @@ class CudnnAttention::Library {
     if (std::string why = Open(); !why.empty()) return why;
     if (shapes_ == kMostShapes) return "too many shapes";
     if (CheckBytes(shape) > context_.workspace_bytes) {
-      return "the workspace has no room to compare results";
+      return "the workspace is too small to compare results";
     }
     CudnnGraph graph(library_);
     p.part = shape;
@@ -312,9 +312,11 @@ class CudnnAttention::Library {
     if (direction == Direction::kForward) {
       p.forward = AddAttention(p.part, graph);
     } else {
-      if (major_ != 8 && major_ != 9) return "the library may not repeat bits on this GPU";
+      if (major_ != 8 && major_ != 9) {
+        return "the library does not guarantee to repeat bits on this GPU";
+      }
       const auto part = PartThatFits(shape, room);
-      if (!part) return "the workspace has no room for the gradients of one head's scores";
+      if (!part) return "the workspace is too small for the gradients of one head's scores";
       p.part = *part;
       room -= DeltaBytes(p.part);
       p.backward = AddAttentionBackward(p.part, graph);
@@ -333,7 +335,7 @@ class CudnnAttention::Library {
     return "";
   }
 
-  // What the first shape needs besides.
+  // Allocates what only the first shape needs.
   std::string Open() {
     if (handle_ != nullptr) return "";
     int device = 0;
@@ -348,7 +350,7 @@ class CudnnAttention::Library {
       error = cudaMallocHost(&seen_, kMostShapes * sizeof(CheckFlags));
     }
     if (error != cudaSuccess) {
-      cudaGetLastError();  // it is said here
+      cudaGetLastError();  // reported here
       return cudaGetErrorName(error);
     }
     cudnnStatus_t status = library_.create(&handle_);
@@ -365,7 +367,7 @@ class CudnnAttention::Library {
   OperationErrors& errors_;
   cudnnHandle_t handle_ = nullptr;
   int major_ = 0;         // of the device's compute capability
-  bool is_told_ = false;  // that there is no library
+  bool is_told_ = false;  // whether the missing library was reported
   CheckFlags* flags_ = nullptr;
   CheckFlags* seen_ = nullptr;
   int shapes_ = 0;
@@ -392,7 +394,7 @@ struct OwnGradients {
   cudaError_t error = cudaSuccess;
 };
 
-// The same of gradients, from dense copies of what is read, into rows beside each other.
+// The same for gradients, from dense copies of the inputs, into adjacent rows.
 OwnGradients CornerOf(const AttentionBackwardArgs& a, const Offsets& at, Pieces& pieces,
                       cudaStream_t stream) {
   const Format format = a.q.format();

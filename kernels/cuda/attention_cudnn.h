@@ -1,23 +1,24 @@
-// Attention by cuDNN (version 9, loaded at run time), where it takes the call and has earned trust;
-// our own kernel (attention.cu, attention_backward.cu) does the rest and is what it is measured by.
+// Attention by cuDNN (version 9, loaded at run time), where it accepts the call and has earned
+// trust; our own kernel (attention.cu, attention_backward.cu) does the rest and is the reference.
 //
 // A plan is made at the first call of a shape and kept. Gradients have the same bits every time:
 // the graph does not ask for sums that are added in any order, and it is used on GPUs of compute
-// capability 8 and 9 only, for which the library's documentation says so of this graph (its plans
-// do not: none of 9.19 has the numerical note "nondeterministic"). That form wants a workspace for
-// the gradients of all scores: a call is cut by sequences, then by heads, into parts that fit what
-// there is; where one head of one sequence does not, our own kernel does it.
+// capability 8 and 9 only, for which the library's documentation guarantees this for the graph (its
+// plans do not: none of 9.19 has the numerical note "nondeterministic"). That form needs a
+// workspace for the gradients of all scores: a call is cut by sequences, then by heads, into parts
+// that fit; if one head of one sequence does not, our own kernel does it.
 //
-// Trust. From the first call of a shape on, what the library wrote is compared with our own
-// kernel's results for up to eight pairs of a sequence and a key head, spread over the call, on the
-// device: nothing waits. Behind it our own kernel for the whole call is enqueued, which does
-// nothing unless the comparison found a difference; so every call leaves right results. The host
-// looks, without waiting, whether a verdict has arrived: from then on the library alone computes,
-// or never again, and a warning says so. Since the device acts on the verdict from the first call
-// on, bits do not depend on when the host learns it. Calls with numbers that are none (an overflow
-// of fp16) and with nothing but zeros decide nothing.
+// Trust. From the first call of a shape on, the library's results are compared with our own
+// kernel's for up to eight pairs of a sequence and a key head, spread over the call, on the device:
+// nothing waits. After it our own kernel for the whole call is enqueued, which does nothing unless
+// the comparison found a difference; so every call leaves right results. The host checks, without
+// waiting, whether a verdict has arrived: from then on only the library computes, or never again,
+// which a warning reports. Since the device acts on the verdict from the first call on, bits do not
+// depend on when the host learns it. Calls with NaN or infinity (an overflow of fp16) and with
+// nothing but zeros decide nothing.
 //
-// Notes say of each shape who computes it: the library with its version, or our own kernel and why.
+// Notes report for each shape what computes it: the library with its version, or our own kernel and
+// why.
 //
 // Threads: thread-compatible. Errors: a plan of the library that cannot be executed is reported; a
 // shape that it does not plan for is a note.
@@ -43,7 +44,7 @@ class CudnnAttention {
   CudnnAttention(const CudaContext& context, OperationNotes* notes, OperationErrors* errors);
   ~CudnnAttention();
 
-  // Whether it was done; else nothing was written, and our own kernel is to do it.
+  // Returns whether it was done; otherwise nothing was written, and our own kernel is to do it.
   bool Attention(const AttentionArgs& args);
   bool AttentionBackward(const AttentionBackwardArgs& args);
 

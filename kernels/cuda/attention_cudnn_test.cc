@@ -363,8 +363,8 @@ TEST_F(AttentionCudnnTest, WrongResultsAreReplacedAndTheLibraryIsRefused) {
   EXPECT_EQ(session.Run(), own);
   EXPECT_EQ(emulation::GetCudnnCounts().executions, executions);
   const std::string why =
-      ": cuDNN 9.19.0 and our own kernel differ by more than rounding; from now on our own, which "
-      "is slower\n";
+      ": cuDNN 9.19.0 and our own kernel differ by more than rounding; from now on we use our own, "
+      "which is slower\n";
   EXPECT_EQ(session.Notes(), std::string("! attention of ") + kName + why +
                                  "! gradients of attention of " + kName + why);
   EXPECT_FALSE(session.errors().first());
@@ -393,12 +393,12 @@ TEST_F(AttentionCudnnTest, LibrariesThatDoNotDoLeaveItToUs) {
     std::string why;
   } cases[] = {
       {{.present = false},
-       "! attention: our own kernel, which is slower: no cuDNN: the emulation was told to have "
-       "none\n"},
+       "! attention: our own kernel, which is slower: no cuDNN: the emulation is configured to "
+       "have none\n"},
       {{.version = 91500},
        "! attention: our own kernel, which is slower: no cuDNN: 9.15.0 is older than 9.16.0\n"},
       {{.fault = emulation::CudnnFault::kNoHandle}, "CUDNN_STATUS_NOT_INITIALIZED: the library "},
-      {{.fault = emulation::CudnnFault::kNoEngine}, "cuDNN 9.19.0: no engine takes it"},
+      {{.fault = emulation::CudnnFault::kNoEngine}, "cuDNN 9.19.0: no engine supports it"},
   };
   for (const auto& c : cases) {
     emulation::ConfigureCudnn(c.settings);
@@ -435,14 +435,14 @@ TEST_F(AttentionCudnnTest, WorkspacesThatAreTooSmallLeaveItToUs) {
   const Case c = {1, 200, 2, 1, 8, true};
   Session session(c, Format::kBfloat16, stream_, 64 << 10);
   for (int i = 0; i < 2; ++i) session.Run();
-  EXPECT_NE(session.Notes().find("no room for the gradients of one head's scores"),
+  EXPECT_NE(session.Notes().find("too small for the gradients of one head's scores"),
             std::string::npos)
       << session.Notes();
   EXPECT_EQ(emulation::GetCudnnCounts().plans, 1);  // that of the forward pass
   emulation::ConfigureCudnn({});
   Session smaller(c, Format::kBfloat16, stream_, 8 << 10);
   EXPECT_EQ(smaller.Run(), OwnBits(stream_, c));
-  EXPECT_NE(smaller.Notes().find("no room to compare"), std::string::npos) << smaller.Notes();
+  EXPECT_NE(smaller.Notes().find("too small to compare"), std::string::npos) << smaller.Notes();
   EXPECT_EQ(emulation::GetCudnnCounts().plans, 0);
 }
 
@@ -454,7 +454,7 @@ TEST_F(AttentionCudnnTest, APlanThatCannotBeExecutedIsAnError) {
   EXPECT_EQ(session.errors().first()->operation, "Attention");
   EXPECT_EQ(session.errors().first()->what,
             std::string("cuDNN 9.19.0, attention of ") + kName +
-                ": CUDNN_STATUS_EXECUTION_FAILED: a fault that was asked for");
+                ": CUDNN_STATUS_EXECUTION_FAILED: an injected fault");
   EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
 }
 

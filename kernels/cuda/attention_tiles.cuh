@@ -1,5 +1,5 @@
-// What attention's kernels, forward and backward, are made of: how work is cut, which keys a query
-// sees, dropout, and products of tiles in shared memory.
+// The building blocks of attention's kernels, forward and backward: how work is cut, which keys a
+// query sees, dropout, and products of tiles in shared memory.
 //
 // Launch geometry: a block of 8 warps has a tile of 32 rows of one head of one sequence: queries,
 // or, for the gradients of keys and values, keys of a key head. A warp has four rows of the tile.
@@ -26,7 +26,7 @@ inline constexpr int kTileThreads = kWarps * kTile;
 inline constexpr int kOwn = kTile / kWarps;  // rows of a warp
 inline constexpr int kMaxHeadDim = 256;
 
-// What both directions need to know.
+// The parameters that both directions need.
 struct Heads {
   int64_t stride;
   int64_t tokens, heads, group;
@@ -41,7 +41,7 @@ struct Heads {
   float multiplier;
   uint32_t tag;
   uint32_t first_sequence;
-  // Null, or a word of the device: where it is 0 when the kernel begins, it does nothing.
+  // Null, or a word of the device: if it is 0 when the kernel begins, it does nothing.
   const uint32_t* wanted;
 };
 
@@ -73,7 +73,7 @@ Heads MakeHeads(const Args& a, const uint32_t* wanted) {
   return heads;
 }
 
-// Alike for all threads.
+// The same for all threads.
 __device__ __forceinline__ bool IsWanted(const Heads& h) {
   return h.wanted == nullptr || *h.wanted != 0;
 }

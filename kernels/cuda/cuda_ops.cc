@@ -237,7 +237,8 @@ class CudaOps : public Ops {
     if (error != cudaSuccess) errors_.Report(operation, cudaGetErrorName(error));
   }
 
-  // What the current device grants to a block, less what kernels declare themselves.
+  // The shared memory that the current device grants to a block, less that which kernels declare
+  // themselves.
   int64_t SharedBytes() {
     int device = 0;
     int bytes = 0;
@@ -251,7 +252,7 @@ class CudaOps : public Ops {
 
   OperationErrors& errors_;
   const CudaContext context_;
-  ProductAlgorithms algorithms_;  // where the caller has none
+  ProductAlgorithms algorithms_;  // if the caller has none
   Products products_;
   std::unique_ptr<CudnnAttention> cudnn_;  // null: our own kernel alone
 };

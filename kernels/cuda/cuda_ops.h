@@ -1,16 +1,15 @@
-// kernels/ops.h on CUDA. Values are stored in their format: bf16 and fp16 in 16 bits. What the
-// contract leaves to a backend here:
-//   - Sums over rows have a fixed order that depends on the number of rows; rows_per_leaf is not
-//     looked at. The bits of a product's rows may depend on their number.
+// kernels/ops.h on CUDA. Values are stored in their format: bf16 and fp16 in 16 bits. Where the
+// contract leaves a choice to the backend:
+//   - Sums over rows have a fixed order that depends on the number of rows; rows_per_leaf is
+//     ignored. The bits of a product's rows may depend on their number.
 //   - Products of bf16 values keep denormal numbers.
 //   - Rows of all other operations depend on their own inputs only, whatever the alignment.
 //   - args.scratch of the attention is not used; all scratch is the workspace.
 //
 // Threads: one thread feeds an Ops. Ownership: stream, workspace, errors, algorithms and notes are
-// the caller's and outlive it.
-// Errors: an operation that cannot be started says so in `errors`; from then on no operation does
-// anything. What fails while it runs is told by whoever synchronizes the stream, and noticed here
-// at the next operation.
+// the caller's and outlive it. Errors: an operation that cannot be started is recorded in `errors`;
+// from then on no operation does anything. An error while it runs is returned by the next
+// synchronization of the stream, and noticed here at the next operation.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,7 +24,7 @@
 
 namespace tercio::kernels::cuda {
 
-// kAuto: cuDNN where there is one that takes the call (attention_cudnn.h), else our own kernel.
+// kAuto: cuDNN if it is there and accepts the call (attention_cudnn.h), else our own kernel.
 enum class AttentionKernel { kAuto, kOwn };
 
 struct CudaOpsOptions {
@@ -38,7 +37,7 @@ struct CudaOpsOptions {
   // Algorithms of products: known ones are used, chosen ones are added. Null: none are kept.
   ProductAlgorithms* algorithms = nullptr;
   AttentionKernel attention = AttentionKernel::kAuto;
-  // What is to be said about how operations are computed. Null: nobody asks.
+  // Receives notes about how operations are computed. Null: they are dropped.
   OperationNotes* notes = nullptr;
   bool tf32 = false;  // products of fp32 factors may round them to TF32
 };

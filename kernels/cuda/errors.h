@@ -1,5 +1,5 @@
-// Where CUDA's operations say what went wrong at their call. They have no result, so the first
-// error is kept here, and whoever synchronizes the stream reads it.
+// The record of errors that CUDA's operations meet at their call. They have no result, so the first
+// error is kept here, and the thread that synchronizes the stream reads it.
 //
 // Threads: thread-compatible; used by the thread that feeds the stream.
 #pragma once
@@ -20,7 +20,7 @@ class OperationErrors {
     if (!first_) first_ = OperationError{operation, std::move(what)};
   }
   const std::optional<OperationError>& first() const { return first_; }
-  // As if nothing had happened since `before`, a copy of this.
+  // Restores `before`, a copy of this.
   void Forget(const OperationErrors& before) { first_ = before.first_; }
 
  private:

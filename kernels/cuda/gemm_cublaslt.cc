@@ -65,8 +65,8 @@ uint32_t AlignmentOf(const void* pointer) {
                                                    : static_cast<uint32_t>(lowest);
 }
 
-// A row-major matrix is, to a library that counts by columns, its own transpose: so a result is
-// asked for as its transpose, and factors change places.
+// A row-major matrix is its own transpose to a library that counts by columns: so the transpose of
+// a result is requested, and factors change places.
 //
 //   result^T (rows x columns) = first * second, sums over `depth`
 struct Product {
@@ -131,8 +131,8 @@ cublasLtEpilogue_t EpilogueOf(const Product& p) {
   return CUBLASLT_EPILOGUE_DEFAULT;
 }
 
-// What lies beside the matrices. While the library looks for algorithms it reads of the addresses
-// only how well they are aligned: that must be so of all that will come.
+// The operands beside the matrices. While the library looks for algorithms it uses only the
+// alignment of the addresses, which must hold for all that follow.
 cublasStatus_t SetSides(cublasLtMatmulDesc_t desc, const Product& p, const void* bias,
                         const void* gelu_input) {
   Calls calls;
@@ -227,7 +227,8 @@ cublasStatus_t FindAlgorithms(cublasLtHandle_t handle, const Product& p, const P
 
 int64_t RoundUp(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// That the library has no algorithm; of an epilogue also in the words for what it never has.
+// Whether the library has no algorithm; for an epilogue also by the status for one that it never
+// has.
 bool IsLack(const Product& p, cublasStatus_t status) {
   return status == CUBLAS_STATUS_NOT_SUPPORTED ||
          (status == CUBLAS_STATUS_INVALID_VALUE && p.shape.epilogue != ProductEpilogue::kNone);
@@ -267,8 +268,8 @@ class Products::Library {
     return true;
   }
 
-  // Takes the front of the workspace, for what the library wants aligned: also where it is not
-  // needed, since products of one shape have one algorithm and so one workspace.
+  // Takes the front of the workspace, for operands that the library needs aligned: even if they
+  // are, since products of one shape have one algorithm and so one workspace.
   static std::byte* TakeSide(int64_t bytes, CudaContext& context) {
     const int64_t taken = RoundUp(bytes, kSideUnit);
     auto* side = context.Scratch<std::byte>(taken);
@@ -277,7 +278,7 @@ class Products::Library {
     return side;
   }
 
-  // Where the library can read it.
+  // The bias at a place where the library can read it.
   const void* AlignedBias(const char* operation, ConstValues bias, int64_t count,
                           CudaContext& context) {
     if (bias == nullptr) return nullptr;
@@ -305,7 +306,7 @@ class Products::Library {
                           static_cast<size_t>(context.workspace_bytes), context.stream);
   }
 
-  // Null: there is no algorithm. Other errors are reported, and what is returned is not to be used.
+  // Null: there is no algorithm. Other errors are reported, and then the result is not to be used.
   Prepared* Prepare(const char* operation, const Product& p, const CudaContext& context) {
     const auto found = prepared_.find(p.shape);
     if (found != prepared_.end()) return &found->second;
@@ -347,8 +348,8 @@ class Products::Library {
     std::memcpy(&to.algorithm, algorithm.words.data(), sizeof(to.algorithm));
   }
 
-  // The index of the fastest; what comes earlier in the library's ranking goes before what is
-  // faster by less than kNoise.
+  // The index of the fastest; an earlier one in the library's ranking is preferred unless a later
+  // one is faster by kNoise.
   size_t Fastest(const Product& p, const std::vector<ProductAlgorithm>& candidates,
                  Prepared& prepared, const CudaContext& context) {
     size_t best = 0;
@@ -363,7 +364,7 @@ class Products::Library {
     return best;
   }
 
-  // Infinity where it fails. Waits for the stream.
+  // Infinity if it fails. Waits for the stream.
   float Time(const Product& p, const Prepared& prepared, const CudaContext& context) {
     const auto repeat = [&](int count) {
       for (int i = 0; i < count; ++i) {
@@ -397,7 +398,7 @@ class Products::Library {
   OperationErrors& errors_;
   Owned<cublasLtHandle_t, DeleteHandle> handle_;
   std::map<ProductShape, Prepared> prepared_;
-  Prepared broken_;  // where an error was reported
+  Prepared broken_;  // returned after a reported error
 };
 
 Products::Products(const ProductOptions& options, ProductAlgorithms* algorithms,

@@ -1,8 +1,8 @@
-// Matrix products by cuBLASLt, with what it can do in the same pass; gemm_cublaslt.cc is the only
+// Matrix products by cuBLASLt, with the operations that it can fuse; gemm_cublaslt.cc is the only
 // file that knows it. Sums are fp32; a result is rounded once, by the library. Descriptors and the
 // algorithm of a shape are made at its first product and kept. Algorithms are the first of the
-// library's own ranking that fits the workspace, or, where they are timed, the fastest of it,
-// unless the table says another; none adds in an order that is not fixed.
+// library's own ranking that fits the workspace, or, if they are timed, the fastest of it, unless
+// the table has another; none adds in an order that is not fixed.
 //
 // Threads: thread-compatible. Errors go to OperationErrors; a product that fails writes nothing.
 #pragma once
@@ -30,11 +30,11 @@ class Products {
   void Matmul(const MatmulArgs& args, const CudaContext& context);
   void MatmulBackwardInput(const MatmulBackwardInputArgs& args, const CudaContext& context);
   void ScaledMatmul(const ScaledMatmulArgs& args, const CudaContext& context);
-  // All rows are one leaf. Whether the bias gradient is done, too.
+  // All rows are one leaf. Returns whether the bias gradient is done, too.
   bool MatmulBackwardWeight(const MatmulBackwardWeightArgs& args, const CudaContext& context);
 
-  // Both operations at once, where the library can; false: nothing was done. GELU is then that of
-  // the result before it is rounded.
+  // Both operations in one, if the library can; false: nothing was done. GELU is then that of the
+  // result before it is rounded.
   bool MatmulGelu(const MatmulArgs& args, const GeluArgs& gelu, const CudaContext& context);
   bool MatmulGeluBackward(const MatmulBackwardInputArgs& args, const GeluBackwardArgs& gelu,
                           const CudaContext& context);
@@ -49,7 +49,7 @@ class Products {
   std::unique_ptr<Library> library_;
 };
 
-// Name and version: algorithms mean nothing to another one.
+// Name and version: algorithms are meaningless for another one.
 std::string ProductLibrary();
 
 }  // namespace tercio::kernels::cuda

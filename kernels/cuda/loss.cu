@@ -25,7 +25,7 @@ struct LocalLoss {
   bool sums;
 };
 
-// Sum of exp(x - max), with max of all that came before.
+// Sum of exp(x - max), with max of all values so far.
 struct RunningSum {
   float max;
   float sum;
@@ -35,7 +35,7 @@ struct RunningSum {
     float next = max;
 #pragma unroll
     for (int j = 0; j < kCount; ++j) next = j < count ? fmaxf(next, x[j]) : next;
-    // Nothing but -infinity so far: it adds zeros, and NaN stays NaN.
+    // Only -infinity so far: it adds zeros, and NaN stays NaN.
     const float base = next == -INFINITY ? 0.0f : next;
     sum = max == -INFINITY ? sum : sum * expf(max - base);
     max = next;

@@ -1,5 +1,5 @@
-// What people may want to know of how operations are computed: which library is used, and what it
-// was not trusted with. Whoever synchronizes the stream logs it.
+// Notes for people on how operations are computed: which library is used, and which of its results
+// were not trusted. The thread that synchronizes the stream logs them.
 //
 // Threads: thread-compatible; used by the thread that feeds the stream.
 #pragma once
@@ -19,7 +19,7 @@ class OperationNotes {
  public:
   void Info(std::string text) { notes_.push_back({false, std::move(text)}); }
   void Warn(std::string text) { notes_.push_back({true, std::move(text)}); }
-  // Those since the last call.
+  // The notes since the last call.
   std::vector<OperationNote> Take() { return std::exchange(notes_, {}); }
 
  private:

@@ -19,7 +19,7 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// What fits into the parameters of a launch (4,096 bytes).
+// The most tensors that fit into the parameters of a launch (4,096 bytes).
 constexpr int kUpdatedTensors = 48;
 constexpr int kSummedTensors = static_cast<int>(kSumsOfLaunch);
 

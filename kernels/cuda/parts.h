@@ -1,6 +1,6 @@
-// CUDA's operations, one function each, split over files by what they do. CudaOps (cuda_ops.h)
-// calls them; contracts are in kernels/ops.h. Each enqueues its kernels on the stream and returns;
-// none allocates. Values are stored in their format.
+// CUDA's operations, one function each, split into files by topic. CudaOps (cuda_ops.h) calls them;
+// contracts are in kernels/ops.h. Each enqueues its kernels on the stream and returns; none
+// allocates. Values are stored in their format.
 //
 // Errors: launch.h.
 #pragma once
@@ -19,7 +19,7 @@ struct CudaContext {
   // Operations of the stream share it; aligned to 256 bytes. Sizes: scratch.h.
   std::byte* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // That a launch may ask for, for a block.
+  // The most that a launch may ask for, for a block.
   int64_t shared_bytes = 0;
 
   template <typename T>
@@ -51,7 +51,7 @@ void BiasTanhCuda(const BiasTanhArgs& args, const CudaContext& context);
 void TanhBackwardCuda(const TanhBackwardArgs& args, const CudaContext& context);
 void RotaryCuda(const RotaryArgs& args, const CudaContext& context);
 
-// With `wanted`, a word of the device: where that is 0 when the kernels run, they write nothing.
+// With `wanted`, a word of the device: if that is 0 when the kernels run, they write nothing.
 void AttentionCuda(const AttentionArgs& args, const CudaContext& context,
                    const uint32_t* wanted = nullptr);
 void AttentionBackwardCuda(const AttentionBackwardArgs& args, const CudaContext& context,

@@ -1,5 +1,5 @@
 // Which algorithm of the library computes which product. The bits of a product depend on it, so a
-// run keeps to one for each shape: who plans may fill the table beforehand (from a file, or by
+// run keeps to one for each shape: the planner may fill the table beforehand (from a file, or by
 // timing), and read afterwards what was chosen. Knows nothing of the library: an algorithm is eight
 // words.
 //
@@ -17,7 +17,7 @@ namespace tercio::kernels::cuda {
 
 enum class ProductKind { kForward, kInputGradient, kWeightGradient, kScaled };
 
-// What is done with a result before it is written.
+// The operation on a result before it is written.
 enum class ProductEpilogue {
   kNone,
   kGelu,          // forward: y is written as it is, and GELU of it beside it
@@ -25,7 +25,7 @@ enum class ProductEpilogue {
   kBiasGradient,  // weight gradient: the bias's beside it
 };
 
-// What more alignment than this does not make faster.
+// More alignment than this is not faster.
 inline constexpr uint32_t kProductAlignment = 16;
 
 // Everything that the choice depends on.

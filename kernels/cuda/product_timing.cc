@@ -8,10 +8,10 @@ namespace tercio::kernels::cuda {
 namespace {
 
 constexpr int64_t kUnit = 256;
-// Numbers that are none of the special ones in any format, and not zero, which costs less power.
+// A byte of which all formats make ordinary numbers, other than zero, which costs less power.
 constexpr int kFill = 0x3c;
 
-// Bytes of x or dy (m x n or k), w or x, the result, and what lies beside it (GELU's result or
+// Bytes of x or dy (m x n or k), w or x, the result, and the operand beside it (GELU's result or
 // input, or the scale of both factors).
 struct Sizes {
   int64_t first, second, result, beside, bias;

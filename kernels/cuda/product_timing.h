@@ -24,7 +24,7 @@ struct TimingMemory {
 
 // Adds to the table an algorithm for each shape that it does not have: the fastest that the library
 // offers within the workspace. For a shape whose epilogue the library lacks, one for the product
-// without. What is computed are products of garbage.
+// without. The factors are garbage.
 void TimeProducts(const std::vector<ProductShape>& shapes, const TimingMemory& memory,
                   cudaStream_t stream, ProductAlgorithms* table, OperationErrors* errors);
 

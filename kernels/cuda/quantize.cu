@@ -38,7 +38,7 @@ __device__ __forceinline__ uint8_t EightBits(float x) {
                                kFormat == Format::kE4m3 ? __NV_E4M3 : __NV_E5M2);
 }
 
-// `mine` of every thread goes into *largest. All threads of the block take part.
+// Merges `mine` of every thread into *largest. All threads of the block take part.
 __device__ __forceinline__ void MeetInLargest(float mine, float* largest) {
   const float of_block = BlockMax(mine);
   if (threadIdx.x != 0) return;

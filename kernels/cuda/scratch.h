@@ -1,5 +1,5 @@
-// The workspace of CUDA's operations: how many bytes each needs by its shape, for whoever plans
-// memory, and how sums over rows are cut, which decides it. Pure; knows nothing of CUDA.
+// The workspace of CUDA's operations: how many bytes each needs by its shape, for planning memory,
+// and how sums over rows are cut, which decides it. Pure; knows nothing of CUDA.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ inline RowBlocks CutRows(int64_t rows, int64_t least_rows) {
   const int64_t per_block = std::max(least_rows, (rows + kMaxRowBlocks - 1) / kMaxRowBlocks);
   return {per_block, (rows + per_block - 1) / per_block};
 }
-// The most that so many rows, or fewer, are cut into: a longer block makes them fewer, so that a
+// The largest number of blocks for up to `rows` rows: a longer block makes them fewer, so that a
 // part of the rows may have more blocks than all of them.
 inline int64_t MostBlocks(int64_t rows, int64_t least_rows) {
   return std::min(kMaxRowBlocks, (rows + least_rows - 1) / least_rows);
@@ -26,7 +26,7 @@ inline int64_t MostBlocks(int64_t rows, int64_t least_rows) {
 inline constexpr int64_t kLeastRowsOfSum = 32;
 inline constexpr int64_t kLeastRowsOfNorm = 8;
 
-// What follows is enough for fewer rows, too. Of one bias gradient.
+// The sizes below are enough for fewer rows, too. This one is for one bias gradient.
 inline int64_t ColumnSumBytes(int64_t rows, int64_t columns) {
   return MostBlocks(rows, kLeastRowsOfSum) * columns * 4;
 }

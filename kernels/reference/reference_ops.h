@@ -1,6 +1,6 @@
 // The operations of kernels/ops.h as plain loops in double: the oracle for every backend. Slow, and
 // meant to be read beside the formulas of the contract. Inputs are rounded to float once, by the
-// caller; nothing in here rounds but RoundTo.
+// caller; only RoundTo rounds in here.
 #pragma once
 
 #include <cstdint>

@@ -167,7 +167,7 @@ def seconds_of_load(cluster, job, size):
         resumed.wait()
     cluster.tercio(*cluster.reach("wait", job))
     logs = cluster.tercio(*cluster.reach("logs", job))[0]
-    return float(re.search(r"this rank has read \d+ bytes, in ([0-9.]+) s", logs).group(1))
+    return float(re.search(r"this rank read \d+ bytes in ([0-9.]+) s", logs).group(1))
 
 
 def path_once(swap):

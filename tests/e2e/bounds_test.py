@@ -34,7 +34,8 @@ class Bounds(SecureTest):
             job = self.submit("--set", f"data.train={path}")
             self.verb("ann", "wait", job, "--timeout", "60s", code=1)
             error = self.status("ann", job)["error"]
-            self.assertIn(f"node one: data.train: {path} is outside what jobs may read on this node", error)
+            self.assertIn(f"node one: data.train: {path} is outside the directories that jobs may read on "
+                          "this node (--data-root of its agent)", error)
         job = self.submit("--set", f"data.train={self.path('allowed', 'corpus.txt')}")
         self.verb("ann", "wait", job, "--timeout", "100s")
 

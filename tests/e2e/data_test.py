@@ -105,7 +105,7 @@ class Blends(DataTest):
                 (["data.train=" + broken], "broken.jsonl:2: not valid JSON"),
                 (["data.train=" + self.path("nothing.jsonl")], "no such file"),
                 (["data.train=" + self.directory], "is a directory"),
-                (["data.train=" + self.path("x_*.bin")], "no file has a name like this"),
+                (["data.train=" + self.path("x_*.bin")], "no file matches; check the pattern"),
                 (["data.train=" + self.path("corpus.txt"), "model.vocab_size=5"], "model.vocab_size is 5"),
                 (["data.train=" + self.path("s_0.bin"), "data.tokenizer=null", "model.vocab_size=100"],
                  "token id 249 is outside the vocabulary of 100")):

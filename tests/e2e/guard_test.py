@@ -36,7 +36,7 @@ class Replicas(ClusterTest):
         done, job = self.flip(2, *layout(1, 1, 4), "--set", "training.steps=300", "--set",
                               "fault_tolerance.check_replicas_every=5")
         self.assertIn("replicas_differ: replicas differ after step", done["detected_by"])
-        self.assertIn("the weights of rank 2 are not those of its replicas (", done["detected_by"])
+        self.assertIn("the weights of rank 2 differ from those of its replicas (", done["detected_by"])
         self.assertGreater(done["recovered_seconds"], done["detected_seconds"])
         self.assertLessEqual(done["steps_lost"], 15)
         events = self.events_of(job, "replicas_differ")

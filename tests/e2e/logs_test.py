@@ -184,10 +184,10 @@ class Logs(ClusterTest):
         self.json(*self.reach("wait", job), code=1)
         noise = [line for line in self.lines(job) if "of no use" in line["line"]]
         self.assertLess(len(noise), 50 * 20)
-        markers = [line for line in self.lines(job) if "lines are left out here" in line["line"]]
+        markers = [line for line in self.lines(job) if "lines were dropped here" in line["line"]]
         self.assertTrue(markers)
         self.assertEqual(markers[0]["level"], "warning")
-        told = sum(int(re.search(r"(\d+) lines are left out here", line["line"])[1]) for line in markers)
+        told = sum(int(re.search(r"(\d+) lines were dropped here", line["line"])[1]) for line in markers)
         self.assertEqual(self.lost_lines(ready), told)
         self.assertEqual(self.kinds(job).count("log_lines_lost"), 1)
         folder = os.path.dirname(log)

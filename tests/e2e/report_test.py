@@ -231,7 +231,7 @@ class Unwritable(TercioTest):
         out, _ = self.tercio("logs", job["id"], "--state-dir", self.state)
         warnings = [line for line in out.splitlines() if "tensorboard" in line]
         self.assertEqual(len(warnings), 1, out)
-        self.assertIn("training goes on", warnings[0])
+        self.assertIn("training continues", warnings[0])
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ class SharedCheckpoints(ClusterTest):
         out, _ = self.tercio(*self.reach("logs", job, "-o", "jsonl"))
         lines = [line for line in map(json.loads, out.splitlines()) if line["attempt"] == attempt]
         read = {line["rank"]: int(found.group(1)) for line in lines
-                if (found := re.search(r"this rank has read (\d+) bytes", line["line"]))}
+                if (found := re.search(r"this rank read (\d+) bytes", line["line"]))}
         self.assertEqual(sorted(read), list(range(ranks)))
         return sum(read.values())
 
@@ -116,7 +116,7 @@ class FrozenDirectory(FrozenDiskTest):
         wait_for(lambda: self.get(job)["checkpoint"], "a checkpoint")
         self.freeze()
         skipped = wait_for(lambda: self.failures(job, "skipped: "), "a save that is left out")[0]
-        self.assertRegex(skipped["message"], r"step \d+: skipped: the one of step \d+ is still under way on 2 of 2 ranks")
+        self.assertRegex(skipped["message"], r"step \d+: skipped: the save of step \d+ is still in progress on 2 of 2 ranks")
         wait_for(lambda: self.failures(job, "not stored within"), "a save that is given up")
         # The buffers are still in use: nothing is saved, training goes on.
         at = self.get(job)["step"]

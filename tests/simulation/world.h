@@ -165,7 +165,7 @@ class World {
     bool loaded = false;      // from memory
     v1::TrainingSpec data;    // which batch a step reads
     bool rolls_back = false;  // at a spike
-    int corrupt_rank = -1;    // its weights are not those of its replicas
+    int corrupt_rank = -1;    // its weights differ from those of its replicas
   };
   // A checkpoint that all ranks of an attempt bring.
   struct SaveOf {

@@ -13,8 +13,8 @@
 namespace tercio::checkpoint {
 namespace {
 
-using Stored = nlohmann::json;        // what is read
-using Json = nlohmann::ordered_json;  // what is written
+using Stored = nlohmann::json;        // the input
+using Json = nlohmann::ordered_json;  // the output
 
 // The pattern of Llama 3's tokenizers; `tokenizer/word_scanner.cc` cuts words as it does.
 constexpr char kLlama3Words[] =
@@ -34,8 +34,7 @@ std::string Text(const Stored& object, const char* key) {
   return value.is_string() ? value.get<std::string>() : "";
 }
 
-// Puts an entry behind the others without looking for its key, for which an ordered map goes
-// through all of them.
+// Appends an entry without looking for its key, for which an ordered map walks all of them.
 void PutLast(std::string key, Json value, Json* object) {
   object->get_ref<Json::object_t&>().emplace_back(std::move(key), std::move(value));
 }
@@ -45,7 +44,7 @@ const Stored& TokensOf(const Stored& json) {
   return At(json, json.contains("pieces") ? "pieces" : "vocabulary");
 }
 
-// The tokens of a stored vocabulary and their ids; nullopt where it is none.
+// The tokens of a stored vocabulary and their ids; nullopt if it is not one.
 std::optional<Json> VocabularyOf(const Stored& json) {
   const Stored& tokens = TokensOf(json);
   if (!tokens.is_array()) return std::nullopt;
@@ -58,14 +57,14 @@ std::optional<Json> VocabularyOf(const Stored& json) {
   return vocabulary;
 }
 
-// The token at a place of a list; "" where there is none.
+// The token at an index of a list; "" if there is none.
 std::string TokenAt(const Stored& tokens, const Stored& id) {
   if (!tokens.is_array() || !id.is_number_unsigned()) return "";
   const auto place = id.get<uint64_t>();
   return place < tokens.size() && tokens[place].is_string() ? tokens[place].get<std::string>() : "";
 }
 
-// The token of an id, of the vocabulary or an added one; "" where there is none.
+// The token of an id, from the vocabulary or an added one; "" if there is none.
 std::string TokenOf(const Stored& json, const Stored& id) {
   for (const Stored& token : At(json, "added_tokens")) {
     if (!id.is_null() && At(token, "id") == id) return Text(token, "content");
@@ -78,7 +77,7 @@ Json AddedTokensOf(const Stored& json) {
   for (const Stored& token : At(json, "added_tokens")) {
     if (At(token, "id").is_number_unsigned()) tokens.push_back(&token);
   }
-  // The tokenizers library numbers tokens that are new in the order in which it reads them.
+  // The tokenizers library numbers new tokens in the order in which it reads them.
   std::sort(tokens.begin(), tokens.end(), [](const Stored* a, const Stored* b) {
     return At(*a, "id").get<uint64_t>() < At(*b, "id").get<uint64_t>();
   });
@@ -113,7 +112,7 @@ SpecialTokens SpecialTokensOf(const Stored& json, const TokenizerUse& use) {
     const std::string text = TokenOf(json, id);
     if (!text.empty()) tokens[role] = {text, id.get<int64_t>()};
   }
-  // As in tokenizer/tokenizer.h, a beginning and an end that differ can do for bert's two.
+  // As in tokenizer/tokenizer.h, a beginning and an end that differ can replace bert's two.
   const bool differ =
       tokens.contains("bos_token") != tokens.contains("eos_token") ||
       (tokens.contains("bos_token") && tokens["bos_token"].id != tokens["eos_token"].id);
@@ -125,7 +124,8 @@ SpecialTokens SpecialTokensOf(const Stored& json, const TokenizerUse& use) {
   return tokens;
 }
 
-// What puts cls and separator around one text and between two; null where it is not wanted.
+// The processor that puts cls and separator around one text and between two; null if it is not
+// wanted.
 Json PostProcessor(const SpecialTokens& tokens, const TokenizerUse& use) {
   if (!use.encodes_texts || !tokens.contains("cls_token") || !tokens.contains("sep_token")) {
     return nullptr;
@@ -159,13 +159,13 @@ bool IsAdded(const Stored& json, const Stored& content) {
                      [&](const Stored& token) { return At(token, "content") == content; });
 }
 
-// transformers finds every token that is named here in a text. Tercio finds added tokens only, so
-// that others are named only where transformers can be told to find none.
+// transformers finds every token that is named here in a text. Tercio only finds added tokens, so
+// others are named only if transformers can be told to find none.
 Json Config(const Stored& json, const SpecialTokens& tokens, const TokenizerUse& use) {
   Json config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
                  {"model_max_length", use.context},
                  {"clean_up_tokenization_spaces", false}};
-  // Versions of transformers differ in whether token types, which only encoders take, are given.
+  // Versions of transformers differ in whether token types, which only encoders take, are returned.
   config["model_input_names"] = {"input_ids", "attention_mask"};
   if (use.encodes_texts) config["model_input_names"].push_back("token_type_ids");
   const bool finds_none = At(json, "added_tokens").empty();
@@ -302,7 +302,7 @@ std::optional<TokenizerFiles> ByteLevelBpe(const Stored& json, const TokenizerUs
   return Files(std::move(parts), config);
 }
 
-// One token a line; nullopt where that cannot say what the vocabulary is.
+// One token a line; nullopt if that form cannot express the vocabulary.
 std::optional<std::string> VocabularyText(const Stored& json) {
   std::string text;
   for (const Stored& token : At(json, "vocabulary")) {
@@ -337,7 +337,7 @@ std::optional<TokenizerFiles> WordPiece(const Stored& json, const TokenizerUse& 
                  {"max_input_chars_per_word", most.get<uint64_t>()},
                  {"vocab", *std::move(vocabulary)}};
   Json config = Config(json, special, use);
-  // For those that read vocab.txt.
+  // For programs that read vocab.txt.
   config["do_lower_case"] = Flag(json, "lowercase");
   config["strip_accents"] = Flag(json, "strip_accents");
   config["tokenize_chinese_chars"] = Flag(json, "space_chinese");
@@ -390,7 +390,7 @@ std::optional<TokenizerFiles> MergedPieces(const Stored& json, const std::string
 std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerUse& use) {
   const std::optional<SentencePieceModel> model = SentencePieceModelOf(json);
   if (!model.has_value()) return std::nullopt;
-  // A .model file knows neither.
+  // A .model file can express neither.
   const bool fits_model = At(json, "added_tokens").empty() && At(json, "metaspace").is_null();
   if (std::optional<TokenizerFiles> files = MergedPieces(json, model->unknown, use)) {
     if (fits_model) (*files)["tokenizer.model"] = model->pieces + model->rest;
@@ -402,7 +402,7 @@ std::optional<TokenizerFiles> SentencePiece(const Stored& json, const TokenizerU
   config["tokenizer_class"] = "SentencePieceBackend";
   config["unk_token"] = model->unknown;
   config["legacy"] = true;                // the library puts the space before a text
-  config["split_special_tokens"] = true;  // of the unknown piece, too
+  config["split_special_tokens"] = true;  // even of the unknown piece
   const bool surrounded =
       use.encodes_texts && special.contains("cls_token") && special.contains("sep_token");
   config["special_tokens_pattern"] = surrounded ? "cls_sep" : "none";

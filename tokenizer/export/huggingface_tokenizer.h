@@ -27,16 +27,15 @@ namespace tercio::checkpoint {
 using TokenizerFiles = std::map<std::string, std::string>;  // contents by name
 
 struct TokenizerUse {
-  int64_t context = 0;  // tokens that the model sees
-  bool encodes_texts =
-      false;  // transformers puts cls and separator around a text, as bert wants it
+  int64_t context = 0;         // tokens that the model sees
+  bool encodes_texts = false;  // transformers puts cls and separator around a text, as bert needs
 };
 
 // `json` is a tokenizer as checkpoints hold it (tokenizer/tokenizer.h).
 std::optional<TokenizerFiles> HuggingFaceTokenizer(std::string_view json, const TokenizerUse& use);
 
 // Whether the tokenizer `json` has the vocabulary of the files of a Hugging Face directory, and so
-// is the one that they hold.
+// is the same one.
 bool HasVocabularyOf(std::string_view json, const TokenizerFiles& files);
 
 }  // namespace tercio::checkpoint

@@ -20,7 +20,7 @@ bool IsFlag(const Json& json, const char* key, bool value) {
   return json.contains(key) && json[key] == Json(value);
 }
 
-// Whether a text is changed in nothing but its spaces.
+// Whether a text is changed only in its spaces.
 bool LeavesTextsAlone(const Json& json) {
   return json.contains("algorithm") && json["algorithm"] == Json("bpe") &&
          json.contains("charsmap") && json["charsmap"] == Json("") &&
@@ -39,7 +39,7 @@ bool IsOneCharacter(std::string_view text) {
 // The pieces, and which of them can come out of joining.
 class Pieces {
  public:
-  // False where a list cannot say what these pieces do.
+  // False if a list cannot express these pieces.
   bool Read(const Json& json);
   std::optional<std::vector<Merge>> Merges() const;
 
@@ -73,7 +73,7 @@ bool Pieces::Read(const Json& json) {
     all_.insert(text);
     if (type == kNormal && !IsOneCharacter(text)) longer_.push_back({text, score.get<double>()});
   }
-  // Halves are shorter than what they make.
+  // Halves are shorter than the pieces that they make.
   std::sort(longer_.begin(), longer_.end(),
             [](const Made& a, const Made& b) { return a.text.size() < b.text.size(); });
   for (const Made& piece : longer_) {

@@ -1,9 +1,9 @@
-// The merges with which Hugging Face's BPE does what SentencePiece's BPE does with its pieces.
+// Converts the pieces of SentencePiece's BPE to equivalent merges of Hugging Face's BPE.
 //
-// SentencePiece joins two neighbours where they make a piece, that with the highest score first; a
-// tokenizer.json lists the pairs that may be joined, in their order. The second can say the first
-// where texts are not changed but for their spaces, all characters that pieces are made of are
-// pieces, and no two pieces have one score.
+// SentencePiece joins two neighbours that make a piece, the one with the highest score first; a
+// tokenizer.json lists the pairs that may be joined, in order. The list can express the scores if
+// texts are only changed in their spaces, all characters that pieces are made of are pieces, and no
+// two pieces have the same score.
 //
 // Thread safety: pure functions.
 // Errors:        none; nullopt for what such a list cannot say.

@@ -84,7 +84,7 @@ std::string PiecesOf(const Lists& lists) {
   return model.bytes();
 }
 
-// Fields of trainer_spec that say where a special piece is and what it is called.
+// Fields of trainer_spec with the id and the name of a special piece.
 struct Role {
   const char* key;
   int id_field;

@@ -1,9 +1,9 @@
-// A SentencePiece tokenizer as checkpoints hold it (tokenizer/sentence_piece.h) becomes the
+// Converts a SentencePiece tokenizer as checkpoints hold it (tokenizer/sentence_piece.h) to the
 // `.model` file that the SentencePiece library reads: a protobuf message, written by hand, since
 // Debian's libsentencepiece brings a second protobuf library with it.
 //
-// Nothing that takes part in encoding or decoding is lost: reading the file gives the same
-// tokenizer. What training was told (its input, its sizes) is not stored, and not written.
+// Everything that takes part in encoding or decoding is kept: reading the file gives the same
+// tokenizer. The settings of its training (its input, its sizes) are not stored, and not written.
 //
 // Thread safety: pure functions.
 // Errors:        none; nullopt for JSON that is no such tokenizer.

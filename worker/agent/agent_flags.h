@@ -32,17 +32,18 @@ struct AgentFlags {
   double stop_grace_seconds = 25;
   int64_t spool_bytes = 64 << 20;
   bool parent_death = false;
-  bool leave = false;       // not an agent: asks the one that runs on the same state directory
+  bool leave = false;  // do not start an agent: ask the one on the same state directory to leave
   DaemonSettings settings;  // all of the above, as given
 };
 
-// Reads them into *flags. The exit code; *done when there is nothing more to do (--help).
+// Reads the settings into *flags and returns the exit code; sets *done if there is nothing more to
+// do (--help).
 int ParseAgentFlags(int argc, char** argv, AgentFlags* flags, bool* done);
 
-// Flags whose changes count at SIGHUP.
+// Flags whose changes take effect on SIGHUP.
 const std::set<std::string>& LiveAgentFlags();
 
-// Name of this machine; "node" where it has none.
+// Name of this machine; "node" if it has none.
 std::string HostName();
 
 }  // namespace tercio

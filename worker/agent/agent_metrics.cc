@@ -20,21 +20,21 @@
 namespace tercio {
 namespace {
 
-// Series of more ranks than that are not kept; those that have ended first go first.
+// Most ranks whose series are kept; those that ended first are dropped first.
 constexpr size_t kMostRanks = 1024;
 
 struct RankSeries {
   RankLabels labels;
-  // Counters: of all attempts that were here.
+  // Counters, over all attempts on this node.
   double tokens = 0;
   double steps = 0;
   double sent_bytes = 0;
   double send_failures = 0;
   double log_lines_lost = 0;
-  // Figures of the rank's process.
+  // Figures that the rank's process reports.
   v1::PhaseSeconds phases;
   double cpu_seconds = 0;
-  // Gauges, of the rank that lives.
+  // Gauges, while the rank lives.
   std::optional<v1::TrainerStep> step;
   std::optional<v1::TrainerMemory> memory;
   std::optional<double> send_seconds;
@@ -144,7 +144,7 @@ struct AgentMetrics::State {
   AgentSources sources;
   std::unique_ptr<MetricsServer> server;  // last: it reads the rest until it is gone
 
-  // With the lock held. Of a rank that says something, so it lives.
+  // Called with the lock held, for a rank that reports something, so it lives.
   RankSeries& Of(const RankLabels& labels) {
     RankSeries& series = ranks[{labels.job_id, labels.rank}];
     series.labels = labels;
@@ -153,7 +153,7 @@ struct AgentMetrics::State {
     return series;
   }
 
-  // With the lock held.
+  // Called with the lock held.
   void DropOne(const std::pair<std::string, int>& kept) {
     auto dropped = ranks.end();
     for (auto entry = ranks.begin(); entry != ranks.end(); ++entry) {
@@ -167,7 +167,7 @@ struct AgentMetrics::State {
     ranks.erase(dropped);
   }
 
-  // With the lock held.
+  // Called with the lock held.
   void DropEnded() {
     const absl::Time now = SteadyNow();
     std::erase_if(ranks, [&](const auto& entry) {
@@ -190,7 +190,7 @@ struct AgentMetrics::State {
 
   std::string Page(const MetricsServer::Figures& figures) {
     MetricsPage page(MetricExporter::kAgent);
-    decltype(ranks) shown;  // the lock is held for as long as a copy takes
+    decltype(ranks) shown;  // the lock is held only while copying
     {
       std::lock_guard<std::mutex> lock(mutex);
       DropEnded();

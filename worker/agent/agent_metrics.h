@@ -1,10 +1,10 @@
-// What the agent exports to Prometheus about its trainers, its GPUs and itself: one page for all
+// The agent's metrics for Prometheus, about its trainers, its GPUs and itself: one page for all
 // ranks of the node.
 //
-// A rank that ends takes its gauges with it; its counters stay for `linger`, so that the last of
-// them is scraped, and then vanish. The same rank of a later attempt goes on from there.
+// The gauges of a rank vanish when it ends; its counters stay for `linger`, so that their final
+// values are scraped, and then vanish. The same rank of a later attempt continues them.
 //
-// Thread-safe. What ranks say costs a lock that is held for some copies.
+// Thread-safe. A rank's report holds a lock while it is copied.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +39,7 @@ struct AgentMetricsOptions {
   std::string authority;
 };
 
-// What the page asks of others at each scrape; what is missing has no series.
+// Sources that the page queries at each scrape; a missing one has no series.
 struct AgentSources {
   std::function<bool()> connected;  // to the coordinator
   std::function<int64_t()> spool_bytes;
@@ -58,7 +58,7 @@ class AgentMetrics {
   // HOST:PORT that really listens.
   const std::string& address() const { return address_; }
 
-  // The page as it is now, without what concerns the server.
+  // The current page, without the server's own metrics.
   std::string Page() const;
 
   // `steps` and `tokens` are those since the rank's last report.
@@ -66,15 +66,15 @@ class AgentMetrics {
   void Figures(const RankLabels& labels, const v1::RankFigures& figures);
   void Memory(const RankLabels& labels, const v1::TrainerMemory& memory);
   void Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress);
-  // How long a rank has taken to load the state from which it goes on, from "memory" (a copy of a
-  // snapshot) or "disk" (a checkpoint, or the weights of model.from).
+  // Records how long a rank took to load the state from which it continues, from "memory" (a copy
+  // of a snapshot) or "disk" (a checkpoint, or the weights of model.from).
   void Loaded(const RankLabels& labels, const std::string& source, double seconds);
   // Adds to the number of log lines that are missing: not written, or not sent.
   void LogLinesLost(const RankLabels& labels, int64_t lines);
   void Exited(const RankLabels& labels, bool fault);
   void SetRunning(int trainers);
   void SetSnapshotBytes(int64_t bytes);
-  // From now on the page asks these, once this returns no others.
+  // From now on the page queries these sources; once this returns, no others.
   void Show(AgentSources sources);
 
  private:

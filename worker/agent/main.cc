@@ -45,19 +45,19 @@
 namespace tercio {
 namespace {
 
-// For the first look at the GPUs, before the coordinator hears of them.
+// For the first look at the GPUs, before they are reported to the coordinator.
 constexpr absl::Duration kFirstLookPatience = absl::Seconds(10);
-// When a rank has failed: what the driver has said of its GPU lately, and how long it may take to
-// say it.
+// After a rank has failed: how far back the driver's reports about its GPU count, and how long the
+// driver may take to answer.
 constexpr absl::Duration kTroubleWindow = absl::Seconds(60);
 constexpr absl::Duration kTroublePatience = absl::Seconds(2);
-// Ends the agent and leaves its trainers, for the agent that is started next.
+// Ends the agent without its trainers, for the next agent to adopt.
 constexpr int kLeaveTrainers = SIGUSR1;
 
-// Where others reach this agent.
+// Addresses at which others reach this agent.
 struct Addresses {
   std::string metrics;
-  std::string snapshots;  // empty: nowhere
+  std::string snapshots;  // empty: not served
 };
 
 v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses,
@@ -83,7 +83,7 @@ v1::AgentHello MakeHello(const AgentOptions& options, const Addresses& addresses
   }
   hello.set_cores(options.cores);
   hello.set_memory_bytes(MachineMemoryBytes());
-  // A run whose end the coordinator may have missed counts as running until it is told again.
+  // A run whose end the coordinator may have missed counts as running until it is reported again.
   for (const v1::RunId& run : runs.Running(/*ended=*/true)) *hello.add_running() = run;
   hello.set_highest_attempt_seen(runs.highest_attempt());
   return hello;
@@ -177,8 +177,8 @@ SnapshotStore::Options SnapshotOptions(const AgentFlags& flags, NodeLink& link,
   return options;
 }
 
-// On the port that the agent before this one had, if it is free: trainers that it has left here and
-// elsewhere know no other.
+// Uses the port of the previous agent if it is free: trainers that it left here and elsewhere know
+// no other.
 absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeOnTheSamePort(const AgentFlags& flags,
                                                                    const std::string& host,
                                                                    SnapshotServiceImpl& service) {
@@ -212,7 +212,8 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> ServeSnapshots(const AgentFlags&
     return absl::InvalidArgumentError(absl::StrCat("--snapshot-listen ", flags.snapshot_listen,
                                                    " is not loopback: TLS files are required"));
   }
-  LogWarning("without TLS files no copies of snapshots are exchanged with other nodes");
+  LogWarning(
+      "copies of snapshots are not exchanged with other nodes, since there are no TLS files");
   return std::unique_ptr<SnapshotServer>();
 }
 
@@ -243,7 +244,7 @@ GpuMonitor::Options MonitorOptions(const AgentFlags& flags) {
   return options;
 }
 
-// What is wrong with GPUs is said at once, so that it is heard before the ends of their ranks.
+// Reports GPU faults immediately, so that they arrive before the ends of their ranks.
 void StartMonitor(GpuMonitor& gpus, NodeLink& link, RunManager& runs) {
   GpuMonitor::Callbacks callbacks;
   callbacks.in_use = [&runs] { return runs.GpusInUse(); };
@@ -260,20 +261,21 @@ void StartMonitor(GpuMonitor& gpus, NodeLink& link, RunManager& runs) {
   gpus.Look(kFirstLookPatience);
 }
 
-// What the first thread does beside the agent itself.
+// The duties of the main thread beside the agent itself.
 struct Lifecycle {
   std::vector<int> stop_signals;
   ServiceManager manager;
-  // Reads the settings again. The exit code, and *done, as ParseAgentFlags has them.
+  // Reads the settings again. Returns the exit code and sets *done as ParseAgentFlags does.
   std::function<int(AgentFlags* fresh, bool* done)> read_flags;
 };
 
-// SIGHUP: what can change while the agent runs, does; a file with faults changes nothing.
+// On SIGHUP: applies the settings that can change while the agent runs; a file with errors changes
+// nothing.
 void Reload(const Lifecycle& life, AgentFlags* flags, SnapshotStore& snapshots) {
   AgentFlags fresh;
   bool done = false;
   if (life.read_flags(&fresh, &done) != kExitOk || done) {
-    LogError("the configuration has faults (above): the one before stays in use");
+    LogError("the configuration has errors (above); the previous one stays in use");
     return;
   }
   flags->stop_grace_seconds = fresh.stop_grace_seconds;
@@ -282,7 +284,7 @@ void Reload(const Lifecycle& life, AgentFlags* flags, SnapshotStore& snapshots) 
   for (const std::string& name : LiveAgentFlags()) flags->settings[name] = fresh.settings[name];
 }
 
-// Until a signal ends the agent, which it returns.
+// Runs until a signal ends the agent, and returns that signal.
 int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& runs,
          SnapshotStore& snapshots, Departure& departure, HealthServer* health) {
   DaemonLoop loop;
@@ -295,7 +297,7 @@ int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& r
   };
   loop.each_beat = [&] { departure.Look(); };
   loop.other_signals[Departure::kSignal] = [&] {
-    LogInfo("asked to leave: this node's jobs save and go elsewhere");
+    LogInfo("asked to leave: this node's jobs save and move to other nodes");
     departure.Begin(flags->stop_grace_seconds);
   };
   loop.reload = [&] { Reload(life, flags, snapshots); };
@@ -306,7 +308,7 @@ int Live(const Lifecycle& life, AgentFlags* flags, NodeLink& link, RunManager& r
   return RunDaemonLoop(life.manager, loop);
 }
 
-// What runs want to know of the GPUs. The monitor outlives the options.
+// Gives the runs access to the GPUs' readings. The monitor outlives the options.
 void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
   options->gpu_utilization = [&gpus] {
     std::vector<std::optional<double>> all;
@@ -323,7 +325,7 @@ void AskGpus(GpuMonitor& gpus, AgentOptions* options) {
 absl::Status Leave(const AgentFlags& flags) {
   if (flags.agent.state_dir.empty()) {
     return absl::InvalidArgumentError(
-        "--leave needs the --state-dir of the agent that is to leave");
+        "--leave requires the --state-dir of the agent that is to leave");
   }
   return AskToLeave(flags.agent.state_dir, [] { return TakeSignal() != 0; });
 }
@@ -335,7 +337,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   const auto membership = JoinCluster(flags, [] { return TakeSignal() != 0; });
   if (absl::IsCancelled(membership.status())) return absl::OkStatus();
   TERCIO_RETURN_IF_ERROR(membership.status());
-  GpuMonitor gpus(MonitorOptions(flags));  // before whoever asks it
+  GpuMonitor gpus(MonitorOptions(flags));  // outlives its users
   TERCIO_ASSIGN_OR_RETURN(const auto metrics,
                           AgentMetrics::Serve(flags.metrics_listen, MetricsOf(flags)));
   TERCIO_ASSIGN_OR_RETURN(const auto health, HealthServer::Listen(flags.health_listen));
@@ -346,7 +348,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   TERCIO_RETURN_IF_ERROR(PrepareRuntime(*store, &flags.agent));
 
   if (!flags.agent.gpus.list.empty()) AskGpus(gpus, &flags.agent);
-  // The link's callbacks, which use the runs, end before those.
+  // The link's callbacks use the runs, so the link ends before them.
   NodeLink link(channel, *store);
   ShowSources(flags, link, *store, gpus, *metrics);
   const absl::Cleanup hide_sources = [&metrics] { metrics->Show({}); };
@@ -387,7 +389,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   std::fflush(stdout);
   const int signal = Live(life, &flags, link, runs, snapshots, departure, health.get());
   if (signal == kLeaveTrainers) {
-    LogInfo("leaving the trainers to the agent that is started next");
+    LogInfo("leaving the trainers running for the next agent");
     runs.Leave();
     return absl::OkStatus();
   }

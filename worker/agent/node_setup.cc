@@ -33,7 +33,7 @@ std::string RuntimeParent() {
 }
 
 // The address from which this node reaches the coordinator is one that other nodes can reach. Asks
-// the routing table: connecting a datagram socket sends nothing.
+// the routing table: connecting a datagram socket sends no packet.
 absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
   if (absl::StartsWith(coordinator, "unix:")) return "127.0.0.1";  // there is no other node
   const std::optional<HostPort> parts = SplitHostPort(coordinator);
@@ -65,7 +65,7 @@ absl::StatusOr<std::string> AddressTowards(const std::string& coordinator) {
     }
   }
   return absl::UnavailableError(absl::StrCat("no route to --coordinator ", coordinator,
-                                             "; name this node's address with --data-address"));
+                                             "; set this node's address with --data-address"));
 }
 
 // Names and addresses at which trainers of other nodes find copies of snapshots.
@@ -105,30 +105,32 @@ void UseIdentity(const Membership& membership, AgentFlags& flags) {
                                      "TERCIO_TLS_CA=" + files.authority};
 }
 
-// What jobs may do to this node. Where strangers can reach the coordinator nothing may be read that
-// was not named; `tercio run`, and a coordinator on loopback, are their user's own.
+// Sets what jobs may do on this node. If strangers can reach the coordinator, only named
+// directories may be read; `tercio run`, and a coordinator on loopback, belong to their user alone.
 absl::Status SetBounds(AgentFlags& flags) {
   const bool open_to_others = Membership::HasMeans(MembershipOptions(flags)) && !flags.parent_death;
   if (open_to_others || !flags.data_roots.empty()) {
     TERCIO_ASSIGN_OR_RETURN(flags.agent.allowed, AllowedPaths::Under(flags.data_roots));
     if (flags.data_roots.empty()) {
-      LogWarning("no --data-root is given: jobs can read nothing on this node");
+      LogWarning("no --data-root is given: jobs cannot read any data on this node");
     }
   }
   if (!open_to_others && flags.trainer_user.empty()) return absl::OkStatus();
   TERCIO_ASSIGN_OR_RETURN(flags.agent.trainer_user, FindTrainerUser(flags.trainer_user));
   if (!flags.agent.trainer_user.has_value()) {
-    if (geteuid() == 0) LogWarning("trainers run as root; --trainer-user NAME makes them NAME's");
+    if (geteuid() == 0) {
+      LogWarning("trainers run as root; use --trainer-user NAME to run them as another user");
+    }
     return absl::OkStatus();
   }
-  // What is a secret has a mode of its own.
+  // Secret files have a mode of their own.
   umask(022);
   if (RuntimeParent() != "/tmp") TERCIO_RETURN_IF_ERROR(LetPass(RuntimeParent()));
   return LetPass(flags.agent.state_dir);
 }
 
-// The processes that read jobs' data fill the cache, as that user. One that somebody else has
-// filled is made again: they could neither mend nor remove what it holds.
+// The processes that read jobs' data fill the cache, as that user. A cache that another user has
+// filled is created again: they could neither repair nor remove its content.
 absl::Status GiveCache(const TrainerUser& user, const std::string& directory) {
   struct stat info = {};
   if (lstat(directory.c_str(), &info) == 0 && info.st_uid != user.uid) {
@@ -172,12 +174,13 @@ absl::Status FillIn(AgentFlags& flags) {
   TERCIO_RETURN_IF_ERROR(ChooseDevice(flags.device, &flags.agent));
   if (access(flags.agent.trainer.c_str(), X_OK) != 0) {
     return absl::NotFoundError(absl::StrCat("the trainer program ", flags.agent.trainer,
-                                            " is missing; name it with --trainer"));
+                                            " does not exist; set its path with --trainer"));
   }
   if (flags.agent.data_address.empty()) {
     TERCIO_ASSIGN_OR_RETURN(flags.agent.data_address, AddressTowards(flags.agent.coordinator));
   }
-  // With its parent goes the coordinator, too: there is nobody to move jobs elsewhere.
+  // The coordinator ends with the same parent: there is nothing left that could move jobs
+  // elsewhere.
   if (flags.parent_death) flags.stop_grace_seconds = kKillSeconds;
   return absl::OkStatus();
 }

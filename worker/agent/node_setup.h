@@ -1,5 +1,5 @@
-// What an agent does once before it runs anything: checks its settings and fills in what they leave
-// open, takes its state directory, gets its certificate.
+// The agent's preparations before it runs anything: checks its settings and fills in what they
+// leave open, locks its state directory, obtains its certificate.
 //
 // Threads: one.
 #pragma once
@@ -23,12 +23,12 @@ absl::Status CheckFlags(const AgentFlags& flags);
 // FAILED_PRECONDITION: another agent uses the directory.
 absl::StatusOr<std::unique_ptr<FileLock>> LockState(const std::string& directory);
 
-// What the flags leave open: device, slots, addresses, folders. NOT_FOUND (the trainer program) |
-// INVALID_ARGUMENT | UNAVAILABLE (no route to the coordinator).
+// Fills in what the flags leave open: device, slots, addresses, folders. NOT_FOUND (the trainer
+// program) | INVALID_ARGUMENT | UNAVAILABLE (no route to the coordinator).
 absl::Status FillIn(AgentFlags& flags);
 
-// Bounds what jobs may do to this node, and gets the node's certificate where there is TLS, which
-// waits until somebody lets it in. CANCELLED: `stopped` became true before that.
+// Bounds what jobs may do on this node, and obtains the node's certificate if there is TLS, waiting
+// until the cluster admits it. CANCELLED: `stopped` became true before that.
 absl::StatusOr<std::unique_ptr<Membership>> JoinCluster(AgentFlags& flags,
                                                         const std::function<bool()>& stopped);
 

@@ -24,7 +24,7 @@ constexpr uint32_t kDoubleTag = 2;
 constexpr uint32_t kBroadcastTag = 3;
 constexpr uint32_t kFirstFreeTag = 16;
 constexpr uint32_t kMostMessageTags = 1 << 12;
-// Tags of identities: no data has them.
+// Tags of identities, which differ from all tags of data.
 constexpr uint64_t kIdentityTag = uint64_t{0xffff} << 48;
 constexpr uint64_t kMessageIdentityTag = uint64_t{0xfffe} << 48;
 
@@ -57,7 +57,7 @@ class Message : public Transfer {
   CallIdentity theirs_;
   CollectivePosition position_;
   std::unique_ptr<Transfer> identity_;
-  std::unique_ptr<Transfer> data_;  // until it was waited for
+  std::unique_ptr<Transfer> data_;  // until it has been waited for
 };
 
 class RealCommunicator : public Communicator {
@@ -190,7 +190,8 @@ class RealCommunicator : public Communicator {
   int GlobalRank(int r) const { return options_.ranks[static_cast<size_t>(r)]; }
 
   // Each rank sends its identity to rank 0, which compares: two ranks that differ cannot both agree
-  // with it. Nobody waits here; rank 0 does in CheckIdentities, once the data is on its way, too.
+  // with it. Nothing blocks here; rank 0 waits in CheckIdentities, once the data is on its way,
+  // too.
   void Begin(Operation operation, DataType dtype, int64_t count, int detail = 0) {
     mine_ = Identity(operation, dtype, count, detail);
     mine_.sequence = sequence_++;
@@ -220,14 +221,14 @@ class RealCommunicator : public Communicator {
     return absl::OkStatus();
   }
 
-  // Every transfer is waited for, also after an error.
+  // Every transfer is waited for, even after an error.
   absl::Status End(absl::Status status) {
     unchecked_ = false;  // or the call ended before it came to that
     if (!status.ok()) {
       transport_->Abort();
       WaitAll(receives_).IgnoreError();
     }
-    receives_.clear();  // where all went well they have been waited for
+    receives_.clear();  // on success they have been waited for
     const absl::Status sent = WaitAll(sends_);
     if (status.ok()) status = sent;
     if (status.ok()) return status;
@@ -264,8 +265,8 @@ class RealCommunicator : public Communicator {
     return status;
   }
 
-  // Waits for all, also after an error: buffers must stay valid until Wait returns. Receives come
-  // first: they always learn of a peer's end, while Gloo may forget a send to it.
+  // Waits for all, even after an error: buffers must stay valid until Wait returns. Receives come
+  // first: they always notice a peer's end, while Gloo may forget a send to it.
   absl::Status WaitAll(Parts& parts) {
     absl::Status first = CheckIdentities();
     if (!first.ok()) transport_->Abort();
@@ -337,7 +338,7 @@ class RealCommunicator : public Communicator {
     return absl::OkStatus();
   }
 
-  // out holds this rank's block already.
+  // `out` already holds this rank's block.
   absl::Status Exchange(uint32_t tag, float* out, int64_t count) {
     Parts parts;
     for (int r = 0; r < size(); ++r) {
@@ -348,7 +349,7 @@ class RealCommunicator : public Communicator {
     return WaitAll(parts);
   }
 
-  // To rank 0, which adds in rank order, and back: two messages per rank, however many ranks.
+  // Sends to rank 0, which adds in rank order, and back: two messages per rank, however many ranks.
   absl::Status SumDoubles(double* data, int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(double));
     Parts parts;
@@ -405,7 +406,7 @@ Message::~Message() {
 
 // The message's data is waited for even after an error: see WaitAll.
 absl::Status Message::Wait(absl::Duration) {
-  if (data_ == nullptr) return absl::AbortedError("the message was not begun: its stream failed");
+  if (data_ == nullptr) return absl::AbortedError("the message was not started: its stream failed");
   absl::Status status = owner_.Await(*identity_, position_);
   if (status.ok() && !is_send_) status = CheckSame(mine_, theirs_, owner_.group());
   if (!status.ok()) owner_.Abort();

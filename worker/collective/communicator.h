@@ -1,13 +1,13 @@
 // Collectives of one process group, in stream order and in a fixed order of summation: for given
-// inputs and group size the result's bits are always the same, on every rank the same.
+// inputs and group size the result has always the same bits, and the same on every rank.
 //
 // Data is memory of the device. Sums of values are rounded once, at the end. Counts are elements,
-// never bytes. Every rank of the group issues the same sequence of calls. Each
-// call has an identity (call_identity.h: group, sequence number, operation, type, count), which
-// each rank sends to rank 0 of the group beside its data, and which a message carries to its
-// receiver: where ranks are at different calls, that one ends with an error that names both
-// (INTERNAL) instead of a dead-lock, and no rank reads what was meant for another call. A call that
-// does not finish within the timeout ends with the call's and the peer's names.
+// never bytes. Every rank of the group issues the same sequence of calls. Each call has an identity
+// (call_identity.h: group, sequence number, operation, type, count), which each rank sends to rank
+// 0 of the group beside its data, and which a message carries to its receiver: where ranks are at
+// different calls, the call ends with an error that names both (INTERNAL) instead of a deadlock,
+// and no rank reads data of another call. A call that does not finish within the timeout ends with
+// an error that names the call and the peer.
 //
 // Threads: one communicator is used through one stream at a time; Abort from any thread.
 #pragma once
@@ -44,37 +44,37 @@ class Communicator {
   virtual void AllReduceSum(Stream& stream, kernels::Values data, int64_t count, SumOrder order,
                             float* scratch) = 0;
   int64_t ScratchElements(int64_t count) const { return plan::AllReduceScratch(count, size()); }
-  // in: size() blocks of `count`; out becomes the sum over ranks of the own block, in rank order.
-  // `scratch` holds size() * count floats.
+  // in: size() blocks of `count`; out becomes the sum over ranks of this rank's block, in rank
+  // order. `scratch` holds size() * count floats.
   virtual void ReduceScatterSum(Stream& stream, kernels::ConstValues in, kernels::Values out,
                                 int64_t count, float* scratch) = 0;
   // For vectors in which each element has one contributor (any order is exact).
   virtual void AllReduceSum(Stream& stream, double* data, int64_t count) = 0;
-  // out: size() blocks of `count`, in rank order; the own block is in[0, count). Of one rank it is
-  // an operation of the stream, so for the CPU: of a compute stream.
+  // out: size() blocks of `count`, in rank order; this rank's block is in[0, count). With a single
+  // rank it is an operation of the stream, so on the CPU the stream must be a compute stream.
   virtual void AllGather(Stream& stream, kernels::ConstValues in, kernels::Values out,
                          int64_t count) = 0;
   virtual void Broadcast(Stream& stream, void* data, int64_t bytes, int root) = 0;
   virtual void Barrier(Stream& stream) = 0;
 
-  // Messages between neighbours (pipeline), below tag 2^12: begun in stream order, and under way
-  // beside the stream's later work until Wait. What they return does not outlive the communicator;
-  // where a message was not waited for (the stream had failed) its end is that of the communicator,
-  // as by Abort: nothing writes to its buffer any more.
+  // Messages between neighbours (pipeline), with tags below 2^12: begun in stream order, and in
+  // flight beside the stream's later work until Wait. The returned transfer must not outlive the
+  // communicator; if a message is not waited for (the stream has failed), it ends with the
+  // communicator, as by Abort: nothing writes to its buffer after that.
   virtual std::shared_ptr<Transfer> Send(Stream& stream, const void* data, int64_t bytes, int peer,
                                          uint32_t tag) = 0;
   virtual std::shared_ptr<Transfer> Receive(Stream& stream, void* data, int64_t bytes, int peer,
                                             uint32_t tag) = 0;
 
-  // Later work of the stream runs when the message has come, or what was sent may be overwritten;
-  // after the communicator's timeout the stream fails.
+  // Makes later work of the stream wait until the message has arrived, or the sent buffer may be
+  // overwritten; after the communicator's timeout the stream fails.
   virtual void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) = 0;
 
   // Ends running and later calls with an error. Any thread.
   virtual void Abort() = 0;
 };
 
-// How a communicator is told apart, and whom it tells where it waits.
+// The name of a communicator, its limits, and where it reports what it waits for.
 struct CommunicatorOptions {
   std::string group;
   absl::Duration timeout;              // the longest that one call may wait for a peer

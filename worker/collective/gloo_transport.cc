@@ -22,7 +22,7 @@ std::chrono::milliseconds Milliseconds(absl::Duration duration) {
   return std::chrono::milliseconds(absl::ToInt64Milliseconds(duration));
 }
 
-// Gloo's store interface on ours. Gloo reports errors by exceptions.
+// Adapts our store to Gloo's interface. Gloo reports errors by exceptions.
 class StoreAdapter : public gloo::rendezvous::Store {
  public:
   StoreAdapter(RendezvousStore& store, std::string prefix, absl::Duration timeout)
@@ -59,7 +59,7 @@ class StoreAdapter : public gloo::rendezvous::Store {
 
 class GlooTransfer;
 
-// What transfers and their transport share; outlives both.
+// State that transfers and their transport share; outlives both.
 struct Shared {
   std::shared_ptr<gloo::rendezvous::Context> context;
   std::mutex mutex;
@@ -80,7 +80,7 @@ class GlooTransfer : public Transfer {
 
   // REQUIRES: called once, before Wait.
   void Start(int peer, uint64_t tag) {
-    if (buffer_ == nullptr) return;  // nothing to say, and both sides know it
+    if (buffer_ == nullptr) return;  // an empty message, as both sides know
     try {
       if (is_send_) {
         buffer_->send(peer, tag);
@@ -116,7 +116,7 @@ class GlooTransfer : public Transfer {
       return done ? absl::OkStatus() : absl::AbortedError(story_ + ": aborted");
     } catch (const std::exception& error) {
       if (SteadyNow() - start >= timeout) {
-        return absl::DeadlineExceededError(story_ + ": no answer in time");
+        return absl::DeadlineExceededError(story_ + ": timed out");
       }
       return absl::UnavailableError(
           absl::StrCat(story_, ": the connection broke (", error.what(), ")"));
@@ -147,7 +147,7 @@ class GlooTransport : public Transport {
   void Abort() override {
     std::unique_lock<std::mutex> lock(shared_->mutex);
     shared_->aborted = true;
-    // Gloo forgets an abort that comes just before its wait begins: say it until all have left.
+    // Gloo forgets an abort that comes just before its wait begins: repeat it until all have left.
     while (!shared_->waiting.empty()) {
       for (gloo::transport::UnboundBuffer* buffer : shared_->waiting) {
         buffer->abortWaitRecv();

@@ -75,7 +75,7 @@ class Staged {
   int64_t count_;
   ConstValues like_;
   std::vector<std::byte> stored_;
-  std::vector<float> floats_;  // where they are not stored as such
+  std::vector<float> floats_;  // if they are not stored as floats
 };
 
 // A message whose data lies on the host until it is copied to the device.
@@ -83,7 +83,7 @@ struct StagedMessage : Transfer {
   absl::Status Wait(absl::Duration timeout) override { return inner->Wait(timeout); }
 
   std::vector<std::byte> bytes;  // outlives what writes to it
-  void* device = nullptr;        // where a received one goes
+  void* device = nullptr;        // destination of a received one
   std::shared_ptr<Transfer> inner;
 };
 
@@ -191,7 +191,7 @@ class HostStagedCommunicator : public Communicator {
   void Abort() override { inner_->Abort(); }
 
  private:
-  // body(in, out) on the host; where both are the same memory of the device they are the same
+  // Runs body(in, out) on the host; if both are the same memory of the device, they are the same
   // there.
   void OverHost(Stream& stream, ConstValues in, int64_t in_count, Values out, int64_t out_count,
                 const std::function<void(Values in, Values out)>& body) {

@@ -1,6 +1,6 @@
 // Collectives of GPU ranks over the host: data is copied to it, handed to the CPU's communicator,
-// and copied back. Slower than NCCL, which cannot be had everywhere: with it several ranks can
-// share a GPU, sums have the CPU's fixed order, and a network that only TCP crosses is enough.
+// and copied back. Slower than NCCL, but possible everywhere: several ranks can share a GPU, sums
+// have the CPU's fixed order, and a network that only carries TCP is enough.
 //
 // Threads and errors as communicator.h. A call waits for the stream it is given.
 #pragma once

@@ -28,7 +28,7 @@ class MemoryRendezvous : public RendezvousStore {
     for (const std::string& key : keys) {
       if (!changed_.wait_for(lock, absl::ToChronoMilliseconds(timeout),
                              [&] { return values_.contains(key); })) {
-        return absl::DeadlineExceededError(absl::StrCat("nobody has put ", key));
+        return absl::DeadlineExceededError(absl::StrCat("no rank has put ", key));
       }
       found.push_back(values_[key]);
     }

@@ -55,8 +55,8 @@ const char* NameOfType(ncclDataType_t type) {
   }
 }
 
-// Calls that are enqueued and have not ended, oldest first: where this rank waits. Threads: as the
-// communicator.
+// Calls that are enqueued and have not ended, oldest first: the ones that this rank may wait in.
+// Threads: as the communicator.
 class CallsUnderWay {
  public:
   CallsUnderWay() = default;
@@ -80,13 +80,13 @@ class CallsUnderWay {
     calls_.back().enqueued = true;
     return CudaStatus(cudaEventRecord(calls_.back().end, stream), "recording an event");
   }
-  // What was begun last was not enqueued.
+  // Removes the last call, which was not enqueued.
   void Cancel() {
     Drop(calls_.back());
     calls_.pop_back();
   }
 
-  // None is left on the GPU.
+  // Whether no call is left on the GPU.
   bool Done() {
     while (!calls_.empty() && calls_.front().enqueued && Reached(calls_.front().end)) {
       idle_.push_back(calls_.front().begin);
@@ -96,7 +96,8 @@ class CallsUnderWay {
     return calls_.empty();
   }
   const CollectivePosition& Last() const { return calls_.back().position; }
-  // The one that the GPU is at; null: none. What its stream has not reached waits for nobody.
+  // The call that the GPU is at; null: none. A call that its stream has not reached waits for no
+  // rank.
   const CollectivePosition* Running() {
     if (Done() || !Reached(calls_.front().begin)) return nullptr;
     return &calls_.front().position;
@@ -117,7 +118,7 @@ class CallsUnderWay {
     idle_.pop_back();
     return absl::OkStatus();
   }
-  // An error of the device is said by whoever waits for the stream.
+  // An error of the device is reported by the thread that waits for the stream.
   static bool Reached(cudaEvent_t event) {
     const cudaError_t state = cudaEventQuery(event);
     return !IsUnderWay(state) && state == cudaSuccess;
@@ -139,7 +140,8 @@ struct Link {
   int64_t messages = 0;
 };
 
-// What the stream of its link has; `done` says when. Without, it could not be begun.
+// A message on the stream of its link; `done` is recorded at its end. Null: it could not be
+// started.
 struct NcclMessage : Transfer {
   absl::Status Wait(absl::Duration timeout) override {
     const absl::Time deadline = SteadyNow() + timeout;
@@ -150,7 +152,7 @@ struct NcclMessage : Transfer {
       if (SteadyNow() > deadline) {
         return absl::DeadlineExceededError(
             absl::StrCat(position.operation, " of ", position.count, " bytes, rank ", position.peer,
-                         ": not done within ", absl::FormatDuration(timeout)));
+                         ": not completed within ", absl::FormatDuration(timeout)));
       }
       std::this_thread::sleep_for(kPollInterval);
     }
@@ -160,9 +162,9 @@ struct NcclMessage : Transfer {
   std::unique_ptr<Event> done;
 };
 
-// NCCL connects two ranks when both have come to their first message, and until then it has not
-// begun for either: a rank would wait while it enqueues a step, perhaps for one that waits for it
-// at another edge. So that message is sent when an edge is made, in the same order on all ranks.
+// NCCL connects two ranks when both have reached their first message, and until then neither has
+// started it: a rank would wait while it enqueues a step, perhaps for one that waits for it at
+// another edge. So that message is sent when an edge is made, in the same order on all ranks.
 // `peer` is its rank in the job; `number` is 8 bytes of the device, the same ones on both.
 absl::Status ConnectEdge(Link& link, bool sends, int peer, std::byte* number,
                          absl::Duration timeout) {
@@ -199,7 +201,8 @@ class NcclCommunicator : public Communicator, public StreamWatch {
         rank_(rank),
         size_(size) {}
   ~NcclCommunicator() override {
-    // Nobody waits any more for what is left, and the streams of the links would, for ever.
+    // The remaining messages are no longer waited for, but the streams of the links would wait for
+    // them for ever.
     bool done = calls_.Done();
     for (auto& [key, link] : links_) {
       done = done && !IsUnderWay(cudaStreamQuery(HandleOf(*link.stream)));
@@ -268,8 +271,8 @@ class NcclCommunicator : public Communicator, public StreamWatch {
       return ncclRecv(data, static_cast<size_t>(bytes), ncclUint8, 0, comm, handle);
     });
   }
-  // That the stream waits is a call of its own, so that a message which was begun early is not
-  // what the stream hangs on before it needs it.
+  // The wait of the stream is recorded as a call of its own, so that a message which was started
+  // early is not blamed before the stream needs it.
   void Wait(Stream& stream, std::shared_ptr<Transfer> transfer) override {
     const auto& message = static_cast<NcclMessage&>(*transfer);
     if (message.done == nullptr) return;
@@ -280,7 +283,8 @@ class NcclCommunicator : public Communicator, public StreamWatch {
          }));
   }
 
-  // The world's goes too: taking it down in order may wait for the others, who may be gone.
+  // The world's communicator is aborted, too: taking it down in order may wait for ranks that are
+  // gone.
   void Abort() override {
     world_->Abort();
     if (handle_ != nullptr) handle_->Abort();
@@ -294,10 +298,10 @@ class NcclCommunicator : public Communicator, public StreamWatch {
  private:
   using Function = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
 
-  // The stream's error. The other ranks cannot continue with this one, nor it with them.
+  // Fails the stream. The other ranks cannot continue without this one, nor it without them.
   void Fail(Stream& stream, const absl::Status& status) {
     if (status.ok()) return;
-    FailStream(stream, status);  // before the abort, which is not what went wrong
+    FailStream(stream, status);  // before the abort, which is not the cause
     Abort();
   }
 
@@ -312,7 +316,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
          }));
   }
 
-  // What the stream is at, in what `enqueue` gives it.
+  // Enqueues the call that `enqueue` makes, at `position`.
   absl::Status Enqueue(Stream& stream, CollectivePosition position,
                        const std::function<absl::Status()>& enqueue) {
     const cudaStream_t raw = HandleOf(stream);
@@ -353,7 +357,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
     return message;
   }
 
-  // What went wrong, with the call at which it did; null: at none.
+  // Describes an error, with the call at which it happened; null: at none.
   absl::Status Named(const CollectivePosition* call, const absl::Status& status) const {
     std::string where = absl::StrCat("group ", group(), ", rank ", rank_, " of ", size_);
     if (call != nullptr) {
@@ -371,11 +375,11 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   }
 
   CommunicatorOptions options_;
-  const std::shared_ptr<NcclHandle> world_;  // that the others were split from
+  const std::shared_ptr<NcclHandle> world_;  // the communicator that the others were split from
   std::unique_ptr<NcclHandle> handle_;       // null for a group of one
   Links links_;
   Device& device_;
-  const std::shared_ptr<DeviceMemory> number_;  // 0, that barriers add up
+  const std::shared_ptr<DeviceMemory> number_;  // 0, which barriers sum
   const int rank_;
   const int size_;
   const std::shared_ptr<StreamWatch*> self_ = std::make_shared<StreamWatch*>(this);
@@ -387,7 +391,7 @@ class NcclCommunicator : public Communicator, public StreamWatch {
   absl::Time since_;
 };
 
-// The call that the wait hangs on: when that changes, its time starts over.
+// The call that the wait is blocked on: when that changes, its time starts over.
 absl::Status NcclCommunicator::Poll() {
   const CollectivePosition* running = calls_.Running();
   const bool same = running != nullptr && waiting_ && running->sequence == waits_for_.sequence &&
@@ -405,7 +409,7 @@ absl::Status NcclCommunicator::Poll() {
   }
   if (status.ok() && waiting_ && SteadyNow() - since_ > options_.timeout) {
     status = absl::DeadlineExceededError(
-        absl::StrCat("not done within ", absl::FormatDuration(options_.timeout)));
+        absl::StrCat("not completed within ", absl::FormatDuration(options_.timeout)));
   }
   if (status.ok()) return status;
   Abort();
@@ -427,17 +431,17 @@ absl::StatusOr<std::unique_ptr<NcclGroups>> NcclGroups::Join(int rank, int world
                                                              Device& device,
                                                              RendezvousStore& rendezvous,
                                                              absl::Duration timeout) {
-  // This comes first: it makes the device the calling thread's.
+  // First, since this makes the device the calling thread's.
   TERCIO_ASSIGN_OR_RETURN(auto number, device.Allocate(sizeof(double)));
   ncclUniqueId id = {};
   if (rank == 0) {
-    TERCIO_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "making a unique id"));
+    TERCIO_RETURN_IF_ERROR(NcclStatus(ncclGetUniqueId(&id), "creating a unique id"));
     TERCIO_RETURN_IF_ERROR(rendezvous.Put(IdKey(), std::string(id.internal, sizeof(id.internal))));
   } else {
     TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found,
                             rendezvous.Get({IdKey()}, timeout));
     if (found.size() != 1 || found[0].size() != sizeof(id.internal)) {
-      return absl::InternalError("the rendezvous has given something else than a unique id");
+      return absl::InternalError("the rendezvous returned something other than a unique id");
     }
     std::memcpy(id.internal, found[0].data(), sizeof(id.internal));
   }

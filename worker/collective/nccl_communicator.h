@@ -7,14 +7,14 @@
 //
 // Messages between pipeline stages go over communicators of two ranks, one for each direction of
 // each edge, on streams of their own: a message never waits behind one of another kind. They are
-// connected when the group is made, so that to begin a message waits for no other rank.
+// connected when the group is made, so that starting a message waits for no other rank.
 //
-// Whoever waits for a stream polls the communicators that have work on it: an error of one, a peer
-// that has gone, a call that takes longer than the timeout or Abort ends the wait, and aborts all
-// communicators of the stream, so that the GPU does not wait either. A call's time begins when the
-// GPU reaches it; that of a message when a stream has nothing to do but wait for it. A thread that
-// enqueues more than the driver takes is blocked there, and polls nothing: only Abort by another
-// thread ends that.
+// A thread that waits for a stream polls the communicators that have work on it: an error of one, a
+// peer that has gone, a call that takes longer than the timeout or Abort ends the wait, and aborts
+// all communicators of the stream, so that the GPU does not wait either. A call's time begins when
+// the GPU reaches it; that of a message when its stream has nothing to do but wait for it. A thread
+// that enqueues more than the driver accepts is blocked there, and polls nothing: only Abort by
+// another thread ends that.
 #pragma once
 
 #include <memory>
@@ -31,8 +31,8 @@ namespace tercio {
 // The communicators of one rank.
 class NcclGroups {
  public:
-  // Joins all ranks of the job, by a unique id that rank 0 leaves at the rendezvous. The device
-  // must outlive the groups.
+  // Joins all ranks of the job, by a unique id that rank 0 puts at the rendezvous. The device must
+  // outlive the groups.
   static absl::StatusOr<std::unique_ptr<NcclGroups>> Join(int rank, int world_size, Device& device,
                                                           RendezvousStore& rendezvous,
                                                           absl::Duration timeout);

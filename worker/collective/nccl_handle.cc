@@ -11,7 +11,7 @@ namespace tercio {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::microseconds(50);
-// A call is usually begun within this many rounds.
+// A call has usually started within this many rounds.
 constexpr int kEagerRounds = 200;
 // The longest that Abort waits for a call of another thread to return.
 constexpr auto kCallPatience = std::chrono::seconds(5);
@@ -74,7 +74,7 @@ absl::StatusOr<std::unique_ptr<NcclHandle>> NcclHandle::Split(int color, int key
 
 NcclHandle::~NcclHandle() {
   if (comm_ == nullptr || aborted_) return;
-  // NCCL finishes what is left, which after an error may take for ever.
+  // NCCL finishes outstanding work, which after an error may take for ever.
   if (made_ && AsyncError().ok()) {
     ncclCommDestroy(comm_);
   } else {
@@ -106,13 +106,12 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
     {
       std::lock_guard lock(mutex_);
       if (aborted_) return Aborted(what);
-      TERCIO_RETURN_IF_ERROR(
-          NcclStatus(ncclCommGetAsyncError(comm_, &result), "asking for errors"));
+      TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &result), "querying errors"));
     }
     if (result != ncclInProgress) break;
     if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("NCCL, ", std::string(what),
-                                                      ": not all ranks have come within ",
+                                                      ": not all ranks have joined within ",
                                                       absl::FormatDuration(timeout)));
     }
     if (round < kEagerRounds) {
@@ -126,11 +125,11 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
 
 absl::Status NcclHandle::AsyncError() {
   std::lock_guard lock(mutex_);
-  if (aborted_) return Aborted("a call under way");
+  if (aborted_) return Aborted("a call in progress");
   ncclResult_t state = ncclSuccess;
-  TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &state), "asking for errors"));
+  TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &state), "querying errors"));
   if (state == ncclInProgress) return absl::OkStatus();
-  return NcclStatus(state, "a call under way");
+  return NcclStatus(state, "a call in progress");
 }
 
 void NcclHandle::Abort() {

@@ -1,7 +1,7 @@
-// An NCCL communicator that is owned, and NCCL's errors as absl::Status.
+// An owned NCCL communicator, and NCCL's errors as absl::Status.
 //
-// All communicators are non-blocking (NCCL 2.14 and later): a call may still be under way when it
-// returns, and is polled for with a deadline, so that a peer that does not come is an error.
+// All communicators are non-blocking (NCCL 2.14 and later): a call may still be in progress when it
+// returns, and is polled with a deadline, so that a peer that does not join becomes an error.
 #pragma once
 
 #include <nccl.h>
@@ -26,16 +26,16 @@ absl::Status NcclStatus(ncclResult_t result, std::string_view what);
 // Threads: any; Abort also while another thread waits.
 class NcclHandle {
  public:
-  // Rank `rank` of `size` of a new communicator, on the calling thread's GPU. DEADLINE_EXCEEDED
-  // when others do not come.
+  // Rank `rank` of `size` of a new communicator, on the calling thread's GPU. DEADLINE_EXCEEDED if
+  // others do not join.
   static absl::StatusOr<std::unique_ptr<NcclHandle>> Join(const ncclUniqueId& id, int rank,
                                                           int size, const std::string& name,
                                                           absl::Duration timeout);
-  // As MPI_Comm_split; collective over this one. Null for ranks with color NCCL_SPLIT_NOCOLOR.
-  // After an error this one is aborted: NCCL may still be at work on it.
+  // Like MPI_Comm_split; collective over this one. Null for ranks with color NCCL_SPLIT_NOCOLOR.
+  // After an error this one is aborted: NCCL may still be working on it.
   absl::StatusOr<std::unique_ptr<NcclHandle>> Split(int color, int key, const std::string& name,
                                                     absl::Duration timeout);
-  // REQUIRES: what was enqueued has been waited for, or was aborted.
+  // REQUIRES: all enqueued work has been waited for, or was aborted.
   ~NcclHandle();
   NcclHandle(const NcclHandle&) = delete;
   NcclHandle& operator=(const NcclHandle&) = delete;
@@ -44,10 +44,10 @@ class NcclHandle {
   absl::Status Enqueue(std::string_view what, absl::Duration timeout,
                        const std::function<ncclResult_t(ncclComm_t)>& call);
 
-  // OK while all that was enqueued goes well.
+  // OK while all enqueued work succeeds.
   absl::Status AsyncError();
 
-  // Ends what is under way, on the GPU too; later calls fail. Again: nothing.
+  // Ends the work in progress, on the GPU too; later calls fail. Further calls have no effect.
   void Abort();
 
  private:
@@ -56,11 +56,11 @@ class NcclHandle {
   absl::Status Settle(ncclResult_t result, std::string_view what, absl::Duration timeout);
   absl::Status AwaitMade(absl::Duration timeout);
 
-  const std::string name_;  // in NCCL's own log, too, which may read it at any time
+  const std::string name_;  // also in NCCL's own log, which may read it at any time
   ncclComm_t comm_ = nullptr;
   bool made_ = false;
-  std::unique_ptr<NcclHandle> abandoned_;  // a split that failed may still write to it
-  std::timed_mutex mutex_;                 // of calls with the communicator
+  std::unique_ptr<NcclHandle> abandoned_;  // a failed split may still write to it
+  std::timed_mutex mutex_;                 // guards calls with the communicator
   std::atomic<bool> aborted_{false};
 };
 

@@ -1,5 +1,5 @@
-// Which messages go between the stages of a pipeline, as directed edges, and in which rounds they
-// can be set up so that no stage is in two edges of a round. Pure.
+// The messages between the stages of a pipeline, as directed edges, and rounds in which they can be
+// set up so that no stage is in two edges of a round. Pure.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ class ThreadTransfer : public Transfer {
     const bool in_time = hub_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout),
                                                 [this] { return post_->done || hub_->aborted; });
     if (post_->done) return absl::OkStatus();
-    if (!in_time) return absl::DeadlineExceededError(story_ + ": no answer in time");
+    if (!in_time) return absl::DeadlineExceededError(story_ + ": timed out");
     return absl::AbortedError(story_ + ": aborted");
   }
 
@@ -100,8 +100,8 @@ class ThreadTransport : public Transport {
  private:
   void CheckPeer(int peer) const { TERCIO_CHECK(peer >= 0 && peer < size_ && peer != rank_); }
 
-  // REQUIRES: the lock is held. Buffers of posted messages are valid until Wait returns, and nobody
-  // has been told of an unmatched post being done: so both sides' buffers are alive here, unless
+  // REQUIRES: the lock is held. Buffers of posted messages are valid until Wait returns, and no
+  // unmatched post has been reported as done: so both sides' buffers are alive here, unless
   // aborted.
   void Match(Mailbox& mailbox) {
     if (hub_->aborted) return;

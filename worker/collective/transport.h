@@ -19,8 +19,7 @@ namespace tercio {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // DEADLINE_EXCEEDED names peer and bytes; ABORTED after Abort; UNAVAILABLE when the peer is
-  // gone.
+  // DEADLINE_EXCEEDED names peer and bytes; ABORTED after Abort; UNAVAILABLE if the peer is gone.
   virtual absl::Status Wait(absl::Duration timeout) = 0;
 };
 

@@ -60,7 +60,7 @@ std::optional<int64_t> CpuMemory::ResidentBytes(int64_t begin, int64_t bytes) co
   return sum;
 }
 
-// No heap: what is measured must not grow by the measurement.
+// No heap: the measurement must not change what it measures.
 absl::StatusOr<int64_t> ProcessBytesInUse() {
   std::array<char, 256> text{};
   const int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
@@ -100,10 +100,10 @@ class CpuEvent : public Event {
   bool done_ = true;
 };
 
-// Runs everything at once in the calling thread.
+// Runs everything immediately in the calling thread.
 class CpuStream : public Stream {
  public:
-  // There is nothing to gain: work runs when it is enqueued.
+  // There is nothing to gain, since work runs when it is enqueued.
   std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>&) override { return nullptr; }
   void Launch(WorkGraph&) override {}
 };
@@ -177,7 +177,7 @@ class ThreadStream : public CpuStream {
   void Record(Event& event) override {
     auto& recorded = static_cast<CpuEvent&>(event);
     recorded.StartRecording();
-    // Also after an error: the other stream must not wait for ever.
+    // Also recorded after an error: the other stream must not wait for ever.
     Enqueue({[&recorded] {
                recorded.Finish();
                return absl::OkStatus();

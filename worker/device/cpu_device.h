@@ -1,6 +1,6 @@
 // The CPU as a device: the embedded default and the reference for every other backend.
 //
-// The compute stream runs operations at once, in the calling thread and a pool of threads. The
+// The compute stream runs operations immediately, in the calling thread and a pool of threads. The
 // communication stream has a thread of its own, so that waiting for other ranks overlaps with work.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace tercio {
 
-// threads >= 1: of the compute stream, the calling one included.
+// threads >= 1: of the compute stream, including the calling thread.
 std::unique_ptr<Device> CreateCpuDevice(int threads);
 
 }  // namespace tercio

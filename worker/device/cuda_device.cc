@@ -126,7 +126,7 @@ class CudaStream : public Stream {
              kernels::cuda::AttentionKernel::kAuto, &operation_notes_, options.tf32})) {}
   ~CudaStream() override {
     Await().IgnoreError();
-    // Watches have given up what they could not end.
+    // Watches have given up the work that they could not end.
     cudaStreamSynchronize(stream_);
     ops_.reset();
     ring_.reset();
@@ -222,7 +222,7 @@ class CudaStream : public Stream {
       recorded = CudaStatus(cudaStreamEndCapture(stream_, &graph), "recording a graph");
     }
     if (recorded.ok() && status_.ok() && !operation_errors_.first()) {
-      recorded = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "making a graph");
+      recorded = CudaStatus(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
     }
     if (graph != nullptr) cudaGraphDestroy(graph);
     if (executable != nullptr) return std::make_unique<CudaGraph>(executable);
@@ -290,7 +290,7 @@ class CudaStream : public Stream {
     return live;
   }
 
-  // With watches the stream is asked instead of waited for, since what it does may never end.
+  // With watches the stream is polled instead of waited for, since its work may never end.
   absl::Status Await() {
     const Watches watches = LiveWatches();
     if (watches.empty()) return CudaStatus(cudaStreamSynchronize(stream_), kWork);
@@ -365,7 +365,7 @@ class CudaDevice : public Device {
     if (bytes == 0) return std::unique_ptr<DeviceMemory>(new CudaMemory(nullptr, 0));
     const cudaError_t error = cudaMalloc(&data, static_cast<size_t>(bytes));
     if (error != cudaSuccess) {
-      cudaGetLastError();  // it is said here
+      cudaGetLastError();  // reported here
       return CudaStatus(error, absl::StrCat("allocating ", bytes, " bytes of ", name_, "'s memory",
                                             FreeMemory()));
     }
@@ -397,7 +397,7 @@ class CudaDevice : public Device {
     size_t free = 0;
     size_t total = 0;
     TERCIO_RETURN_IF_ERROR(
-        CudaStatus(cudaMemGetInfo(&free, &total), "asking how much memory is in use"));
+        CudaStatus(cudaMemGetInfo(&free, &total), "querying how much memory is in use"));
     return static_cast<int64_t>(total - free);
   }
 
@@ -406,9 +406,9 @@ class CudaDevice : public Device {
     TERCIO_RETURN_IF_ERROR(Bind());
     int least = 0;
     int greatest = 0;
-    TERCIO_RETURN_IF_ERROR(
-        CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest), "asking for priorities"));
-    // What others wait for goes first.
+    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                                      "querying stream priorities"));
+    // Work that others wait for gets priority.
     TERCIO_ASSIGN_OR_RETURN(const cudaStream_t stream,
                             NewStream(kind == StreamKind::kCommunication ? greatest : least));
     return std::unique_ptr<Stream>(
@@ -454,10 +454,10 @@ absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal, CudaDevice
   }
   cudaDeviceProp properties = {};
   TERCIO_RETURN_IF_ERROR(
-      CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "describing the GPU"));
+      CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "querying the GPU's properties"));
   if (options.fp8 && 10 * properties.major + properties.minor < kFp8Capability) {
     return absl::FailedPreconditionError(
-        absl::StrCat("training.fp8 needs a GPU of compute capability 8.9 or more, and ",
+        absl::StrCat("training.fp8 needs a GPU of compute capability 8.9 or higher, but ",
                      properties.name, " has ", properties.major, ".", properties.minor,
                      "; use other nodes, or resume the job with training.fp8=false"));
   }

@@ -3,7 +3,7 @@
 // Operations are enqueued and run later; a stream is fed by the thread that made it. Functions that
 // run on the host (Stream::RunOnHost) wait for the stream first, so the fast paths have none. The
 // first error of a device is kept, named after the call that met it, and everything after it fails:
-// a process cannot use a GPU any more that has failed.
+// a process can no longer use a GPU that has failed.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,31 +26,31 @@ struct CudaDeviceOptions {
   bool graphs = true;  // Stream::RecordGraph; else it records nothing
 };
 
-// The GPU that the driver calls `ordinal`. FAILED_PRECONDITION where there is none, the driver is
-// too old, or the GPU has not what is asked for; the message says how to mend it.
+// The GPU that the driver calls `ordinal`. FAILED_PRECONDITION if there is none, the driver is too
+// old, or the GPU lacks what is requested; the message says how to fix it.
 absl::StatusOr<std::unique_ptr<Device>> CreateCudaDevice(int ordinal,
                                                          CudaDeviceOptions options = {});
 
 // REQUIRES: the stream is one of a device of CreateCudaDevice. So for FailStream and Watch.
 cudaStream_t HandleOf(Stream& stream);
 
-// The stream's error from now on, unless it has one: for work that could not be given to it.
+// Sets the stream's error, unless it has one: for work that could not be enqueued.
 void FailStream(Stream& stream, const absl::Status& status);
 
-// Whoever waits for a stream asks these meanwhile, again and again.
+// A hook that is polled repeatedly while a thread waits for the stream.
 class StreamWatch {
  public:
   // An error ends the wait, and is the stream's. Also once when the stream has ended.
   virtual absl::Status Poll() = 0;
   // After the last Poll of a wait.
   virtual void EndWait() = 0;
-  // The stream has failed: what it still has to do for this one must end.
+  // The stream has failed: its remaining work for this watch must end.
   virtual void GiveUp() = 0;
 
   virtual ~StreamWatch() = default;
 };
 
-// From now on, until the watch is gone. Again for the same one: nothing.
+// Registers the watch until it is destroyed. Registering it again has no effect.
 void Watch(Stream& stream, const std::shared_ptr<StreamWatch*>& watch);
 
 }  // namespace tercio

@@ -153,7 +153,7 @@ TEST_F(CudaDeviceTest, AFailedDeviceIsNamedAndStaysFailed) {
   stream_->ops().Add(Floats(*memory), Floats(*memory), 1);
   const absl::Status status = stream_->Synchronize();
   EXPECT_THAT(std::string(status.message()), HasSubstr("cudaErrorECCUncorrectable"));
-  EXPECT_THAT(std::string(status.message()), HasSubstr("take the node out of use"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("take the node out of service"));
   EXPECT_EQ(stream_->Synchronize(), status);
   EXPECT_FALSE(device_->Allocate(4).ok());
 }
@@ -220,7 +220,7 @@ TEST(CudaDevice, Fp8NeedsItsComputeCapability) {
     const auto device = CreateCudaDevice(0, options);
     EXPECT_EQ(device.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(device.status().message()),
-                HasSubstr("training.fp8 needs a GPU of compute capability 8.9 or more"));
+                HasSubstr("training.fp8 needs a GPU of compute capability 8.9 or higher"));
     EXPECT_TRUE(CreateCudaDevice(0).ok());
   }
   for (const auto& [major, minor] : {std::pair(8, 9), std::pair(9, 0), std::pair(12, 0)}) {

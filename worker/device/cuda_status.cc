@@ -25,27 +25,28 @@ absl::Status CudaStatus(cudaError_t error, std::string_view what) {
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what), "; nvidia-smi lists the GPUs that the driver sees"));
     case cudaErrorInsufficientDriver:
-      return absl::FailedPreconditionError(absl::StrCat(
-          Words(error, what), "; the driver must be of CUDA ", CUDART_VERSION / 1000, " or newer"));
+      return absl::FailedPreconditionError(absl::StrCat(Words(error, what),
+                                                        "; the driver must support CUDA ",
+                                                        CUDART_VERSION / 1000, " or newer"));
     case cudaErrorDevicesUnavailable:
-      return absl::FailedPreconditionError(
-          absl::StrCat(Words(error, what),
-                       "; another process has it, or its compute mode is exclusive or "
-                       "prohibited: nvidia-smi -q -d COMPUTE shows it, -c DEFAULT changes it"));
+      return absl::FailedPreconditionError(absl::StrCat(
+          Words(error, what),
+          "; another process is using it, or its compute mode is exclusive or prohibited: "
+          "nvidia-smi -q -d COMPUTE shows the mode, -c DEFAULT resets it"));
     case cudaErrorSystemNotReady:
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what), "; GPUs on an NVSwitch need nvidia-fabricmanager"));
     case cudaErrorSystemDriverMismatch:
       return absl::FailedPreconditionError(
           absl::StrCat(Words(error, what),
-                       "; the kernel's module and the libraries are of different drivers: "
+                       "; the kernel module and the libraries belong to different driver versions: "
                        "restart the node"));
     case cudaErrorNoKernelImageForDevice:
       return absl::FailedPreconditionError(absl::StrCat(
           Words(error, what), "; this build has no code for this GPU (bazel/cuda.bzl)"));
     case cudaErrorECCUncorrectable:
       return absl::InternalError(absl::StrCat(
-          Words(error, what), "; the GPU's memory is faulty: take the node out of use"));
+          Words(error, what), "; the GPU's memory is faulty: take the node out of service"));
     default:
       return absl::InternalError(Words(error, what));
   }

@@ -11,12 +11,12 @@ namespace tercio {
 
 // OK for cudaSuccess. Out of memory is RESOURCE_EXHAUSTED; no usable device or driver
 // FAILED_PRECONDITION, with what to look at; anything else INTERNAL: the device, or a kernel, has
-// failed and this process can use it no more. Messages name the error in parentheses, by which the
-// agent tells a fault of the device from one of the program (common/gpus/gpu_faults.h).
+// failed and this process can no longer use it. Messages name the error in parentheses, by which
+// the agent tells a fault of the device from one of the program (common/gpus/gpu_faults.h).
 absl::Status CudaStatus(cudaError_t error, std::string_view what);
 
-// Whether a query says that something is still under way. Does not leave that as the thread's last
-// error, which the next launch would be blamed for.
+// Whether a query reports work in progress. Does not leave that as the thread's last error, which
+// the next launch would be blamed for.
 bool IsUnderWay(cudaError_t query);
 
 }  // namespace tercio

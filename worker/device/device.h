@@ -1,9 +1,9 @@
-// What the model and the parallel code know of a device: memory, streams, events, and operations
+// The model's and the parallel code's view of a device: memory, streams, events, and operations
 // bound to a stream. A backend implements these four classes; nothing above this header names a
 // backend.
 //
 // Threads: a Device may be used from any thread; one Stream is fed by one thread at a time.
-// Ownership: DeviceMemory, Stream and Event are owned by whoever asked for them and must not
+// Ownership: DeviceMemory, Stream and Event are owned by the code that requested them and must not
 // outlive the Device. Errors of asynchronous work surface at Stream::Synchronize.
 #pragma once
 
@@ -29,9 +29,9 @@ class DeviceMemory {
   // Whether the host's own instructions read and write it.
   virtual bool IsOnHost() const = 0;
 
-  // Bytes of [begin, begin + bytes) that have been given memory: on the CPU those on pages that are
-  // resident, as the kernel counts them. None where the device gives a block all of its memory when
-  // it is made.
+  // Bytes of [begin, begin + bytes) that are backed by memory: on the CPU those on pages that are
+  // resident, as the kernel counts them. None if the device backs a block completely when it is
+  // allocated.
   virtual std::optional<int64_t> ResidentBytes(int64_t begin, int64_t bytes) const = 0;
 };
 
@@ -43,13 +43,14 @@ struct Workspace {
   int64_t bytes = 0;
 };
 
-// Work of a stream that was recorded and can run again. Must not outlive its stream.
+// Recorded work of a stream that can run again. Must not outlive its stream.
 class WorkGraph {
  public:
   virtual ~WorkGraph() = default;
 };
 
-// Work in order. Everything enqueued runs after what was enqueued before on the same stream.
+// Work in order. Everything enqueued runs after the work that was enqueued before on the same
+// stream.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -70,13 +71,13 @@ class Stream {
   virtual void Record(Event& event) = 0;  // completes when the work before it has
   virtual void Wait(Event& event) = 0;    // later work of this stream waits for the event
 
-  // Later work of this stream waits for what the other one, of the same device, has until now, and
-  // its errors are this stream's, too. The other lives until the next Synchronize.
+  // Makes later work of this stream wait for the work so far of the other one, of the same device,
+  // whose errors become this stream's, too. The other lives until the next Synchronize.
   virtual void Join(Stream& other) = 0;
 
-  // Records what `enqueue` gives this stream, which does not run, to be launched with the same
-  // addresses and numbers. `enqueue` uses no other stream and waits for nothing. Null where the
-  // device, or something that it is asked for, cannot be recorded: then nothing has happened.
+  // Records the work that `enqueue` gives to this stream, without running it, to be launched with
+  // the same addresses and numbers. `enqueue` uses no other stream and waits for nothing. Null if
+  // the device, or some of the work, cannot be recorded: then nothing has happened.
   virtual std::unique_ptr<WorkGraph> RecordGraph(const std::function<void()>& enqueue) = 0;
   virtual void Launch(WorkGraph& graph) = 0;
 
@@ -94,19 +95,20 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;
 
-  // How products of factors of `format` are computed and why, for logs; empty: there is but one
+  // How products of factors of `format` are computed and why, for logs; empty if there is only one
   // way.
   virtual std::string DescribeProducts(kernels::Format format) = 0;
 
   // Zero-filled. RESOURCE_EXHAUSTED names the bytes asked for.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> Allocate(int64_t bytes) = 0;
 
-  // Memory of the host that copies from and to the device are fastest with; zero-filled.
+  // Memory of the host with which copies from and to the device are fastest; zero-filled.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> AllocateHost(int64_t bytes) = 0;
 
   // Measured: bytes of the device's memory in use now. On the CPU those of this process, without
   // pages of files (proc(5): resident - shared of statm); on a GPU those of all processes
-  // (cudaMemGetInfo: total - free), for the driver tells them apart only to who may see the others.
+  // (cudaMemGetInfo: total - free), since the driver tells them apart only for users with the right
+  // to see the others.
   virtual absl::StatusOr<int64_t> BytesInUse() = 0;
 
   // kCompute runs operations as fast as the device can; on the CPU it runs in the calling thread.

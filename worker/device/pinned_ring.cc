@@ -27,7 +27,7 @@ absl::Status PinnedRing::WaitForFirst() {
 
 absl::Status PinnedRing::Take(int64_t bytes, std::byte** piece) {
   TERCIO_CHECK(bytes > 0 && bytes <= most());
-  // Pieces are used in the order of the ring: those in the way are the oldest.
+  // Pieces are used in ring order: those in the way are the oldest.
   if (next_ + bytes > bytes_) {
     while (!used_.empty() && used_.front().begin >= next_) {
       TERCIO_RETURN_IF_ERROR(WaitForFirst());

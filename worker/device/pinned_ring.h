@@ -1,5 +1,5 @@
 // Pinned memory through which other memory of the host is copied from and to a GPU, without waiting
-// for the copy: a ring that is used again once the stream has come by.
+// for the copy: a ring whose pieces are reused once the stream has passed them.
 //
 // Threads: the one that feeds the stream. Errors are CUDA's.
 #pragma once
@@ -23,13 +23,12 @@ class PinnedRing {
   PinnedRing(const PinnedRing&) = delete;
   PinnedRing& operator=(const PinnedRing&) = delete;
 
-  // The most that one piece may have.
+  // The largest size of a piece.
   int64_t most() const { return bytes_ / 4; }
 
-  // A piece of `bytes` that nobody uses; waits for the stream where all are in use.
-  // REQUIRES: 0 < bytes <= most().
+  // A free piece of `bytes`; waits for the stream if all are in use. REQUIRES: 0 < bytes <= most().
   absl::Status Take(int64_t bytes, std::byte** piece);
-  // The work so far on the stream is the last that uses the piece that was taken last.
+  // The work so far on the stream is the last that uses the piece taken last.
   absl::Status Release(cudaStream_t stream);
 
  private:

@@ -11,14 +11,14 @@ namespace {
 
 constexpr int64_t kPieceBytes = int64_t{1} << 20;  // of a copy; whole words
 
-// Moments begin as zero: -0 is that, and no update leaves it there, but one by -0 itself.
+// Moments begin as zero: -0 is zero, and no update leaves it there, except one by -0 itself.
 constexpr uint32_t kMinusZero = 0x80000000;
 
 uint32_t FirstWordOf(const v1::Buffer& buffer) {
   return buffer.kind() == v1::BUFFER_KIND_OPTIMIZER ? kMinusZero : kPatternWord;
 }
 
-// A copy by a stream, or one that needs none.
+// Copies by a stream, or directly if none is needed.
 void CopyIn(Stream& stream, const v1::Buffer& buffer, std::byte* to, const void* from,
             int64_t bytes) {
   if (buffer.on_host()) {

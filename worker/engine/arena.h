@@ -1,5 +1,5 @@
 // A rank's memory, cut by the plan's memory table: one allocation of the device, and one of the
-// host where that is something else. Says how much of it is really in use.
+// host if that is something else. Reports how much of it is really in use.
 #pragma once
 
 #include <memory>
@@ -29,8 +29,8 @@ class Arena {
   kernels::Values ValuesOf(const std::string& name, const plan::Precision& precision) {
     return {Get<std::byte>(name), precision.format, precision.stored};
   }
-  // The same memory, owned together with the arena; null: it is not of the host.
-  // REQUIRES: `inside` is of a buffer that is not on_host().
+  // The same memory, owned together with the arena; null if it is not the host's. REQUIRES:
+  // `inside` is of a buffer that is not on_host().
   template <typename T>
   std::shared_ptr<T> OnHost(T* inside) const {
     return memory_->IsOnHost() ? std::shared_ptr<T>(memory_, inside) : nullptr;
@@ -39,14 +39,14 @@ class Arena {
     return plan::FindBuffer(table_, name).size_bytes();
   }
 
-  // Measured: bytes of the device's allocation in use. On the CPU those on resident pages, so what
-  // was never touched is not in it, to the page (with large pages, to two MiB); on a GPU what the
-  // allocation has taken from the memory that was free (cudaMemGetInfo), within the driver's unit
-  // of allocation, and together with what other processes took in that moment.
+  // Measured: bytes of the device's allocation in use. On the CPU those on resident pages, so
+  // memory that was never touched is not counted, to the page (with large pages, to two MiB); on a
+  // GPU the memory that the allocation took from the free memory (cudaMemGetInfo), within the
+  // driver's unit of allocation, and together with memory that other processes took in that moment.
   int64_t UsedBytes() const;
 
-  // Before the first use: from now on HighWaterMarks tells what was written. The moments of the
-  // optimizer, of which the engine expects that they begin as zero, begin as -0.
+  // Called before the first use: from now on HighWaterMarks finds out which memory was written. The
+  // moments of the optimizer, which the engine expects to be zero at first, begin as -0.
   absl::Status FillWithPattern(Device& device);
   // The use of each buffer that is not empty. Copies the arena to the host: for tests and trials.
   // REQUIRES: it was filled with the pattern.

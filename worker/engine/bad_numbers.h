@@ -1,4 +1,5 @@
-// Where the numbers of a step went bad: for the message that stops a job or skips a step. Pure.
+// Finds where the numbers of a step went bad: for the message that stops a job or skips a step.
+// Pure.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What stands behind the last layer of a bert: the prediction of masked tokens (Devlin et al. 2019,
+// The part after the last layer of a bert: the prediction of masked tokens (Devlin et al. 2019,
 // with the transform of their code: dense, GELU, norm, tied matrix with a bias), and the class of
 // each sequence, read from its first token (dense, tanh, dense).
 //
@@ -29,7 +29,7 @@ class EncoderHead {
               kernels::ConstValues parameters, Arena& arena, Stream& stream,
               Communicator& tensor_group);
 
-  // What the gradient of the loss is multiplied by from now on; 1 at first.
+  // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale) { gradient_scale_ = scale; }
 
   // hidden: rows x C, all rows of the micro-batch. Adds to `losses`.

@@ -1,10 +1,10 @@
 // The numbers that all ranks learn after a step by one world-wide sum. Every entry has one
-// contributor, the others leave zero there, so the order of the sum cannot matter. In order: sums
-// of each sequence of the global batch, kind after kind, then the squared norms of tensors, a row
-// of tensor ranks each, then the signal of rank 0.
+// contributor and is zero on the others, so the order of the sum cannot matter. In order: sums of
+// each sequence of the global batch, kind after kind, then the squared norms of tensors, a row of
+// tensor ranks each, then the signal of rank 0.
 //
-// It lies on the device, in memory of the arena, and, once it is known, on the host. Says where
-// each number is and what the known ones mean; who fills it is the engine's affair.
+// It lies on the device, in memory of the arena, and, once it is known, on the host. Knows where
+// each number is and what the known ones mean; filling it is the engine's affair.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace tercio {
 
 class ExchangeVector {
  public:
-  // `device` holds the whole of it; `tensors` of the model.
+  // `device` holds all of it; `tensors` is their number in the model.
   ExchangeVector(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageShape& shape,
                  int tensors, double* device);
 

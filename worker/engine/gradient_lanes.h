@@ -1,4 +1,4 @@
-// The gradient buffers of one rank: which lane is summed where, and when two sums become one
+// The gradient buffers of one rank: where each lane is summed, and when two sums become one
 // (plan/lanes.h). Weight gradients are written through Accumulate only, so that no operation needs
 // to know of lanes.
 #pragma once
@@ -34,8 +34,8 @@ class GradientLanes {
         sequences_per_rank_(sequences_per_rank),
         lanes_per_rank_(lanes_per_rank) {}
 
-  // write(segment, gradients, accumulate): adds the segment's part to `gradients`, or, where
-  // accumulate is false, overwrites it.
+  // write(segment, gradients, accumulate): adds the segment's part to `gradients`, or overwrites it
+  // if accumulate is false.
   using Write =
       absl::FunctionRef<void(const plan::LaneSegment&, float* gradients, bool accumulate)>;
 
@@ -59,7 +59,7 @@ class GradientLanes {
     }
   }
 
-  // As Assign, for operations that can only add: the tensors are zeroed where a lane starts.
+  // Like Assign, for operations that can only add: the tensors are zeroed where a lane starts.
   void Accumulate(int micro_batch, std::initializer_list<WeightRef> tensors, kernels::Ops& ops,
                   absl::FunctionRef<void(const plan::LaneSegment&, float* gradients)> write) {
     Assign(micro_batch, tensors, ops,

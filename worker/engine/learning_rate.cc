@@ -7,7 +7,7 @@
 namespace tercio {
 namespace {
 
-// How much of peak - minimum is left at `part` (0 to 1) of the way down.
+// The share of peak - minimum that is left at `part` (0 to 1) of the way down.
 double Remaining(const std::string& kind, double part) {
   if (kind == "cosine") return (1 + std::cos(std::numbers::pi * part)) / 2;
   return 1 - part;

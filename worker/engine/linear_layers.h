@@ -1,12 +1,12 @@
-// The four linear parts of the layers of a stage, on the device: in the job's precision, or, where
-// the job has FP8 and the sizes allow it, with factors of 8 bits (docs/numerics.md): inputs and
-// weights are E4M3, gradients of outputs E5M2. Results are of the same formats either way. In jobs
-// without FP8 all calls go to the operations (kernels/ops.h) as they are.
+// The four linear parts of the layers of a stage, on the device: in the job's precision, or, if the
+// job has FP8 and the sizes allow it, with factors of 8 bits (docs/numerics.md): inputs and weights
+// are E4M3, gradients of outputs E5M2. Results are of the same formats either way. In jobs without
+// FP8 all calls go to the operations (kernels/ops.h) as they are.
 //
-// Owns what scales follow from (fp8_scaling.h); 8-bit weights, factors, scales and the largest
-// magnitudes of a step lie in the arena. A factor lives until the next one of its kind: one product
-// follows another, in stream order. Weights are rounded once a step, activations and gradients
-// where they are multiplied.
+// Owns the history that scales follow from (fp8_scaling.h); 8-bit weights, factors, scales and the
+// largest magnitudes of a step lie in the arena. A factor lives until the next one of its kind: one
+// product follows another, in stream order. Weights are rounded once a step, activations and
+// gradients where they are multiplied.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ namespace tercio {
 
 class LinearLayers {
  public:
-  // `parameters`: what the model reads.
+  // `parameters`: the weights that the model reads.
   LinearLayers(const plan::StageShape& shape, const StageWeights& weights,
                kernels::ConstValues parameters, Arena& arena, Stream& stream);
 
@@ -33,23 +33,23 @@ class LinearLayers {
     plan::Linear linear;
   };
 
-  // Before micro-batches: the scales of the steps before are used from now on, and the weights'
-  // present values. Of a step, largest magnitudes are forgotten, too.
+  // Called before micro-batches: from now on uses the scales of previous steps and the present
+  // values of the weights. For a step, largest magnitudes are forgotten, too.
   void BeginPass();
   void BeginStep();
   // After a step's micro-batches, collectively: learns the largest magnitudes of all ranks of both
   // groups. They are known when the stream is synchronized, which is when RecordStep may be called.
   void EndStep(Communicator& tensor, Communicator& data);
   void RecordStep();
-  // What the model reads is no longer what BeginPass has seen.
+  // The weights that the model reads have changed since BeginPass.
   void WeightsChanged() { weights_changed_ = true; }
 
   // Has no layers in jobs without FP8.
   Fp8Scaling& scaling() { return scaling_; }
 
-  // What factors hold counts for later scales, if it is a step's.
+  // In a step, the magnitudes of the factors count for later scales.
   void Forward(const Part& part, const kernels::MatmulArgs& args);
-  // Then GELU of its result (Ops::MatmulGelu).
+  // The same, followed by GELU (Ops::MatmulGelu).
   void ForwardGelu(const Part& part, const kernels::MatmulArgs& args,
                    const kernels::GeluArgs& gelu);
 
@@ -76,7 +76,7 @@ class LinearLayers {
   }
   void QuantizeWeights();
   kernels::Values WeightOf(const Part& part, bool transposed) const;
-  // Where nothing is known of a slot, its scale is made from these values.
+  // Computes the scale of a slot without history from these values.
   void ScaleUnknown(const Part& part, plan::Fp8Role role, kernels::ConstValues x, int64_t count);
 
   const plan::StageShape shape_;

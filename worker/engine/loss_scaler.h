@@ -1,9 +1,9 @@
-// The scale of fp16's loss gradient: as large as the gradients' range allows, found by trying
+// The scale of fp16's loss gradient: as large as the gradients' range allows, found by trial
 // (Micikevicius et al. 2018). Pure.
 //
 // A step whose gradients overflow uses up one of kHysteresis chances; with none left it halves the
-// scale. kWindow steps in a row without overflow double the scale and give all chances back, and
-// nothing else gives them back. These are the rules and constants of Megatron-LM.
+// scale. kWindow steps in a row without overflow double the scale and restore all chances; nothing
+// else does. These are the rules and constants of Megatron-LM.
 #pragma once
 
 #include <cstdint>
@@ -27,10 +27,10 @@ class LossScaler {
   int good_steps() const { return good_steps_; }  // in a row, since the scale last grew
   int chances() const { return chances_; }        // may be negative
 
-  // A smaller scale would be called for, and there is none.
+  // A smaller scale would be needed, but there is none.
   bool exhausted() const { return scale_ <= kLeastScale && chances_ <= 0; }
 
-  // What a step's gradients say.
+  // Takes the outcome of a step: whether its gradients overflowed.
   void Update(bool overflow);
 
  private:

@@ -1,8 +1,9 @@
-// What of a rank's planned memory is used, found out by a fill pattern: memory that is filled with
-// it before anything else shows afterwards, to the word of four bytes, which of it was written.
+// Finds out how much of a rank's planned memory is used, by a fill pattern: memory that is filled
+// with it before anything else shows afterwards, to the word of four bytes, which of it was
+// written.
 //
-// The pattern is no number in any format that buffers hold (a NaN of fp64, fp32, fp16 and bf16, an
-// impossible index), so what reads memory that nobody has written shows in the results, too. A word
+// The pattern is not a number in any format that buffers hold (a NaN of fp64, fp32, fp16 and bf16,
+// an impossible index), so reading memory that was never written shows in the results, too. A word
 // that is written with just this value counts as untouched.
 // Pure.
 #pragma once

@@ -1,4 +1,4 @@
-// What one pass through a stage works on.
+// The input of one pass through a stage.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ struct MicroBatch {
   int64_t step_predictions = 0;               // of the whole global batch
 };
 
-// Where losses are added to, in the order of the micro-batch's sequences.
+// The sums that losses are added to, in the order of the micro-batch's sequences.
 struct LossSums {
   double* tokens = nullptr;     // the sum over a sequence's predicted tokens
   double* sequences = nullptr;  // of the sequence as a whole; bert only

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kPieceBytes = size_t{16} << 20;
 
-// Whole pages inside of the memory, piece by piece. False: the kernel cannot do it (before 5.14),
-// or it is no memory of this process.
+// Populates the whole pages inside of the memory, piece by piece. False: the kernel cannot do it
+// (before 5.14), or it is not memory of this process.
 bool Populate(absl::Span<std::byte> memory, const std::atomic<bool>& stop) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto address = reinterpret_cast<uintptr_t>(memory.data());
@@ -42,7 +42,7 @@ std::vector<absl::Span<std::byte>> InTurns(const std::vector<absl::Span<std::byt
 PagesAhead::PagesAhead(std::vector<absl::Span<std::byte>> memory) {
   size_t bytes = 0;
   for (const absl::Span<std::byte>& piece : memory) bytes += piece.size();
-  // Not worth a thread.
+  // Too little for a thread.
   if (bytes < kPieceBytes) return;
   thread_ = std::thread([this, memory = std::move(memory)] {
     for (const absl::Span<std::byte>& piece : memory) {

@@ -1,6 +1,6 @@
-// Has the kernel find the pages of memory that will be written later, on a thread of its own: else
-// the first write waits for them, and loading a checkpoint or copying a snapshot takes several
-// times as long. Memory of a device is not the kernel's, and stays as it is.
+// Has the kernel find the pages of memory that will be written later, on a thread of its own:
+// otherwise the first write waits for them, and loading a checkpoint or copying a snapshot takes
+// several times as long. Memory of a device is not the kernel's, and is left alone.
 #pragma once
 
 #include <atomic>
@@ -12,14 +12,15 @@
 
 namespace tercio {
 
-// The memories piece by piece in turns: for those that are written side by side.
+// The memories piece by piece in turns: for memories that are written side by side.
 std::vector<absl::Span<std::byte>> InTurns(const std::vector<absl::Span<std::byte>>& memories);
 
 class PagesAhead {
  public:
-  // In the order in which it will be written; it must outlive this. Its content does not change.
+  // `memory` is in the order in which it will be written, and must outlive this. Its content does
+  // not change.
   explicit PagesAhead(std::vector<absl::Span<std::byte>> memory);
-  // Does not wait for more than a piece.
+  // Waits for one piece at most.
   ~PagesAhead();
   PagesAhead(const PagesAhead&) = delete;
   PagesAhead& operator=(const PagesAhead&) = delete;

@@ -23,7 +23,7 @@ class PipelineLinks {
   void Send(Tag tag, int buffer_index, const void* data, int64_t bytes, int peer);
   void Receive(Tag tag, int buffer_index, void* data, int64_t bytes, int peer);
 
-  // In stream order; no-ops when nothing is outstanding for that buffer.
+  // In stream order; no-ops if nothing is outstanding for that buffer.
   void WaitSend(Tag tag, int buffer_index);
   void WaitReceive(Tag tag, int buffer_index);
   void WaitAll();

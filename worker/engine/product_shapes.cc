@@ -19,7 +19,7 @@ using kernels::cuda::ProductEpilogue;
 using kernels::cuda::ProductKind;
 using kernels::cuda::ProductShape;
 
-constexpr int64_t kGeluColumns = 8;  // what the library's GELU wants them to be a multiple of
+constexpr int64_t kGeluColumns = 8;  // the multiple that the library's GELU wants them to be
 
 class Shapes {
  public:
@@ -71,8 +71,8 @@ class Shapes {
                     accumulate, false});
   }
 
-  // y (rows x n) of x (rows x k), forward and backward. Of one of both directions the result is
-  // summed over tensor ranks, in pieces; the bias of what follows such a sum is added elsewhere.
+  // y (rows x n) of x (rows x k), forward and backward. In one of the two directions the result is
+  // summed over tensor ranks, in pieces; the bias after such a sum is added elsewhere.
   enum class Sum { kForward, kBackward };
   struct LinearLayer {
     int64_t n;

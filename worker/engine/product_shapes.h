@@ -1,6 +1,6 @@
-// The matrix products of a stage's steps, as kernels/cuda/product_algorithms.h names them: what its
-// algorithms are chosen for before the first step. Those whose sizes depend on the data (the rows
-// that an encoder's head predicts) are not among them. Pure.
+// The matrix products of a stage's steps, as kernels/cuda/product_algorithms.h names them:
+// algorithms are chosen for these before the first step. Those whose sizes depend on the data (the
+// rows that an encoder's head predicts) are not among them. Pure.
 #pragma once
 
 #include <vector>

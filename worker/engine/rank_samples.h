@@ -15,21 +15,21 @@ namespace tercio {
 
 class RankSamples {
  public:
-  // What it is given must outlive it.
+  // The arguments must outlive it.
   RankSamples(const plan::StageShape& shape, Arena& arena);
 
-  // `sample` becomes the rank's sequence number `sequence`. A bert's targets are moved together,
+  // Stores `sample` as the rank's sequence number `sequence`. A bert's targets are moved together,
   // with the rows that they belong to.
   void Store(int64_t sequence, const Sample& sample);
 
-  // All of them, to the device.
+  // Copies all of them to the device.
   void Copy(Stream& stream) const;
 
-  // Where the micro-batch's sequences lie on the device; null what this stage needs none of. Counts
-  // of predictions are on the host.
+  // Sets where the micro-batch's sequences lie on the device; null for those that this stage does
+  // not need. Counts of predictions are on the host.
   void Point(MicroBatch* batch) const;
 
-  // Predicted tokens of each sequence; empty where every token is predicted.
+  // Predicted tokens of each sequence; empty if every token is predicted.
   const std::vector<int32_t>& predicted_counts() const { return predicted_counts_; }
 
  private:

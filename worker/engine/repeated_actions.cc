@@ -9,7 +9,7 @@ namespace {
 constexpr int kMostMicroBatches = 32;
 
 // Dropout is keyed by the step, the loss scale changes, an encoder's head counts on the host, and
-// FP8's first scales are made from what they scale.
+// FP8's first scales are made from the values that they scale.
 bool DependsOnStep(const v1::JobSpec& job) {
   return job.model().dropout() > 0 || plan::ScalesLoss(job.training()) || plan::HasFp8(job) ||
          !plan::TraitsOf(job.model()).causal;

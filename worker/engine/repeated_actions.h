@@ -1,5 +1,5 @@
-// Which of a step's actions are enqueued alike in every step, so that a device may record them once
-// and launch them as one (Stream::RecordGraph). Pure.
+// Finds the actions of a step that are enqueued alike in every step, so that a device may record
+// them once and launch them as one (Stream::RecordGraph). Pure.
 #pragma once
 
 #include "proto/tercio/v1/job.pb.h"
@@ -7,8 +7,8 @@
 
 namespace tercio {
 
-// The first so many of the stage's actions: they talk to no other rank, and nothing in them depends
-// on the step but what lies in buffers. Recording more would cost the device more memory than it
+// The number of the stage's first actions that exchange nothing with other ranks and do not depend
+// on the step except through buffers. Recording more would cost the device more memory than it
 // saves time.
 int RepeatedActions(const v1::JobSpec& job, const v1::RankPlan& plan);
 

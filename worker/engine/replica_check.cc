@@ -50,7 +50,7 @@ ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string
   verdict.equal = false;
   if (suspects.size() == 1) verdict.odd_rank = suspects.front();
   verdict.text =
-      absl::StrCat("the weights of ", NameSuspects(suspects), " are not those of its replicas",
+      absl::StrCat("the weights of ", NameSuspects(suspects), " differ from those of its replicas",
                    tensor.empty() ? "" : absl::StrCat(" (", tensor, ")"));
   return verdict;
 }

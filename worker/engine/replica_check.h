@@ -1,7 +1,7 @@
-// Whether ranks that must hold the same bits still do: weights and moments of all data-parallel
-// replicas, and what every tensor rank has a copy of. They started alike and have added the same
-// gradients ever since, so a difference is a fault of memory, processor or network that nothing
-// else would show.
+// Checks whether ranks that must hold the same bits still do: weights and moments of all
+// data-parallel replicas, and the tensors that every tensor rank has a copy of. They started alike
+// and have added the same gradients ever since, so a difference is a fault of memory, processor or
+// network that nothing else would show.
 //
 // Each rank has a digest of each of its tensors. The members of a group exchange one number; where
 // these differ, a digest of each tensor. All ranks of the job learn the same verdict.
@@ -25,25 +25,24 @@ namespace tercio {
 
 struct ReplicaVerdict {
   bool equal = true;
-  int odd_rank =
-      -1;  // of the job, which has other bits than most of its replicas; -1: cannot be told
-  // "the weights of rank 2 are not those of its replicas (layers.0.mlp.up.weight)"
+  int odd_rank = -1;  // the job's rank whose bits differ from most replicas'; -1: unknown
+  // "the weights of rank 2 differ from those of its replicas (layers.0.mlp.up.weight)"
   std::string text;
 };
 
-// Members that do not hold what more than half of the group holds: all of them where no such
-// majority is, none where all are equal. Ascending.
+// Members whose bits differ from those of more than half of the group: all members if there is no
+// such majority, none if all are equal. Ascending.
 std::vector<int> OddMembers(absl::Span<const uint64_t> digests);
 
-// What all groups together say. `suspicions[r]` is how many groups suspect rank r: one group of two
-// cannot tell which of them is odd, but a rank that two groups suspect is.
-// REQUIRES: not all are zero.
+// The combined verdict of all groups. `suspicions[r]` is how many groups suspect rank r: one group
+// of two cannot tell which of them is odd, but a rank that two groups suspect is. REQUIRES: not all
+// are zero.
 ReplicaVerdict JudgeReplicas(absl::Span<const int> suspicions, const std::string& tensor);
 
 class ReplicaCheck {
  public:
-  // What it is given must outlive it. `exchange`: memory of the device
-  // (plan::ReplicaExchange doubles).
+  // The arguments must outlive it. `exchange`: memory of the device (plan::ReplicaExchange
+  // doubles).
   ReplicaCheck(const v1::RankPlan& plan, const plan::StageTensors& tensors, double* exchange,
                Communicator& world, Communicator& tensor, Communicator& data)
       : plan_(plan),
@@ -60,13 +59,13 @@ class ReplicaCheck {
   absl::StatusOr<ReplicaVerdict> Compare(Stream& stream, absl::Span<const uint64_t> digests);
 
  private:
-  // What the members of a group hold, one row for each.
+  // The digests of a group's members, one row for each.
   using Rows = std::vector<std::vector<uint64_t>>;
-  // Each number becomes its sum over the group.
+  // Replaces each number by its sum over the group.
   absl::Status Sum(Communicator& group, Stream& stream, absl::Span<double> numbers) const;
   absl::StatusOr<Rows> Exchange(Communicator& group, Stream& stream,
                                 absl::Span<const uint64_t> mine) const;
-  // Members that differ, by a digest of all that `digests` has.
+  // Members that differ, by a digest of all of `digests`.
   absl::StatusOr<std::vector<int>> CompareGroup(Communicator& group, Stream& stream,
                                                 absl::Span<const uint64_t> digests) const;
   absl::StatusOr<ReplicaVerdict> Locate(Stream& stream, absl::Span<const uint64_t> digests,

@@ -26,14 +26,14 @@ TEST(JudgeReplicas, NamesTheOneThatMostGroupsSuspect) {
   EXPECT_FALSE(one.equal);
   EXPECT_EQ(one.odd_rank, 2);
   EXPECT_EQ(one.text,
-            "the weights of rank 2 are not those of its replicas (layers.0.mlp.up.weight)");
+            "the weights of rank 2 differ from those of its replicas (layers.0.mlp.up.weight)");
   const ReplicaVerdict two = JudgeReplicas({0, 1, 0, 1}, "");
   EXPECT_EQ(two.odd_rank, -1);
-  EXPECT_EQ(two.text, "the weights of one of ranks 1 and 3 are not those of its replicas");
+  EXPECT_EQ(two.text, "the weights of one of ranks 1 and 3 differ from those of its replicas");
   // Two replicas and two tensor ranks: both groups suspect rank 3.
   EXPECT_EQ(JudgeReplicas({0, 1, 1, 2}, "").odd_rank, 3);
   EXPECT_EQ(JudgeReplicas({1, 1, 1}, "").text,
-            "the weights of some of ranks 0, 1, 2 are not those of its replicas");
+            "the weights of some of ranks 0, 1, 2 differ from those of its replicas");
 }
 
 }  // namespace

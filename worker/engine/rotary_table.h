@@ -8,7 +8,7 @@
 namespace tercio {
 
 // (context, head dimension): of each position D/2 cosines, then D/2 sines, of position * frequency
-// i, i < D/2. Frequency i is theta^(-2i/D) (Su et al. 2021, section 3.2.2), stretched where
+// i, i < D/2. Frequency i is theta^(-2i/D) (Su et al. 2021, section 3.2.2), stretched if
 // rope_scaling is given: wavelengths above original_context / low_freq_factor by `factor`, those
 // below original_context / high_freq_factor not at all, those between by degrees (Llama 3.1).
 // Angles are rounded to float where PyTorch rounds them, so that imported models see the same

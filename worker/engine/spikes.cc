@@ -10,9 +10,9 @@ namespace tercio {
 namespace {
 
 constexpr double kDeviationsOfMedian = 1.4826;  // of a normal distribution
-constexpr double kZero = 1e-12;                 // less counts as that much
+constexpr double kZero = 1e-12;                 // smaller values count as this much
 
-// Rounded, so that ranks agree whatever the last bits of their library's logarithm are.
+// Rounded, so that ranks agree even if the last bits of their libraries' logarithms differ.
 float LogOf(double value) { return static_cast<float>(std::log(std::max(value, kZero))); }
 
 // The lower of two middle values.
@@ -31,7 +31,7 @@ std::string SpikeDetector::JudgeOne(const char* name, const Window& window, doub
   for (const float other : window) deviations.push_back(std::abs(other - median));
   const double deviation = kDeviationsOfMedian * MedianOf(std::move(deviations));
   const double above = LogOf(value) - median;
-  // Zeros say nothing about sizes: gradients of a frozen model.
+  // Zeros carry no information about magnitudes: they are gradients of a frozen model.
   if (median <= LogOf(0) || above <= std::max(threshold_ * deviation, std::log(ratio)) ||
       value - std::exp(median) <= least) {
     return "";

@@ -1,13 +1,13 @@
-// Finds a loss or gradient norm far above those of the steps before. Pure: every rank that is given
-// the same numbers says the same.
+// Finds a loss or gradient norm far above those of previous steps. Pure: every rank that is given
+// the same numbers gets the same result.
 //
-// The window holds the last plan::kSpikeWindow steps that were no spike. A value is a spike when
-// its logarithm is above the window's median by more than `threshold` robust standard
-// deviations, 1.4826 x the median absolute deviation (Rousseeuw & Croux 1993), and it is also above
-// a floor, since in a smooth curve any step is many deviations away: a loss kLossRatio times the
-// median and kLeastLoss above it, a gradient norm kNormRatio times the median. Logarithms, since
-// both are skewed: small batches and losses near zero give single values of many times the median.
-// The first kLeastSteps steps are never spikes. What falls is none.
+// The window holds the last plan::kSpikeWindow steps that were not spikes. A value is a spike if
+// its logarithm is above the window's median by more than `threshold` robust standard deviations,
+// 1.4826 x the median absolute deviation (Rousseeuw & Croux 1993), and it is also above a floor,
+// since in a smooth curve any step is many deviations away: a loss kLossRatio times the median and
+// kLeastLoss above it, a gradient norm kNormRatio times the median. Logarithms, since both are
+// skewed: small batches and losses near zero give single values of many times the median. The first
+// kLeastSteps steps are never spikes, nor are values that fall.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ namespace tercio {
 
 class SpikeDetector {
  public:
-  static constexpr double kThreshold = 10;  // where the job gives none
+  static constexpr double kThreshold = 10;  // if the job gives none
   static constexpr double kLossRatio = 1.2;
   static constexpr double kLeastLoss = 0.2;
   static constexpr double kNormRatio = 10;
@@ -36,13 +36,13 @@ class SpikeDetector {
   // REQUIRES: both are finite.
   std::string Judge(double loss, double grad_norm);
 
-  // The run has come to another level.
+  // The run has reached another level.
   void Forget();
 
   // {steps, then 128 logarithms of losses and 128 of norms, oldest first, zeros after the last}:
   // exact, since the window holds no more digits than that.
   std::vector<float> state() const;
-  // INVALID_ARGUMENT when it is not one that state() could have given.
+  // INVALID_ARGUMENT if `state` is not a possible result of state().
   absl::Status Restore(absl::Span<const float> state);
 
  private:

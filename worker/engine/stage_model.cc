@@ -149,7 +149,7 @@ kernels::LayerNormArgs StageModel::Norm(kernels::ConstValues x, WeightRef weight
   return args;
 }
 
-// The norm of what `layer` hands on: the next layer's first one, or the final one.
+// The norm of the output of `layer`: the next layer's first one, or the final one.
 kernels::LayerNormArgs StageModel::NormAfter(const MicroBatch& batch, int layer) const {
   if (layer + 1 < shape_.layers) {
     const LayerView next = ViewOf(batch, layer + 1);
@@ -251,7 +251,7 @@ void StageModel::Embed(const MicroBatch& batch) {
   ops_.PositionEmbedding(position);
 }
 
-// The norm, then dropout.
+// Applies the norm, then dropout.
 void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
   const kernels::Values input = Input(batch.slot);
   ops_.LayerNorm(Norm(sum, weights_.embedding_norm, weights_.embedding_norm_bias, input,
@@ -262,7 +262,7 @@ void StageModel::NormEmbedding(const MicroBatch& batch, kernels::Values sum) {
                           DropoutAt(batch, 0, kernels::kSiteEmbedding, first_local_row_)});
 }
 
-// Queries and keys lie side by side: one call turns both.
+// Queries and keys lie side by side: one call rotates both.
 void StageModel::Rotate(kernels::Values qkv, int64_t first_row, int64_t rows, bool inverse) {
   if (!shape_.rotary) return;
   ops_.Rotary({qkv, rotary_ + first_row * shape_.head_dim, rows, shape_.tokens, shape_.qkv,
@@ -307,7 +307,7 @@ void StageModel::ForwardAttention(const MicroBatch& batch, int layer) {
   ops_.Attention(attention);
 }
 
-// A half layer's last product, from `x` (rows x k) to the branch.
+// Computes a half layer's last product, from `x` (rows x k) to the branch.
 kernels::ConstValues StageModel::SumToBranch(const MicroBatch& batch, LinearLayers::Part part,
                                              kernels::ConstValues x, WeightRef weight, int64_t k) {
   return SumProduct(branch_, RowsOf(batch), [&](const plan::RowPiece& piece) {
@@ -394,8 +394,8 @@ void StageModel::Restore(const MicroBatch& batch, int layer) {
   Activate(at.up, at.gelu, RowsOf(batch));
 }
 
-// Whole sequences together where they are short, pieces of one sequence where they are long. The
-// pieces of the sum over rows are the same either way (kernels/ops.h).
+// Short sequences are taken together whole, long ones in pieces of one sequence. The pieces of the
+// sum over rows are the same either way (kernels/ops.h).
 template <typename Body>
 void StageModel::ForChunks(int64_t first_sequence, int64_t sequences, const Body& body) const {
   const int64_t begin = first_sequence * shape_.tokens;

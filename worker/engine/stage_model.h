@@ -32,7 +32,7 @@ namespace tercio {
 
 class StageModel {
  public:
-  // Where sums over tensor ranks run while products do (parallelism.tensor_overlap).
+  // A stream for sums over tensor ranks that run beside products (parallelism.tensor_overlap).
   struct SumsBeside {
     Stream* stream;
     Event* product_done;
@@ -43,10 +43,11 @@ class StageModel {
              Arena& arena, Stream& stream, Communicator& tensor_group,
              std::optional<SumsBeside> beside = std::nullopt);
 
-  // The layers' products, for who keeps what FP8 needs (linear_layers.h).
+  // The layers' products, which also hold the state of FP8 (linear_layers.h).
   LinearLayers& layers() { return linear_; }
 
-  // Where the chunk before puts the activation of a slot, and where the chunk after finds it.
+  // The buffers of a slot to which the previous chunk writes its activation, and from which the
+  // next chunk reads it.
   kernels::Values Input(int slot) const { return View(slot, 0).input; }
   kernels::Values Output(int slot) const { return ValuesAt(slot, slot_layout_.output); }
 
@@ -72,7 +73,7 @@ class StageModel {
   // shape.
   kernels::ConstValues Logits(const MicroBatch& batch, int64_t row, int64_t rows);
 
-  // What the gradient of the loss is multiplied by from now on; 1 at first.
+  // Sets the factor of the loss's gradient; 1 at first.
   void SetLossScale(double scale) {
     gradient_scale_ = scale;
     if (encoder_head_ != nullptr) encoder_head_->SetLossScale(scale);
@@ -135,7 +136,7 @@ class StageModel {
                               kernels::Values y, float* mean, float* rstd, int64_t rows) const;
   kernels::LayerNormArgs NormAfter(const MicroBatch& batch, int layer) const;
   kernels::ConstValues FinalNorm(int slot) const { return ValuesAt(slot, slot_layout_.final_norm); }
-  // What the head reads: the rows of it that are here.
+  // The head's input: the rows of it that are here.
   kernels::ConstValues LastRows(int slot) const {
     return shape_.post_norm ? kernels::ConstValues(Output(slot)) : FinalNorm(slot);
   }
@@ -143,13 +144,13 @@ class StageModel {
   kernels::ConstValues HeadInput(const MicroBatch& batch) const {
     return shape_.sequence_parallel ? kernels::ConstValues(gathered_) : LastRows(batch.slot);
   }
-  // What attention reads: the rows that are here.
+  // Attention's input: the rows that are here.
   kernels::ConstValues AttentionInput(const LayerView& at) const {
     return shape_.post_norm ? at.input : at.norm1;
   }
-  // The sum over tensor ranks of all rows, which are rounded; what comes back is this rank's part.
+  // Sums all rows, which are rounded, over tensor ranks; returns this rank's part.
   kernels::Values SumRows(kernels::Values partial, int64_t rows);
-  // What `multiply` writes to rows of `partial`, summed as by SumRows; in pieces, so that one is
+  // Sums the rows of `partial` that `multiply` writes, like SumRows; in pieces, so that one is
   // summed while the next is computed.
   kernels::Values SumProduct(kernels::Values partial, int64_t rows,
                              absl::FunctionRef<void(const plan::RowPiece& piece)> multiply);
@@ -157,7 +158,7 @@ class StageModel {
                                    kernels::ConstValues x, WeightRef weight, int64_t k);
   // All rows, from every tensor rank's part; valid until the next call.
   kernels::ConstValues GatherRows(kernels::ConstValues local);
-  // Where a lane's segment meets the rows of the residual stream that are here.
+  // The overlap of a lane's segment with the rows of the residual stream that are here.
   struct LocalRows {
     int64_t begin = 0;  // from the first local row
     int64_t count = 0;
@@ -175,8 +176,8 @@ class StageModel {
   void BackwardPostNorm(const MicroBatch& batch, WeightRef weight, WeightRef bias,
                         kernels::ConstValues sum, const float* mean, const float* rstd,
                         kernels::Values flow, GradientLanes& lanes);
-  // Adds the gradient of what a half layer read to the flow: from wide_gradient_, through the half
-  // layer's first product, of so many columns, and its norm.
+  // Adds the gradient of a half layer's input to the flow: from wide_gradient_, through the half
+  // layer's first product, of `width` columns, and its norm.
   void BackwardInput(const MicroBatch& batch, LinearLayers::Part part, WeightRef product,
                      int64_t width, WeightRef weight, WeightRef bias, kernels::ConstValues x,
                      const float* mean, const float* rstd, kernels::Values flow,
@@ -187,7 +188,7 @@ class StageModel {
   void ForwardAttention(const MicroBatch& batch, int layer);
   // Up to the activation of the feed-forward part.
   void ForwardUp(const MicroBatch& batch, int layer);
-  // Computes again what Forward did not keep of a layer.
+  // Recomputes the activations of a layer that Forward did not keep.
   void Restore(const MicroBatch& batch, int layer);
   // body(const Chunk&) for the chunks of those sequences, in order.
   template <typename Body>

@@ -1,4 +1,4 @@
-// Where a stage's tensors lie in its flat buffers, by their use in the model.
+// The places of a stage's tensors in its flat buffers, by their use in the model.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct LayerWeights {
   WeightRef down, down_bias;
 };
 
-// Beside the model's layers; all but `head` and the final norm are bert's alone.
+// Outside the model's layers; all but `head` and the final norm are bert's alone.
 struct OutputWeights {
   WeightRef final_norm, final_norm_bias;
   WeightRef head, head_bias;  // to the vocabulary

@@ -19,7 +19,7 @@ void AddTensor(const plan::StageTensor& entry, const v1::RankPlan& plan,
       plan::ShardOfRank(entry.tensor, plan.layout().tensor(), plan.placement().tensor_index(),
                         plan.padded_vocabulary());
   const int64_t rows = shard.row_end - shard.row_begin;
-  if (rows <= 0) return;  // nothing but rows that pad the vocabulary
+  if (rows <= 0) return;  // only rows that pad the vocabulary
   const std::pair<StateKind, const char*> kinds[] = {{StateKind::kParameter, ""},
                                                      {StateKind::kFirstMoment, "adamw.m."},
                                                      {StateKind::kSecondMoment, "adamw.v."}};

@@ -1,5 +1,5 @@
-// What of the training state a rank holds, as slices of logical tensors: the link between flat
-// buffers and checkpoints that know no layout.
+// The part of the training state that a rank holds, as slices of logical tensors: the link between
+// flat buffers and checkpoints that know no layout.
 #pragma once
 
 #include <cstddef>
@@ -31,11 +31,11 @@ bool IsOptionalState(std::string_view tensor);
 // once.
 std::vector<StateSlice> SlicesToSave(const plan::StageTensors& tensors, const v1::RankPlan& plan);
 
-// Slices that this rank needs to go on.
+// Slices that this rank needs to resume.
 std::vector<StateSlice> SlicesToLoad(const plan::StageTensors& tensors, const v1::RankPlan& plan);
 
-// The index in `all` of each of `some`. REQUIRES: they are there; what a rank saves are whole
-// slices of what it needs.
+// The index in `all` of each of `some`. REQUIRES: they are there; a rank saves whole slices of
+// those that it needs.
 std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
                               const std::vector<StateSlice>& some);
 
@@ -44,8 +44,8 @@ std::vector<size_t> FindAmong(const std::vector<StateSlice>& all,
 void AddGuardSlices(const v1::JobSpec& job, const v1::RankPlan& plan,
                     std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load);
 
-// What FP8's scales follow from (Fp8Tensor), in jobs that have it, of each layer of the stage:
-// saved by the stage's first rank, needed by all of it.
+// The history of FP8's scales (Fp8Tensor), in jobs that have it, of each layer of the stage: saved
+// by the stage's first rank, needed by all of it.
 void AddFp8Slices(const v1::JobSpec& job, const v1::RankPlan& plan,
                   std::vector<StateSlice>* to_save, std::vector<StateSlice>* to_load);
 

@@ -26,22 +26,22 @@ absl::StatusOr<bool> StepGuard::JudgeFinite(bool loss_is_finite, bool gradients_
     if (scales_) scaler_.Update(/*overflow=*/false);
     return true;
   }
-  // The scale does not enter the loss: it is not to blame where the loss itself is bad.
+  // The scale does not enter the loss, so it is not to blame if the loss itself is bad.
   if (scales_ && loss_is_finite) {
     const double scale = scaler_.scale();
     scaler_.Update(/*overflow=*/true);
     if (scale <= LossScaler::kLeastScale && scaler_.exhausted()) {
       return absl::FailedPreconditionError(
-          absl::StrCat(where, ": the gradients overflow fp16 even at the least loss scale ",
+          absl::StrCat(where, ": the gradients overflow fp16 even at the lowest loss scale ",
                        LossScaler::kLeastScale,
                        "; lower training.optimizer.learning_rate or use training.precision: bf16"));
     }
-    if (scaler_.scale() != scale) in_a_row_ = -1;  // a new scale starts with its own steps
+    if (scaler_.scale() != scale) in_a_row_ = -1;  // counting starts again with a new scale
   } else if (!skips_) {
     return absl::FailedPreconditionError(
         absl::StrCat(where,
-                     "; lower training.optimizer.learning_rate or training.clip_grad_norm, or go "
-                     "over such steps with fault_tolerance.on_nan: skip"));
+                     "; lower training.optimizer.learning_rate or training.clip_grad_norm, or skip "
+                     "such steps with fault_tolerance.on_nan: skip"));
   }
   TERCIO_RETURN_IF_ERROR(Skip(where));
   return false;

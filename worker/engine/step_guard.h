@@ -1,11 +1,11 @@
-// Decides what becomes of a step, given its loss and gradient norm: the weights are updated, the
-// step is skipped, the run goes back, or the job stops. Every rank decides by the same numbers and
-// so the same. Pure.
+// Decides the fate of a step, given its loss and gradient norm: the weights are updated, the step
+// is skipped, the run goes back, or the job stops. Every rank decides by the same numbers and so
+// the same. Pure.
 //
-// Counts the skipped steps: learning rate and AdamW's bias correction go by the steps that were
-// taken. All of it is state of the training and lies in checkpoints: the counts where steps may be
-// skipped (plan::MaySkipSteps), the numbers of the steps before where a spike changes the run
-// (plan::ActsOnSpikes). Where spikes are only reported a resumed run learns again what is usual.
+// Counts the skipped steps: learning rate and AdamW's bias correction depend on the number of steps
+// that were taken. All of it is state of the training and is stored in checkpoints: the counts if
+// steps may be skipped (plan::MaySkipSteps), the numbers of previous steps if a spike changes the
+// run (plan::ActsOnSpikes). If spikes are only reported, a resumed run learns again what is usual.
 #pragma once
 
 #include <algorithm>
@@ -23,14 +23,14 @@
 
 namespace tercio {
 
-// The logical tensor of a checkpoint that holds the counts; others than fp16, on_nan: skip and
-// on_spike: skip jobs have none.
+// The logical tensor of a checkpoint that holds the counts; only jobs with fp16, on_nan: skip or
+// on_spike: skip have it.
 inline constexpr char kGuardTensor[] = "training.scaler";
 
 struct StepVerdict {
   bool taken = true;        // the weights are to be updated
   bool rolls_back = false;  // the run is to go back; the step is not taken
-  std::string spike;        // what is far above the steps before; empty: nothing
+  std::string spike;        // the values far above those of previous steps; empty: none
 };
 
 class StepGuard {
@@ -38,7 +38,7 @@ class StepGuard {
   // This many steps skipped in a row, with the loss scale unchanged, are no accident.
   static constexpr int64_t kMostSkipped = 100;
 
-  // After so many spikes in a row that were only reported, what they show is the usual.
+  // After this many spikes in a row that were only reported, their level is the new normal.
   static constexpr int64_t kNewLevel = 32;
 
   explicit StepGuard(const v1::JobSpec& job)
@@ -47,27 +47,27 @@ class StepGuard {
         on_spike_(job.fault_tolerance().on_spike()),
         spikes_(job.fault_tolerance().spike_threshold()) {}
 
-  // What the gradient of the loss is multiplied by; 1 but for fp16.
+  // The factor of the loss's gradient; 1 except for fp16.
   double loss_scale() const { return scales_ ? scaler_.scale() : 1; }
   bool scales() const { return scales_; }
 
   // The number of this step among those that were taken, if it is taken.
   int64_t TakenStep(int64_t step) const { return std::max<int64_t>(1, step - skipped_); }
 
-  // FAILED_PRECONDITION when the job cannot go on; `where` names the step, and where its numbers
-  // went bad first.
+  // FAILED_PRECONDITION if the job cannot continue; `where` names the step, and where its numbers
+  // first went bad.
   absl::StatusOr<StepVerdict> Judge(double loss, double grad_norm, const std::string& where);
 
   // {scale, good steps, chances, skipped steps, skipped in a row}
   using State = std::array<float, plan::kGuardStateElements>;
   State state() const;
-  // INVALID_ARGUMENT when it is not one that state() could have given.
+  // INVALID_ARGUMENT if `state` is not a possible result of state().
   absl::Status Restore(absl::Span<const float> state);
 
   SpikeDetector& spikes() { return spikes_; }
 
  private:
-  // Whether the step is taken, as far as its numbers are finite or not.
+  // Whether the step is taken, given which of its numbers are finite.
   absl::StatusOr<bool> JudgeFinite(bool loss_is_finite, bool gradients_are_finite,
                                    const std::string& where);
   absl::Status JudgeSpike(double loss, double grad_norm, const std::string& where,

@@ -138,7 +138,7 @@ TEST(StepGuard, ManySkipsInARowEndTheJobUnlessTheScaleFalls) {
   while (true) {
     const auto taken = scaled.Judge(1, kNan, "step 40: x");
     if (!taken.ok()) {
-      EXPECT_THAT(std::string(taken.status().message()), HasSubstr("least loss scale 1"));
+      EXPECT_THAT(std::string(taken.status().message()), HasSubstr("lowest loss scale 1"));
       break;
     }
     ASSERT_LT(++skipped, 100);

@@ -1,5 +1,5 @@
-// Collects what a step does and how long it takes; costs nothing while it is off. Both streams of
-// an engine write to it.
+// Collects a step's actions and their durations; costs nothing while it is off. Both streams of an
+// engine write to it.
 #pragma once
 
 #include <chrono>
@@ -23,7 +23,7 @@ class StepTrace {
         .count();
   }
 
-  // Does `work` and notes how long it took. REQUIRES: it has ended when it returns.
+  // Runs `work` and records how long it took. REQUIRES: the work has ended when it returns.
   void Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
     const double start = on_ ? Now() : 0;
     work();

@@ -39,13 +39,13 @@ constexpr int64_t kStepsBeforeGraph = 2;
 
 class Engine : public TrainingEngine {
  public:
-  // What the engine works with; the arena is last to go.
+  // The engine's memory, streams and events; the arena is destroyed last.
   struct Machine {
     Arena arena;
     std::unique_ptr<Stream> compute;
     std::unique_ptr<Stream> communication;
     std::unique_ptr<Event> bucket_ready;
-    // Sums over tensor ranks beside products.
+    // For sums over tensor ranks beside products.
     std::unique_ptr<Stream> tensor_sums;
     std::unique_ptr<Event> product_done;
   };
@@ -107,7 +107,7 @@ class Engine : public TrainingEngine {
     updates_.reserve(tensors_.tensors.size());
   }
 
-  // The weights as the seed says.
+  // Initializes the weights from the seed.
   void Initialize();
 
   absl::StatusOr<StepResult> Step(int64_t step, double signal) override;
@@ -131,7 +131,7 @@ class Engine : public TrainingEngine {
  private:
   int stage() const { return plan_.placement().pipeline_index(); }
   int stages() const { return plan_.layout().pipeline(); }
-  // The ends are neighbours where a stage has several chunks.
+  // The first and last stages are neighbours if a stage has several chunks.
   int PreviousStage() const { return (stage() + stages() - 1) % stages(); }
   int NextStage() const { return (stage() + 1) % stages(); }
   int LanesPerRank() const { return plan::LanesPerDataRank(plan_.lanes(), plan_.layout().data()); }
@@ -184,7 +184,7 @@ class Engine : public TrainingEngine {
   std::unique_ptr<Stream> compute_;
   std::unique_ptr<Stream> communication_;
   std::unique_ptr<Event> bucket_ready_;
-  int repeated_actions_;  // 0 also once they could not be recorded
+  int repeated_actions_;  // 0 also if they could not be recorded
   std::unique_ptr<WorkGraph> graph_;
   int64_t steps_ = 0;  // of this process
   std::unique_ptr<Stream> tensor_sums_;
@@ -221,7 +221,7 @@ class Engine : public TrainingEngine {
   int64_t step_predictions_ = 0;  // of the global batch
   float* snapshot_;
   std::unique_ptr<PagesAhead> state_pages_;
-  // From the first step on: what is loaded before wants the machine's memory bandwidth. Null: none.
+  // From the first step on: loading before that needs the machine's memory bandwidth. Null: none.
   std::unique_ptr<PagesAhead> snapshot_pages_;
 };
 
@@ -235,7 +235,7 @@ void Engine::Initialize() {
   }
 }
 
-// The model's copy of a part of the master weights.
+// Rounds a part of the master weights into the model's copy.
 void Engine::RoundParameters(int64_t offset, int64_t count) {
   if (rounded_parameters_ == nullptr) return;
   compute_->ops().Copy(rounded_parameters_ + offset, parameters_ + offset, count);
@@ -252,8 +252,8 @@ void Engine::ReadSamples(absl::FunctionRef<void(int64_t sequence, Sample* out)> 
   samples_.Copy(*compute_);
 }
 
-// How many tokens the global batch predicts: the divisor of their losses, which the first backward
-// pass needs already.
+// Counts the tokens that the global batch predicts: the divisor of their losses, which the first
+// backward pass needs already.
 absl::Status Engine::CountPredictions() {
   if (!encoder() || !shape_.last) return absl::OkStatus();
   const std::vector<int32_t>& counts = samples_.predicted_counts();
@@ -338,8 +338,8 @@ void Engine::Run(const v1::Action& action, int64_t step) {
   }
 }
 
-// How many of the step's actions are under way by that. The first steps are enqueued one by one:
-// libraries look around at what is new to them.
+// Returns how many of the step's actions it has launched. The first steps are enqueued one by one:
+// libraries examine shapes that are new to them.
 int Engine::LaunchRepeatedActions(int64_t step) {
   if (repeated_actions_ == 0 || trace_.on() || ++steps_ <= kStepsBeforeGraph) return 0;
   if (graph_ == nullptr) {
@@ -354,7 +354,7 @@ int Engine::LaunchRepeatedActions(int64_t step) {
   return repeated_actions_;
 }
 
-// A device that works later is waited for while a step is traced; its errors stay in the stream.
+// While a step is traced, waits for a device that works later; its errors stay in the stream.
 void Engine::Measure(const char* name, int micro_batch, int chunk, absl::FunctionRef<void()> work) {
   if (!trace_.on()) return work();
   compute_->Synchronize().IgnoreError();
@@ -373,8 +373,8 @@ void Engine::Backward(const MicroBatch& batch, int flow_index) {
   });
 }
 
-// Tensors that every tensor rank holds have had the gradient of its rows only. Added last, so that
-// the data degree does not change the order.
+// Tensors that every tensor rank holds have only the gradient of its own rows so far. Added last,
+// so that the data degree does not change the order.
 void Engine::SumOverSequenceParts() {
   if (!shape_.sequence_parallel) return;
   for (const plan::StageTensor& entry : tensors_.tensors) {
@@ -384,8 +384,8 @@ void Engine::SumOverSequenceParts() {
   }
 }
 
-// Starts the sum over data ranks of the bucket that a layer completes, while the backward pass goes
-// on.
+// Starts the sum over data ranks of the bucket that a layer completes, while the backward pass
+// continues.
 void Engine::ReduceBucket(int layer) {
   if (plan_.layout().data() == 1) return;
   for (const v1::BucketRange& bucket : plan_.stage().buckets()) {
@@ -487,7 +487,7 @@ void Engine::ClearForeignSums() {
   }
 }
 
-// The first `count` numbers of the exchange vector become known.
+// Makes the first `count` numbers of the exchange vector known.
 absl::Status Engine::LearnExchange(int64_t count) {
   compute_->CopyToHost(exchange_.known(), exchange_.begin(),
                        count * static_cast<int64_t>(sizeof(double)));
@@ -512,7 +512,7 @@ absl::StatusOr<StepResult> Engine::Step(int64_t step, double signal) {
   const int launched = LaunchRepeatedActions(step);
   for (int i = launched; i < plan_.stage().actions_size(); ++i) Run(plan_.stage().actions(i), step);
   model_.layers().EndStep(*communicators_.tensor, *communicators_.data);
-  // A device that works later is waited for here, for all that it was given.
+  // Waits here for all work that a device was given and does later.
   where_.phases().Enter(Phase::kOther);
   TERCIO_RETURN_IF_ERROR(LearnExchange(exchange_.count()));
   where_.phases().Enter(Phase::kOptimizer);
@@ -542,7 +542,7 @@ absl::Status Engine::JudgeStep(int64_t step, StepResult* result) {
   result->learning_rate = LearningRate(spec_.training(), taken_step);
   std::string where = absl::StrCat("step ", step);
   if (!std::isfinite(result->loss) || !std::isfinite(result->grad_norm)) {
-    // The sign of a NaN means nothing, but would be printed.
+    // The sign of a NaN has no meaning, but would be printed.
     for (double* value : {&result->loss, &result->grad_norm}) {
       if (std::isnan(*value)) *value = std::abs(*value);
     }
@@ -667,7 +667,7 @@ void Engine::FlipBit() {
   float* place = parameters_ + largest->parameter_offset + largest->elements / 2;
   uint32_t bits = 0;
   compute_->CopyToHost(&bits, place, sizeof(bits));
-  compute_->Synchronize().IgnoreError();  // said by the next step
+  compute_->Synchronize().IgnoreError();  // reported by the next step
   bits ^= uint32_t{1} << 20;
   compute_->CopyFromHost(place, &bits, sizeof(bits));
 }
@@ -732,7 +732,7 @@ absl::Status Engine::Load(int64_t slice_index, int64_t first, absl::Span<const f
   const bool inside = first >= 0 && count <= state.elements && first <= state.elements - count;
   if (!whole && (!inside || IsOptionalState(state.slice.tensor()))) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", state.slice.tensor(), ": got ", count,
-                                                   " values from ", first, " on, it has ",
+                                                   " values from ", first, ", but it has ",
                                                    state.elements));
   }
   if (state.kind == StateKind::kGuard) return guard_.Restore(values);

@@ -5,7 +5,7 @@
 // clocks but a monotonic one for its timings.
 //
 // Threads: one thread drives an engine. Abort of the communicators (from any thread) ends a running
-// call with an error; the engine is then good for nothing but destruction.
+// call with an error; the engine can then only be destroyed.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@
 
 namespace tercio {
 
-// Every group this rank is in, also those of one rank, and whom it tells where it is (may be null).
-// Not owned.
+// Every group this rank is in, including those of one rank, and the object to which it reports its
+// place (may be null). Not owned.
 struct Communicators {
   Communicator* world = nullptr;
   Communicator* tensor = nullptr;
@@ -44,9 +44,9 @@ struct StepResult {
   double grad_norm = 0;  // before clipping, without the loss scale
   double learning_rate = 0;
   double communication_seconds = 0;  // this rank, waiting for other ranks
-  double signal = 0;                 // what rank 0 gave to Step; the same on every rank
-  bool skipped = false;              // the weights are as they were
-  bool rolls_back = false;           // so they are, and the run is to go back
+  double signal = 0;                 // the value that rank 0 gave to Step; the same on every rank
+  bool skipped = false;              // the weights are unchanged
+  bool rolls_back = false;           // the weights are unchanged, and the run is to go back
   std::string spike;                 // StepRecord.spike
   std::string reason;                // of a step that is skipped or a spike
   double loss_scale = 0;             // of this step; 0 but for fp16
@@ -78,12 +78,12 @@ struct TraceEvent {
 double LearningRate(const v1::TrainingSpec& training, int64_t step);
 
 struct EngineOptions {
-  // The arena begins with the pattern of worker/engine/memory_use.h instead of zeros: for tests and
-  // trials of the memory plan. Training has the same bits, for it reads nothing that it has not
+  // Fills the arena with the pattern of worker/engine/memory_use.h instead of zeros: for tests and
+  // trials of the memory plan. Training gives the same bits, since it reads nothing that it has not
   // written.
   bool fill_pattern = false;
-  // Whether weights begin as the seed says; else all of NeededSlices that no checkpoint may lack is
-  // loaded before the first step.
+  // Whether weights are initialized from the seed; else all NeededSlices that no checkpoint may
+  // lack are loaded before the first step.
   bool initialise_weights = true;
 };
 
@@ -91,63 +91,62 @@ class TrainingEngine {
  public:
   virtual ~TrainingEngine() = default;
 
-  // Allocates the arena and, where `options` says so, initialises the weights from the seed;
-  // optimizer moments are zero.
-  // `device`, communicators and `source` must outlive the engine. RESOURCE_EXHAUSTED names the
-  // bytes.
+  // Allocates the arena and, if `options` say so, initialises the weights from the seed; optimizer
+  // moments are zero. `device`, communicators and `source` must outlive the engine.
+  // RESOURCE_EXHAUSTED names the bytes.
   static absl::StatusOr<std::unique_ptr<TrainingEngine>> Create(
       const v1::JobSpec& spec, const v1::RankPlan& plan, Device& device,
       const Communicators& communicators, SampleSource& source, EngineOptions options = {});
 
-  // One optimizer step. Steps are given in ascending order. `signal` is what rank 0 wants all ranks
-  // to know after this step (other ranks give 0): it travels with the losses, so it costs nothing.
-  // Where loss or gradients are not finite, or a spike, the weights may stay as they are: the step
-  // is skipped, the run is to go back, or FAILED_PRECONDITION says where the numbers went bad
+  // One optimizer step. Steps are given in ascending order. `signal` is a value that rank 0 sends
+  // to all ranks with this step (other ranks give 0): it travels with the losses, so it costs
+  // nothing. If loss or gradients are not finite, or a spike, the weights may stay as they are: the
+  // step is skipped, the run is to go back, or FAILED_PRECONDITION names where the numbers went bad
   // (worker/engine/step_guard.h).
   virtual absl::StatusOr<StepResult> Step(int64_t step, double signal) = 0;
 
-  // Whether the next steps are traced, and what the last one left.
+  // Whether the next steps are traced, and the trace of the last one.
   virtual void SetTracing(bool on) = 0;
   virtual std::vector<TraceEvent> TakeTrace() = 0;
 
-  // Mean loss over the first evaluate.batches global batches of validation samples (all when fewer,
-  // or when batches is 0), dropout off. REQUIRES: the source has validation samples. Collective:
-  // every rank calls it.
+  // Mean loss over the first evaluate.batches global batches of validation samples (all if there
+  // are fewer, or if batches is 0), dropout off. REQUIRES: the source has validation samples.
+  // Collective: every rank calls it.
   virtual absl::StatusOr<double> Evaluate() = 0;
 
   // Whether all replicas of the weights are equal (worker/engine/replica_check.h). Collective:
-  // every rank calls it. Costs nothing where there are none.
+  // every rank calls it. Costs nothing if there are none.
   virtual absl::StatusOr<ReplicaVerdict> CheckReplicas() = 0;
-  // A drill: one bit of this rank's weights turns over.
+  // A drill: flips one bit of this rank's weights.
   virtual void FlipBit() = 0;
 
-  // What this rank contributes to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>",
-  // "adamw.v.<tensor>", and the step guard's and FP8's tensors where the job has them. All ranks
+  // This rank's contribution to a checkpoint: slices of "<tensor>", "adamw.m.<tensor>",
+  // "adamw.v.<tensor>", and the step guard's and FP8's tensors if the job has them. All ranks
   // together give every element of every tensor exactly once.
   virtual const std::vector<v1::TensorSlice>& SavedSlices() const = 0;
 
-  // Copies those slices, or all that NeededSlices names, to the snapshot buffer. The values stay
-  // unchanged until the next Snapshot, while training goes on.
+  // Copies those slices, or all of NeededSlices, to the snapshot buffer. The values stay unchanged
+  // until the next Snapshot, while training continues.
   virtual absl::StatusOr<StateSnapshot> Snapshot() = 0;
 
-  // What this rank needs to resume from a checkpoint, and how it gets it: call Load until each
-  // slice has all its values. Those of the step guard and of FP8's scales may be left out
-  // (IsOptionalState): a checkpoint of a job that had no use for them has none.
+  // The slices that this rank needs to resume from a checkpoint: call Load until each slice has all
+  // its values. Those of the step guard and of FP8's scales may be left out (IsOptionalState): a
+  // checkpoint of a job that did not use them has none.
   virtual const std::vector<v1::TensorSlice>& NeededSlices() const = 0;
   // Values [first, first + values.size()) of the slice, row-major; of an optional slice all at
   // once. INVALID_ARGUMENT: it has no such values.
   virtual absl::Status Load(int64_t slice_index, int64_t first, absl::Span<const float> values) = 0;
 
-  // Where Load puts the values of the slice: of what was brought there before, it copies nothing.
-  // Theirs who load until the slice is loaded; it outlives the engine. Null: the memory is not of
-  // the host, or the values become something else.
+  // The place to which Load copies the values of the slice: values that are already there are not
+  // copied. It belongs to the loading threads until the slice is loaded, and outlives the engine.
+  // Null: the memory is not the host's, or the values are converted.
   virtual std::shared_ptr<float> LoadPlace(int64_t slice_index) = 0;
 
   // Bytes of the device's arena: by the plan, and, measured, in use (Arena::UsedBytes). Measuring
   // takes up to a millisecond for each GiB: not for every step.
   virtual int64_t planned_bytes() const = 0;
   virtual int64_t used_bytes() const = 0;
-  // What each planned buffer was used of, by the pattern. REQUIRES: EngineOptions::fill_pattern.
+  // The use of each planned buffer, by the pattern. REQUIRES: EngineOptions::fill_pattern.
   virtual absl::StatusOr<std::vector<BufferUse>> HighWaterMarks() = 0;
 };
 

@@ -10,10 +10,10 @@
 
 namespace tercio {
 
-// Flat buffers of the stage; plan/model_tensors.h says what lies where.
+// Flat buffers of the stage; their layout is that of plan/model_tensors.h.
 struct StageState {
   float* parameters;
-  kernels::Values rounded;  // what the model reads; null where that is the parameters
+  kernels::Values rounded;  // the weights that the model reads; null if those are the parameters
   const float* gradients;
   float* first_moments;
   float* second_moments;
@@ -22,7 +22,7 @@ struct StageState {
 struct UpdateNumbers {
   int64_t step;  // of those that were taken, from 1
   double learning_rate;
-  double gradient_factor;  // clipping, and the loss scale away
+  double gradient_factor;  // for clipping and to undo the loss scale
 };
 
 // Updates the weights of one of `stages` pipeline stages; frozen tensors stay as they are, and with

@@ -1,4 +1,5 @@
-// How badly logits foresee what came, in nats: log-sum-exp minus the target's, in double.
+// The cross-entropy of logits and a target, in nats: log-sum-exp minus the target's logit, in
+// double.
 #pragma once
 
 #include <algorithm>

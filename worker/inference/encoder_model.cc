@@ -14,7 +14,7 @@ absl::Status CheckRange(const std::vector<int32_t>& values, int32_t count, const
   for (const int32_t value : values) {
     if (value < 0 || value >= count) {
       return absl::InvalidArgumentError(
-          absl::StrCat(what, " ", value, " is outside of the model's ", count));
+          absl::StrCat(what, " ", value, " is not one of the model's ", count));
     }
   }
   return absl::OkStatus();
@@ -28,8 +28,8 @@ absl::StatusOr<std::unique_ptr<EncoderModel>> EncoderModel::Load(
   TERCIO_ASSIGN_OR_RETURN(auto model,
                           WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (model->shape().causal) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(directory, " holds a ", model->spec().architecture(), ", a bert is needed"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        directory, " holds a ", model->spec().architecture(), ", but a bert is needed"));
   }
   return std::unique_ptr<EncoderModel>(new EncoderModel(std::move(model)));
 }

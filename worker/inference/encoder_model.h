@@ -1,5 +1,5 @@
-// A trained bert, loaded from a checkpoint of any layout: classes of sequences, and what masked
-// tokens are taken for.
+// A trained bert, loaded from a checkpoint of any layout: predicts classes of sequences, and masked
+// tokens.
 //
 // Threads: one thread uses a model at a time.
 #pragma once
@@ -17,7 +17,7 @@ namespace tercio {
 
 class EncoderModel {
  public:
-  // Errors as WholeModel::Load; INVALID_ARGUMENT for a model that is no bert.
+  // Errors as WholeModel::Load; INVALID_ARGUMENT for a model that is not a bert.
   static absl::StatusOr<std::unique_ptr<EncoderModel>> Load(
       const std::string& directory, int threads, int64_t context = 0,
       std::optional<data::Tokenizer> tokenizer = std::nullopt);
@@ -25,13 +25,13 @@ class EncoderModel {
   const v1::ModelSpec& spec() const { return model_->spec(); }
   const data::Tokenizer* tokenizer() const { return model_->tokenizer(); }
 
-  // One number for each class. Valid until the next call. REQUIRES: spec().labels() > 0 or
+  // One logit for each class. Valid until the next call. REQUIRES: spec().labels() > 0 or
   // sentence_order; a sample of the model's context. INVALID_ARGUMENT for ids or types outside the
   // model's tables.
   absl::StatusOr<absl::Span<const float>> ClassLogits(const Sample& sample);
 
-  // One number for each id of the vocabulary: what the token at `position` is taken for. REQUIRES:
-  // a model without labels.
+  // One logit for each id of the vocabulary, as predictions of the token at `position`. REQUIRES: a
+  // model without labels.
   absl::StatusOr<absl::Span<const float>> TokenLogits(const Sample& sample, int64_t position);
 
  private:

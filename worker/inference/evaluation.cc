@@ -101,7 +101,7 @@ absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const 
   TERCIO_ASSIGN_OR_RETURN(data::LabelledExamples read,
                           data::ReadLabelledExamples({data.train()}, *model.tokenizer(), rules));
   const auto count = static_cast<int64_t>(read.examples.size());
-  if (count == 0) return absl::InvalidArgumentError(data.train() + ": has no example");
+  if (count == 0) return absl::InvalidArgumentError(data.train() + ": contains no examples");
   const data::LabelledDataset examples(std::make_shared<data::LabelledExamples>(std::move(read)), 0,
                                        count, std::move(rules));
   const auto classes = static_cast<size_t>(model.spec().labels());
@@ -132,12 +132,12 @@ absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::str
       return absl::InvalidArgumentError(absl::StrCat(path, ":", passage.line, ": ", what));
     };
     const size_t space = passage.text.find_last_of(" \t");
-    if (space == std::string::npos) return fault("one word alone, nothing to foresee it from");
+    if (space == std::string::npos) return fault("a single word, with nothing to predict it from");
     TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> all,
                             model.tokenizer()->Encode(passage.text));
     TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> before,
                             model.tokenizer()->Encode(passage.text.substr(0, space)));
-    // The ids that the word changes: a tokenizer may join its space, or more, with it.
+    // The ids that the word changes: a tokenizer may merge it with its space, or more.
     const auto differs = std::mismatch(all.begin(), all.end(), before.begin(), before.end()).first;
     const auto known = static_cast<size_t>(differs - all.begin());
     const auto ids = absl::MakeConstSpan(all);
@@ -150,7 +150,7 @@ absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::str
     sum += prediction->loss;
     if (progress) progress(result.passages, static_cast<int64_t>(passages.size()));
   }
-  if (result.passages == 0) return absl::InvalidArgumentError(path + ": has no passage");
+  if (result.passages == 0) return absl::InvalidArgumentError(path + ": contains no passages");
   result.loss = sum / static_cast<double>(result.tokens);
   return result;
 }

@@ -1,4 +1,4 @@
-// What `tercio evaluate` measures besides the loss of a text.
+// The evaluations of `tercio evaluate` besides the loss of a text.
 //
 // Errors: INVALID_ARGUMENT naming file and line.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace tercio {
 
-// How often examples of a class (row) were taken for a class (column).
+// How often examples of a class (row) were predicted as a class (column).
 using Confusion = std::vector<std::vector<int64_t>>;
 
 struct ClassScores {
@@ -25,8 +25,7 @@ struct ClassScores {
 
 struct ClassificationReport {
   double accuracy = 0;
-  // Scores of the second class where there are two (as GLUE reports them), else the mean over
-  // classes.
+  // Scores of the second class if there are two (as GLUE reports them), else the mean over classes.
   ClassScores overall;
   std::vector<ClassScores> classes;
   Confusion confusion;
@@ -37,23 +36,21 @@ struct ClassificationReport {
 // Pure. REQUIRES: a square matrix of at least two classes with at least one example.
 ClassificationReport ReportOf(const Confusion& confusion);
 
-// Over a labelled .jsonl file (data/labelled_dataset.h). INVALID_ARGUMENT when the model has
-// no classes or no tokenizer.
-// `progress` is told of examples.
+// Evaluates a labelled .jsonl file (data/labelled_dataset.h). INVALID_ARGUMENT if the model has no
+// classes or no tokenizer. `progress` counts examples.
 absl::StatusOr<ClassificationReport> EvaluateClasses(EncoderModel& model, const v1::DataSpec& data,
                                                      const LanguageModel::Progress& progress = {});
 
 struct LastWords {
   int64_t passages = 0;
-  int64_t right = 0;   // every token of the last word was the likeliest
+  int64_t right = 0;   // every token of the last word was the most likely
   int64_t tokens = 0;  // of last words
   double loss = 0;     // mean over those tokens, nats
 };
 
-// The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: the last word of each
-// passage, that is what follows its last space, from what is before it. A passage is a line of a
-// text, or the "text" of a .jsonl line.
-// `progress` is told of passages.
+// The cloze test of Paperno et al. 2016 (LAMBADA), in its strict form: predicts the last word of
+// each passage, which is everything after its last space, from the text before it. A passage is a
+// line of a text, or the "text" of a .jsonl line. `progress` counts passages.
 absl::StatusOr<LastWords> EvaluateLastWords(LanguageModel& model, const std::string& path,
                                             const LanguageModel::Progress& progress = {});
 

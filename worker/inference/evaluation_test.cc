@@ -114,7 +114,7 @@ TEST(Evaluation, ModelsWithoutWhatAMetricNeedsSayIt) {
   EXPECT_THAT(std::string(EvaluateLastWords(**model, "x.txt").status().message()),
               AllOf(HasSubstr("no tokenizer"), HasSubstr("--tokenizer PATH")));
   EXPECT_THAT(std::string(EncoderModel::Load(kGpt2, 1).status().message()),
-              HasSubstr("holds a gpt2, a bert is needed"));
+              HasSubstr("holds a gpt2, but a bert is needed"));
 }
 
 TEST(Evaluation, AGivenTokenizerStandsInForTheModels) {

@@ -34,11 +34,11 @@ class LoadedModel : public LanguageModel {
  private:
   StageModel& stage() { return model_->stage(); }
   MicroBatch Forward(absl::Span<const int32_t> ids);
-  // Ids [first, size): those before are still in the activations.
+  // Processes ids [first, size): the activations still hold those before.
   MicroBatch Extend(absl::Span<const int32_t> ids, size_t first);
-  // What follows `ids`; the activations hold the first `known` of them already.
+  // Logits of the id after `ids`; the activations already hold the first `known` of them.
   const float* LogitsAfter(absl::Span<const int32_t> ids, size_t known);
-  // Loss of the id after a row, in nats, and whether no other is likelier.
+  // Loss of the id after a row, in nats, and whether it is the most likely.
   double LossOf(const MicroBatch& batch, int64_t row, int32_t target, bool* likeliest);
   absl::Status CheckIds(absl::Span<const int32_t> ids) const;
   int32_t Sample(const float* logits, const GenerateOptions& options, double uniform) const;
@@ -47,7 +47,7 @@ class LoadedModel : public LanguageModel {
   int32_t* inputs_;
 };
 
-// What follows the ids is padding: attention looks back only, so it changes nothing before it.
+// The ids are followed by padding: attention only looks back, so it changes nothing before it.
 MicroBatch LoadedModel::Forward(absl::Span<const int32_t> ids) {
   std::fill(inputs_, inputs_ + context(), 0);
   std::copy(ids.begin(), ids.end(), inputs_);
@@ -73,7 +73,7 @@ absl::Status LoadedModel::CheckIds(absl::Span<const int32_t> ids) const {
   for (const int32_t id : ids) {
     if (id < 0 || id >= vocab_size()) {
       return absl::InvalidArgumentError(
-          absl::StrCat("token id ", id, " is outside of the model's vocabulary of ", vocab_size()));
+          absl::StrCat("token id ", id, " is outside the model's vocabulary of ", vocab_size()));
     }
   }
   return absl::OkStatus();
@@ -86,7 +86,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
   if (options.temperature <= 0) return static_cast<int32_t>(best - logits);
   std::vector<int32_t> order(static_cast<size_t>(vocab_size()));
   std::iota(order.begin(), order.end(), 0);
-  // Among equal logits the smaller id comes first. What is not cut off needs no order.
+  // Among equal logits the smaller id comes first. Ids that are cut off need no order.
   const auto likelier = [logits](int32_t a, int32_t b) {
     return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
   };
@@ -103,7 +103,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
     sum += weights.back();
   }
   if (options.top_p < 1) {
-    // The likeliest that together have the probability top_p, at least one.
+    // The most likely ids that together have the probability top_p, at least one.
     double kept = 0;
     size_t count = 0;
     while (count < weights.size() && kept < options.top_p * sum) kept += weights[count++];
@@ -120,7 +120,7 @@ int32_t LoadedModel::Sample(const float* logits, const GenerateOptions& options,
 
 const float* LoadedModel::LogitsAfter(absl::Span<const int32_t> ids, size_t known) {
   const size_t window = std::min(ids.size(), static_cast<size_t>(context()));
-  // Once the window slides every id has a new position, and nothing that is known helps.
+  // Once the window slides every id has a new position, and no known activation can be used.
   const MicroBatch batch =
       Extend(ids.subspan(ids.size() - window, window), window == ids.size() ? known : 0);
   return stage().Logits(batch, static_cast<int64_t>(window) - 1, 1);
@@ -142,7 +142,7 @@ absl::Status LoadedModel::Generate(std::vector<int32_t> prompt, const GenerateOp
     const float* logits = LogitsAfter(ids, known);
     if (!std::all_of(logits, logits + vocab_size(), [](float x) { return std::isfinite(x); })) {
       return absl::FailedPreconditionError(
-          "the model gives numbers that are not finite; its weights are damaged, or diverged");
+          "the model's outputs are not finite; its weights are damaged or have diverged");
     }
     known = ids.size();
     const uint64_t word =
@@ -190,16 +190,16 @@ absl::StatusOr<LanguageModel::Evaluation> LoadedModel::Evaluate(const data::Toke
 absl::StatusOr<LanguageModel::Prediction> LoadedModel::Predict(absl::Span<const int32_t> given,
                                                                absl::Span<const int32_t> wanted) {
   if (given.empty() || wanted.empty()) {
-    return absl::InvalidArgumentError("there is nothing to predict, or nothing before it");
+    return absl::InvalidArgumentError("there is nothing to predict, or nothing to predict it from");
   }
   std::vector<int32_t> ids(given.begin(), given.end());
   ids.insert(ids.end(), wanted.begin(), wanted.end());
   TERCIO_RETURN_IF_ERROR(CheckIds(ids));
   if (static_cast<int64_t>(wanted.size()) > context()) {
-    return absl::InvalidArgumentError(absl::StrCat(wanted.size(), " tokens are to be predicted, ",
+    return absl::InvalidArgumentError(absl::StrCat(wanted.size(), " tokens to predict are ",
                                                    "more than the context of ", context()));
   }
-  // The last of what is wanted is not an input; what comes first falls out of a short context.
+  // The last wanted id is not an input; a short context drops the first ids.
   const size_t inputs = std::min(ids.size() - 1, static_cast<size_t>(context()));
   const size_t begin = ids.size() - 1 - inputs;
   const MicroBatch batch = Forward(absl::MakeConstSpan(ids).subspan(begin, inputs));
@@ -223,8 +223,8 @@ absl::StatusOr<std::unique_ptr<LanguageModel>> LanguageModel::Load(
                           WholeModel::Load(directory, threads, context, std::move(tokenizer)));
   if (!model->shape().causal) {
     return absl::InvalidArgumentError(
-        absl::StrCat(directory, " is a bert, which looks both ways and so continues no text; ",
-                     "evaluate one with labels by --metric accuracy"));
+        absl::StrCat(directory, " is a bert, which looks both ways and cannot continue a text; ",
+                     "evaluate one with labels using --metric accuracy"));
   }
   return std::unique_ptr<LanguageModel>(std::make_unique<LoadedModel>(std::move(model)));
 }

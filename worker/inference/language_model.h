@@ -21,9 +21,9 @@ namespace tercio {
 
 struct GenerateOptions {
   int64_t tokens = 100;
-  double temperature = 1.0;  // 0: always the likeliest
+  double temperature = 1.0;  // 0: always the most likely
   int64_t top_k = 0;         // 0: all
-  double top_p = 1;          // the likeliest that together have this probability; 1: all
+  double top_p = 1;          // the most likely that together have this probability; 1: all
   uint64_t seed = 1337;
 };
 
@@ -36,13 +36,13 @@ class LanguageModel {
       const std::string& directory, int threads, int64_t context = 0,
       std::optional<data::Tokenizer> tokenizer = std::nullopt);
 
-  // Null where none was given and the directory holds none that this version reads.
+  // Null if none was given and the directory holds none that this version can read.
   virtual const data::Tokenizer* tokenizer() const = 0;
   virtual int64_t context() const = 0;
   virtual int32_t vocab_size() const = 0;
 
-  // One number for each id of the vocabulary: what follows `ids` (at least one, the last `context`
-  // of them count). Valid until the next call.
+  // One logit for each id of the vocabulary, for the id after `ids` (at least one; the last
+  // `context` of them count). Valid until the next call.
   virtual absl::StatusOr<absl::Span<const float>> NextLogits(absl::Span<const int32_t> ids) = 0;
 
   // Continues the prompt (at least one id; of a longer one the last `context` ids count) and calls
@@ -54,11 +54,11 @@ class LanguageModel {
     double loss = 0;     // mean over predicted tokens, nats
     int64_t tokens = 0;  // predicted
   };
-  // Windows of `context` tokens that begin every `stride` tokens: of each those count that no
-  // window before it had, so that every token but the first is predicted once. stride = context:
-  // windows do not overlap. INVALID_ARGUMENT for fewer than two tokens or ids outside the
-  // vocabulary. REQUIRES: 1 <= stride <= context.
-  // `progress` is told of tokens that are done, of those in all; it may be empty.
+  // Evaluates windows of `context` tokens that begin every `stride` tokens: in each, only the
+  // tokens count that no window before it had, so that every token but the first is predicted once.
+  // stride = context: windows do not overlap. INVALID_ARGUMENT for fewer than two tokens or ids
+  // outside the vocabulary. REQUIRES: 1 <= stride <= context. `progress` gets the tokens that are
+  // done, and their total; it may be empty.
   using Progress = std::function<void(int64_t done, int64_t total)>;
   virtual absl::StatusOr<Evaluation> Evaluate(const data::TokenDataset& tokens, int64_t stride,
                                               const Progress& progress) = 0;
@@ -68,11 +68,10 @@ class LanguageModel {
 
   struct Prediction {
     double loss = 0;         // the sum over `wanted`, nats
-    bool likeliest = false;  // no other id was likelier, for each of them
+    bool likeliest = false;  // each of them was the most likely id
   };
-  // How well `wanted` is foreseen after `given`; each id sees those before it. INVALID_ARGUMENT
-  // when one of them is empty, an id is outside the vocabulary, or `wanted` is longer than the
-  // context.
+  // How well `wanted` is predicted after `given`; each id sees those before it. INVALID_ARGUMENT if
+  // one of them is empty, an id is outside the vocabulary, or `wanted` is longer than the context.
   virtual absl::StatusOr<Prediction> Predict(absl::Span<const int32_t> given,
                                              absl::Span<const int32_t> wanted) = 0;
 };

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kPartElements = int64_t{1} << 20;
 
-// The job whose layout is one rank and one sequence.
+// A job whose layout is one rank and one sequence.
 v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
   v1::JobSpec spec;
   *spec.mutable_model() = model;
@@ -28,9 +28,9 @@ v1::JobSpec SingleSequenceJob(const v1::ModelSpec& model) {
   return spec;
 }
 
-// A checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
-// with it; none where the model was trained on token files. One that is not known here is said, and
-// left out: a prompt of ids needs none.
+// The checkpoint's own tokenizer, or that of a Hugging Face directory, or the one that was imported
+// with it; none if the model was trained on token files. An unsupported one is logged and ignored:
+// a prompt of ids needs none.
 absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::WeightSource& source,
                                                            const std::string& directory) {
   const absl::StatusOr<std::string> json = source.TokenizerJson();
@@ -47,7 +47,7 @@ absl::StatusOr<std::optional<data::Tokenizer>> TokenizerOf(const checkpoint::Wei
   return std::nullopt;
 }
 
-// A part of a tensor and where it goes.
+// A part of a tensor and its destination.
 struct WeightPart {
   v1::TensorSlice slice;
   float* out;
@@ -57,7 +57,7 @@ absl::Status LoadWeights(const checkpoint::WeightSource& source, const plan::Sta
                          int threads, float* parameters) {
   std::vector<WeightPart> parts;
   for (const plan::StageTensor& entry : tensors.tensors) {
-    if (entry.role == plan::TensorRole::kHead) continue;  // the token embedding again
+    if (entry.role == plan::TensorRole::kHead) continue;  // shares the token embedding
     v1::TensorSlice slice;
     slice.set_tensor(entry.tensor.name);
     slice.add_shape(entry.tensor.rows);
@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<WholeModel>> WholeModel::Load(
   TERCIO_ASSIGN_OR_RETURN(const v1::Plan plan,
                           plan::BuildPlan(spec, layout, {{"here", 0}}, threads));
   std::unique_ptr<Device> device = CreateCpuDevice(threads);
-  // Gradients and moments are part of the table, but pages that nobody touches take no memory.
+  // Gradients and moments are part of the table, but pages that are never touched take no memory.
   TERCIO_ASSIGN_OR_RETURN(Arena arena, Arena::Allocate(plan.stages(0).memory(), *device));
   std::unique_ptr<WholeModel> model(new WholeModel(spec, plan::SliceForRank(plan, 0),
                                                    std::move(device), std::move(arena),

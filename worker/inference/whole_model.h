@@ -1,5 +1,5 @@
 // The whole model of a checkpoint or Hugging Face directory as one rank of this machine, for one
-// sequence at a time: what generation and evaluation run on.
+// sequence at a time: the basis of generation and evaluation.
 //
 // Threads: one thread uses a model at a time.
 #pragma once
@@ -21,9 +21,9 @@ namespace tercio {
 
 class WholeModel {
  public:
-  // The digests of a checkpoint are checked. `context` makes the model's shorter, and its memory
-  // smaller; 0: as it is. A given `tokenizer` is used instead of the directory's, which is not read
-  // then. NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory; INVALID_ARGUMENT for a
+  // Checks the digests of a checkpoint. `context` shortens the model's, which takes less memory; 0
+  // keeps it. A given `tokenizer` is used instead of the directory's, which is not read then.
+  // NOT_FOUND | DATA_LOSS | INVALID_ARGUMENT from the directory; INVALID_ARGUMENT for a
   // longer context.
   static absl::StatusOr<std::unique_ptr<WholeModel>> Load(const std::string& directory, int threads,
                                                           int64_t context,
@@ -31,7 +31,7 @@ class WholeModel {
 
   const v1::ModelSpec& spec() const { return spec_.model(); }
   const plan::StageShape& shape() const { return shape_; }
-  // Null where none was given and the directory holds none that this version reads.
+  // Null if none was given and the directory holds none that this version can read.
   const data::Tokenizer* tokenizer() const {
     return tokenizer_.has_value() ? &*tokenizer_ : nullptr;
   }

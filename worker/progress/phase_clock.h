@@ -1,10 +1,10 @@
-// Where the time of a rank's training loop goes: at every moment one phase runs, and what is spent
-// belongs to it, but for what was spent waiting for other ranks meanwhile. The parts sum to the
-// elapsed time exactly. A switch reads the clock once.
+// Accounts for the time of a rank's training loop: exactly one phase runs at any moment and is
+// charged for it, except for the time spent waiting for other ranks. The parts sum to the elapsed
+// time exactly. A switch reads the clock once.
 //
-// This is the host's clock. On the CPU work runs when it is called, so a phase has the time of its
-// work. A GPU works later: there a phase has the time to give out work, and the wait for the device
-// belongs to whatever phase the host waits in.
+// This is the host's clock. On the CPU work runs when it is called, so a phase is charged for its
+// work. A GPU works later: there a phase is charged for enqueuing work, and waiting for the device
+// is charged to the phase in which the host waits.
 //
 // Threads: one, that of the engine.
 #pragma once
@@ -37,7 +37,7 @@ class PhaseClock {
 
   explicit PhaseClock(Now now = &SteadyNanoseconds) : now_(now) {}
 
-  // From here on time counts; once more does nothing.
+  // Starts counting time; further calls have no effect.
   void Start() {
     if (started_) return;
     started_ = true;
@@ -46,23 +46,23 @@ class PhaseClock {
   }
   bool started() const { return started_; }
 
-  // Ends the running phase and begins this one. Returns the one that ended.
+  // Ends the running phase and begins `phase`. Returns the one that ended.
   Phase Enter(Phase phase) {
     Settle();
     return std::exchange(phase_, phase);
   }
 
-  // So much of the running phase was waiting for other ranks.
+  // Charges `seconds` of the running phase to waiting for other ranks.
   void Waited(double seconds) { waited_ += static_cast<Nanoseconds>(seconds * 1e9); }
 
-  // By phase, up to now.
+  // Times by phase, up to now.
   const std::array<Nanoseconds, kPhases>& Read() {
     Settle();
     return spent_;
   }
   static double Seconds(Nanoseconds time) { return static_cast<double>(time) * 1e-9; }
 
-  // Begins a phase and goes back to the one before.
+  // Begins a phase and returns to the previous one at its end.
   class Span {
    public:
     Span(PhaseClock& clock, Phase phase) : clock_(clock), before_(clock.Enter(phase)) {}

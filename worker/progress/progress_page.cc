@@ -33,7 +33,7 @@ std::string Get(const char (&field)[kSize]) {
   return std::string(field, strnlen(field, kSize));
 }
 
-// What others may read meanwhile.
+// Stores a value that other processes may read at the same time.
 template <typename Value>
 void Store(Value& field, Value value) {
   std::atomic_ref<Value>(field).store(value, std::memory_order_release);
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<ProgressPage>> ProgressPage::Create(const std::st
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (file < 0) return absl::UnavailableError(Why(path));
   void* memory = MAP_FAILED;
-  // Allocated now: a full disk must not kill a process that writes into the page later.
+  // Allocated now: a full disk must not kill a process that writes to the page later.
   const int full = posix_fallocate(file, 0, sizeof(Layout));
   if (full == 0) {
     memory = mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -215,7 +215,7 @@ std::optional<RankProgress> ProgressReader::Read() const {
   ProgressPage::Layout page = {};
   progress.torn = true;
   for (int i = 0; i < kTries && progress.torn; ++i) {
-    // Reads of their own before and after: within one, bytes come in any order.
+    // Separate reads before and after: within one read, bytes arrive in any order.
     const std::optional<uint32_t> before = Edition();
     if (!Load(&page)) return std::nullopt;
     progress.torn = !before.has_value() || *before % 2 != 0 || Edition() != before;

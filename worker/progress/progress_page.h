@@ -1,13 +1,13 @@
-// What a rank is doing, in a small file that its trainer maps and writes and its agent reads: also
-// when the trainer is frozen, or has ended while no agent was there to see it.
+// The current activity of a rank, in a small file that its trainer maps and writes and its agent
+// reads: it works even if the trainer is frozen, or has ended while no agent was there to see it.
 //
 // One process writes, from any of its threads; readers are other processes. A write costs some
 // stores and never a system call. Texts that do not fit are cut. A reader may find the position
-// being written; it tries again, and takes a torn one only from a writer that died or stopped in
-// the middle of it (`torn`).
+// while it is being written; it tries again, and accepts a torn one only from a writer that died or
+// stopped in the middle of it (`torn`).
 //
-// A reader trusts the writer in nothing: it maps nothing, since a file that becomes shorter would
-// end it, follows no link, and takes any bytes for what they are.
+// A reader does not trust the writer: it maps nothing, since a file that is truncated would kill
+// it, follows no link, and accepts any bytes as they are.
 #pragma once
 
 #include <cstdint>
@@ -59,22 +59,22 @@ struct ExitNote {
 
 class ProgressPage {
  public:
-  // Makes the file, replacing what was there, and maps it for writing.
+  // Makes the file, replacing an existing one, and maps it for writing.
   static absl::StatusOr<std::unique_ptr<ProgressPage>> Create(const std::string& path);
   ~ProgressPage();
   ProgressPage(const ProgressPage&) = delete;
   ProgressPage& operator=(const ProgressPage&) = delete;
 
-  void Beat();  // a sign of life without news; the others are one, too
+  void Beat();  // a sign of life only; the others count as one, too
   void SetPhase(int phase);
   void BeginStep(int64_t step);
   void BeginAction(std::string_view action);
   void BeginWait(const CollectivePosition& position);
   void EndWait();
   void EndStep(int64_t step, double step_seconds, double compute_seconds);
-  // Bytes of this rank's share of the state that is loaded, of `total`.
+  // Bytes of this rank's share of the state loaded so far, of `total`.
   void SetLoaded(int64_t bytes, int64_t total);
-  // The last thing that a process says.
+  // The last message of a process.
   void NoteExit(const ExitNote& note);
 
  private:
@@ -96,7 +96,7 @@ class ProgressReader {
   // NOT_FOUND | FAILED_PRECONDITION (not such a file, or of another version).
   static absl::StatusOr<ProgressReader> Open(const std::string& path);
 
-  // Absent when the file is no page any more. Texts may hold any bytes; numbers are finite.
+  // Absent if the file is no longer a valid page. Texts may hold any bytes; numbers are finite.
   std::optional<RankProgress> Read() const;
   std::optional<ExitNote> Exit() const;
 
@@ -108,7 +108,7 @@ class ProgressReader {
   UntrustedFile file_;
 };
 
-// Seconds of the clock that `last_beat` is on; the same for all processes of a machine.
+// Seconds of the clock of `last_beat`; the same for all processes of a machine.
 double MonotonicSeconds();
 
 }  // namespace tercio

@@ -21,7 +21,7 @@ void RecordFile::Append(const std::string& bytes) {
   const auto size = static_cast<uint32_t>(bytes.size());
   std::string record(reinterpret_cast<const char*>(&size), sizeof(size));
   record += bytes;
-  // After a part of a record nothing could be read any more.
+  // Nothing after a partial record could be read.
   const ssize_t written = write(file_, record.data(), record.size());
   if (written != static_cast<ssize_t>(record.size())) Close();
 }

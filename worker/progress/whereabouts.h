@@ -1,11 +1,11 @@
-// Where this rank is: step, action of the schedule, and what it waits for. The engine and the
-// communicators tell it; the progress page shows it to the agent, and a collective that does not
-// match says it to the other ranks.
+// The current place of this rank: step, action of the schedule, and the operation that it waits
+// for. The engine and the communicators set it; the progress page shows it to the agent, and a
+// mismatched collective reports it to the other ranks.
 //
 // Several threads of a rank may wait at the same time: the engine's, and those that sum beside it.
-// A rank is where its engine is; what another thread waits for counts only while the engine waits
-// for that thread (BeginJoin). The engine's thread is the one that begins steps and actions.
-// Threads: all methods from any thread, but those of the engine. A call costs nanoseconds.
+// A rank is where its engine is; the wait of another thread counts only while the engine waits for
+// that thread (BeginJoin). The engine's thread is the one that begins steps and actions. Threads:
+// all methods from any thread, except those of the engine. A call costs nanoseconds.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace tercio {
 
 class Whereabouts {
  public:
-  // `page` may be null: then nobody outside learns where the rank is.
+  // `page` may be null: then the rank's place is not visible from outside.
   explicit Whereabouts(ProgressPage* page) : page_(page) {}
   Whereabouts(const Whereabouts&) = delete;
   Whereabouts& operator=(const Whereabouts&) = delete;
@@ -33,17 +33,17 @@ class Whereabouts {
   void BeginStep(int64_t step);
   // `name` is a literal; an index below 0: none.
   void BeginAction(const char* name, int index = -1);
-  // And a phase of the step with it.
+  // Also begins a phase of the step.
   void BeginAction(Phase phase, const char* name, int index = -1) {
     phases_.Enter(phase);
     BeginAction(name, index);
   }
   void EndStep(int64_t step, double step_seconds, double compute_seconds);
-  // Around waiting for the thread of this rank that is at the calls of a group.
+  // Brackets waiting for the thread of this rank that runs the calls of a group.
   void BeginJoin(const std::string& group);
   void EndJoin(double seconds);
   class Join;
-  // Where the loop's time goes. What the engine's thread waits is taken from its phases.
+  // The clock of the training loop. Waits of the engine's thread are subtracted from its phases.
   PhaseClock& phases() { return phases_; }
 
   // ---- of all threads ----
@@ -71,12 +71,12 @@ class Whereabouts {
   std::atomic<const char*> action_{""};
   std::atomic<int> index_{-1};
   std::atomic<double> engine_wait_seconds_{0};
-  std::mutex mutex_;                                      // what follows
-  std::map<std::thread::id, CollectivePosition> beside_;  // what other threads wait for
+  std::mutex mutex_;                                      // guards the members below
+  std::map<std::thread::id, CollectivePosition> beside_;  // the waits of other threads
   std::string joining_;                                   // group; empty: none
 };
 
-// For as long as it lives.
+// Joins for as long as it lives.
 class Whereabouts::Join {
  public:
   Join(Whereabouts& where, const std::string& group) : where_(where), start_(SteadyNow()) {

@@ -22,7 +22,8 @@ constexpr auto kTickInterval = std::chrono::milliseconds(50);
 constexpr absl::Duration kPutTimeout = absl::Seconds(30);
 constexpr absl::Duration kRetryInterval = absl::Milliseconds(100);
 
-// Calls until it is done, or `timeout` is over, or the fault is not one of a peer that is away.
+// Retries the call until it succeeds, `timeout` is over, or it fails for another reason than an
+// absent peer.
 template <typename Call>
 absl::Status CallUntil(absl::Duration timeout, const Call& call) {
   const absl::Time deadline = SteadyNow() + timeout;
@@ -76,8 +77,8 @@ bool AgentLink::IsLost() const {
   return !attached_ && SteadyNow() - lost_ > absl::Seconds(assignment_.agent_grace_seconds());
 }
 
-// One attempt to connect. PERMISSION_DENIED when the agent does not know this rank,
-// FAILED_PRECONDITION when it is of a version that does not fit.
+// Tries to connect once. PERMISSION_DENIED if the agent does not know this rank,
+// FAILED_PRECONDITION if its version is incompatible.
 absl::Status AgentLink::Greet(bool again) {
   const auto connection = std::make_shared<Connection>();
   {
@@ -85,7 +86,7 @@ absl::Status AgentLink::Greet(bool again) {
     if (stopping_) return absl::CancelledError("the link is being closed");
     connection_ = connection;
   }
-  // A call that waits also drives the connecting; without one gRPC looks every few seconds only.
+  // A waiting call also drives the connecting; without one gRPC tries only every few seconds.
   connection->context.set_wait_for_ready(again);
   connection->context.AddMetadata(kVersionMetadata, kVersion);
   connection->stream = stub_->Attach(&connection->context);
@@ -108,7 +109,7 @@ absl::Status AgentLink::Greet(bool again) {
   }
   sent_ = 0;
   attached_ = true;
-  untold_.Close();  // it is all sent again; what stays in the file is known by its numbers
+  untold_.Close();  // everything is sent again; numbers tell duplicates apart
   changed_.notify_all();
   return absl::OkStatus();
 }
@@ -160,14 +161,14 @@ void AgentLink::ReadCommands(Connection& connection) {
   }
 }
 
-// False when the link is being closed, or nobody wants this rank.
+// False when the link is being closed, or the agent refuses this rank.
 bool AgentLink::ConnectAgain() {
   auto backoff = kFirstBackoff;
   for (bool first = true;; first = false) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       if (stopping_) return false;
-      if (first) LogWarning("the agent has gone; waiting for it to come back");
+      if (first) LogWarning("the agent is gone; waiting for it to return");
       if (changed_.wait_for(lock, backoff, [this] { return stopping_; })) return false;
     }
     const absl::Status status = Greet(/*again=*/true);
@@ -181,8 +182,8 @@ bool AgentLink::ConnectAgain() {
       changed_.notify_all();
       if (closing_) return false;
       lock.unlock();
-      abandon_(absl::StrCat("the agent that has come back refuses this rank: ",
-                            std::string(status.message())));
+      abandon_(
+          absl::StrCat("the returned agent refuses this rank: ", std::string(status.message())));
       return false;
     }
     backoff = std::min(kLongestBackoff, backoff * 2);
@@ -210,7 +211,7 @@ void AgentLink::WriteLoop() {
     lock.unlock();
     {
       std::lock_guard<std::mutex> writing(connection->writing);
-      // False when the agent has gone: the reader sees it, too.
+      // A failed write means that the agent has gone, which the reader notices, too.
       if (!connection->finished) connection->stream->Write(message);
     }
     lock.lock();
@@ -230,7 +231,7 @@ bool AgentLink::TakeFlipBit() {
 void AgentLink::Send(v1::TrainerMessage message) {
   std::lock_guard<std::mutex> lock(mutex_);
   const v1::TrainerMessage& added = outbox_.Add(std::move(message));
-  // Figures without a record are of no use to an agent that finds them later.
+  // Figures without a record are of no use to an agent that reads them later.
   if (untold_.is_open() && (!added.has_step() || added.step().has_record())) {
     untold_.Append(added.SerializeAsString());
   }
@@ -268,7 +269,7 @@ absl::StatusOr<std::vector<std::string>> AgentLink::Get(const std::vector<std::s
     return stub_->Get(&context, request, &response);
   }));
   if (response.values_size() != static_cast<int>(keys.size())) {
-    return absl::InternalError("the rendezvous answered with another number of values");
+    return absl::InternalError("the rendezvous returned the wrong number of values");
   }
   return std::vector<std::string>(response.values().begin(), response.values().end());
 }

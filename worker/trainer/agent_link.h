@@ -1,8 +1,8 @@
 // The trainer's end of its conversation with its agent (trainer.proto).
 //
-// The agent may die and be started again: the link connects again, says who it is and sends again
-// what was not received. A trainer whose agent stays away for longer than agent_grace ends, and so
-// does one that the agent does not know any more.
+// The agent may die and be restarted: the link reconnects, introduces itself and resends messages
+// that were not received. A trainer whose agent stays away for longer than agent_grace ends, and so
+// does one that the agent no longer knows.
 //
 // Threads: all methods from any thread; none waits for the agent, except Put, Get and the
 // destructor. Two threads of its own, one that reads and connects, one that writes.
@@ -31,8 +31,9 @@ class AgentLink : public RendezvousStore {
   // Must end the process; called from one of the link's threads.
   using Abandon = std::function<void(const std::string& reason)>;
 
-  // Says hello and waits for the assignment. While the agent is away, what it has not received is
-  // also in the file `untold` (empty: none): this process may die before it comes back.
+  // Sends the hello and waits for the assignment. While the agent is away, messages that it has not
+  // received are also in the file `untold` (empty: none): this process may die before the agent
+  // returns.
   static absl::StatusOr<std::unique_ptr<AgentLink>> Connect(const std::string& socket,
                                                             const v1::TrainerHello& hello,
                                                             const std::string& untold,
@@ -42,16 +43,16 @@ class AgentLink : public RendezvousStore {
 
   const v1::TrainerAssignment& assignment() const { return assignment_; }
 
-  // What the agent has asked for since the last call.
+  // The agent's request since the last call.
   enum class Request { kNone = 0, kSave = 1, kSaveAndStop = 2 };
   Request TakeRequest();
-  // A drill: a bit of this rank's weights is to turn over.
+  // A drill: whether a bit of this rank's weights is to be flipped.
   bool TakeFlipBit();
 
   void Send(v1::TrainerMessage message);
   void SendPhase(v1::TrainerPhase phase);
 
-  // These go on trying while the agent, or the coordinator behind it, is away.
+  // These retry while the agent, or the coordinator behind it, is away.
   absl::Status Put(const std::string& key, const std::string& value) override;
   absl::StatusOr<std::vector<std::string>> Get(const std::vector<std::string>& keys,
                                                absl::Duration timeout) override;
@@ -89,7 +90,7 @@ class AgentLink : public RendezvousStore {
   std::shared_ptr<Connection> connection_;
   bool attached_ = false;
   absl::Time lost_;       // when the last connection ended; valid when not attached
-  bool refused_ = false;  // the agent does not know this rank any more
+  bool refused_ = false;  // the agent no longer knows this rank
   bool closing_ = false;
   bool stopping_ = false;
   Request request_ = Request::kNone;

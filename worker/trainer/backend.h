@@ -1,5 +1,5 @@
-// What of a trainer depends on the kind of its device. Every trainer program is linked with one
-// implementation of CreateBackend: cpu_backend.cc or cuda_backend.cc.
+// The parts of a trainer that depend on the kind of its device. Every trainer program is linked
+// with one implementation of CreateBackend: cpu_backend.cc or cuda_backend.cc.
 //
 // Threads: the training thread. Communicators must not outlive the device, nor both the backend.
 #pragma once
@@ -19,22 +19,22 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // "cpu" or "cuda", as jobs say it.
+  // "cpu" or "cuda", as in job files.
   virtual const char* name() const = 0;
 
-  // The device of this rank; called once, first. FAILED_PRECONDITION where the node has none.
+  // The device of this rank; called once, first. FAILED_PRECONDITION if the node has none.
   virtual absl::StatusOr<std::unique_ptr<Device>> OpenDevice() = 0;
 
   // This rank's part of a process group, for memory of its device; all ranks of the job join their
-  // groups in the order of their plans. Waits for the others: DEADLINE_EXCEEDED | UNAVAILABLE when
-  // one does not come. `rendezvous` is used during the call only; after OpenDevice.
+  // groups in the order of their plans. Waits for the others: DEADLINE_EXCEEDED | UNAVAILABLE if
+  // one does not join. `rendezvous` is used during the call only; after OpenDevice.
   virtual absl::StatusOr<std::unique_ptr<Communicator>> JoinGroup(const v1::ProcessGroup& group,
                                                                   CommunicatorOptions options,
                                                                   RendezvousStore& rendezvous) = 0;
 
-  // Settles with which algorithms this rank multiplies matrices, before its first step: those of
-  // the plan; for what that lacks, one rank of the stage chooses and tells the others. Returns what
-  // this rank has chosen, for the plan. After OpenDevice.
+  // Chooses the algorithms with which this rank multiplies matrices, before its first step: those
+  // of the plan; for shapes that it lacks, one rank of the stage chooses and shares its choice with
+  // the others. Returns the choices of this rank, for the plan. After OpenDevice.
   virtual absl::StatusOr<v1::ProductTable> ChooseProducts(RendezvousStore& rendezvous) = 0;
 };
 

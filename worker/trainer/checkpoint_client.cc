@@ -28,14 +28,14 @@ constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
 constexpr absl::Duration kLongestRetryInterval = absl::Seconds(8);
 constexpr absl::Duration kStillWaitingInterval = absl::Seconds(1);
 constexpr absl::Duration kProgressInterval = absl::Seconds(1);
-// The coordinator gives a save up after the same time, and knows better why: its answer has as long
-// to come.
+// The coordinator gives up a save after the same time, and knows the reason better: its answer gets
+// this much longer to arrive.
 constexpr absl::Duration kAnswerTime = absl::Seconds(2);
 constexpr absl::Duration kClockSlack = absl::Milliseconds(200);
 
-// Training comes first where threads are more than cores: by default a thread has ten times as much
-// of a core as one that is so much nicer. On Linux it is a thread's own, and inherited by those
-// that it starts.
+// Training comes first if there are more threads than cores: by default a thread gets ten times as
+// much of a core as one that is nicer by this much. On Linux niceness is per thread, and inherited
+// by the threads that it starts.
 constexpr int kNicerBy = 10;
 
 void LetTrainingGoFirst() {
@@ -46,8 +46,8 @@ void LetTrainingGoFirst() {
   (void)setpriority(PRIO_PROCESS, this_thread, nice + kNicerBy);
 }
 
-// Where a server's memory for calls is used up, gRPC itself ends some of them with the code of a
-// full disk: those are worth another try. What a server says by itself comes as its own words.
+// When a server's memory for calls is used up, gRPC itself ends some of them with the code of a
+// full disk: those are worth another try. Errors of the server itself have its own words.
 bool IsShortOfMemoryForCalls(const absl::Status& status) {
   return absl::IsResourceExhausted(status) &&
          (absl::StrContains(status.message(), "RST_STREAM") ||
@@ -55,7 +55,7 @@ bool IsShortOfMemoryForCalls(const absl::Status& status) {
           absl::StrContains(status.message(), "emory quota"));
 }
 
-// What the coordinator has said by itself it knows.
+// An answer of the coordinator is known to it; anything else is not.
 SaveOutcome OutcomeOf(absl::Status status) {
   const bool unanswered = absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
   return {std::move(status),
@@ -67,7 +67,7 @@ SaveOutcome NotWritten(absl::Status status) {
   return {std::move(status), full ? v1::SAVE_PROBLEM_DISK_FULL : v1::SAVE_PROBLEM_NOT_WRITTEN};
 }
 
-// Nobody has written under this name before: a part that is sent again does not touch the first.
+// This name has never been used: a part that is sent again does not touch the first.
 std::string FileNameOf(const v1::UploadBegin& begin) {
   std::random_device device;
   return absl::StrFormat("attempt-%d/rank-%05d-%08x.safetensors", begin.run().attempt(),
@@ -98,7 +98,7 @@ absl::Status CheckpointClient::Upload(const v1::UploadBegin& begin, const ValueP
   return stream.Finish();
 }
 
-// The rank writes the file and tells the coordinator about it.
+// The rank writes the file and reports it to the coordinator.
 SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts& values,
                                          absl::Time deadline) {
   begin.set_file(FileNameOf(begin));
@@ -115,7 +115,7 @@ SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts
     std::lock_guard<std::mutex> lock(mutex_);
     part_ = part;
   }
-  // A part that stands still says nothing: that is silence.
+  // A part that makes no progress sends nothing, which the coordinator sees as silence.
   int64_t told = 0;
   while (open && !part->Ended(kProgressInterval) && SteadyNow() < deadline) {
     const int64_t bytes = part->bytes();
@@ -139,11 +139,11 @@ SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts
     message.mutable_failure()->set_problem(outcome.problem);
     message.mutable_failure()->set_error(std::string(outcome.status.message()));
     stream.Write(checkpoint::ToBuffer(message));
-    stream.Finish().IgnoreError();  // it repeats what it was told
+    stream.Finish().IgnoreError();  // it repeats the failure that was just sent
     return outcome;
   }
   *message.mutable_end() = *end;
-  // Once it is told of the end the coordinator may commit the file, whatever becomes of its answer.
+  // Once it has received the end the coordinator may commit the file, even if its answer is lost.
   if (stream.Write(checkpoint::ToBuffer(message))) {
     part->Keep();
   } else {
@@ -155,7 +155,7 @@ SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts
 void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                                    const ValueParts& values, CheckpointTexts texts,
                                    SaveLimits limits, Done done, std::function<void()> before) {
-  WaitForUpload().IgnoreError();  // its `done` has told it
+  WaitForUpload().IgnoreError();  // `done` has reported the result
   v1::UploadBegin begin;
   *begin.mutable_run() = identity_.run;
   begin.set_token(identity_.token);
@@ -192,7 +192,7 @@ SaveOutcome CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const Va
     SaveOutcome outcome = own_parts_.directory.empty() ? OutcomeOf(Upload(begin, values, deadline))
                                                        : UploadFile(begin, values, deadline);
     const absl::Status& status = outcome.status;
-    // The call's clock is another one.
+    // The call's deadline is on another clock.
     if (absl::IsDeadlineExceeded(status) && SteadyNow() + kClockSlack >= deadline) {
       return {absl::DeadlineExceededError(
                   absl::StrCat("not stored within ", absl::FormatDuration(limits.timeout))),
@@ -203,7 +203,7 @@ SaveOutcome CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const Va
     if (answered && !crowded) return outcome;
     const absl::Time next = SteadyNow() + pause;
     if (next - start >= limits.patience || next >= deadline || StopsWithin(pause)) return outcome;
-    // It has been told that nobody wants its file any more.
+    // The part has been marked as no longer wanted.
     while (WritesPart()) {
       if (SteadyNow() >= deadline || StopsWithin(kRetryInterval)) return outcome;
     }
@@ -213,7 +213,7 @@ SaveOutcome CheckpointClient::UploadUntil(const v1::UploadBegin& begin, const Va
 
 CheckpointClient::~CheckpointClient() {
   StopRetrying();
-  WaitForUpload().IgnoreError();  // `done` has told it
+  WaitForUpload().IgnoreError();  // `done` has reported the result
 }
 
 void CheckpointClient::StopRetrying() {

@@ -27,28 +27,30 @@ struct CheckpointIdentity {
   int world_size = 1;
 };
 
-// What a checkpoint holds besides tensors (checkpoint_service.proto).
+// The content of a checkpoint besides tensors (checkpoint_service.proto).
 struct CheckpointTexts {
   std::string training_state;
   std::string tokenizer;              // of rank 0 only
-  std::vector<v1::StepRecord> steps;  // of rank 0 only: since the checkpoint before
+  std::vector<v1::StepRecord> steps;  // of rank 0 only: since the previous checkpoint
 };
 
 // How long a save may take.
 struct SaveLimits {
-  // While nobody answers, or the coordinator has no memory for the upload, it is tried again.
+  // The upload is retried for this long while there is no answer, or the coordinator has no memory
+  // for it.
   absl::Duration patience;
   // From its start to the answer that the whole checkpoint is visible.
   absl::Duration timeout;
 };
 
-// How a save has ended. `problem` says why it was given up, where the coordinator may not know.
+// The result of a save. `problem` is the reason for giving it up, in case the coordinator does not
+// know it.
 struct SaveOutcome {
   absl::Status status;
   v1::SaveProblem problem = v1::SAVE_PROBLEM_UNSPECIFIED;
 };
 
-// Where ranks write their parts themselves.
+// Set if ranks write their parts themselves.
 struct OwnParts {
   std::string directory;  // of the job's checkpoints; empty: the parts go to the coordinator
   WritePart write = WritePartFile;
@@ -64,23 +66,22 @@ class CheckpointClient {
   ~CheckpointClient();
 
   // Streams the values (of one slice each) in the background; they must stay unchanged until
-  // WaitForUpload returns. The same thread calls `before` first, where there is something to do
-  // with them that does not wait for the coordinator; the save's time begins after that.
-  // `done(outcome, bytes, seconds)` is called from the uploading thread when the whole checkpoint
-  // is visible, or given up: with DEADLINE_EXCEEDED once limits.timeout is over. An upload that is
-  // under way is waited for first.
+  // WaitForUpload returns. The same thread calls `before` first, for work on them that does not
+  // wait for the coordinator; the save's time begins after that. `done(outcome, bytes, seconds)` is
+  // called from the uploading thread when the whole checkpoint is visible, or given up: with
+  // DEADLINE_EXCEEDED once limits.timeout is over. An upload in progress is waited for first.
   using Done = std::function<void(const SaveOutcome&, int64_t bytes, double seconds)>;
   void StartUpload(int64_t step, const std::vector<v1::TensorSlice>& slices,
                    const ValueParts& values, CheckpointTexts texts, SaveLimits limits, Done done,
                    std::function<void()> before = {});
-  // An upload that nobody has answered is not tried again; one under way goes on.
+  // An unanswered upload is not retried; one in progress continues.
   void StopRetrying();
-  // How the last upload ended; OK before the first. `still_waiting` is called every second
+  // The result of the last upload; OK before the first. `still_waiting` is called every second
   // meanwhile: the coordinator answers when the whole checkpoint is visible, which may take long,
   // but never longer than the limits of that upload.
   absl::Status WaitForUpload(const std::function<void()>& still_waiting = [] {});
-  // Waits until the last upload has ended, or is older than `age`: whether it has ended, and its
-  // values are free.
+  // Waits until the last upload has ended, or is older than `age`. Returns whether it has ended, so
+  // that its values are free.
   bool EndsBefore(absl::Duration age, const std::function<void()>& still_waiting);
   // Whether a part of an upload that has ended is still being written, by a thread that hangs in
   // the file system: its values are not free, and the process ends without it.
@@ -93,7 +94,7 @@ class CheckpointClient {
                           const SaveLimits& limits);
   bool WritesPart() const;
   bool WritesPartLocked() const;
-  // Waits for the next try; true when there is to be none.
+  // Waits for the next try; returns true if there is to be none.
   bool StopsWithin(absl::Duration pause);
 
   std::shared_ptr<grpc::Channel> channel_;

@@ -21,13 +21,13 @@
 namespace tercio {
 namespace {
 
-// A coordinator that is away for longer costs the attempt.
+// The attempt fails if the coordinator is away for longer.
 constexpr absl::Duration kReadPatience = absl::Minutes(2);
 constexpr absl::Duration kRetryInterval = absl::Milliseconds(500);
 
 class CheckpointSource : public StateSource {
  public:
-  // Saved by a job that could not skip steps: what that tensor holds begins now.
+  // Saved by a job that could not skip steps: the state of that tensor starts now.
   bool MayLack(const v1::TensorSlice& slice) const override {
     return IsOptionalState(slice.tensor());
   }
@@ -44,7 +44,7 @@ class CoordinatorSource : public CheckpointSource {
     request_.set_token(identity.token);
   }
 
-  // A coordinator that is restarted meanwhile is asked again.
+  // Retried if the coordinator is restarted meanwhile.
   absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values, const Arrived& arrived,
                     Check*) override {
     *request_.mutable_slice() = slice;
@@ -71,7 +71,7 @@ class CoordinatorSource : public CheckpointSource {
   }
 
  private:
-  // `arrived` is called with all bytes of this call so far.
+  // `arrived` is called with the number of bytes of this call so far.
   absl::Status ReadOnce(absl::Span<float> values, const Arrived& arrived) {
     const auto context = Begin();
     if (context == nullptr) return absl::CancelledError("loading has ended");
@@ -90,7 +90,7 @@ class CoordinatorSource : public CheckpointSource {
     }
     TERCIO_RETURN_IF_ERROR(FromGrpc(reader->Finish()));
     if (received != room) {
-      return absl::DataLossError(absl::StrCat("tensor ", request_.slice().tensor(), " came with ",
+      return absl::DataLossError(absl::StrCat("tensor ", request_.slice().tensor(), " has ",
                                               received, " bytes instead of ", room));
     }
     return absl::OkStatus();
@@ -112,9 +112,9 @@ class CoordinatorSource : public CheckpointSource {
   const std::unique_ptr<v1::CheckpointService::Stub> stub_;
   v1::ReadTensorRequest request_;
   std::atomic<int64_t> bytes_read_ = 0;
-  std::mutex mutex_;  // what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
-  std::shared_ptr<grpc::ClientContext> context_;  // of the call under way
+  std::shared_ptr<grpc::ClientContext> context_;  // of the call in progress
   bool cancelled_ = false;
 };
 

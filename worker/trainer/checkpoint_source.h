@@ -11,12 +11,12 @@
 
 namespace tercio {
 
-// The coordinator reads it and sends what is asked for.
+// Read and sent by the coordinator.
 std::shared_ptr<StateSource> CheckpointAtCoordinator(const std::shared_ptr<grpc::Channel>& channel,
                                                      const CheckpointIdentity& identity,
                                                      int64_t step);
 
-// This rank reads it from its directory. `manifest_digest` is that of the commit; empty: not known.
+// Read by this rank from its directory. `manifest_digest` is that of the commit; empty: unknown.
 // Errors: those of checkpoint/reader.h.
 absl::StatusOr<std::shared_ptr<StateSource>> CheckpointInDirectory(
     const std::string& directory, const std::string& manifest_digest);

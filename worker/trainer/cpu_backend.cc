@@ -24,7 +24,7 @@ class CpuBackend : public Backend {
     return JoinHostGroup(assignment_, group, std::move(options), rendezvous);
   }
 
-  // They are our own (kernels/cpu/gemm.h): there is no choice.
+  // The products are our own (kernels/cpu/gemm.h): there is no choice.
   absl::StatusOr<v1::ProductTable> ChooseProducts(RendezvousStore&) override {
     return v1::ProductTable();
   }

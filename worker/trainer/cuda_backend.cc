@@ -18,7 +18,7 @@
 namespace tercio {
 namespace {
 
-// All trainers start within it; later calls have the job's own timeout.
+// All trainers start within this time; later calls have the job's own timeout.
 constexpr absl::Duration kJoinTimeout = absl::Minutes(5);
 
 class CudaBackend : public Backend {

@@ -24,8 +24,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What is measured grows until it takes this long, or is as large as it may be: the time of a GPU
-// is too short to be measured in what takes long where there is none.
+// A measurement is enlarged until it takes this long, or reaches its largest size: sizes that suit
+// a GPU's speed would take long on a slow device.
 constexpr double kEnoughSeconds = 0.02;
 constexpr int kRepeats = 4;
 constexpr int64_t kSmallestSide = 128;
@@ -39,7 +39,7 @@ std::string VersionText(int64_t version) {
   return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
-// The trainer may be built without it.
+// The trainer may be built without cuDNN.
 std::string CudnnVersion() {
   void* library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_LOCAL);
   if (library == nullptr) return "";
@@ -74,13 +74,13 @@ class Timer {
     }
   }
 
-  // Time of one of several calls, after one that does not count.
+  // Mean time of several calls, after one that does not count.
   absl::StatusOr<double> Time(cudaStream_t stream, const std::function<absl::Status()>& call) {
     TERCIO_RETURN_IF_ERROR(call());
     TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(start_, stream), "recording an event"));
     for (int i = 0; i < kRepeats; ++i) TERCIO_RETURN_IF_ERROR(call());
     TERCIO_RETURN_IF_ERROR(CudaStatus(cudaEventRecord(end_, stream), "recording an event"));
-    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "what is measured"));
+    TERCIO_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream), "running the measurement"));
     float milliseconds = 0;
     TERCIO_RETURN_IF_ERROR(
         CudaStatus(cudaEventElapsedTime(&milliseconds, start_, end_), "reading the time"));
@@ -92,8 +92,8 @@ class Timer {
   cudaEvent_t end_ = nullptr;
 };
 
-// Numbers between 0.5 and 1, and between -1 and -0.5, as if drawn: a GPU needs less power for
-// zeros, and is faster with them than with anything that is trained.
+// Fills with numbers between 0.5 and 1, and between -1 and -0.5, as if random: a GPU needs less
+// power for zeros, and is faster with them than with any trained values.
 void Fill(Stream& stream, DeviceMemory& memory, kernels::Format format) {
   const bool wide = format == kernels::Format::kFloat32;
   std::vector<uint32_t> words(kSmallestCopy / sizeof(uint32_t));
@@ -138,7 +138,7 @@ absl::StatusOr<double> MeasureProducts(Device& device, kernels::Format format) {
   }
 }
 
-// Bytes per second of what `copy` does with so many.
+// Bytes per second of `copy`, which is given the number of bytes.
 absl::StatusOr<double> MeasureCopy(
     cudaStream_t stream, int64_t most,
     const std::function<absl::Status(int64_t bytes, cudaStream_t stream)>& copy) {
@@ -154,7 +154,7 @@ absl::Status MeasureGpu(int gpu, Json* report) {
   TERCIO_ASSIGN_OR_RETURN(const auto device, CreateCudaDevice(gpu));
   size_t free = 0;
   size_t total = 0;
-  TERCIO_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "asking for free memory"));
+  TERCIO_RETURN_IF_ERROR(CudaStatus(cudaMemGetInfo(&free, &total), "querying free memory"));
   (*report)["memory_free_bytes"] = free;
   (*report)["memory_total_bytes"] = total;
   {
@@ -183,7 +183,7 @@ absl::Status MeasureGpu(int gpu, Json* report) {
   return absl::OkStatus();
 }
 
-// A trial that fails is of the memory plan, not of the GPU.
+// A trial that fails shows a fault of the memory plan, not of the GPU.
 absl::Status TryMemory(int gpu, Json* report) {
   TERCIO_ASSIGN_OR_RETURN(const auto device, CreateCudaDevice(gpu));
   TERCIO_ASSIGN_OR_RETURN((*report)["memory_plan"],
@@ -194,7 +194,7 @@ absl::Status TryMemory(int gpu, Json* report) {
 absl::Status MeasurePeers(int from, int to, Json* report) {
   int direct = 0;
   TERCIO_RETURN_IF_ERROR(
-      CudaStatus(cudaDeviceCanAccessPeer(&direct, from, to), "asking for peer access"));
+      CudaStatus(cudaDeviceCanAccessPeer(&direct, from, to), "querying peer access"));
   (*report)["direct"] = direct != 0;
   TERCIO_ASSIGN_OR_RETURN(const auto target, CreateCudaDevice(to));
   TERCIO_ASSIGN_OR_RETURN(const auto there, target->Allocate(kLargestCopy));
@@ -206,7 +206,7 @@ absl::Status MeasurePeers(int from, int to, Json* report) {
     if (enabled != cudaErrorPeerAccessAlreadyEnabled) {
       TERCIO_RETURN_IF_ERROR(CudaStatus(enabled, "enabling peer access"));
     }
-    cudaGetLastError();  // that it was enabled is no error
+    cudaGetLastError();  // already enabled is no error
   }
   TERCIO_ASSIGN_OR_RETURN(
       (*report)["bytes_per_second"],
@@ -236,7 +236,7 @@ std::string ExamineDevices() {
     Json one = {{"gpu", gpu}};
     cudaDeviceProp properties = {};
     absl::Status status =
-        CudaStatus(cudaGetDeviceProperties(&properties, gpu), "describing the GPU");
+        CudaStatus(cudaGetDeviceProperties(&properties, gpu), "querying the GPU's properties");
     if (status.ok()) {
       one["name"] = properties.name;
       one["compute_capability"] = absl::StrCat(properties.major, ".", properties.minor);

@@ -24,18 +24,20 @@ namespace {
 
 constexpr int kFault = 1;
 
-// Nothing can be reserved any more, so nothing is logged: the agent says what has happened.
+// No memory can be allocated, so nothing is logged: the agent reports the cause.
 void EndForMemory() { _exit(data::kExitOutOfMemory); }
 
 // When the node is out of memory, this process costs less than a trainer, or the agent.
 void BeTheFirstToGo() {
   const int file = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
   if (file < 0) return;
-  if (write(file, "1000", 4) != 4) LogWarning("cannot become the first to be killed for memory");
+  if (write(file, "1000", 4) != 4) {
+    LogWarning("cannot make this process the first one to be killed when memory runs out");
+  }
   close(file);
 }
 
-// Fewer where the input ends.
+// Returns fewer bytes if the input ends.
 std::string ReadExactly(size_t bytes) {
   std::string text(bytes, '\0');
   size_t done = 0;
@@ -87,7 +89,7 @@ Preparation PrepareFor(const v1::PrepareRequest& request) {
   Preparation done;
   absl::StatusOr<data::PreparedData> prepared = Prepare(request);
   if (!prepared.ok()) {
-    // Names of files and parts of them may be any bytes; those of a message are UTF-8.
+    // Names of files and parts of them may be any bytes; messages must be UTF-8.
     done.answer.set_error(ForDisplay(std::string(prepared.status().message()), "\t\n"));
     return done;
   }
@@ -108,12 +110,12 @@ Preparation PrepareFor(const v1::PrepareRequest& request) {
 int ServePreparation() {
   std::set_new_handler(EndForMemory);
   BeTheFirstToGo();
-  // What a library prints is no answer.
+  // Output of libraries must not mix with the answer.
   const int output = fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   if (output < 0 || dup2(STDERR_FILENO, STDOUT_FILENO) < 0) return kFault;
   const std::optional<v1::PrepareRequest> request = ReadRequest();
   if (!request.has_value()) {
-    LogError("--prepare is for an agent: no request has come by the standard input");
+    LogError("--prepare is for agents: there was no request on the standard input");
     return kFault;
   }
   const Preparation done = PrepareFor(*request);

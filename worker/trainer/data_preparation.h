@@ -19,12 +19,13 @@ struct Preparation {
   std::vector<std::shared_ptr<const FileLock>> uses;
 };
 
-// Checks the paths of the job, tokenises its texts into the cache, and looks at model.from. Takes
+// Checks the paths of the job, tokenises its texts into the cache, and checks model.from. Takes
 // long.
 Preparation PrepareFor(const v1::PrepareRequest& request);
 
-// Answers one request, then holds what it has read until the standard input ends. Returns the exit
-// code; data::kExitOutOfMemory ends the process from wherever memory was wanted.
+// Answers one request, then holds the entries that it has read until the standard input ends.
+// Returns the exit code; running out of memory ends the process anywhere, with
+// data::kExitOutOfMemory.
 int ServePreparation();
 
 }  // namespace tercio

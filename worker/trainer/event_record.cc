@@ -44,7 +44,7 @@ class Message {
       out.WriteLittleEndian32(__builtin_bit_cast(uint32_t, value));
     });
   }
-  // A string, or a message within.
+  // A string, or a nested message.
   Message& Bytes(int field, const std::string& value) {
     return Write([&](CodedOutputStream& out) {
       out.WriteTag(Tag(field, kBytes));

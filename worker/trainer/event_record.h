@@ -1,7 +1,7 @@
 // Records of TensorBoard's event files, as bytes.
 //
-// A file is a row of TFRecords (length, masked CRC32C of the length, data, masked CRC32C of the
-// data; little endian), each with an `Event` message of tensorflow/core/util/event.proto in
+// A file is a sequence of TFRecords (length, masked CRC32C of the length, data, masked CRC32C of
+// the data; little endian), each with an `Event` message of tensorflow/core/util/event.proto in
 // protobuf's wire format. The few fields that are needed are written by hand: event_record.cc names
 // them and their numbers.
 //
@@ -19,14 +19,13 @@ namespace tercio {
 // CRC32C (Castagnoli), as in RFC 3720.
 uint32_t Crc32c(std::string_view bytes);
 
-// The first record of every file: says the format.
+// The first record of every file, which names the format.
 std::string VersionRecord(double wall_time);
 
-// "From `step` on, what came before does not count": readers drop the steps of an attempt that
-// broke.
+// Marks a start at `step`: readers drop the steps from there on of an attempt that broke.
 std::string StartRecord(double wall_time, int64_t step);
 
-// Numbers of one step. TensorBoard keeps them as floats of 32 bits.
+// Values of one step. TensorBoard keeps them as floats of 32 bits.
 std::string ScalarsRecord(double wall_time, int64_t step,
                           const std::vector<std::pair<std::string, double>>& scalars);
 

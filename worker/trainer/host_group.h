@@ -11,7 +11,7 @@
 
 namespace tercio {
 
-// As JoinGroup (backend.h).
+// Like JoinGroup (backend.h).
 absl::StatusOr<std::unique_ptr<Communicator>> JoinHostGroup(const v1::TrainerAssignment& assignment,
                                                             const v1::ProcessGroup& group,
                                                             CommunicatorOptions options,

@@ -34,7 +34,7 @@ class InitialWeights : public StateSource {
     arrived(bytes);
     return absl::OkStatus();
   }
-  // As they are once they were read: files of half precision have fewer.
+  // Their size in memory: files of half precision have fewer.
   int64_t bytes_read() const override { return bytes_read_; }
 
  private:
@@ -45,7 +45,7 @@ class InitialWeights : public StateSource {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<StateSource>> OpenInitialWeights(const v1::ModelSpec& model) {
-  // The agent has read every byte before it started this rank.
+  // The agent read every byte before it started this rank.
   TERCIO_ASSIGN_OR_RETURN(auto weights,
                           checkpoint::OpenWeightSource(model.from(), /*digests=*/false));
   if (absl::Status same = checkpoint::CheckStartsFrom(model, weights->model()); !same.ok()) {

@@ -1,4 +1,4 @@
-// The weights of a job's first step, where it does not begin with random ones.
+// The weights of a job's first step, if it does not begin with random ones.
 #pragma once
 
 #include <memory>

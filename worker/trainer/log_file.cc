@@ -20,7 +20,7 @@ bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<in
   struct stat present = {};
   struct stat named = {};
   if (fstat(descriptors.front(), &present) != 0 || present.st_size <= most_bytes) return false;
-  // Not when the output goes elsewhere, as in a debugger.
+  // Does nothing if the output goes elsewhere, as in a debugger.
   if (stat(path.c_str(), &named) != 0 || named.st_ino != present.st_ino) return false;
   const std::string older = path + ".1";
   if (std::rename(path.c_str(), older.c_str()) != 0) return false;
@@ -40,7 +40,7 @@ LogRotation::LogRotation(const std::string& path, int64_t most_bytes) {
     while (!changed_.wait_for(lock, kInterval, [this] { return stopping_; })) {
       // The line also tells readers that the new file has begun.
       if (RotateLog(path, most_bytes, {STDOUT_FILENO, STDERR_FILENO})) {
-        LogInfo("the log goes on here; what was before is in the file that ends in .1");
+        LogInfo("the log was rotated: earlier lines are in the file that ends in .1");
       }
     }
   });

@@ -1,9 +1,9 @@
 // A trainer's output goes straight into its log file (its standard output and error are that file),
 // so that it needs no agent to read it. When the file is full it becomes PATH.1 and a new one
-// begins; who reads the log (worker/agent/runs/log_tail.h) relies on the order: the new file is
+// begins; readers of the log (worker/agent/runs/log_tail.h) rely on the order: the new file is
 // empty until nothing is written to the old one any more.
 //
-// Threads: one of the object's own looks at the size, about once a second.
+// Threads: one of the object's own checks the size, about once a second.
 #pragma once
 
 #include <condition_variable>
@@ -15,13 +15,13 @@
 
 namespace tercio {
 
-// Begins a new file when that of `descriptors`, which is at `path`, holds more than `most_bytes`.
-// True when it did. Where that is impossible the old file goes on.
+// Begins a new file if that of `descriptors`, which is at `path`, holds more than `most_bytes`, and
+// returns whether it did. If that is impossible the old file is continued.
 bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<int>& descriptors);
 
 class LogRotation {
  public:
-  // Looks at the size of the file at `path`.
+  // Watches the size of the file at `path`.
   LogRotation(const std::string& path, int64_t most_bytes);
   ~LogRotation();
   LogRotation(const LogRotation&) = delete;

@@ -1,9 +1,9 @@
-// tercio-trainer: one rank of one attempt, started by the agent; with --prepare, also by the agent,
-// the process that reads a job's data before (data_preparation.h); by hand only to ask what it is
-// linked with (--version) or how the devices are (--doctor), which it answers in JSON.
+// tercio-trainer: one rank of one attempt, started by the agent; with --prepare, also started by
+// the agent, the process that reads a job's data before it runs (data_preparation.h); by hand only
+// to query its libraries (--version) or the devices (--doctor), which it answers in JSON.
 //
-// Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot mend, 4 stopped after a save, 5
-// out of the memory that --prepare may take.
+// Exit codes: 0 finished, 1 fault, 3 fault that a restart cannot fix, 4 stopped after a save, 5
+// memory limit of --prepare exceeded.
 #include <fcntl.h>
 #include <sched.h>
 #include <unistd.h>
@@ -43,9 +43,9 @@ struct Arguments {
   std::string job;
   int attempt = 0;
   int rank = -1;
-  std::string progress;          // file for the agent; empty: none
-  std::string log;               // of standard output and error; empty: it is not a file of its own
-  int64_t log_bytes = 16 << 20;  // when another one begins
+  std::string progress;  // file for the agent; empty: none
+  std::string log;       // of standard output and error; empty: they are no file of their own
+  int64_t log_bytes = 16 << 20;  // size at which it is rotated
 };
 
 bool ParseArguments(int argc, char** argv, Arguments* arguments) {
@@ -75,7 +75,7 @@ bool ParseArguments(int argc, char** argv, Arguments* arguments) {
   return argc % 2 == 1 && !arguments->socket.empty() && arguments->rank >= 0;
 }
 
-// Every line says whose it is: people read those of many ranks together.
+// Every line names its job and rank: people read those of many ranks together.
 void ConfigureLog(const Arguments& arguments) {
   SetLogContext({{"job", arguments.job}, {"attempt", arguments.attempt}, {"rank", arguments.rank}});
   const char* level = std::getenv("TERCIO_LOG_LEVEL");
@@ -85,7 +85,7 @@ void ConfigureLog(const Arguments& arguments) {
 
 // Waking a peer must not put this thread off its core: it writes to the peer under a lock for which
 // Gloo's own thread spins meanwhile. Batch threads are not pre-empted by those that they wake; with
-// eight ranks on two cores the spinning was two thirds of all processor time. Threads inherit it.
+// eight ranks on two cores the spinning took two thirds of all processor time. Threads inherit it.
 void AskForBatchScheduling() {
   const sched_param parameter = {};
   if (sched_setscheduler(0, SCHED_BATCH, &parameter) != 0) {
@@ -93,7 +93,8 @@ void AskForBatchScheduling() {
   }
 }
 
-// What the agent can read and ask while this process says nothing. Training does not need it.
+// Opens the page that the agent can read, and query, even while this process is silent. Training
+// does not need it.
 std::unique_ptr<ProgressPage> OpenProgress(const Arguments& arguments, const char* program) {
   if (arguments.progress.empty()) return nullptr;
   auto page = ProgressPage::Create(arguments.progress);
@@ -103,13 +104,13 @@ std::unique_ptr<ProgressPage> OpenProgress(const Arguments& arguments, const cha
   return page.ok() ? *std::move(page) : nullptr;
 }
 
-// The agent may be away: what it cannot be told is on the page.
+// The agent may be away: then it finds the note on the page.
 void NoteExit(ProgressPage* page, const ExitNote& note) {
   if (page != nullptr) page->NoteExit(note);
 }
 
-// The agent has put it into the standard input, which nobody else can read: neither it nor what
-// this process starts needs one.
+// The agent has written the token to the standard input, which no other process can read: neither
+// this process nor its children need one.
 std::string TakeToken() {
   std::string token;
   std::getline(std::cin, token);
@@ -158,7 +159,7 @@ ExitNote Run(const Arguments& arguments, ProgressPage* page) {
   return {*outcome == TrainingOutcome::kFinished ? kFinished : kStopped, false, ""};
 }
 
-// What is linked, as JSON, with the version and commit of this program.
+// The linked libraries, as JSON, with the version and commit of this program.
 std::string DescribeProgram() {
   auto facts = nlohmann::json::parse(DescribeLibraries());
   facts["version"] = kVersion;
@@ -192,7 +193,7 @@ int main(int argc, char** argv) {
   if (!arguments.log.empty()) {
     rotation = std::make_unique<tercio::LogRotation>(arguments.log, arguments.log_bytes);
   }
-  std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is an error to report
+  std::signal(SIGPIPE, SIG_IGN);  // a rank that has gone is reported as an error
   auto page = tercio::OpenProgress(arguments, argv[0]);
   const tercio::ExitNote note = tercio::Run(arguments, page.get());
   tercio::NoteExit(page.get(), note);

@@ -37,7 +37,7 @@ class TrialSource : public CausalSource {
   const v1::ModelSpec& model_;
 };
 
-// All that a rank does with its memory.
+// Everything that a rank does with its memory.
 absl::Status Train(TrainingEngine& engine) {
   for (int64_t step = 1; step <= kSteps; ++step) {
     TERCIO_RETURN_IF_ERROR(engine.Step(step, 0).status());

@@ -1,6 +1,6 @@
-// Holds the memory plan against what is used: trains a small model for some steps on a device, in
-// an arena that begins as a pattern (worker/engine/memory_use.h), and looks what of it was written
-// and what was taken beside it. For --doctor.
+// Compares the memory plan with actual use: trains a small model for some steps on a device, in an
+// arena that begins as a pattern (worker/engine/memory_use.h), and measures which of it was written
+// and how much was taken outside it. For --doctor.
 #pragma once
 
 #include <functional>
@@ -18,13 +18,13 @@ namespace tercio {
 // The model of --doctor; `kind`: "cpu" | "cuda".
 v1::JobSpec TrialJob(const std::string& kind);
 
-// `job` is for one rank. `adapt` makes communicators for memory of the device from those for
-// memory of the host; null: they are that.
+// `job` is for one rank. `adapt` makes communicators for memory of the device from those for memory
+// of the host; null: no adaptation is needed.
 //
-// An object: "planned_bytes" of all buffers, "touched_bytes" up to the high-water marks of them,
+// An object: "planned_bytes" of all buffers, "touched_bytes" up to their high-water marks,
 // "unused", a list of lines about buffers that were not written to their ends, "outside_bytes", the
-// memory that was taken beside the arena, and "most_outside_bytes", its bound. What libraries of a
-// GPU may use while they compute ("workspace.device") is a budget and not in "unused".
+// memory that was taken outside the arena, and "most_outside_bytes", its bound. The workspace of a
+// GPU's libraries ("workspace.device") is a budget and not in "unused".
 absl::StatusOr<nlohmann::json> TryMemoryPlan(
     Device& device, const v1::JobSpec& job,
     const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& adapt);

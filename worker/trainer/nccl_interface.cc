@@ -38,7 +38,7 @@ std::string InterfaceOf(const std::string& address) {
 
 void UseInterfaceOf(const std::string& address) {
   const std::string name = InterfaceOf(address);
-  // "=": this one only, not those whose names begin so.
+  // "=": exactly this one, not all whose names begin with it.
   if (!name.empty()) setenv(kVariable, ("=" + name).c_str(), /*overwrite=*/0);
 }
 

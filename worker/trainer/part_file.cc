@@ -27,7 +27,7 @@ absl::StatusOr<v1::UploadEnd> WritePartFile(const std::string& path,
   TERCIO_ASSIGN_OR_RETURN(auto writer, checkpoint::PartWriter::Create(path, all));
   for (const std::string_view chunk : ChunksOf(values)) {
     TERCIO_RETURN_IF_ERROR(writer->Append(chunk));
-    if (!wrote(writer->written_bytes())) return absl::CancelledError(path + " is not wanted");
+    if (!wrote(writer->written_bytes())) return absl::CancelledError(path + " is no longer wanted");
   }
   return writer->Close();
 }
@@ -64,12 +64,12 @@ struct PartFile::Shared {
   std::vector<v1::TensorSlice> slices;
   ValueParts values;
   WritePart write;
-  std::mutex mutex;  // what follows
+  std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   int64_t bytes = 0;
   Fate fate = Fate::kOpen;
   std::optional<absl::StatusOr<v1::UploadEnd>> result;
-  bool gone = false;  // the thread is at its end
+  bool gone = false;  // the thread is about to end
 };
 
 PartFile::PartFile(std::string path, std::vector<v1::TensorSlice> slices, ValueParts values,

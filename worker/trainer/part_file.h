@@ -1,9 +1,9 @@
 // A rank's part of a checkpoint as a file that the rank writes itself (checkpoint.path).
 //
-// It is written, and where it is not wanted removed, by a thread of its own, which may hang in the
-// kernel for as long as the file system does. Nobody waits for it without bound: it shares what it
-// uses with this object, and is left behind where it hangs when that is destroyed. The values must
-// stay unchanged until Ended().
+// It is written, and removed if it is not wanted, by a thread of its own, which may hang in the
+// kernel for as long as the file system does. No wait for it is unbounded: it shares its data with
+// this object, and is abandoned if it hangs when that is destroyed. The values must stay unchanged
+// until Ended().
 //
 // Threads: methods from any thread.
 #pragma once
@@ -22,13 +22,13 @@
 
 namespace tercio {
 
-// Writes the file, its directories too, and makes it durable. Calls `wrote` with the bytes so far;
-// where that returns false nobody wants the file any more.
+// Writes the file, including its directories, and makes it durable. Calls `wrote` with the bytes so
+// far; if that returns false the file is no longer wanted.
 using WritePart = std::function<absl::StatusOr<v1::UploadEnd>(
     const std::string& path, const std::vector<v1::TensorSlice>& slices, const ValueParts& values,
     const std::function<bool(int64_t bytes)>& wrote)>;
 
-// By checkpoint/part_writer.h.
+// Uses checkpoint/part_writer.h.
 absl::StatusOr<v1::UploadEnd> WritePartFile(const std::string& path,
                                             const std::vector<v1::TensorSlice>& slices,
                                             const ValueParts& values,
@@ -36,7 +36,7 @@ absl::StatusOr<v1::UploadEnd> WritePartFile(const std::string& path,
 
 class PartFile {
  public:
-  // Begins to write. Unless Keep is called the file is removed, at destruction at the latest.
+  // Starts writing. Unless Keep is called the file is removed, at destruction at the latest.
   PartFile(std::string path, std::vector<v1::TensorSlice> slices, ValueParts values,
            WritePart write);
   ~PartFile();
@@ -44,14 +44,14 @@ class PartFile {
   PartFile& operator=(const PartFile&) = delete;
 
   int64_t bytes() const;
-  // Whether nobody reads the values any more; waits for it at most `patience`.
+  // Waits at most `patience`, and returns whether the values are no longer read.
   bool Ended(absl::Duration patience) const;
-  // REQUIRES: it has ended. What the manifest must know of the file, or why there is none.
+  // REQUIRES: it has ended. The file's data for the manifest, or why there is no file.
   absl::StatusOr<v1::UploadEnd> result() const;
 
-  // The file is another's now: the coordinator may have committed it.
+  // Leaves the file in place: the coordinator may have committed it.
   void Keep();
-  // It is removed, as soon as that is possible.
+  // Removes the file as soon as possible.
   void Remove();
 
  private:

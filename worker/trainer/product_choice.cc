@@ -21,7 +21,7 @@ using kernels::cuda::ProductAlgorithms;
 using kernels::cuda::ProductEpilogue;
 using kernels::cuda::ProductShape;
 
-// How long a rank's timing, which takes seconds, is waited for.
+// How long to wait for another rank's timing, which takes seconds.
 constexpr absl::Duration kPatience = absl::Minutes(10);
 
 std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
@@ -33,14 +33,14 @@ std::vector<ProductShape> Missing(const std::vector<ProductShape>& shapes,
   return missing;
 }
 
-// Adds to the algorithms.
+// Times the shapes and adds the best to the algorithms.
 absl::Status Time(const std::vector<ProductShape>& shapes, int64_t workspace_bytes, Device& device,
                   ProductAlgorithms* algorithms) {
   auto operands = device.Allocate(kernels::cuda::BytesForTiming(shapes));
   auto workspace = device.Allocate(workspace_bytes);
   if (!operands.ok() || !workspace.ok()) {
     LogWarning(
-        absl::StrCat("algorithms of products are not timed: ",
+        absl::StrCat("product algorithms are not timed: ",
                      std::string((operands.ok() ? workspace : operands).status().message())));
     return absl::OkStatus();
   }
@@ -75,7 +75,7 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
     TERCIO_ASSIGN_OR_RETURN(const std::vector<std::string> found, rendezvous.Get({key}, kPatience));
     v1::ProductTable table;
     if (found.size() != 1 || !table.ParseFromString(found[0])) {
-      return absl::InternalError("the rendezvous has given something else than products");
+      return absl::InternalError("the rendezvous returned something other than products");
     }
     take(table);
     return v1::ProductTable();
@@ -90,14 +90,14 @@ absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& ass
   for (ProductShape shape : missing) {
     if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
     if (shape.epilogue == ProductEpilogue::kNone) continue;
-    shape.epilogue = ProductEpilogue::kNone;  // where it is done apart
+    shape.epilogue = ProductEpilogue::kNone;  // as computed with a separate epilogue
     if (known.contains(shape)) AddProduct(shape, known[shape], &chosen);
   }
   take(chosen);
   TERCIO_RETURN_IF_ERROR(rendezvous.Put(key, chosen.SerializeAsString()));
   const absl::Status kept = cache.Add(chosen);
   if (!kept.ok()) {
-    LogWarning(absl::StrCat("algorithms of products are not kept: ", std::string(kept.message())));
+    LogWarning(absl::StrCat("product algorithms are not cached: ", std::string(kept.message())));
   }
   return chosen;
 }

@@ -11,10 +11,10 @@
 namespace tercio {
 
 // Fills `algorithms` with those of the plan; for shapes that it lacks the first rank of the stage
-// looks into its node's file, times the rest, and leaves all of them at the rendezvous for the
-// others. Returns what this rank has chosen. REQUIRES: `device` is one of CreateCudaDevice, and
-// little else is in its memory: where there is no room for timing, nothing is chosen, and products
-// have the first of the library's ranking.
+// reads its node's file, times the rest, and puts all of them at the rendezvous for the others.
+// Returns the choices of this rank. REQUIRES: `device` is one of CreateCudaDevice, and little else
+// is in its memory: if there is no room for timing, nothing is chosen, and products use the first
+// of the library's ranking.
 absl::StatusOr<v1::ProductTable> ChooseProducts(const v1::TrainerAssignment& assignment,
                                                 Device& device, RendezvousStore& rendezvous,
                                                 kernels::cuda::ProductAlgorithms* algorithms);

@@ -18,7 +18,7 @@ using kernels::cuda::ProductEpilogue;
 using kernels::cuda::ProductKind;
 using kernels::cuda::ProductShape;
 
-// False: not one of `most` + 1 values.
+// Reads an enum; false: not one of `most` + 1 values.
 template <typename Enum>
 bool Number(int value, Enum most, Enum* to) {
   *to = static_cast<Enum>(value);

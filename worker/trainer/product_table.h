@@ -13,19 +13,19 @@ namespace tercio {
 void AddProduct(const kernels::cuda::ProductShape& shape,
                 const kernels::cuda::ProductAlgorithm& algorithm, v1::ProductTable* table);
 
-// What the table says of shapes that `to` does not have. Entries that make no sense are left out.
+// Adds the table's algorithms for shapes that `to` does not have. Invalid entries are ignored.
 void TakeProducts(const v1::ProductTable& table, kernels::cuda::ProductAlgorithms* to);
 
-// A file of a node with what its ranks have chosen, so that no shape is timed twice: one for each
+// A file of a node with the choices of its ranks, so that no shape is timed twice: one for each
 // model of GPU and version of the library. Threads and processes: any.
 class ProductCache {
  public:
   // `directory` need not exist yet.
   ProductCache(const std::string& directory, const std::string& gpu, const std::string& library);
 
-  // Empty where there is none, or it is damaged.
+  // Empty if there is none, or it is damaged.
   v1::ProductTable Read() const;
-  // Adds to the file what it does not have.
+  // Adds entries that the file does not have.
   absl::Status Add(const v1::ProductTable& table) const;
 
  private:

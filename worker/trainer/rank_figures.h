@@ -1,4 +1,4 @@
-// How this rank is, for its agent: where its time went (worker/progress/phase_clock.h), what it
+// A rank's figures for its agent: where its time went (worker/progress/phase_clock.h), and what it
 // uses. Threads: one, that of the training loop.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace tercio {
 
-// Resident bytes of this process; 0 where the system does not say.
+// Resident bytes of this process; 0 if the system does not report them.
 int64_t ResidentBytes();
 // Processor seconds of this process, of all its threads.
 double ProcessorSeconds();
@@ -22,16 +22,16 @@ class FiguresKeeper {
  public:
   FiguresKeeper(int rank, PhaseClock& phases) : phases_(phases) { figures_.set_rank(rank); }
 
-  // The first step is about to begin.
+  // Called before the first step.
   void Start();
   void StepEnded(int64_t step, double seconds);
-  // Bytes: of the arena by the plan, of the arena in use, and of the most that was seen of arena
-  // and memory beside it (worker/trainer/memory_meter.h).
+  // Bytes: of the arena by the plan, of the arena in use, and the most that was seen of arena and
+  // memory outside it (worker/trainer/memory_meter.h).
   void SetMemory(int64_t planned, int64_t used, int64_t peak);
 
-  // All figures as they are now; none before the first step has ended.
+  // All current figures; none before the first step has ended.
   std::optional<v1::RankFigures> Now();
-  // The same, but none when the last ones are younger than this.
+  // The same, but none if the last ones are younger than `interval`.
   std::optional<v1::RankFigures> NowAndThen(absl::Duration interval);
 
  private:

@@ -13,7 +13,7 @@
 namespace tercio {
 namespace {
 
-// An agent that takes less than this of a copy stands still.
+// An agent that receives a copy more slowly than this counts as stalled.
 constexpr double kLeastBytesPerSecond = 20e6;
 
 std::chrono::system_clock::time_point DeadlineFor(int64_t bytes, absl::Duration patience) {
@@ -33,10 +33,10 @@ absl::Status About(const std::string& holder, const absl::Status& status) {
                       absl::StrCat("agent ", holder, ": ", std::string(status.message())));
 }
 
-// Values that are given to the engine at a time; a slice that it wants whole has fewer.
+// Values that are given to the engine at a time; a slice that the engine wants whole has fewer.
 constexpr int64_t kPartElements = int64_t{2} << 20;
 
-// Fills slice after slice as the bytes come.
+// Fills slice after slice as bytes arrive.
 class EngineFiller {
  public:
   explicit EngineFiller(TrainingEngine& engine) : engine_(engine) { BeginPart(); }
@@ -88,7 +88,7 @@ absl::Status CheckSlices(const v1::SnapshotBegin& begin, const TrainingEngine& e
         begin.slices(i).SerializeAsString() == needed[static_cast<size_t>(i)].SerializeAsString();
   }
   if (same) return absl::OkStatus();
-  return absl::DataLossError("the copy is of another layout or model than this rank's");
+  return absl::DataLossError("the copy belongs to another layout or model than this rank's");
 }
 
 }  // namespace
@@ -103,7 +103,7 @@ absl::StatusOr<v1::SnapshotService::Stub*> SnapshotClient::StubOf(const std::str
   return stub.get();
 }
 
-// The checksum is made while the first holder is served.
+// The checksum is computed while the first holder is served.
 absl::Status SnapshotClient::PutTo(const std::string& holder, const v1::SnapshotBegin& begin,
                                    const ValueParts& values, std::string* checksum) {
   TERCIO_ASSIGN_OR_RETURN(v1::SnapshotService::Stub * stub, StubOf(holder));

@@ -22,23 +22,23 @@ namespace tercio {
 
 class SnapshotClient {
  public:
-  // What an agent may take, besides the time for the bytes: training must not wait for one that
-  // stands still.
+  // The time that an agent may take beyond that for the bytes: training must not wait for one that
+  // has stalled.
   static constexpr absl::Duration kPatience = absl::Seconds(20);
   // `holders`: addresses of agents (HOST:PORT or unix:PATH), in the order in which they are served.
   SnapshotClient(CheckpointIdentity identity, std::vector<std::string> holders,
                  absl::Duration patience = kPatience)
       : identity_(std::move(identity)), holders_(std::move(holders)), patience_(patience) {}
 
-  // Gives every holder a copy, one after the other. What one of them refuses, or does not take in
-  // time, is its loss only: the errors are returned for the log.
+  // Sends every holder a copy, one after the other. An error of one holder does not affect the
+  // others; errors are returned for the log.
   std::vector<absl::Status> Put(int64_t step, const std::vector<v1::TensorSlice>& slices,
                                 const ValueParts& values, const std::vector<v1::StepRecord>& steps);
 
   // Fills the engine from the copy that `holder` has of this rank's snapshot. On an error the
   // engine holds no state that could be trained on: DATA_LOSS (checksum, or other slices than the
-  // engine needs), NOT_FOUND (it is gone), or what the call ended with.
-  // `loaded` is called as bytes come.
+  // engine needs), NOT_FOUND (it is gone), or the error of the call. `loaded` is called as bytes
+  // arrive.
   absl::Status Load(const std::string& holder, int attempt, int64_t step, const LoadedBytes& loaded,
                     TrainingEngine& engine);
 

@@ -23,7 +23,7 @@ constexpr size_t kBytes = 6144;
 
 std::atomic<int> dump_file{-1};
 
-// Text in a fixed buffer, without anything that a signal handler may not call.
+// Text in a fixed buffer, using only functions that a signal handler may call.
 class Text {
  public:
   void Add(const char* text) {
@@ -71,7 +71,7 @@ void DumpThisThread(int) {
       text.Add("  0x");
       text.AddNumber(reinterpret_cast<uintptr_t>(frames[i]), 16);
       text.Add(" ");
-      // A return address may belong to the function behind the call.
+      // A return address may belong to the next function.
       const bool known = absl::Symbolize(static_cast<char*>(frames[i]) - 1, name, sizeof(name));
       text.Add(known ? name : "?");
       text.Add("\n");
@@ -98,7 +98,7 @@ absl::Status InstallStackDump(const char* program, const std::string& path) {
     return absl::InternalError(absl::StrCat("SIGUSR2: ", std::strerror(errno)));
   }
   unlink(path.c_str());
-  // The file tells the agent that asking is safe: the handler is there before it.
+  // The file shows the agent that asking is safe, so it is created after the handler.
   const int file = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0600);
   if (file < 0) return absl::UnavailableError(absl::StrCat(path, ": ", std::strerror(errno)));
   dump_file = file;

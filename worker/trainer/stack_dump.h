@@ -1,5 +1,5 @@
-// Stacks of this process for whoever asks from outside: SIGUSR2 makes the thread that gets it
-// append its own to a file. The agent asks all threads of a trainer that makes no progress
+// Stacks of this process, on request from outside: SIGUSR2 makes the thread that gets it append its
+// own to a file. The agent asks all threads of a trainer that makes no progress
 // (worker/agent/runs/rank_inspector.h).
 //
 // A thread's part is one write:

@@ -19,13 +19,13 @@ namespace tercio {
 namespace {
 
 constexpr int64_t kPieceElements = int64_t{2} << 20;  // 8 MiB
-// Neighbouring pieces have one reader: a checkpoint is read in blocks that know no pieces
+// Neighbouring pieces have one reader: a checkpoint is read in blocks that do not match pieces
 // (checkpoint/reader.h), and a block of 4 MiB between two readers is read by both. With runs of 64
 // MiB, within a slice, that is 6 % at most.
 constexpr int64_t kPiecesOfRun = 8;
-// So that a rank has read its run when its turn comes.
+// Lets a rank finish reading its run before its turn comes.
 constexpr size_t kPiecesAhead = kPiecesOfRun;
-// A read that has not ended so long after it was cancelled hangs in the kernel.
+// A read that has not ended this long after it was cancelled hangs in the kernel.
 constexpr absl::Duration kCancelTime = absl::Seconds(2);
 
 int64_t ElementsOf(const v1::TensorSlice& slice) {
@@ -34,13 +34,13 @@ int64_t ElementsOf(const v1::TensorSlice& slice) {
 
 struct ReadPiece {
   absl::Status status;
-  absl::Span<float> values;   // in their place in the engine, or in the buffer
-  std::vector<float> buffer;  // empty where they are in their place
+  absl::Span<float> values;   // in the engine, or in the buffer
+  std::vector<float> buffer;  // empty if the values are read into the engine
   StateSource::Check check;
 };
 
-// Reads this rank's pieces in their order, some of them ahead, into their places where the engine
-// has such. What the thread uses is shared with it: one that hangs is left behind.
+// Reads this rank's pieces in order, some of them ahead, directly into the engine if possible. The
+// thread shares ownership of its data: one that hangs is abandoned.
 class ReadAhead {
  public:
   ReadAhead(std::shared_ptr<StateSource> source, const std::vector<StatePiece>& pieces, int rank,
@@ -86,7 +86,7 @@ class ReadAhead {
     shared_->changed.notify_all();
     return piece;
   }
-  // Memory that the kernel has given once is used again: new pages cost as much as reading them.
+  // Buffers are reused: new pages cost as much as reading them.
   void Recycle(std::vector<float> buffer) {
     if (buffer.empty()) return;
     std::lock_guard<std::mutex> lock(shared_->mutex);
@@ -132,7 +132,7 @@ class ReadAhead {
     std::vector<StatePiece> pieces;
     std::vector<std::shared_ptr<float>> places;  // of the slice of each piece; null: a buffer
     int64_t total = 0;
-    std::mutex mutex;  // what follows
+    std::mutex mutex;  // guards the members below
     std::condition_variable changed;
     LoadedBytes loaded;
     int64_t done = 0;
@@ -146,7 +146,7 @@ class ReadAhead {
   std::thread thread_;
 };
 
-// Comes before the values of a piece in its broadcast.
+// Precedes the values of a piece in its broadcast.
 struct PieceHeader {
   int32_t code = 0;  // absl::StatusCode
   int32_t size = 0;  // of the message
@@ -155,15 +155,15 @@ struct PieceHeader {
 static_assert(std::is_trivially_copyable_v<PieceHeader>);
 static_assert(sizeof(PieceHeader) % alignof(float) == 0);
 
-// From the rank that has read a piece to all.
+// Sends a piece from the rank that has read it to all.
 class PieceBroadcast {
  public:
   PieceBroadcast(const LoadGroup& group, const std::vector<StatePiece>& pieces) : group_(group) {
     for (const StatePiece& piece : pieces) most_ = std::max(most_, piece.elements);
   }
 
-  // `read` is what this rank has read, if it was its turn; then what that rank has, until the next
-  // call.
+  // `read` is the piece that this rank has read, if it was its turn. Returns the piece of the
+  // reading rank, valid until the next call.
   absl::Status Share(const StatePiece& piece, ReadPiece* read) {
     if (group_.data.size() == 1) return absl::OkStatus();
     if (memory_ == nullptr) {
@@ -223,7 +223,7 @@ std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
     if (!source.Wants(slices[i])) continue;
     auto reader = share.end();
     int64_t offset = 0;
-    int64_t begun = 0;  // where the reader's run begins
+    int64_t begun = 0;  // start of the reader's run
     for (v1::TensorSlice& part : checkpoint::DivideSlice(slices[i], kPieceElements)) {
       if (reader == share.end() || offset - begun >= run) {
         reader = std::min_element(share.begin(), share.end());
@@ -245,12 +245,12 @@ absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& gro
   const std::vector<StatePiece> pieces = PiecesOf(slices, *source, group.data.size());
   ReadAhead reads(source, pieces, group.data.rank(), loaded, engine);
   PieceBroadcast broadcast(group, pieces);
-  bool lacks = false;  // the slice at work
+  bool lacks = false;  // the slice in progress
   for (const StatePiece& piece : pieces) {
     const v1::TensorSlice& slice = slices[piece.slice];
     const bool reads_it = piece.reader == group.data.rank();
     ReadPiece read = reads_it ? reads.Next() : ReadPiece();
-    // Not by the thread that reads, which has the next piece at work.
+    // Not by the reading thread, which is busy with the next piece.
     if (read.check) read.status.Update(std::exchange(read.check, nullptr)());
     TERCIO_RETURN_IF_ERROR(broadcast.Share(piece, &read));
     if (piece.offset == 0) lacks = absl::IsNotFound(read.status) && source->MayLack(slice);

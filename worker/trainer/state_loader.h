@@ -1,11 +1,11 @@
 // Fills an engine with its state from storage. The slices that it needs are cut into pieces; each
 // of them is read by one rank of the data-parallel group, all ranks of which need the same, and
-// broadcast to the others: the bytes that are read do not grow with the group, and its ranks read
-// at the same time.
+// broadcast to the others: the number of bytes read does not grow with the group, and its ranks
+// read at the same time.
 //
-// Threads: the engine's; the loader reads ahead in one of its own.
-// Errors: that of a piece that could not be read ends the loading of the whole group, on every rank
-// with the words of the one that has read; else those of the collectives and of the engine.
+// Threads: the engine's; the loader reads ahead in one of its own. Errors: a piece that could not
+// be read ends the loading of the whole group, on every rank with the error of the one that has
+// read; else those of the collectives and of the engine.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,7 @@ struct StatePiece {
   int reader = 0;  // rank in the group
 };
 
-// In the order in which they are loaded, for a group of so many ranks; each reads about as many
-// bytes. Pure.
+// In loading order, for a group of `ranks` ranks; each reads about as many bytes. Pure.
 std::vector<StatePiece> PiecesOf(const std::vector<v1::TensorSlice>& slices,
                                  const StateSource& source, int ranks);
 
@@ -43,7 +42,7 @@ struct LoadGroup {
   Stream& stream;
 };
 
-// Called from any thread whenever bytes have come: those that this rank has read, of its share.
+// Called from any thread whenever bytes arrive: with those that this rank has read, of its share.
 using LoadedBytes = std::function<void(int64_t bytes, int64_t total)>;
 
 absl::Status LoadState(std::shared_ptr<StateSource> source, const LoadGroup& group,

@@ -1,5 +1,5 @@
-// Where a rank's state before its first step comes from: a checkpoint, behind the coordinator or in
-// a directory, or the weights of another model.
+// The source of a rank's state before its first step: a checkpoint, behind the coordinator or in a
+// directory, or the weights of another model.
 //
 // Threads: one at a time; Cancel from any.
 #pragma once
@@ -19,23 +19,23 @@ class StateSource {
 
   // Whether the slice is to be read at all; the same on every rank.
   virtual bool Wants(const v1::TensorSlice&) const { return true; }
-  // Whether the engine keeps what it has where the source lacks the tensor.
+  // Whether the engine keeps its own values if the source lacks the tensor.
   virtual bool MayLack(const v1::TensorSlice& slice) const = 0;
 
-  // Fills `values` with those of the slice, row-major. `arrived` is called with bytes as they come.
+  // Fills `values` with those of the slice, row-major. `arrived` is called as bytes arrive.
   // NOT_FOUND: there is no such tensor.
   using Arrived = std::function<void(int64_t bytes)>;
-  // Verifies what Read has not: called once, in any thread, while the values are where they were
-  // read to, and before they are used.
+  // Verifies the data that Read has not: called once, in any thread, while the values are where
+  // they were read to, and before they are used.
   using Check = std::function<absl::Status()>;
   virtual absl::Status Read(const v1::TensorSlice& slice, absl::Span<float> values,
                             const Arrived& arrived, Check* check) = 0;
 
-  // What all calls together have taken from storage or the network; a byte that was taken twice
-  // counts twice.
+  // The bytes that all calls together have read from storage or the network; a byte that was read
+  // twice counts twice.
   virtual int64_t bytes_read() const = 0;
 
-  // Ends a Read that is under way, where that is possible.
+  // Ends a Read in progress, if possible.
   virtual void Cancel() {}
 };
 

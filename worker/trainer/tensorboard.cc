@@ -33,7 +33,7 @@ constexpr std::chrono::seconds kPatience = std::chrono::seconds(10);  // at the 
 constexpr char kOwnerFile[] = "tercio-job";
 constexpr char kPrefix[] = "events.out.tfevents.";
 
-// The time that people see beside a step.
+// The wall time that is displayed beside a step.
 double WallTime() { return absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()); }
 
 // The specification as Markdown: indented lines keep their form.
@@ -46,7 +46,7 @@ std::string ConfigurationOf(const v1::JobSpec& spec) {
   return "    " + absl::StrReplaceAll(json, {{"\n", "\n    "}});
 }
 
-// The directory, where it is this job's, else the job's folder in it.
+// The directory, if it is this job's, else the job's folder in it.
 absl::StatusOr<std::string> Claim(const std::string& directory, const std::string& job) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(directory));
   const std::string path = absl::StrCat(directory, "/", kOwnerFile);
@@ -69,8 +69,8 @@ absl::StatusOr<std::string> Claim(const std::string& directory, const std::strin
   return folder;
 }
 
-// TensorBoard reads the files of a directory in the order of their names, so a later attempt's is
-// later, whatever clocks say.
+// TensorBoard reads the files of a directory in the order of their names, so a later attempt's name
+// must be later, whatever clocks say.
 std::string NextName(const std::string& directory, const v1::RunId& run) {
   auto seconds = static_cast<int64_t>(WallTime());
   for (const std::string& name : ListDirectory(directory)) {
@@ -103,7 +103,8 @@ struct TensorBoardWriter::Shared {
 
   void Warn(const std::string& what) {
     if (std::exchange(warned, true)) return;
-    LogWarning(absl::StrCat("tensorboard: ", what, "; training goes on, steps are missing there"));
+    LogWarning(
+        absl::StrCat("tensorboard: ", what, "; training continues, but steps are missing there"));
   }
 
   absl::Status Open() {
@@ -113,7 +114,7 @@ struct TensorBoardWriter::Shared {
     return descriptor >= 0 ? absl::OkStatus() : FileError(errno, "make", path);
   }
 
-  // A record that is only there in part would end the file for its readers: it is taken back.
+  // A partial record would end the file for its readers: it is truncated.
   absl::Status Write(const std::string& record) {
     if (descriptor < 0) TERCIO_RETURN_IF_ERROR(Open());
     const ssize_t written = pwrite(descriptor, record.data(), record.size(), bytes);
@@ -126,7 +127,7 @@ struct TensorBoardWriter::Shared {
     return FileError(error, "write", path);
   }
 
-  // The first record that cannot be written keeps those behind it from a file that has no
+  // If the first record cannot be written, those after it are not either: the file would have no
   // beginning.
   void Run(std::vector<std::string> header) {
     size_t begun = 0;

@@ -1,12 +1,12 @@
-// Writes the steps of a job into a directory as TensorBoard reads it. Rank 0 has one.
+// Writes the steps of a job into a directory in TensorBoard's format. Rank 0 has one.
 //
-// Every attempt writes a file of its own, which begins with the step it goes on from: TensorBoard
-// then drops what an attempt before it has said of that step and later ones, so that each step is
-// shown once. A directory belongs to the first job that writes into it; others get a folder in it,
-// named by their id, which TensorBoard shows as a run of its own.
+// Every attempt writes a file of its own, which begins with the step from which it continues:
+// TensorBoard then drops that step and later ones of previous attempts, so that each step is shown
+// once. A directory belongs to the first job that writes into it; others get a folder in it, named
+// by their id, which TensorBoard shows as a run of its own.
 //
-// Training never waits for the directory and never ends for it: a thread of the object's own
-// writes, what it cannot write is left out, and the log says so once.
+// Training never waits for the directory and never fails because of it: a thread of the object's
+// own writes, records that cannot be written are dropped, and the log reports that once.
 //
 // Threads: one at a time.
 #pragma once
@@ -22,15 +22,15 @@ namespace tercio {
 
 class TensorBoardWriter {
  public:
-  // Returns at once; null where the job names no directory.
+  // Returns immediately; null if the job names no directory.
   static std::unique_ptr<TensorBoardWriter> Start(const v1::TrainerAssignment& assignment,
                                                   const v1::RunId& run);
-  // Waits until everything is written, but not long where the directory does not answer.
+  // Waits until everything is written, but not long if the directory does not answer.
   ~TensorBoardWriter();
   TensorBoardWriter(const TensorBoardWriter&) = delete;
   TensorBoardWriter& operator=(const TensorBoardWriter&) = delete;
 
-  // `mfu` 0: not known.
+  // `mfu` 0: unknown.
   void Add(const v1::StepRecord& step, double tokens_per_second, double mfu);
 
  private:

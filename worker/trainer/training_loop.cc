@@ -39,15 +39,15 @@
 namespace tercio {
 namespace {
 
-// A coordinator may be away for so long without the loss of a checkpoint.
+// A coordinator may be away for this long without the loss of a checkpoint.
 constexpr absl::Duration kSavePatience = absl::Minutes(5);
-// A save that is due waits for one that has begun no longer ago than this: they are of a small
-// model and close together.
+// A save that is due waits for one that began no longer ago than this: then the model is small and
+// saves are close together.
 constexpr absl::Duration kShortSave = absl::Seconds(10);
-// The longest wait for another rank: a last resort for when nobody watches, since the coordinator
-// finds a hang earlier (coordinator/core/watchdog.h) and can say more about it.
+// The longest wait for another rank: a last resort without a watchdog, since the coordinator finds
+// a hang earlier (coordinator/core/watchdog.h) and can describe it better.
 constexpr absl::Duration kCollectiveTimeout = absl::Minutes(30);
-// A checkpoint says at most so many of its steps (of some 70 bytes).
+// The most steps that a checkpoint records (some 70 bytes each).
 constexpr size_t kMostUnsavedSteps = 20'000;
 // Ranks other than 0 report steps at most this often, all ranks their memory.
 constexpr absl::Duration kReportInterval = absl::Milliseconds(500);
@@ -70,7 +70,7 @@ class TrainingLoop {
 
   absl::StatusOr<TrainingOutcome> Run() {
     const absl::StatusOr<TrainingOutcome> outcome = RunAll();
-    // A device that has failed is asked nothing any more.
+    // A device that has failed is no longer queried.
     if (outcome.ok()) MeasureAllMemory();
     ReportLastFigures();
     // The others must not wait for a rank that has given up.
@@ -90,13 +90,13 @@ class TrainingLoop {
   absl::Duration CollectiveTimeout() const;
   absl::StatusOr<TrainingOutcome> TrainSteps();
   absl::Status LoadState();
-  // The directory of this job's checkpoints, where they have one of their own.
+  // The directory of this job's checkpoints, if they have one of their own.
   std::string JobsDirectory() const {
     return absl::StrCat(assignment_.spec().checkpoint().path(), "/", identity_.run.job_id());
   }
   absl::Status LoadFrom(const std::shared_ptr<StateSource>& source);
   LoadedBytes LoadedToPage() const;
-  // A step, and what is said about it.
+  // Runs a step and reports it.
   absl::StatusOr<AgentLink::Request> TrainStep(int64_t step);
   absl::Status CheckReplicas(int64_t step, bool saves);
   absl::StatusOr<bool> MaySave(int64_t step);
@@ -112,10 +112,10 @@ class TrainingLoop {
   bool EvaluatesAfter(int64_t step) const;
   void Report(int64_t step, const StepResult& result, double seconds, double validation_loss,
               bool evaluated);
-  // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 where the peak of
-  // this rank's device is not known.
+  // Model-FLOPs utilisation of the job (Chowdhery et al. 2022, appendix B); 0 if the peak of this
+  // rank's device is unknown.
   double Utilisation(double tokens_per_second, bool causal) const;
-  // After so many steps of this process.
+  // Measures memory after `steps` steps of this process.
   void MeasureMemory(int64_t steps);
   void MeasureAllMemory();
   void NoteMemory();
@@ -149,14 +149,14 @@ class TrainingLoop {
   absl::Time last_report_ = absl::InfinitePast();
   absl::Time last_save_ = SteadyNow();
   double save_seconds_ = 0;  // not yet reported
-  // Rank 0's steps that no committed checkpoint has brought to the coordinator.
+  // Rank 0's steps that are not in any committed checkpoint yet.
   std::deque<v1::StepRecord> unsaved_steps_;
   int64_t saved_step_ = 0;                          // of the last upload
-  std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 where the job wants it
+  std::unique_ptr<TensorBoardWriter> tensorboard_;  // of rank 0 if the job wants it
   absl::Time last_memory_report_ = absl::InfinitePast();
   absl::Time last_measurement_ = absl::InfinitePast();  // of memory
-  bool told_of_memory_ = false;                         // that it is above its bound
-  int64_t resident_bytes_ = 0;                          // when it was last looked at
+  bool told_of_memory_ = false;                         // memory above its bound was reported
+  int64_t resident_bytes_ = 0;                          // at the last measurement
 };
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
@@ -174,7 +174,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
     failure_.set_permanent(true);
     return absl::FailedPreconditionError(
         absl::StrCat("the job asks for resources.device ", assignment_.spec().resources().device(),
-                     ", and this trainer is built for ", backend_->name()));
+                     ", but this trainer is built for ", backend_->name()));
   }
   TERCIO_ASSIGN_OR_RETURN(device_, backend_->OpenDevice());
   memory_ = std::make_unique<MemoryMeter>(*device_);
@@ -208,7 +208,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::RunAll() {
   // A loss that is not finite recurs at the same step: the job itself is at fault.
   failure_.set_permanent(absl::IsFailedPrecondition(outcome.status()));
   if (!outcome.ok() || saved.ok()) return outcome;
-  // Nothing is mended by training again.
+  // Training again would not help.
   failure_.set_permanent(absl::IsResourceExhausted(saved));
   return absl::Status(saved.code(), absl::StrCat("the last checkpoint could not be saved: ",
                                                  std::string(saved.message())));
@@ -241,7 +241,7 @@ absl::Status TrainingLoop::LoadFrom(const std::shared_ptr<StateSource>& source) 
   const absl::Time begin = SteadyNow();
   TERCIO_RETURN_IF_ERROR(tercio::LoadState(source, {*communicators_.data, *device_, *stream_},
                                            LoadedToPage(), *engine_));
-  LogInfo(absl::StrFormat("the state is loaded: this rank has read %d bytes, in %.3f s",
+  LogInfo(absl::StrFormat("the state is loaded: this rank read %d bytes in %.3f s",
                           source->bytes_read(), absl::ToDoubleSeconds(SteadyNow() - begin)));
   return absl::OkStatus();
 }
@@ -290,7 +290,8 @@ absl::Duration TrainingLoop::CollectiveTimeout() const {
   return seconds > 0 ? absl::Seconds(2 * seconds + 60) : kCollectiveTimeout;
 }
 
-// What rank 0 tells all ranks with the sums of this step: they must save after the same one.
+// The request that rank 0 sends to all ranks with the sums of this step: they must save after the
+// same one.
 double TrainingLoop::Signal() {
   if (!IsRankZero()) return 0;
   AgentLink::Request request = link_.TakeRequest();
@@ -330,7 +331,7 @@ absl::StatusOr<AgentLink::Request> TrainingLoop::TrainStep(int64_t step) {
   }
   failure_.set_roll_back_from(step);
   return absl::AbortedError(
-      absl::StrCat(result.reason, "; the run goes back to the checkpoint before"));
+      absl::StrCat(result.reason, "; the run goes back to the previous checkpoint"));
 }
 
 absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
@@ -352,8 +353,7 @@ absl::StatusOr<TrainingOutcome> TrainingLoop::TrainSteps() {
   return TrainingOutcome::kFinished;
 }
 
-// No checkpoint is taken from replicas that differ: the attempt that follows starts from a good
-// one.
+// No checkpoint is taken from replicas that differ: the next attempt starts from a good one.
 absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
   const int64_t every = assignment_.spec().fault_tolerance().check_replicas_every();
   if (every <= 0 || (!saves && step % every != 0)) return absl::OkStatus();
@@ -363,20 +363,20 @@ absl::Status TrainingLoop::CheckReplicas(int64_t step, bool saves) {
   return absl::DataLossError(absl::StrCat("after step ", step, ": ", verdict.text));
 }
 
-// Waiting for the coordinator is no hang: an upload ends within the time of a save.
+// Waiting for the coordinator is not a hang: an upload ends within the time of a save.
 absl::Status TrainingLoop::WaitForUpload() {
   const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
   return checkpoints_->WaitForUpload([this] { Beat(); });
 }
 
-// Training does not stand still behind a store that is slow or hangs: while the save before is
-// under way, one that is due is left out, by all ranks together. The last saves of a run are not
-// asked about here: they wait.
+// Training does not stop for a store that is slow or hangs: while the previous save is in progress,
+// one that is due is skipped, by all ranks together. The last saves of a run do not come here: they
+// wait.
 absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
   const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
   whereabouts_.BeginAction("checkpoint upload");
-  // A coordinator that is away costs the checkpoint before, not this one.
+  // If the coordinator is away, the previous checkpoint is lost, not this one.
   checkpoints_->StopRetrying();
   checkpoints_->EndsBefore(kShortSave, [this] { Beat(); });
   TERCIO_ASSIGN_OR_RETURN(const int busy, RanksThatStillSave());
@@ -385,9 +385,9 @@ absl::StatusOr<bool> TrainingLoop::MaySave(int64_t step) {
   if (!IsRankZero()) return false;
   ReportSave(step,
              {absl::UnavailableError(absl::StrCat(
-                  "the one of step ", saved_step_, " is still under way on ", busy, " of ",
+                  "the save of step ", saved_step_, " is still in progress on ", busy, " of ",
                   assignment_.world_size(),
-                  " ranks; save less often where the store is slow (checkpoint.every_steps)")),
+                  " ranks; save less often if the store is slow (checkpoint.every_steps)")),
               v1::SAVE_PROBLEM_SKIPPED},
              0, 0);
   return false;
@@ -407,15 +407,16 @@ absl::StatusOr<int> TrainingLoop::RanksThatStillSave() {
   return static_cast<int>(busy);
 }
 
-// An agent gives up the copy before the last when a newer one begins to come: nobody may begin one
-// while another rank still sends its part of the last, or for that time no snapshot were complete.
+// An agent drops the copy before the last when a newer one begins to arrive: no rank may begin one
+// while another rank still sends its part of the last, or no snapshot would be complete for that
+// time.
 absl::Status TrainingLoop::AwaitAllRanks() {
   if (!plan::KeepsCopies(assignment_.spec())) return absl::OkStatus();
   communicators_.world->Barrier(*stream_);
   return stream_->Synchronize();
 }
 
-// What the uploading thread does first: copies for the memory of agents, which need no coordinator.
+// The uploading thread first sends copies to the memory of agents, which need no coordinator.
 std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot& snapshot) {
   if (snapshot.needed.empty()) return {};
   return [this, step, values = snapshot.needed,
@@ -427,12 +428,12 @@ std::function<void()> TrainingLoop::GiveCopies(int64_t step, const StateSnapshot
   };
 }
 
-// Training goes on whatever becomes of a save: the checkpoint before is still there. Only the last
+// Training continues even if a save fails: the previous checkpoint is still there. Only the last
 // one must succeed.
 absl::Status TrainingLoop::Save(int64_t step) {
   const PhaseClock::Span span(whereabouts_.phases(), Phase::kCheckpoint);
   const absl::Time begin = SteadyNow();
-  // The snapshot is in use until then. A coordinator that is away costs the checkpoint before.
+  // The snapshot is in use until then. If the coordinator is away, the previous checkpoint is lost.
   checkpoints_->StopRetrying();
   if (WaitForUpload().ok()) {  // a failure was reported when it ended
     std::erase_if(unsaved_steps_,
@@ -441,7 +442,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
   if (checkpoints_->WriteHangs()) {
     return absl::UnavailableError(
         absl::StrCat("the checkpoint of step ", step, " cannot be saved: the file system of ",
-                     JobsDirectory(), " hangs in the write of step ", saved_step_));
+                     JobsDirectory(), " hangs in the save of step ", saved_step_));
   }
   saved_step_ = step;
   TERCIO_RETURN_IF_ERROR(AwaitAllRanks());
@@ -467,7 +468,7 @@ absl::Status TrainingLoop::Save(int64_t step) {
   return absl::OkStatus();
 }
 
-// Any thread.
+// Called from any thread.
 void TrainingLoop::ReportSave(int64_t step, const SaveOutcome& outcome, int64_t bytes,
                               double seconds) {
   v1::TrainerMessage message;
@@ -544,7 +545,7 @@ void TrainingLoop::Report(int64_t step, const StepResult& result, double seconds
 }
 
 void TrainingLoop::ReportTrace(int64_t step) {
-  // From the monotonic clock to that of the day.
+  // Converts from the monotonic clock to wall time.
   const double monotonic =
       std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   const double offset = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()) - monotonic;
@@ -571,21 +572,21 @@ void TrainingLoop::MeasureMemory(int64_t steps) {
   NoteMemory();
 }
 
-// The checkpoint after the last step is in it.
+// Includes the checkpoint after the last step.
 void TrainingLoop::MeasureAllMemory() {
   memory_->MeasureAll(*engine_);
   NoteMemory();
 }
 
-// More than the bound is no fault of the job, but somebody should know before memory runs out.
+// Exceeding the bound is no fault of the job, but should be logged before memory runs out.
 void TrainingLoop::NoteMemory() {
   figures_.SetMemory(engine_->planned_bytes(), memory_->used_bytes(), memory_->peak_bytes());
   const int64_t most = plan::MostBytesOutside(assignment_.spec(), assignment_.plan().layout(),
                                               assignment_.plan().placement().pipeline_index());
   if (told_of_memory_ || memory_->outside_bytes() <= most) return;
   told_of_memory_ = true;
-  LogWarning(absl::StrCat("memory beside the planned arena: ", memory_->outside_bytes(),
-                          " bytes, more than the ", most, " that are reckoned with",
+  LogWarning(absl::StrCat("memory outside the planned arena: ", memory_->outside_bytes(),
+                          " bytes, more than the ", most, " that were expected",
                           assignment_.spec().resources().device() == "cuda"
                               ? "; other processes may use the GPU"
                               : ""));
@@ -605,7 +606,7 @@ void TrainingLoop::ReportMemory() {
   link_.Send(message);
 }
 
-// The checkpoint after the last step is in them, too.
+// Includes the checkpoint after the last step.
 void TrainingLoop::ReportLastFigures() {
   std::optional<v1::RankFigures> figures = figures_.Now();
   if (!figures.has_value()) return;
@@ -620,7 +621,7 @@ absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIde
                                             ProgressPage* page, v1::TrainerFailure* failure) {
   auto loop = std::make_unique<TrainingLoop>(link, identity, page, failure);
   absl::StatusOr<TrainingOutcome> outcome = loop->Run();
-  // The process ends soon, without that thread.
+  // The process ends soon, without waiting for that thread.
   if (loop->MustStay()) static_cast<void>(loop.release());
   return outcome;
 }

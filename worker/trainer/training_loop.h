@@ -10,11 +10,11 @@ namespace tercio {
 
 enum class TrainingOutcome { kFinished, kStoppedAfterSave };
 
-// Runs the assignment of `link` to its end. `page`, which may be null, is told where the rank is.
-// On an error `*failure` says what else is known of it: whether a restart cannot help, since the
-// fault is in the job's data or configuration; which rank has other weights than its replicas;
-// whether the run is to go back. Its message is left to the caller.
-// Threads that hang in a file system are left behind: the caller ends the process by _exit.
+// Runs the assignment of `link` to its end. `page`, which may be null, shows where the rank is. On
+// an error `*failure` holds what else is known: whether a restart cannot help, since the fault is
+// in the job's data or configuration; which rank's weights differ from its replicas'; whether the
+// run is to go back. Its message is left to the caller. Threads that hang in a file system are
+// abandoned: the caller ends the process by _exit.
 absl::StatusOr<TrainingOutcome> RunTraining(AgentLink& link, const CheckpointIdentity& identity,
                                             ProgressPage* page, v1::TrainerFailure* failure);
 

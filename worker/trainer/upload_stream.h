@@ -24,16 +24,16 @@ class UploadStream {
   UploadStream(const UploadStream&) = delete;
   UploadStream& operator=(const UploadStream&) = delete;
 
-  // The message goes out while the next is made. False: the call is over, Finish says why.
+  // The message is sent while the next is made. False: the call is over; Finish returns the reason.
   bool Write(const grpc::ByteBuffer& message);
-  // What was sent is not wanted; Finish comes next.
+  // Discards the upload; Finish comes next.
   void Cancel() { context_.TryCancel(); }
   // Ends the stream and waits for the answer. Called once, last.
   absl::Status Finish();
 
  private:
   void AwaitWrite();
-  // Whether the operation that was begun has succeeded.
+  // Whether the last operation has succeeded.
   bool Await();
 
   grpc::GenericStub stub_;

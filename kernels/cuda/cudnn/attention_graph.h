@@ -1,9 +1,9 @@
 // Attention, and its gradients, as graphs that cuDNN knows: a product, scale, mask, softmax and a
-// product. Pure but for the library's descriptors.
+// product. Pure except for the library's descriptors.
 //
-// What the library wants of a graph is not in its contract but in what it recognizes (NVIDIA's
-// cudnn-frontend, its documentation of scaled dot product attention); tests ask the library itself,
-// which plans for devices that are not here (graph_library_test.cc).
+// The library's requirements on a graph are not in its contract but in the patterns that it
+// recognizes (NVIDIA's cudnn-frontend, its documentation of scaled dot product attention); tests
+// ask the library itself, which plans for devices that are not here (graph_library_test.cc).
 #pragma once
 
 #include <compare>
@@ -25,7 +25,7 @@ struct CudnnAttentionShape {
   auto operator<=>(const CudnnAttentionShape&) const = default;
 };
 
-// The tensors of a graph, by what they are.
+// The tensors of a graph, by their role.
 struct CudnnForwardIds {
   CudnnGraph::Id q, k, v, out, lse;
   CudnnGraph::Id scale;   // 1 / sqrt(D)

@@ -1,6 +1,6 @@
-// A driver for graph_library_test, built as libcuda.so.1: it knows no device, and takes every
-// program that is compiled for one. Signatures are those of the CUDA driver API reference; of what
-// nobody calls, only the names are there, since cuDNN looks for them.
+// A driver for graph_library_test, built as libcuda.so.1: it knows no device, and accepts every
+// program that is compiled for one. Signatures are those of the CUDA driver API reference;
+// functions that are never called exist only by name, since cuDNN looks for them.
 
 extern "C" {
 

@@ -154,7 +154,7 @@ std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
   const int64_t count = calls.Get(engine, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE,
                                   CUDNN_TYPE_NUMERICAL_NOTE, notes.size(), notes.data());
   if (std::count(notes.begin(), notes.begin() + count, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC)) {
-    failure_ = "an engine whose bits do not repeat";
+    failure_ = "an engine whose results do not repeat bit for bit";
     return std::nullopt;
   }
   CudnnPlan made;
@@ -173,7 +173,7 @@ std::optional<CudnnPlan> CudnnGraph::Finish(const CudnnDescriptor& config,
   if (!calls.ok()) return std::nullopt;
   if (made.workspace_bytes > options.workspace_bytes) {
     failure_ = "needs a workspace of " + std::to_string(made.workspace_bytes) +
-               " bytes, there are " + std::to_string(options.workspace_bytes);
+               " bytes, but there are " + std::to_string(options.workspace_bytes);
     return std::nullopt;
   }
   return made;
@@ -188,7 +188,7 @@ std::optional<CudnnPlan> CudnnGraph::Plan(const CudnnPlanOptions& options) {
   }
   calls_.Finalize(graph);
   std::vector<CudnnDescriptor> configs = Ranking(graph, options);
-  failure_ = calls_.ok() ? "no engine takes it" : calls_.failure();
+  failure_ = calls_.ok() ? "no engine supports it" : calls_.failure();
   if (!calls_.ok()) return std::nullopt;
   for (CudnnDescriptor& config : configs) {
     auto made = Finish(config, options);

@@ -1,8 +1,8 @@
 // A graph of cuDNN's operations on tensors of four dimensions, and the plan that executes it. Knows
 // nothing of attention; a thin layer over the C interface that owns its descriptors.
 //
-// A graph is built once: tensors, then operations in the order of what they compute, then Plan().
-// The first call that fails is kept (`failure`), and nothing is asked of the library after it.
+// A graph is built once: tensors, then operations in the order of computation, then Plan(). The
+// first call that fails is kept (`failure`), and the library is not called after it.
 //
 // Threads: thread-compatible. The library outlives graphs and plans.
 #pragma once
@@ -50,7 +50,7 @@ class CudnnCalls {
 
   bool ok() const { return status_ == CUDNN_STATUS_SUCCESS; }
   cudnnStatus_t status() const { return status_; }
-  // "tensor 3: CUDNN_STATUS_BAD_PARAM: ..."; "" where all succeeded.
+  // "tensor 3: CUDNN_STATUS_BAD_PARAM: ..."; "" if all succeeded.
   const std::string& failure() const { return failure_; }
 
   CudnnDescriptor Create(cudnnBackendDescriptorType_t type, const std::string& what);
@@ -96,7 +96,7 @@ using CudnnDims = std::array<int64_t, 4>;
 // Pointers of memory and scalars must be multiples of this.
 inline constexpr int64_t kCudnnAlignment = 16;
 
-// What a plan may need, and for whom it is made.
+// The resources of a plan, and the device that it is made for.
 struct CudnnPlanOptions {
   cudnnHandle_t handle = nullptr;
   // A finalized CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR instead of the handle, for a device that is not
@@ -108,7 +108,7 @@ struct CudnnPlanOptions {
 struct CudnnPlan {
   CudnnDescriptor plan;
   int64_t workspace_bytes = 0;
-  // What the plan was made of: the library does not say that it copies it.
+  // The parts of the plan: the library does not document that it copies them.
   std::vector<CudnnDescriptor> kept;
 };
 
@@ -124,13 +124,13 @@ class CudnnGraph {
   }
   // One float, which the host gives at execution.
   Id Scalar() { return Tensor(CUDNN_DATA_FLOAT, {1, 1, 1, 1}, {1, 1, 1, 1}, false, true); }
-  // What only the graph itself sees; dense, or with these strides.
+  // A tensor inside the graph; dense, or with these strides.
   Id Virtual(cudnnDataType_t type, const CudnnDims& dims);
   Id Virtual(cudnnDataType_t type, const CudnnDims& dims, const CudnnDims& strides) {
     return Tensor(type, dims, strides, true, false);
   }
 
-  // c = a * b, over the two inner dimensions; where b has fewer heads, several of a share one.
+  // c = a * b, over the two inner dimensions; if b has fewer heads, several of a share one.
   void Matmul(Id a, Id b, Id c);
   // y = mode(x), mode(x, b).
   void Pointwise(cudnnPointwiseMode_t mode, Id x, Id y) { Pointwise(mode, x, {}, {}, y); }

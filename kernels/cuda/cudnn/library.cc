@@ -11,7 +11,7 @@ constexpr char kName[] = "libcudnn.so.9";
 #ifdef TERCIO_CUDA_EMULATED
 void* Open() { return emulation::OpenCudnn(); }
 void* Find(void* library, const char* name) { return emulation::FindInCudnn(library, name); }
-const char* Problem() { return "the emulation was told to have none"; }
+const char* Problem() { return "the emulation is configured to have none"; }
 #else
 void* Open() { return dlopen(kName, RTLD_NOW | RTLD_LOCAL); }
 void* Find(void* library, const char* name) { return dlsym(library, name); }

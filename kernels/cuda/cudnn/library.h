@@ -1,4 +1,4 @@
-// cuDNN 9, loaded at run time: a trainer without it starts as well, and says what it goes without.
+// cuDNN 9, loaded at run time: a trainer starts without it as well, and reports that it is missing.
 // Only the functions of the graph API's C interface; types are those of the toolkit's headers.
 //
 // Threads: LoadCudnn by any thread; the functions are the library's (objects of one thread each).
@@ -17,7 +17,7 @@ namespace tercio::kernels::cuda {
 inline constexpr size_t kLeastCudnnVersion = 91600;
 
 struct CudnnLibrary {
-  // Null where cuDNN is not used; then `missing` says why.
+  // Null if cuDNN is not used; then `missing` holds the reason.
   explicit operator bool() const { return missing.empty(); }
   std::string missing = "not loaded";
   size_t version = 0;  // 91900: 9.19.0
@@ -40,7 +40,7 @@ struct CudnnLibrary {
 // LD_LIBRARY_PATH and the system's). It stays loaded until the process ends.
 CudnnLibrary LoadCudnn();
 
-// "cuDNN 9.19.0", or "no cuDNN: " and why.
+// "cuDNN 9.19.0", or "no cuDNN: " and the reason.
 std::string NameOf(const CudnnLibrary& library);
 
 // The library's name for a status, and its own words about its last error on this thread.

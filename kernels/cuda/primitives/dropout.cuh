@@ -8,7 +8,7 @@
 
 namespace tercio::kernels::cuda {
 
-// What a kernel has to know of a Dropout.
+// The parameters of a Dropout for a kernel.
 struct DropoutBits {
   bool on;
   PhiloxKey key;

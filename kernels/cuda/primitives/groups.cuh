@@ -1,6 +1,6 @@
-// Groups: neighbouring elements of a row that one thread moves, 16 bytes of them at a time where
-// the row is aligned, else one by one, and computes with as floats. Which thread has which elements
-// does not depend on alignment, so neither do the bits of what is computed.
+// Groups: neighbouring elements of a row that one thread moves, 16 bytes of them at a time if the
+// row is aligned, else one by one, and computes with as floats. The assignment of elements to
+// threads does not depend on alignment, so neither do the bits of the results.
 #pragma once
 
 #include <initializer_list>
@@ -61,7 +61,7 @@ inline bool Aligned(std::initializer_list<const void*> starts, int64_t stride,
   return bits % 16 == 0;
 }
 
-// The first `count` (or all) of kCount elements as floats, zeros behind them.
+// The first `count` (or all) of kCount elements as floats, zeros after them.
 template <bool kAligned, int kCount, typename T>
 __device__ __forceinline__ void LoadGroup(const T* from, int64_t count, float (&values)[kCount]) {
   if (kAligned && count >= kCount) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void StoreGroup(const float (&values)[kCount], int64_
   }
 }
 
-// What a buffer of T would hold.
+// The value rounded as a buffer of T would hold it.
 template <typename T, int kCount>
 __device__ __forceinline__ void RoundGroup(float (&values)[kCount]) {
 #pragma unroll

@@ -1,8 +1,8 @@
 // The one way to launch a kernel, and to dynamic shared memory, alike with nvcc and under the
 // emulation. For .cu files.
 //
-// Errors: a launch that cannot be ends the program; a device that has failed is reported by the
-// next synchronization (launch.h).
+// Errors: an impossible launch ends the program; a device that has failed is reported by the next
+// synchronization (launch.h).
 #pragma once
 
 #include <cuda_runtime.h>

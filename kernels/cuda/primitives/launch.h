@@ -1,4 +1,4 @@
-// Which answers to a launch are errors of the program. Used by launch.cuh.
+// The errors of a launch that are errors of the program. Used by launch.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ struct LaunchShape {
 };
 
 // Errors that only a wrong launch has: they end the program, with the kernel's name. Those of a
-// device that has failed earlier are left alone: whoever synchronizes next gets them.
+// device that has failed earlier are left for the next synchronization.
 bool IsLaunchMistake(cudaError_t error);
 [[noreturn]] void LaunchFailed(cudaError_t error, const char* kernel, const LaunchShape& shape);
 

@@ -6,10 +6,10 @@
 
 namespace tercio::kernels::cuda {
 
-// Which block has what of the tensors of a launch.
+// The assignment of a launch's blocks to tensors.
 template <int kMost>
 struct BlocksOfTensors {
-  int first[kMost + 1] = {};  // block of each tensor, and behind the last one
+  int first[kMost + 1] = {};  // first block of each tensor, and the end of the last one
   int tensors = 0;
 
   // REQUIRES: tensors < kMost.

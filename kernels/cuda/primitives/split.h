@@ -20,7 +20,7 @@ struct Operand {
 };
 
 // Groups of `width` elements (width * element_bytes a multiple of 16 for each buffer) that begin at
-// multiples of 16 bytes in both buffers. No groups where no element has that in both.
+// multiples of 16 bytes in both buffers. No groups if no element has that in both.
 Split SplitForGroups(int64_t count, int64_t width, const Operand& a, const Operand& b);
 
 }  // namespace tercio::kernels::cuda

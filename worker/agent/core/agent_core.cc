@@ -6,7 +6,7 @@
 namespace tercio {
 namespace {
 
-constexpr int kCannotStart = 127;  // what a shell says of a program that it cannot start
+constexpr int kCannotStart = 127;  // exit code of a shell for a program that it cannot start
 constexpr size_t kEndedRuns = 32;
 
 v1::AgentMessage PhaseMessage(const RunKey& key, int rank, v1::TrainerPhase phase) {
@@ -43,7 +43,7 @@ class Stepper {
     std::vector<RunKey> keys;
     for (auto& [key, run] : state_.runs) {
       keys.push_back(key);
-      // It was told to stop, and has had its time.
+      // It was asked to stop, and its time is up.
       if (run.stopping) run.kill_at = now_;
       for (const auto& [index, rank] : run.ranks) {
         if (rank.life == RankState::Life::kLive) effects_.push_back(AdoptTrainer{key, index});
@@ -173,9 +173,9 @@ class Stepper {
 
   void Start(const v1::StartRun& request) {
     const RunKey key = ToRunKey(request.run());
-    if (state_.leaving || state_.runs.contains(key)) return;  // (said twice)
+    if (state_.leaving || state_.runs.contains(key)) return;  // (reported twice)
     for (const EndedRun& ended : state_.ended) {
-      if (ended.run == key) return TellEnded(ended);  // said twice, the second time very late
+      if (ended.run == key) return TellEnded(ended);  // reported twice, the second time very late
     }
     std::vector<RunKey> older;
     for (const auto& [other, run] : state_.runs) {
@@ -195,7 +195,8 @@ class Stepper {
     LaunchWaiting(key.first);
   }
 
-  // Other failures of saves the coordinator knows first. The ranks of a node say the same.
+  // The coordinator learns of other failed saves first. All ranks of a node report the same
+  // failure.
   void TellUnanswered(const RunKey& key, int rank, const v1::CheckpointProgress& save) {
     RunState& run = *FindRun(key);
     if (!save.unanswered() || save.step() <= run.unanswered_save) return;
@@ -239,14 +240,13 @@ class Stepper {
   void Stop(const v1::StopRun& request) {
     const RunKey key = ToRunKey(request.run());
     if (FindRun(key) == nullptr) {
-      Tell(StoppedMessage(
-          key));  // nothing of it here (any more): the coordinator must not wait for it
+      Tell(StoppedMessage(key));  // unknown here: the coordinator must not wait for it
     } else {
       End(key, request.grace_seconds());
     }
   }
 
-  // SIGTERM now and SIGKILL after the grace; ranks that wait never start.
+  // SIGTERM now and SIGKILL after the grace; waiting ranks never start.
   void End(const RunKey& key, double grace_seconds) {
     RunState& run = *FindRun(key);
     const bool at_once = grace_seconds <= 0;

@@ -1,14 +1,14 @@
 // The deciding part of the agent: pure. A step takes the state and one event, changes the state,
-// and says what must be done. No clock, threads, processes, files or network in here: events carry
-// the time.
+// and returns what must be done. No clock, threads, processes, files or network in here: events
+// carry the time.
 //
 // A run is this node's part of an attempt. Its ranks go waiting -> live -> ended. They wait while
 // trainers of an older attempt of the same job still live here: two attempts never run side by
 // side. When its last rank has ended a run moves to a short memory of ended runs.
 //
-// What must survive the agent is kept by effects that come before those which it explains, and
-// given back by one event, Restored: the state is a function of what was kept. Trainers that
-// outlived the agent are adopted then.
+// State that must survive the agent is kept by effects that come before the effects which it
+// explains, and restored by one event, Restored: the state is a function of what was kept. Trainers
+// that outlived the agent are adopted then.
 #pragma once
 
 #include <deque>
@@ -32,9 +32,9 @@ struct RankState {
   v1::RankPlan plan;
   Life life = Life::kWaiting;
   v1::TrainerPhase phase = v1::TRAINER_PHASE_UNSPECIFIED;
-  v1::TrainerFailure failure;  // the trainer's own word
+  v1::TrainerFailure failure;  // as the trainer reported it
   int64_t last_step = 0;
-  v1::RankFigures figures;  // the newest; of no steps before it has told any
+  v1::RankFigures figures;  // the newest; has no steps before the trainer has reported any
   bool has_exited = false;  // false for a rank that ended before it was started
   v1::ExitRecord exit;      // valid when has_exited
 };
@@ -45,7 +45,7 @@ struct RunState {
   // Seconds; what lives then is killed.
   double kill_at = std::numeric_limits<double>::infinity();
   bool stopping = false;
-  int64_t unanswered_save = 0;  // step of the last one that the coordinator was told of
+  int64_t unanswered_save = 0;  // step of the last one that was reported to the coordinator
 
   bool Ended() const;
 };
@@ -59,12 +59,12 @@ struct AgentState {
   std::map<RunKey, RunState> runs;
   std::deque<EndedRun> ended;  // the latest ones, oldest first
   int highest_attempt = 0;
-  bool leaving = false;  // no run starts any more
+  bool leaving = false;  // no further run starts
 };
 
 // ---- events ----
 
-// What an agent before this one has kept; the first event, if any.
+// The records of a previous agent; the first event, if any.
 struct Restored {
   std::map<RunKey, RunState> runs;
   std::deque<EndedRun> ended;
@@ -89,15 +89,15 @@ struct TrainerEnded {
   int exit_code = 0;  // valid when signal == 0
   int signal = 0;
   std::vector<std::string> last_lines;
-  // What the trainer left behind; used when it could tell its agent nothing.
+  // The note that the trainer left behind; used when it could not report to its agent.
   std::string reason;
   bool permanent = false;
   bool out_of_memory = false;  // killed by the kernel, because memory ran out
-  std::string gpu_note;     // what the driver has said of its GPU; empty: nothing, or it has none
-  bool gpu_failed = false;  // and that no program can have caused it
+  std::string gpu_note;        // the driver's reports about its GPU; empty: none, or it has no GPU
+  bool gpu_failed = false;     // whether that rules out a fault of the program
   std::optional<double> device_utilization = {};  // as in RankFigures
 };
-// The agent will end: no run starts any more.
+// The agent will end: no further run starts.
 struct Leaving {};
 // The agent ends with its trainers.
 struct ShutDown {
@@ -114,7 +114,7 @@ struct AgentEvent {
 
 // ---- effects, to be done in this order ----
 
-// Makes durable how the run is now, before any effect that follows.
+// Makes the current state of the run durable, before any effect that follows.
 struct KeepRun {
   RunKey run;
 };
@@ -122,7 +122,8 @@ struct StartTrainer {
   RunKey run;
   int rank = 0;
 };
-// From another agent that has started it. Answered by TrainerEnded, at once when it has gone.
+// Takes over a rank that another agent started. Answered by TrainerEnded, immediately if it has
+// gone.
 struct AdoptTrainer {
   RunKey run;
   int rank = 0;
@@ -143,7 +144,7 @@ struct TellCoordinator {
 struct ReadData {
   v1::PrepareData request;
 };
-// The run has ended: its processes are reaped, nothing about it follows. Kept as ended.
+// The run has ended: its processes are reaped, and no more messages about it follow. Kept as ended.
 struct ForgetRun {
   RunKey run;
 };
@@ -153,7 +154,8 @@ using AgentEffect = std::variant<KeepRun, StartTrainer, AdoptTrainer, SignalTrai
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
 
-// Runs with live or waiting ranks; with `ended`, also those whose end the coordinator may not know.
+// Runs with live or waiting ranks; with `ended`, also those whose end the coordinator might not
+// know.
 std::vector<v1::RunId> RunsOf(const AgentState& state, bool ended);
 
 v1::RunId ToRunId(const RunKey& key);

@@ -15,7 +15,7 @@ class GpuSeries {
   void Set(MetricId metric, const std::optional<Value>& value) {
     if (value.has_value()) page_.Set(metric, {gpu_, uuid_}, static_cast<double>(*value));
   }
-  // With a label between the two: `kind` or `reason`.
+  // With a label between the other two: `kind` or `reason`.
   template <typename Value>
   void Set(MetricId metric, const char* label, const std::optional<Value>& value) {
     if (value.has_value()) page_.Set(metric, {gpu_, label, uuid_}, static_cast<double>(*value));

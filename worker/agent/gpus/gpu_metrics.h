@@ -1,4 +1,4 @@
-// GPUs on the page for Prometheus. What a GPU does not say has no series.
+// GPUs on the page for Prometheus. Values that a GPU does not report have no series.
 //
 // Pure.
 #pragma once

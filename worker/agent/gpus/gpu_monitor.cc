@@ -26,7 +26,7 @@ struct Watched {
   std::optional<GpuFault> fault;
   std::vector<HeardXid> heard;  // the newest
   std::map<int, int64_t> counts;
-  std::vector<int> kinds;  // each XID that it has had, in their order
+  std::vector<int> kinds;  // each XID that it has reported, in order of appearance
   absl::Time last_in_use = absl::InfinitePast();
 };
 
@@ -42,7 +42,7 @@ struct GpuMonitor::State {
   explicit State(Options given) : options(std::move(given)), watched(options.gpus.list.size()) {}
 
   bool Silent() const { return SteadyNow() - answered > options.silence; }
-  // Records what the thread has found, under the lock. Returns whether a fault is a new one.
+  // Records the results of a look, under the lock. Returns whether any fault has changed.
   bool Take(const std::vector<GpuSample>& samples, const std::vector<GpuXid>& xids,
             const std::set<int>& in_use, const absl::Status& status);
 
@@ -52,7 +52,7 @@ struct GpuMonitor::State {
   std::condition_variable changed;
   std::vector<Watched> watched;
   absl::Time answered = SteadyNow();
-  uint64_t wanted = 0;  // looks that were asked for, and those that are done
+  uint64_t wanted = 0;  // looks that were requested, and looks that are done
   uint64_t looked = 0;
   bool in_driver = false;
   bool stopped = false;
@@ -110,7 +110,7 @@ void GpuMonitor::Stop() {
   state_->stopped = true;
   state_->changed.notify_all();
   state_->changed.wait_for(lock, kStopPatience, [this] { return state_->done; });
-  // Callbacks end by themselves; the driver may not.
+  // Callbacks end by themselves; a call of the driver might not.
   state_->changed.wait(lock, [this] { return state_->done || state_->in_driver; });
   std::thread thread = std::move(state_->thread);
   const bool done = state_->done;
@@ -118,7 +118,7 @@ void GpuMonitor::Stop() {
   if (done) {
     thread.join();
   } else {
-    LogWarning("the NVIDIA driver does not answer: leaving the thread that asks it");
+    LogWarning("the NVIDIA driver does not answer: abandoning the thread that queries it");
     thread.detach();
   }
 }
@@ -186,8 +186,8 @@ std::vector<GpuReading> GpuMonitor::Readings() const {
     reading.fault = gpu.fault;
     if (silent && !reading.fault.has_value()) {
       reading.fault = GpuFault{
-          "the NVIDIA driver does not answer: see the kernel's log; restart the node when it stays "
-          "so",
+          "the NVIDIA driver does not answer: check the kernel log; restart the node if this "
+          "persists",
           false};
     }
     reading.xids = gpu.counts;

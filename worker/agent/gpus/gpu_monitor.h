@@ -1,8 +1,8 @@
-// Looks at the node's GPUs every few seconds, in a thread of its own, since a driver that hangs
-// must not hang the agent: what others ask is answered from the last look, or that there is none.
+// Polls the node's GPUs every few seconds, in a thread of its own, since a driver that hangs must
+// not hang the agent: queries are answered from the last poll, or with the fact that there is none.
 //
 // Threads: all methods from any thread; Start, then Stop, once each. Callbacks come from the
-// monitor's thread, none after Stop. A thread that hangs in the driver then is left behind.
+// monitor's thread, none after Stop. A thread that hangs in the driver by then is abandoned.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,10 @@
 
 namespace tercio {
 
-// What is known of one GPU.
+// The last known state of one GPU.
 struct GpuReading {
   Gpu gpu;
-  std::optional<GpuSample> sample;  // absent before the first, and when the driver is silent
+  std::optional<GpuSample> sample;  // absent before the first, and while the driver is silent
   double age_seconds = 0;           // since the last look, or the start
   std::optional<GpuFault> fault;
   std::map<int, int64_t> xids;  // how often each was reported since the start
@@ -36,24 +36,24 @@ class GpuMonitor {
     Gpus gpus;
     std::string unusable;  // why trainers cannot run on any of them; empty: they can
     bool shared = false;   // several ranks are to use one GPU
-    // Memory that processes of others may have on a GPU that takes ranks.
+    // Memory that foreign processes may use on a GPU before it stops taking ranks.
     int64_t others_bytes = int64_t{1} << 30;
     absl::Duration interval = absl::Seconds(5);
-    absl::Duration silence = absl::Seconds(30);  // after it the driver counts as not answering
-    // Memory of ranks that have ended may be theirs for so long.
+    absl::Duration silence = absl::Seconds(30);  // then the driver counts as not answering
+    // Memory in use may belong to ranks that have ended for up to this long.
     absl::Duration release = absl::Seconds(10);
     std::function<absl::StatusOr<std::unique_ptr<GpuSession>>()> open = GpuSession::Open;
   };
   struct Callbacks {
     // The GPUs that ranks are on, as places in `Options::gpus.list`.
     std::function<std::set<int>()> in_use;
-    // Other GPUs are faulty than before, or in another way.
+    // Called when other GPUs are faulty than before, or in another way.
     std::function<void()> on_change;
   };
-  // What the driver has said of a GPU lately.
+  // Recent reports of the driver about a GPU.
   struct Trouble {
     std::string text;        // "XID 79 (the GPU has fallen off the bus)"; empty: nothing
-    bool of_device = false;  // no program can have caused it
+    bool of_device = false;  // not caused by any program
   };
 
   explicit GpuMonitor(Options options);
@@ -62,7 +62,7 @@ class GpuMonitor {
   void Start(Callbacks callbacks);
   void Stop();
 
-  // Looks now. Returns when that is done, and on_change with it, at most after `patience`.
+  // Polls now. Returns when that and on_change are done, or after `patience`.
   void Look(absl::Duration patience);
   // Readings of each GPU, in the order of `Options::gpus.list`.
   std::vector<GpuReading> Readings() const;

@@ -17,8 +17,8 @@
 namespace tercio {
 namespace {
 
-// Sequences at a time. What could not be written may have been sent: its numbers must not come
-// again after a restart.
+// Sequence numbers are reserved in blocks of this size. A message that could not be written may
+// have been sent: its number must not be used again after a restart.
 constexpr uint64_t kReserved = 1 << 20;
 constexpr int64_t kEndedRuns = 32;  // as many as the core remembers
 
@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS ranks(job TEXT, attempt INTEGER, rank INTEGER, life I
   PRIMARY KEY(job, attempt, rank)) WITHOUT ROWID;
 )";
 
-// Puts pairs of a key and a value in place of those with the same key.
+// Merges `later` into `all`; a later pair replaces the one with the same key.
 template <typename Key, typename Value>
 void Replace(std::vector<std::pair<Key, Value>>& all, std::vector<std::pair<Key, Value>>& later) {
   for (std::pair<Key, Value>& pair : later) {
@@ -62,7 +62,7 @@ std::string RandomId() {
 
 }  // namespace
 
-// A rank's start has no second message, and runs end once.
+// A rank starts only once, and a run ends only once, so those are never replaced.
 void AgentChanges::Add(AgentChanges later) {
   std::move(later.messages.begin(), later.messages.end(), std::back_inserter(messages));
   Replace(runs, later.runs);
@@ -77,11 +77,11 @@ absl::StatusOr<std::unique_ptr<AgentStore>> AgentStore::Open(const std::string& 
   auto store = TryOpen(path, most_spool_bytes);
   if (store.ok()) return store;
   if (absl::IsUnimplemented(store.status())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": ", std::string(store.status().message()),
-                     "; install that version, or move the file away: the node's runs start again"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        path, ": ", std::string(store.status().message()),
+        "; install that version, or move the file away, which restarts the node's runs"));
   }
-  LogError(absl::StrCat(path, " is damaged and put aside as ", path,
+  LogError(absl::StrCat(path, " is damaged; moving it to ", path,
                         ".damaged: ", std::string(store.status().message())));
   for (const char* part : {"", "-wal", "-shm"}) {
     std::rename(absl::StrCat(path, part).c_str(), absl::StrCat(path, ".damaged", part).c_str());
@@ -119,7 +119,9 @@ absl::Status AgentStore::Prepare() {
   {
     SqliteStatement check(database_, "PRAGMA quick_check(1)");
     TERCIO_ASSIGN_OR_RETURN(const bool row, check.Next());
-    if (!row || check.Bytes(0) != "ok") return absl::FailedPreconditionError("it is inconsistent");
+    if (!row || check.Bytes(0) != "ok") {
+      return absl::FailedPreconditionError("the database is inconsistent");
+    }
   }
   TERCIO_RETURN_IF_ERROR(Run(kSchema));
   return BringUpToDate();
@@ -134,9 +136,10 @@ absl::Status AgentStore::BringUpToDate() {
   }
   if (version > kVersion) {
     return absl::UnimplementedError(absl::StrCat("written by a newer Tercio (version ", version,
-                                                 " of its tables, this one knows ", kVersion, ")"));
+                                                 " of its tables; this one supports ", kVersion,
+                                                 ")"));
   }
-  // The first tables did not keep the last of the missing lines.
+  // The first version of the tables did not keep the last of the missing lines.
   bool known = false;
   {
     SqliteStatement query(database_,
@@ -197,7 +200,7 @@ absl::Status AgentStore::LoadRuns() {
     }
     RunState& run = restored_.runs[key];
     if (!run.start.ParseFromString(runs.Bytes(2))) {
-      return absl::FailedPreconditionError("a damaged run");
+      return absl::FailedPreconditionError("a record of a run is damaged");
     }
     run.stopping = runs.Integer(3) != 0;
     for (const v1::RankPlan& plan : run.start.ranks()) {
@@ -217,7 +220,7 @@ absl::Status AgentStore::LoadRuns() {
     const int index = static_cast<int>(ranks.Integer(2));
     v1::ExitRecord exit;
     if (!exit.ParseFromString(ranks.Bytes(5))) {
-      return absl::FailedPreconditionError("a damaged exit");
+      return absl::FailedPreconditionError("a record of an exit is damaged");
     }
     for (EndedRun& run : restored_.ended) {
       if (run.run == key && ranks.Integer(4) != 0) run.exits.push_back(exit);
@@ -281,7 +284,7 @@ void AgentStore::Acknowledge(uint64_t sequence) {
     if (spool_.Acknowledge(sequence)) Save();
     after = spool_.next();
   }
-  if (after > before) CallListener();  // there is room to say what is missing
+  if (after > before) CallListener();  // there is room to report what is missing
 }
 
 std::vector<v1::AgentMessage> AgentStore::After(uint64_t sequence, int64_t most_bytes) {
@@ -316,7 +319,7 @@ void AgentStore::Save() {
     spool_.ForgetDelta();
     reserved_ = std::max(reserved_, reserving_);
   } else if (!failing_) {
-    LogError(absl::StrCat("agent.db takes nothing; news is in memory only: ",
+    LogError(absl::StrCat("cannot write agent.db; new messages are kept in memory only: ",
                           std::string(status.message())));
   }
   failing_ = !status.ok();

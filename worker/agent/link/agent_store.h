@@ -1,12 +1,11 @@
 // The agent's memory: SQLite in WAL mode with synchronous=NORMAL (it survives the death of the
 // process), one file in the state directory. Holds the spool (spool.h), the runs that live here and
-// those that have ended lately, and the processes of their ranks.
+// those that have ended recently, and the processes of their ranks.
 //
-// A file that is damaged is put aside and a new one begun: the coordinator hears another spool id,
-// and finds out what is lost by what the agent says it runs. One of an older version is brought up
-// to date, one of a newer version is refused (FAILED_PRECONDITION) and left as it is. A disk that
-// cannot be written costs only durability: what could not be written stays in memory and is written
-// later.
+// A damaged file is moved aside and a new one is started: the coordinator receives another spool
+// id, and finds out what is lost from the runs that the agent reports. A file of an older version
+// is migrated; a file of a newer version is refused (FAILED_PRECONDITION) and left as it is. A disk
+// that cannot be written costs only durability: changes stay in memory and are written later.
 //
 // Threads: all methods from any thread.
 #pragma once
@@ -29,17 +28,17 @@ struct sqlite3;
 
 namespace tercio {
 
-// A rank's process, to be found again by another agent.
+// A rank's process, so that another agent can find it again.
 struct ProcessRecord {
   RunKey run;
   int rank = 0;
-  int pid = 0;  // 0: not known to have been started
+  int pid = 0;  // 0: not known to have started
   uint64_t start_time = 0;
   uint64_t received = 0;  // last message of the trainer that was kept
   LogPosition log;
 };
 
-// What one event makes durable: all of it or nothing.
+// The changes that one event makes durable: all of them or none.
 struct AgentChanges {
   std::vector<v1::AgentMessage> messages;
   std::vector<std::pair<RunKey, RunState>> runs;
@@ -51,8 +50,8 @@ struct AgentChanges {
     return messages.empty() && runs.empty() && ended.empty() && started.empty() &&
            received.empty() && logs.empty();
   }
-  // What has come later: of each run and rank the last word stays, so that no more is kept than
-  // there are of them, however long a disk cannot be written.
+  // Merges changes that came later. Only the latest state of each run and rank stays, so that no
+  // more is kept than there are of them, however long the disk cannot be written.
   void Add(AgentChanges later);
 };
 
@@ -65,16 +64,16 @@ class AgentStore {
   AgentStore(const AgentStore&) = delete;
   AgentStore& operator=(const AgentStore&) = delete;
 
-  // Id of the spool in this file, made once.
+  // Id of the spool in this file, generated once.
   const std::string& spool_id() const { return spool_id_; }
 
-  // What the file held when it was opened.
+  // The state that the file held when it was opened.
   const Restored& restored() const { return restored_; }
   const std::vector<ProcessRecord>& processes() const { return processes_; }
 
   void Commit(AgentChanges changes);
 
-  // A small text under a name, empty when there is none.
+  // A small text stored under a name, empty if there is none.
   std::string Note(const std::string& name);
   void SetNote(const std::string& name, const std::string& text);
 
@@ -84,9 +83,9 @@ class AgentStore {
   std::vector<v1::AgentMessage> After(uint64_t sequence, int64_t most_bytes);
   // The sequence of the newest message, 0 when there is none.
   uint64_t Newest();
-  // That are kept for the coordinator.
+  // Size of the messages that are kept for the coordinator.
   int64_t SpoolBytes();
-  // Called without locks when there is more to tell; empty: nobody.
+  // Called without locks when there are more messages to send; empty: no listener.
   void SetListener(std::function<void()> listener);
 
  private:
@@ -101,7 +100,7 @@ class AgentStore {
   absl::Status LoadRuns();
   absl::Status Run(const char* sql);
   void CallListener();
-  // Writes what `unsaved_` and the spool's delta hold; they stay when that fails.
+  // Writes `unsaved_` and the spool's delta; both stay if that fails.
   void Save();
   absl::Status WriteAll();
   absl::Status WriteRuns(const AgentChanges& changes);

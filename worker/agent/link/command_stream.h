@@ -1,5 +1,6 @@
-// What the agent tells one trainer that has just come: its assignment before anything else.
-// Commands that come while the assignment is still being written (a save, a stop) wait for it.
+// Commands of the agent to a trainer that has just attached: its assignment comes before anything
+// else. Commands that arrive while the assignment is still being written (a save, a stop) wait for
+// it.
 //
 // Threads: Send from any; Open once.
 #pragma once
@@ -19,7 +20,7 @@ class CommandStream {
   // `write` is called by one thread at a time.
   explicit CommandStream(Write write) : write_(std::move(write)) {}
 
-  // Writes `first`, then what was sent meanwhile.
+  // Writes `first`, then the commands that were sent meanwhile.
   void Open(const std::vector<v1::TrainerCommand>& first) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const v1::TrainerCommand& command : first) write_(command);

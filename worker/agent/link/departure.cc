@@ -30,7 +30,7 @@ struct Agent {
   bool left = false;
 };
 
-// The agent that has written the file; nullopt when it has ended, or none has.
+// The agent that wrote the file; nullopt if it has ended, or there is none.
 std::optional<Agent> FindAgent(const std::string& state_dir) {
   const absl::StatusOr<std::string> text = ReadFile(FileIn(state_dir));
   if (!text.ok()) return std::nullopt;
@@ -92,20 +92,20 @@ absl::Status Departure::Write(bool left) const {
 absl::Status AskToLeave(const std::string& state_dir, const std::function<bool()>& give_up) {
   const std::optional<Agent> asked = FindAgent(state_dir);
   if (!asked.has_value()) {
-    LogInfo(absl::StrCat("no agent runs on ", state_dir, ": nothing to leave"));
+    LogInfo(absl::StrCat("no agent runs on ", state_dir, ": nothing to do"));
     return absl::OkStatus();
   }
   if (kill(asked->process.pid, Departure::kSignal) != 0 && errno != ESRCH) {
-    return absl::PermissionDeniedError(absl::StrCat("cannot signal the agent, process ",
+    return absl::PermissionDeniedError(absl::StrCat("cannot signal the agent's process ",
                                                     asked->process.pid, ": ", std::strerror(errno),
-                                                    "; run this as its user"));
+                                                    "; run this as the agent's user"));
   }
   while (true) {
     const std::optional<Agent> agent = FindAgent(state_dir);
     if (!agent.has_value() || agent->process.pid != asked->process.pid || agent->left) {
       return absl::OkStatus();
     }
-    if (give_up()) return absl::CancelledError("interrupted; the agent leaves all the same");
+    if (give_up()) return absl::CancelledError("interrupted; the agent continues to leave");
     absl::SleepFor(kLookInterval);
   }
 }

@@ -20,10 +20,10 @@ constexpr char kTokenVariable[] = "TERCIO_JOIN_TOKEN";
 constexpr absl::Duration kLongestWait = absl::Seconds(30);
 constexpr std::chrono::milliseconds kLookInterval{500};
 constexpr std::chrono::milliseconds kAfterFault{30'000};
-// A renewal that fails is tried so many times again before the certificate expires.
+// Attempts to renew a certificate, spread over the time before it expires.
 constexpr int kTries = 20;
 
-// Trainers inherit the environment: the token is taken out of it.
+// Removes the token from the environment, which trainers inherit.
 std::string TakeTokenVariable() {
   const char* value = std::getenv(kTokenVariable);
   std::string token = value == nullptr ? "" : value;
@@ -44,8 +44,8 @@ absl::StatusOr<CertificateFacts> FactsOf(const std::string& path) {
   return ReadCertificate(text);
 }
 
-// Whether there is a certificate that is still good, of the token's authority: a cluster that was
-// made again gives out tokens of another.
+// Whether there is a certificate that is still valid and comes from the token's authority: a
+// cluster that was set up again issues tokens of another authority.
 bool CanBeUsed(const TlsFiles& files, const absl::StatusOr<JoinToken>& token) {
   const absl::StatusOr<CertificateFacts> own = FactsOf(files.certificate);
   if (!own.ok() || own->not_after <= absl::Now()) return false;
@@ -122,7 +122,8 @@ TlsFiles Membership::TrainerFiles() const {
   return EnrolledFiles(options_.state_dir + "/trainer-access");
 }
 
-// With the key a trainer can do what its agent can; it has nothing of other nodes and of people.
+// With the key a trainer can do what its agent can do; it holds nothing that belongs to other nodes
+// or to people.
 absl::Status Membership::CopyForTrainers() {
   if (!options_.trainer_user.has_value()) return absl::OkStatus();
   const auto material = identity_->Current();
@@ -133,7 +134,8 @@ absl::Status Membership::CopyForTrainers() {
   for (const auto& [path, text] :
        {std::pair{files.key, material->key}, std::pair{files.authority, material->authority},
         std::pair{files.certificate, material->certificate}}) {
-    // Theirs before it has its name: there is no moment at which they cannot read it.
+    // Owned by the trainers before it has its name: there is no moment at which they cannot read
+    // it.
     const std::string made = path + ".new";
     TERCIO_RETURN_IF_ERROR(WriteFileDurably(made, text, 0600));
     TERCIO_RETURN_IF_ERROR(GiveTo(*options_.trainer_user, made));
@@ -148,7 +150,8 @@ void Membership::KeepUp(std::shared_ptr<grpc::Channel> coordinator) {
   renewer_ = std::thread([this, channel = std::move(coordinator)] { Run(channel); });
 }
 
-// Also when this node has got another address since: once, whatever form the authority gives it.
+// Also due when this node has got another address since: once, whatever form the authority gives
+// it.
 bool Membership::IsDue() const {
   const CertificateFacts facts = identity_->Current()->facts;
   if (RenewalIsDue(facts, absl::Now())) return true;
@@ -182,9 +185,9 @@ std::chrono::milliseconds Membership::RenewIfDue(
     return kLookInterval;
   }
   const CertificateFacts facts = identity_->Current()->facts;
-  LogWarning(absl::StrCat("the certificate, good until ",
+  LogWarning(absl::StrCat("cannot renew the certificate (valid until ",
                           absl::FormatTime(facts.not_after, absl::UTCTimeZone()),
-                          ", is not renewed yet: ", std::string(status.message())));
+                          ") yet: ", std::string(status.message())));
   const absl::Duration next = (facts.not_after - facts.not_before) / (3 * kTries);
   return std::max(kLookInterval, absl::ToChronoMilliseconds(std::min(next, absl::Hours(1))));
 }

@@ -1,6 +1,7 @@
-// How this node proves who it is: certificate files that somebody has made (--tls-*), or those that
-// it gets itself, once for a join token and from then on for its certificate, and keeps in its
-// state directory. Renewed when a third of their life is left, while everything goes on.
+// How this node proves its identity: with certificate files that are given (--tls-*), or with those
+// that it obtains itself, once for a join token and from then on with its certificate, and keeps in
+// its state directory. They are renewed when a third of their life is left, without interrupting
+// anything.
 //
 // Threads: one of its own, for renewals.
 #pragma once
@@ -35,15 +36,15 @@ class Membership {
     std::string join_token_file;  // empty: TERCIO_JOIN_TOKEN, if that is set
     TlsFiles tls;
     std::vector<std::string> hosts;  // names and addresses by which other nodes reach this one
-    std::optional<TrainerUser> trainer_user;  // who needs copies of the files; nullopt: nobody
+    std::optional<TrainerUser> trainer_user;  // reads copies of the files; nullopt: no copies
   };
 
-  // Whether there are files, or a way to them: without either there is no TLS.
+  // Whether there are files, or a way to obtain them: without either there is no TLS.
   static bool HasMeans(const Options& options);
 
-  // Enrols where there is a token and no certificate of the token's authority that is good, again
-  // and again while nobody answers, until `stop` says so. UNAUTHENTICATED: the token is not taken,
-  // or the server is not the token's; FAILED_PRECONDITION: files that cannot be used; CANCELLED.
+  // Enrols if there is a token and no valid certificate of the token's authority, retrying while
+  // there is no answer, until `stop` returns true. UNAUTHENTICATED: the token is refused, or the
+  // server is not the token's; FAILED_PRECONDITION: unusable files; CANCELLED.
   static absl::StatusOr<std::unique_ptr<Membership>> Join(Options options,
                                                           const std::function<bool()>& stop);
   ~Membership();
@@ -51,8 +52,8 @@ class Membership {
   const std::shared_ptr<TlsIdentity>& identity() const { return identity_; }  // null: no TLS
   // The files for trainers: those of the identity, or copies that their user can read.
   TlsFiles TrainerFiles() const;
-  // Begins to renew, where the files are its own, and to keep the trainers' copies the same. Called
-  // once.
+  // Starts renewing, if the files are this object's own, and keeping the trainers' copies up to
+  // date. Called once.
   void KeepUp(std::shared_ptr<grpc::Channel> coordinator);
 
  private:
@@ -67,8 +68,8 @@ class Membership {
   const Options options_;
   std::shared_ptr<TlsIdentity> identity_;
   bool own_ = false;     // the files are in Directory()
-  bool named_ = false;   // the certificate was asked for with the present hosts; of the thread
-  int64_t copied_ = -1;  // version of what trainers have; of the thread, after Join
+  bool named_ = false;   // the certificate was requested with the present hosts; of the thread
+  int64_t copied_ = -1;  // version of the trainers' copies; of the thread, after Join
 
   std::mutex mutex_;
   std::condition_variable stopped_;

@@ -110,7 +110,7 @@ void NodeLink::Run() {
       }
       const auto stream = stub_->Attach(&context);
       Serve(*stream, context);
-      if (Stops()) context.TryCancel();  // else the other side has ended it, and says why
+      if (Stops()) context.TryCancel();  // else the other side has ended it, and gives the reason
       const grpc::Status status = stream->Finish();
       const std::string why = Stops() ? "" : callbacks_.explain(status);
       std::lock_guard<std::mutex> lock(mutex_);
@@ -190,7 +190,7 @@ void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
       good = stream.Write(message);
       heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
     }
-    changed_.notify_all();  // who waits in Drain
+    changed_.notify_all();  // wakes Drain
   }
   if (good) SayGoodbye(stream);
   context.TryCancel();
@@ -206,7 +206,7 @@ bool NodeLink::WriteSaid(Stream& stream) {
                      [&](const v1::AgentMessage& message) { return stream.Write(message); });
 }
 
-// What the spool holds beyond what was sent.
+// Writes the messages that the spool holds beyond those already sent.
 bool NodeLink::WriteNews(Stream& stream) {
   while (true) {
     uint64_t sent = 0;
@@ -225,7 +225,7 @@ bool NodeLink::WriteNews(Stream& stream) {
   }
 }
 
-// What has come together goes together: a message costs more than what is in it.
+// Messages that arrive together are sent together: each message costs more than its content.
 bool NodeLink::WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch) {
   if (!takes_news_ || batch.size() == 1) {
     return std::all_of(batch.begin(), batch.end(),
@@ -238,7 +238,7 @@ bool NodeLink::WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch) {
   return stream.Write(news);
 }
 
-// A cancelled stream loses what is on its way: lets the coordinator end it.
+// A cancelled stream loses messages that are on their way, so the coordinator is left to end it.
 void NodeLink::SayGoodbye(Stream& stream) {
   stream.WritesDone();
   std::unique_lock<std::mutex> lock(mutex_);

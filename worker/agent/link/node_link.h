@@ -1,6 +1,6 @@
-// The agent's stream to the coordinator: kept up, reconnected with jittered back-off. News comes
-// from the store's spool, in order, and everything that is not acknowledged is sent again after a
-// reconnection; what is true only at the moment is said once or not at all.
+// The agent's stream to the coordinator: kept up, reconnected with jittered back-off. Messages come
+// from the store's spool, in order, and all that are not acknowledged are sent again after a
+// reconnection; transient messages are sent once or not at all.
 //
 // Threads: Say from any thread; callbacks come from the link's own threads and may call Say and
 // commit to the store.
@@ -26,13 +26,13 @@ namespace tercio {
 class NodeLink {
  public:
   struct Callbacks {
-    // Makes the hello of a new connection: what runs here may have changed.
+    // Makes the hello of a new connection: the set of runs on this node may have changed.
     std::function<v1::AgentHello()> hello;
     std::function<v1::AgentHeartbeat()> heartbeat;
-    // True of the moment, said first on every new connection.
+    // Transient messages, sent first on every new connection.
     std::function<std::vector<v1::AgentMessage>()> said_first;
     std::function<void(const v1::CoordinatorMessage&)> on_message;
-    // What to tell people of a connection that broke, or did not come about.
+    // Describes, for people, why a connection broke or could not be made.
     std::function<std::string(const grpc::Status&)> explain;
   };
 
@@ -43,16 +43,16 @@ class NodeLink {
   // Called once.
   void Start(Callbacks callbacks);
 
-  // Breaks the connection and makes none for so long: for drills.
+  // Breaks the connection and does not reconnect for `seconds`: for drills.
   void StayAway(double seconds);
 
-  // Ends the connection; no callback comes after it.
+  // Ends the connection; no callback follows.
   void Stop();
 
-  // For what is true only at the moment: lost when there is no connection.
+  // Sends a transient message, which is lost if there is no connection.
   void Say(v1::AgentMessage message);
 
-  // Whether the coordinator has taken this node in, on the present stream.
+  // Whether the coordinator has accepted this node on the present stream.
   bool connected();
 
   v1::NodeService::Stub& stub() { return *stub_; }
@@ -82,14 +82,14 @@ class NodeLink {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<v1::AgentMessage> said_;  // of the present connection
-  uint64_t sent_ = 0;                  // of the spool, on the present connection
+  uint64_t sent_ = 0;                  // last sequence of the spool sent on the present connection
   bool news_ = false;                  // the spool may hold more
   bool connected_ = false;
-  bool takes_news_ = false;  // the present coordinator: messages together
+  bool takes_news_ = false;  // the present coordinator accepts several messages in one
   bool stopping_ = false;
   std::chrono::steady_clock::time_point away_until_;
   bool broken_ = false;                      // the present connection
-  grpc::ClientContext* greeting_ = nullptr;  // of a connection that waits for the first answer
+  grpc::ClientContext* greeting_ = nullptr;  // of a connection that waits for its first answer
   grpc::ClientContext* present_ = nullptr;   // of any connection
   double heartbeat_seconds_ = 5;
   std::thread thread_;

@@ -8,14 +8,14 @@
 namespace tercio {
 namespace {
 
-// Some room besides the text itself: a row of the database.
+// Overhead of a message besides its text: a row of the database.
 constexpr int64_t kRowBytes = 32;
 
 }  // namespace
 
 void Spool::Restore(uint64_t sequence, std::string bytes) {
   v1::AgentMessage message;
-  if (!message.ParseFromString(bytes)) return;  // a damaged row says nothing to anybody
+  if (!message.ParseFromString(bytes)) return;  // a damaged row has no meaning
   Insert(sequence, std::move(bytes), message);
   next_ = std::max(next_, sequence + 1);
 }
@@ -47,7 +47,7 @@ void Spool::Append(v1::AgentMessage message) {
   Insert(next_++, std::move(bytes), message);
 }
 
-// False when the message is one that must give way itself.
+// Returns false if the message itself must be dropped.
 bool Spool::MakeRoom(int64_t bytes, bool for_logs, bool for_traces) {
   if (bytes_ + bytes <= most_bytes_) return true;
   if (for_logs) return false;
@@ -84,7 +84,7 @@ bool Spool::Acknowledge(uint64_t sequence) {
   delta_.acknowledged = std::max(delta_.acknowledged, sequence);
   std::erase_if(delta_.added, [&](const auto& entry) { return entry.first <= sequence; });
   std::erase_if(delta_.removed, [&](uint64_t removed) { return removed <= sequence; });
-  // With some room to spare, so that markers do not take turns with losses.
+  // Some room is left to spare, so that markers and losses do not alternate.
   if (bytes_ < most_bytes_ / 4 * 3) SayMissing();
   return true;
 }

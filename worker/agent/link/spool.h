@@ -1,8 +1,8 @@
-// What the coordinator must hear and has not acknowledged, in order and bounded.
+// Messages that the coordinator must receive and has not acknowledged, in order and bounded.
 //
-// When the bound is reached log lines give way, the newest first, then traces; everything else is
-// always taken. Lines that are missing are counted by rank, and a line says how many, once there is
-// room again. Not thread-safe; knows no disk: what changed is collected for the one who keeps it.
+// At the limit, log lines are dropped, the newest first, then traces; everything else is always
+// accepted. Missing lines are counted by rank, and a line reports how many, once there is room
+// again. Not thread-safe; knows no disk: changes are collected for the owner, which stores them.
 #pragma once
 
 #include <algorithm>
@@ -24,10 +24,10 @@ class Spool {
 
   struct Missing {
     int64_t lines = 0;
-    v1::LogLine last;  // of them, without its text
+    v1::LogLine last;  // the last of them, without its text
   };
 
-  // What a copy must do to be equal again: remove up to `acknowledged`, add, remove.
+  // The changes that make a copy equal again: remove up to `acknowledged`, add, remove.
   struct Delta {
     uint64_t acknowledged = 0;
     std::map<uint64_t, std::string> added;
@@ -44,15 +44,15 @@ class Spool {
   void Restore(uint64_t sequence, std::string bytes);
   void RestoreMissing(const RankKey& rank, Missing missing) { missing_[rank] = std::move(missing); }
 
-  // Numbers are `first` at least.
+  // Sequence numbers start at `first` or higher.
   void StartAt(uint64_t first) { next_ = std::max(next_, first); }
 
   void Append(v1::AgentMessage message);
-  // Takes what has come up to there as told. True when that was news.
+  // Treats all messages up to `sequence` as delivered. Returns whether any of them was not yet.
   bool Acknowledge(uint64_t sequence);
 
-  // The oldest after `sequence`, ascending: one at least when there is any, then while they are
-  // together below `most_bytes`.
+  // The oldest messages after `sequence`, ascending: at least one if there is any, then as many as
+  // fit into `most_bytes`.
   std::vector<v1::AgentMessage> After(uint64_t sequence, int64_t most_bytes) const;
 
   uint64_t next() const { return next_; }

@@ -15,8 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a path may stand for: itself, the files of a Megatron data set, and those that a pattern
-// names.
+// All files that a path may stand for: itself, the files of a Megatron data set, and the matches of
+// a pattern.
 std::vector<std::string> StandsFor(const std::string& path) {
   std::vector<std::string> found = {path};
   for (const char* end : {".bin", ".idx"}) {
@@ -45,7 +45,7 @@ absl::StatusOr<AllowedPaths> AllowedPaths::Under(const std::vector<std::string>&
     std::error_code error;
     const fs::path real = fs::canonical(root, error);
     if (error || !fs::is_directory(real, error)) {
-      return absl::InvalidArgumentError(absl::StrCat("--data-root ", root, " is no directory"));
+      return absl::InvalidArgumentError(absl::StrCat("--data-root ", root, " is not a directory"));
     }
     allowed.roots_.push_back(WithSlash(real.string()));
   }
@@ -88,7 +88,7 @@ absl::Status AllowedPaths::CheckPath(const std::string& key, const std::string& 
   }
   return absl::PermissionDeniedError(absl::StrCat(
       key, ": ", path,
-      " is outside what jobs may read on this node; its agent's --data-root says what"));
+      " is outside the directories that jobs may read on this node (--data-root of its agent)"));
 }
 
 absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
@@ -102,7 +102,7 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
       for (const std::string& path : part.paths()) TERCIO_RETURN_IF_ERROR(CheckPath(key, path));
     }
   }
-  // These two are built in. All else is a path, also a single word.
+  // These two are built in. Everything else is a path, even a single word.
   if (data.tokenizer() != "bytes" && data.tokenizer() != "chars") {
     TERCIO_RETURN_IF_ERROR(CheckPath("data.tokenizer", data.tokenizer()));
   }
@@ -112,7 +112,7 @@ absl::Status AllowedPaths::Check(const v1::JobSpec& spec) const {
     if (path->empty() || IsInside(*path)) continue;
     return absl::PermissionDeniedError(absl::StrCat(
         key, ": ", *path,
-        " is outside where jobs may write on this node; its agent's --data-root says where"));
+        " is outside the directories that jobs may write on this node (--data-root of its agent)"));
   }
   return absl::OkStatus();
 }

@@ -1,6 +1,6 @@
-// Where job files may have a node read: data, tokenizers and models must lie in one of the agent's
-// data roots, after all symbolic links. A path outside is refused in the same words whether there
-// is something or not.
+// The places that job files may have a node read: data, tokenizers and models must lie in one of
+// the agent's data roots, after resolving all symbolic links. A path outside is refused in the same
+// words whether or not it exists.
 //
 // Threads: const methods from any thread.
 #pragma once
@@ -16,12 +16,12 @@ namespace tercio {
 
 class AllowedPaths {
  public:
-  // Everything.
+  // Allows everything.
   AllowedPaths() = default;
-  // These directories; none: nothing. INVALID_ARGUMENT: one is no directory.
+  // Allows these directories; if there are none, nothing. INVALID_ARGUMENT: one is not a directory.
   static absl::StatusOr<AllowedPaths> Under(const std::vector<std::string>& roots);
 
-  // The same again, in another process: what `any` and `roots` say of the first.
+  // The same object in another process, from the `any` and `roots` of the first.
   static AllowedPaths Again(bool any, std::vector<std::string> roots);
   bool any() const { return any_; }
   const std::vector<std::string>& roots() const { return roots_; }

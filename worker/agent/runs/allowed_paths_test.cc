@@ -50,8 +50,8 @@ TEST_F(AllowedPathsTest, RefusesWhatLiesOutsideInTheSameWords) {
     const absl::Status status = Train(Path(name));
     EXPECT_EQ(status.code(), absl::StatusCode::kPermissionDenied) << name;
     EXPECT_EQ(status.message(), "data.train: " + Path(name) +
-                                    " is outside what jobs may read on this node; its agent's "
-                                    "--data-root says what");
+                                    " is outside the directories that jobs may read on this node "
+                                    "(--data-root of its agent)");
   }
 }
 

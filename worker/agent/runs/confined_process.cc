@@ -23,7 +23,8 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return pointers;
 }
 
-// What the child needs between vfork and exec. It shares the memory, and makes system calls only.
+// The data that the child needs between vfork and exec. It shares the memory, and makes system
+// calls only.
 struct Child {
   const ConfinedProgram& confined;
   char* const* arguments;
@@ -33,7 +34,8 @@ struct Child {
 };
 
 bool DropRights(const TrainerUser& user) {
-  // The library's functions change all threads of this process; these change the child alone.
+  // The library's functions change all threads of this process; these system calls change the child
+  // alone.
   return syscall(SYS_setgroups, 0, nullptr) == 0 &&
          syscall(SYS_setresgid, user.gid, user.gid, user.gid) == 0 &&
          syscall(SYS_setresuid, user.uid, user.uid, user.uid) == 0;
@@ -51,19 +53,21 @@ bool TakeStreams(const ConfinedProgram& confined) {
       dup2(confined.errors, STDERR_FILENO) < 0) {
     return false;
   }
-  // All are closed by exec anyhow, unless somebody has forgotten O_CLOEXEC. Older kernels lack it.
+  // All are closed by exec anyway, unless O_CLOEXEC was forgotten somewhere. Older kernels lack
+  // this call.
   syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 0);
   return true;
 }
 
-// A group of its own (so that Ctrl-C on the terminal is the agent's to handle), default signals.
+// Gets a group of its own (so that Ctrl-C on the terminal is the agent's to handle) and default
+// signals.
 [[noreturn]] void Become(Child& child) {
   const ConfinedProgram& confined = child.confined;
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
   sigset_t none;
   sigemptyset(&none);
-  // The death signal comes after the change of the user, which takes it away.
+  // The death signal is set after the change of the user, which resets it.
   const bool ready =
       setpgid(0, 0) == 0 && TakeStreams(confined) && SetLimits(confined) &&
       prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
@@ -75,7 +79,7 @@ bool TakeStreams(const ConfinedProgram& confined) {
   _exit(127);
 }
 
-// Returns when the child is another program, or has failed.
+// Returns once the child has become the other program, or has failed.
 [[gnu::noinline]] pid_t Fork(Child& child) {
   const pid_t pid = vfork();
   if (pid == 0) Become(child);
@@ -97,7 +101,7 @@ absl::StatusOr<pid_t> StartConfined(const ConfinedProgram& confined) {
   const std::vector<char*> environment_pointers = Pointers(environment);
   Child child = {confined, argument_pointers.data(), environment_pointers.data(),
                  confined.user.has_value() ? &*confined.user : nullptr};
-  // No handler of this process runs in the child, which has its memory.
+  // No signal handler of this process may run in the child, which shares its memory.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);

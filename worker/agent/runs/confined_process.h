@@ -1,6 +1,6 @@
-// Starts a program that computes on what strangers have made: without root's rights where the agent
-// has these, with no way to gain any (no_new_privs), in a process group of its own, and with no
-// file of this process but its standard streams.
+// Starts a program that computes on untrusted input: without root's rights if the agent has these,
+// with no way to gain any (no_new_privs), in a process group of its own, and with no file of this
+// process except its standard streams.
 //
 // Threads: any. The parent's memory is shared until the program has begun; only system calls are
 // made meanwhile.

@@ -13,7 +13,7 @@ namespace {
 constexpr double kKeptSeconds = 600;
 constexpr size_t kMostPathsNamed = 8;
 
-// What the job has a node read, for messages.
+// The files that the job has a node read, for messages.
 std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
   std::vector<std::string> files;
   const auto add = [&files](const char* key, const std::string& path) {
@@ -77,7 +77,7 @@ std::optional<v1::AgentMessage> DataPreparer::Prepare(const v1::PrepareData& req
   return message;
 }
 
-// The process still holds what it has read of the cache.
+// The process still holds the entries of the cache that it has read.
 v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
                                     const absl::StatusOr<v1::PrepareAnswer>& answer) {
   v1::DataPrepared message;
@@ -94,7 +94,7 @@ v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
     message.set_error(node + answer->error());
     return message;
   }
-  // A model that begins with weights has the vocabulary of those, however few ids the data uses.
+  // A model that starts from existing weights has their vocabulary, however few ids the data uses.
   const v1::ModelSpec& model = request.spec().model();
   message.set_vocab_size(model.from().empty() ? answer->vocab_size() : model.vocab_size());
   message.set_train_tokens(answer->train_tokens());
@@ -130,9 +130,8 @@ void DataPreparer::Trim(double now) {
   }
   const int removed = data::TrimDataCache(options_.cache_dir, options_.most_cache_bytes);
   if (removed == 0) return;
-  LogInfo(absl::StrCat("removed the ", removed,
-                       " entries of the data cache that were not used for ",
-                       "the longest time: more than --data-cache-total"));
+  LogInfo(absl::StrCat("removed the ", removed, " least recently used entries of the data cache: ",
+                       "it exceeded --data-cache-total"));
 }
 
 }  // namespace tercio

@@ -31,19 +31,19 @@ class DataPreparer {
   };
   explicit DataPreparer(Options options) : options_(std::move(options)) {}
 
-  // Whether the caller is to call Prepare. False while somebody else does so for the same attempt:
-  // a coordinator that has come back asks again, and hears the one answer.
+  // Whether the caller is to call Prepare. False while another caller does so for the same attempt:
+  // a coordinator that has reconnected asks again, and receives the one answer.
   bool Begin(const v1::RunId& run);
-  // The answer to the request, for which Begin was called. Takes long. Absent when it was
-  // cancelled: nobody waits for it.
+  // The answer to the request, for which Begin was called. Takes long. Absent if it was cancelled,
+  // since nothing waits for it.
   std::optional<v1::AgentMessage> Prepare(const v1::PrepareData& request);
 
-  // Ends what is prepared for the attempt, if anything.
+  // Ends the preparation for the attempt, if there is one.
   void Cancel(const v1::RunId& run);
-  // Ends all; nothing begins after it.
+  // Ends all preparations; none begins after that.
   void CancelAll();
 
-  // Removes what is too much of the cache. `now` is in seconds of a clock that never goes back.
+  // Trims the cache to its limit. `now` is in seconds of a clock that never goes back.
   void Trim(double now);
 
  private:
@@ -59,8 +59,8 @@ class DataPreparer {
   bool stopped_ = false;
   std::map<Key, std::shared_ptr<PreparationProcess>> under_way_;
   Uses fresh_;  // since the last Trim
-  // Entries of which trainers have just been told, and until when they are kept for those: once
-  // these have started they hold them themselves.
+  // Entries that trainers have just been given, and until when they are kept for those: once these
+  // have started they hold them themselves.
   std::vector<std::pair<double, Uses>> kept_;
 };
 

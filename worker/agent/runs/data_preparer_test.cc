@@ -94,7 +94,8 @@ TEST_F(DataPreparerTest, JobsReadWhatIsAllowedOnly) {
   DataPreparer::Options options = Options(Trainer());
   options.allowed = *AllowedPaths::Under({Path("allowed")});
   DataPreparer bounded(options);
-  EXPECT_THAT(ErrorOf(bounded), HasSubstr("is outside what jobs may read on this node"));
+  EXPECT_THAT(ErrorOf(bounded),
+              HasSubstr("is outside the directories that jobs may read on this node"));
   ASSERT_TRUE(RenamePath(Path("corpus.txt"), Path("allowed/corpus.txt")).ok());
   request_.mutable_spec()->mutable_data()->set_train(Path("allowed/corpus.txt"));
   EXPECT_EQ(ErrorOf(bounded), "");

@@ -17,36 +17,36 @@
 namespace tercio {
 namespace {
 
-// The driver may need long for its first answer where nothing keeps GPUs awake (persistence mode).
+// The driver may need long for its first answer if nothing keeps the GPUs awake (persistence mode).
 constexpr absl::Duration kDriverPatience = absl::Seconds(60);
 constexpr absl::Duration kTrainerPatience = absl::Seconds(60);
 
-// Beside the agent, or (in Bazel's tree) in the trainer's own folder.
+// Looks beside the agent, or (in Bazel's tree) in the trainer's own folder.
 std::string FindTrainer(const std::string& name) {
   const std::string beside = absl::StrCat(ProgramDirectory(), "/", name);
   return PathExists(beside) ? beside : absl::StrCat(ProgramDirectory(), "/../trainer/", name);
 }
 
-// Those that this process may use.
+// The GPUs that this process may use.
 absl::StatusOr<Gpus> FindUsableGpus() {
   const auto found = CallWithin<absl::StatusOr<Gpus>>(kDriverPatience, FindGpus);
   if (!found.has_value()) {
     return absl::UnavailableError(absl::StrCat(
         "the NVIDIA driver has not answered within ", absl::FormatDuration(kDriverPatience),
-        ": see nvidia-smi and the kernel's log, restart the node when it stays so"));
+        ": check nvidia-smi and the kernel log; restart the node if this persists"));
   }
   TERCIO_RETURN_IF_ERROR(found->status());
   const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
   return visible == nullptr ? **found : VisibleGpus(**found, visible);
 }
 
-// What the trainer is linked with, and whether this driver runs that.
+// Asks the trainer which libraries it is linked with, and checks whether this driver runs them.
 absl::Status AskTrainer(AgentOptions* options) {
   TERCIO_ASSIGN_OR_RETURN(const std::string text,
                           RunProgram({options->trainer, "--version"}, kTrainerPatience));
   const nlohmann::json facts = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!facts.is_object()) {
-    return absl::InternalError(absl::StrCat(options->trainer, " --version prints no JSON"));
+    return absl::InternalError(absl::StrCat(options->trainer, " --version does not print JSON"));
   }
   options->nccl = facts.value("nccl", "");
   const absl::Status driver =
@@ -61,7 +61,7 @@ absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
   AgentOptions& agent = *options;
   const std::string cuda_trainer =
       agent.trainer.empty() ? FindTrainer("tercio-trainer-cuda") : agent.trainer;
-  // A trainer that is named is the CPU's, unless it is said.
+  // A trainer that is given by name is taken for the CPU's, unless --device says otherwise.
   if (wanted == "cuda" || (wanted == "auto" && agent.trainer.empty())) {
     absl::StatusOr<Gpus> gpus = FindUsableGpus();
     if (!gpus.ok() && wanted == "cuda") return gpus.status();
@@ -72,7 +72,7 @@ absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options) {
     } else if (wanted == "cuda") {
       return absl::FailedPreconditionError(absl::StrCat(
           "--device cuda: ",
-          gpus->list.empty() ? "there is no NVIDIA driver with a GPU here"
+          gpus->list.empty() ? "no NVIDIA driver with a GPU was found on this machine"
                              : absl::StrCat("the trainer program ", cuda_trainer, " is missing")));
     }
   }

@@ -1,4 +1,4 @@
-// What a node computes on, and with which trainer program.
+// Chooses the device that a node computes on, and the trainer program for it.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 namespace tercio {
 
 // Fills in what is open: trainer, device_kind, gpus, slots. `wanted` is "auto", "cpu" or "cuda";
-// auto is cuda where there are a GPU and a trainer for it. FAILED_PRECONDITION | UNAVAILABLE when
-// "cuda" is wanted and cannot be.
+// auto is cuda if there are a GPU and a trainer for it. FAILED_PRECONDITION | UNAVAILABLE if "cuda"
+// is wanted but impossible.
 absl::Status ChooseDevice(const std::string& wanted, AgentOptions* options);
 
 }  // namespace tercio

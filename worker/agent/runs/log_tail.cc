@@ -17,7 +17,7 @@ LogPosition LogTail::EndOf(const std::string& path) {
   return file.ok() ? LogPosition{file->inode(), file->size()} : LogPosition{};
 }
 
-// The file of the position, under either name; else the present one from its beginning.
+// Opens the file of the position, under either name; else the present one at its beginning.
 bool LogTail::Open() {
   if (file_.has_value()) return true;
   if (auto older = UntrustedFile::Open(path_ + ".1");
@@ -34,7 +34,7 @@ bool LogTail::Open() {
   return true;
 }
 
-// The writer has left our file: it says something in the new one only after that.
+// The writer has left our file: it writes to the new one only after that.
 bool LogTail::NextFileHasBegun() const {
   const LogPosition present = EndOf(path_);
   return present.file != 0 && present.file != position_.file && present.offset > 0;
@@ -78,7 +78,7 @@ std::vector<std::string> LogTail::Preceding(size_t most) {
     lines.push_back(text.substr(at, end - at));
     at = end + 1;
   }
-  // The first may be the end of a longer line.
+  // The first line may be the end of a longer one.
   if (begin > 0 && !lines.empty()) lines.erase(lines.begin());
   if (lines.size() > most) lines.erase(lines.begin(), lines.end() - static_cast<ptrdiff_t>(most));
   return lines;

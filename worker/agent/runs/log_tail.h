@@ -1,9 +1,9 @@
-// The lines of a log file that somebody else appends to, each once, also by one reader after
-// another. The writer may rename the file to PATH.1 and begin a new one
-// (worker/trainer/log_file.h); a reader that was away for two of those misses what was between.
+// The lines of a log file that another process appends to, each once, even across successive
+// readers. The writer may rename the file to PATH.1 and begin a new one
+// (worker/trainer/log_file.h); a reader that was away for two of those misses the lines between.
 //
-// Not thread-safe. Errors: a file that cannot be read, or is none (common/untrusted_file.h), has no
-// lines.
+// Not thread-safe. Errors: a file that cannot be read, or is not a regular one
+// (common/untrusted_file.h), has no lines.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +18,8 @@
 namespace tercio {
 
 struct LogPosition {
-  uint64_t file = 0;   // inode; 0: the beginning of whatever is there
-  int64_t offset = 0;  // behind the last line that was taken
+  uint64_t file = 0;   // inode; 0: the beginning of the present file
+  int64_t offset = 0;  // past the last line that was taken
 };
 
 class LogTail {
@@ -29,8 +29,8 @@ class LogTail {
   // The end of the file as it is now.
   static LogPosition EndOf(const std::string& path);
 
-  // Some of the lines that follow; none when there are none yet. With `all`, a last line without an
-  // end counts. Lines that are too long are cut.
+  // Some of the lines that follow; none if there are none yet. With `all`, an unterminated last
+  // line counts, too. Lines that are too long are cut.
   std::vector<std::string> Read(bool all);
   const LogPosition& position() const { return position_; }
 

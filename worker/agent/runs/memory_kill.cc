@@ -18,7 +18,7 @@ namespace tercio {
 namespace {
 
 constexpr auto kSampleInterval = std::chrono::seconds(1);
-// A large process takes its time to end after it was counted.
+// A large process takes a while to end after it was counted.
 constexpr size_t kSamples = 10;
 constexpr int kMostLogRecords = 10'000;
 
@@ -28,9 +28,9 @@ std::string ReadAll(const std::string& path) {
   return text.str();
 }
 
-// Where a hierarchy is mounted.
+// The mount point of a hierarchy.
 struct Mount {
-  std::string root;  // the group that is seen at `point`
+  std::string root;  // the group that is visible at `point`
   std::string point;
   bool unified = false;
 };
@@ -80,7 +80,7 @@ bool KilledForWantOfMemory(const MemoryKillEvidence& evidence) {
   }
   const bool counted = before.of_machine && after.of_machine;
   if (counted && *after.of_machine <= *before.of_machine) return false;
-  // The count of the machine does not say whom: the log does.
+  // The machine-wide count does not name the victim; the log does.
   if (evidence.named) return *evidence.named;
   return counted;
 }
@@ -161,7 +161,7 @@ std::optional<bool> MemoryKillWatch::NamedInLog() {
 
 bool MemoryKillWatch::Killed() {
   const std::string& group = samples_.back().kills.cgroup;
-  // The oldest of the group in which it was in the end.
+  // The oldest sample of the group in which it was in the end.
   const MemoryKills* before = &samples_.back().kills;
   for (auto sample = samples_.rbegin(); sample != samples_.rend(); ++sample) {
     if (sample->kills.cgroup != group) break;

@@ -1,9 +1,9 @@
-// Whether the kernel has killed a process because memory ran out. It says so nowhere in the exit
-// status, so the evidence is put together from what it counts and logs:
-//   - the kills it counts for the process's cgroup (memory.events of cgroup version 2,
-//     memory.oom_control of version 1): decisive where there is such a count;
-//   - the kills it counts for the machine (oom_kill of /proc/vmstat): none means no such kill;
-//   - its log (/dev/kmsg), where it may be read: names the process, or it was another one.
+// Finds out whether the kernel has killed a process because memory ran out. The exit status does
+// not show it, so the evidence is collected from the kernel's counts and log:
+//   - the kills that it counts for the process's cgroup (memory.events of cgroup version 2,
+//     memory.oom_control of version 1): decisive if there is such a count;
+//   - the kills that it counts for the machine (oom_kill of /proc/vmstat): none means no such kill;
+//   - its log (/dev/kmsg), if it is readable: it names the process, or it was another one.
 // Counts are compared with those of some seconds before the end.
 //
 // Threads: one.
@@ -19,23 +19,23 @@
 
 namespace tercio {
 
-// Kills because memory ran out, ever; absent where nobody counts them.
+// Kills because memory ran out, ever; absent if there is no counter.
 struct MemoryKills {
-  std::string cgroup;  // whose count it is
+  std::string cgroup;  // the group that is counted
   std::optional<int64_t> of_cgroup;
   std::optional<int64_t> of_machine;
 };
 
-// About a process that was killed by a SIGKILL of which nobody here knows.
+// Evidence about a process that was killed by a SIGKILL of unknown origin.
 struct MemoryKillEvidence {
   MemoryKills before;
   MemoryKills after;
-  // Whether the kernel's log names the process; absent where it may not be read.
+  // Whether the kernel's log names the process; absent if the log is not readable.
   std::optional<bool> named;
 };
 bool KilledForWantOfMemory(const MemoryKillEvidence& evidence);
 
-// The number behind `name` in lines of "name number".
+// The number after `name` in lines of "name number".
 std::optional<int64_t> CountIn(const std::string& text, const std::string& name);
 // The file with the kill count of a process's cgroup, by /proc/PID/cgroup and /proc/self/mountinfo;
 // empty when there is none.
@@ -51,9 +51,9 @@ class MemoryKillWatch {
   MemoryKillWatch(const MemoryKillWatch&) = delete;
   MemoryKillWatch& operator=(const MemoryKillWatch&) = delete;
 
-  // To be called often while the process lives.
+  // Called often while the process lives.
   void Sample();
-  // After its end.
+  // Called after its end.
   bool Killed();
 
  private:

@@ -31,14 +31,14 @@ namespace {
 
 constexpr int kPollMilliseconds = 250;
 constexpr int kEndPollMilliseconds = 5;
-// From the end of its output to its own.
+// The time from the end of its output to its exit.
 constexpr absl::Duration kEndPatience = absl::Seconds(2);
 constexpr size_t kMostLastWords = 2048;
 constexpr int kReadsAtOnce = 64;
 constexpr rlim_t kMostFiles = 65536;
 
-// What a program needs of its surroundings. No TERCIO_* but the log level: tokens and keys have
-// such names, too.
+// The environment that the program needs. No TERCIO_* but the log level: tokens and keys have such
+// names, too.
 std::vector<std::string> PlainEnvironment() {
   std::vector<std::string> plain = {"CUDA_VISIBLE_DEVICES="};  // it computes on no GPU
   for (const char* name : {"PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
@@ -62,7 +62,7 @@ std::pair<int, rlimit> Bounded(int resource, rlim_t most) {
   return {resource, {limit, limit}};
 }
 
-// Not the address space: files of any size may be mapped.
+// The address space is not limited: files of any size may be mapped.
 std::vector<std::pair<int, rlimit>> Limits(int64_t most_memory) {
   std::vector<std::pair<int, rlimit>> limits = {Bounded(RLIMIT_CORE, 0),
                                                 Bounded(RLIMIT_NOFILE, kMostFiles)};
@@ -86,22 +86,21 @@ absl::Status WhyNoAnswer(const PreparationEnd& end, int64_t most_memory) {
   }
   if (end.signal == 0 && end.exit_code == data::kExitOutOfMemory) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the process that reads them is out of memory: it may take ", Gibibytes(most_memory),
+        "the process that reads them ran out of memory: its limit is ", Gibibytes(most_memory),
         " (--data-memory of the agent); use smaller files, or raise the limit"));
   }
   const std::string said =
       end.last_words.empty() ? "" : absl::StrCat("; it printed: ", end.last_words);
   if (end.signal != 0) {
-    return absl::AbortedError(absl::StrCat("the process that reads them crashed: signal ",
-                                           end.signal, " (", strsignal(end.signal), ")", said,
-                                           "; one of the files is damaged or was made to do this, "
-                                           "or became shorter meanwhile"));
+    return absl::AbortedError(absl::StrCat(
+        "the process that reads them crashed: signal ", end.signal, " (", strsignal(end.signal),
+        ")", said, "; one of the files is damaged or malicious, or was truncated meanwhile"));
   }
-  return absl::AbortedError(absl::StrCat("the process that reads them ended with code ",
-                                         end.exit_code, " and gave no answer", said));
+  return absl::AbortedError(absl::StrCat("the process that reads them exited with code ",
+                                         end.exit_code, " without an answer", said));
 }
 
-// This process's ends of what connects it with the other, and that one's.
+// The ends of the connection between this process and the other: ours and theirs.
 class PreparationProcess::Ends {
  public:
   Ends() = default;
@@ -122,13 +121,14 @@ class PreparationProcess::Ends {
   }
   int its_socket() const { return socket_[1]; }
   int its_errors() const { return errors_[1]; }
-  // The other process has its own.
+  // The other process has ends of its own.
   void CloseIts() {
     for (int* end : {&socket_[1], &errors_[1]}) close(std::exchange(*end, -1));
   }
   int TakeSocket() { return std::exchange(socket_[0], -1); }
 
-  // Sends what can be sent of `request`, takes what has come. False when no more will come.
+  // Sends as much of `request` as possible and reads what has arrived. False when no more will
+  // come.
   bool Exchange(int socket, std::string_view* request, std::string* answer) {
     pollfd entries[2] = {{socket, POLLIN, 0}, {errors_[0], POLLIN, 0}};
     if (!request->empty()) entries[0].events |= POLLOUT;
@@ -148,7 +148,7 @@ class PreparationProcess::Ends {
     return count > 0;
   }
 
-  // Keeps the end of what has come so far.
+  // Keeps the end of the error output so far.
   void TakeErrors() {
     std::array<char, 4096> buffer;
     for (int i = 0; i < kReadsAtOnce; ++i) {
@@ -185,7 +185,7 @@ absl::StatusOr<pid_t> PreparationProcess::Start(Ends& ends) {
   confined.limits = Limits(options_.most_memory);
   confined.ends_with_thread = true;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (cancelled_) return absl::CancelledError("no answer is wanted any more");
+  if (cancelled_) return absl::CancelledError("the request was cancelled");
   TERCIO_ASSIGN_OR_RETURN(pid_, StartConfined(confined));
   return pid_;
 }
@@ -214,7 +214,7 @@ absl::StatusOr<v1::PrepareAnswer> PreparationProcess::Ask(const v1::PrepareReque
     return parsed;
   }
   PreparationEnd end = WaitForEnd();
-  if (cancelled()) return absl::CancelledError("no answer is wanted any more");
+  if (cancelled()) return absl::CancelledError("the request was cancelled");
   ends.TakeErrors();
   end.last_words = ends.LastWords();
   end.out_of_memory = end.signal == SIGKILL && memory.Killed();
@@ -244,13 +244,14 @@ void PreparationProcess::Cancel() {
 PreparationEnd PreparationProcess::WaitForEnd() {
   const absl::Time deadline = SteadyNow() + kEndPatience;
   siginfo_t info = {};
-  // It keeps its number until it is waited for under the lock.
+  // The process keeps its number until it is reaped under the lock.
   while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
          info.si_pid == 0 && SteadyNow() < deadline) {
     poll(nullptr, 0, kEndPollMilliseconds);
   }
-  Kill();  // also what it may have started itself
-  // Not under the lock: one that hangs in a file system does not end, and Cancel must not wait.
+  Kill();  // also any processes that it has started
+  // Not under the lock: a process that hangs in a file system does not end, and Cancel must not
+  // wait.
   while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
   }
   std::lock_guard<std::mutex> lock(mutex_);

@@ -1,9 +1,9 @@
 // One `tercio-trainer --prepare`: a process with a trainer's rights, bounded memory and an
-// environment without secrets, in which the data, tokenizers and models of a job are read. What
-// they do to it, the agent survives.
+// environment without secrets, in which the data, tokenizers and models of a job are read. The
+// agent survives whatever they do to it.
 //
-// Threads: Cancel from any thread; all else, destruction included, by the thread that asks, with
-// which the process ends.
+// Threads: Cancel from any thread; all else, including destruction, from the thread that calls Ask;
+// the process ends with that thread.
 #pragma once
 
 #include <sys/types.h>
@@ -21,15 +21,15 @@
 
 namespace tercio {
 
-// How the process ended that owed an answer.
+// How a process ended that had not answered.
 struct PreparationEnd {
   int exit_code = 0;  // valid when signal == 0
   int signal = 0;
   bool out_of_memory = false;  // killed by the kernel (memory_kill.h)
-  std::string last_words;      // the end of what it printed
+  std::string last_words;      // the end of its error output
 };
 
-// What people are told of it. RESOURCE_EXHAUSTED: for memory; ABORTED: all else. Pure.
+// The message for people. RESOURCE_EXHAUSTED: out of memory; ABORTED: all else. Pure.
 absl::Status WhyNoAnswer(const PreparationEnd& end, int64_t most_memory);
 
 class PreparationProcess {
@@ -37,7 +37,7 @@ class PreparationProcess {
   struct Options {
     std::string program;              // tercio-trainer
     std::optional<TrainerUser> user;  // nullopt: the agent's
-    int64_t most_memory = 0;          // that it may take, without files that it maps; 0: any
+    int64_t most_memory = 0;          // its limit, not counting files that it maps; 0: none
   };
   explicit PreparationProcess(Options options) : options_(std::move(options)) {}
   // Kills it and waits.
@@ -45,12 +45,12 @@ class PreparationProcess {
   PreparationProcess(const PreparationProcess&) = delete;
   PreparationProcess& operator=(const PreparationProcess&) = delete;
 
-  // Starts the process and returns its answer; takes as long as it does. Called once. The process
+  // Starts the process and returns its answer, however long that takes. Called once. The process
   // lives on, and holds the entries of the cache that it has read, until this is destroyed.
-  // CANCELLED | INTERNAL (it cannot be started) | as WhyNoAnswer says.
+  // CANCELLED | INTERNAL (it cannot be started) | as WhyNoAnswer returns.
   absl::StatusOr<v1::PrepareAnswer> Ask(const v1::PrepareRequest& request);
 
-  // Makes Ask return soon, also one that is still to be called.
+  // Makes Ask return soon, even one that is called later.
   void Cancel();
 
  private:
@@ -58,7 +58,7 @@ class PreparationProcess {
   absl::StatusOr<pid_t> Start(Ends& ends);
   bool cancelled();
   bool Kill();
-  // Until it has ended, or for as long as it may take; then it is killed.
+  // Waits for its end, but not for long; then kills it.
   PreparationEnd WaitForEnd();
 
   const Options options_;

@@ -43,7 +43,7 @@ std::vector<pid_t> ThreadsOf(pid_t pid) {
   return threads;
 }
 
-// The default of this signal ends a process: only one that handles it is sent it.
+// By default this signal ends a process: it is sent only to one that handles it.
 bool Handles(pid_t pid, int signal) {
   const std::string status = ReadProc(absl::StrCat("/proc/", pid, "/status"));
   const size_t at = status.find("SigCgt:");
@@ -58,7 +58,8 @@ size_t CountOf(const std::string& text, const std::string& word) {
   return count;
 }
 
-// "thread 12" becomes "thread 12 (grpc_event)"; the ends, which only say that all was written, go.
+// Turns "thread 12" into "thread 12 (grpc_event)" and removes the end lines, which only show that
+// all was written.
 std::string WithNames(pid_t pid, const std::string& dump) {
   std::istringstream lines(dump);
   std::string text;
@@ -91,7 +92,7 @@ std::string StackOf(const InspectedRank& rank, absl::Duration patience) {
   return WithNames(rank.pid, text);
 }
 
-// Protobuf strings are UTF-8; one that is not would cost the whole message.
+// Protobuf strings must be UTF-8; an invalid one would cost the whole message.
 void ToProto(const CollectivePosition& from, v1::CollectiveIdentity* to) {
   to->set_group(ForDisplay(from.group));
   to->set_sequence(from.sequence);
@@ -116,7 +117,7 @@ v1::RankPosition InspectRank(const InspectedRank& rank, absl::Duration patience)
     position.set_seconds(std::max(0.0, MonotonicSeconds() - progress->last_beat));
   }
   const std::string& state = position.process_state();
-  // A stopped process would answer only when it goes on.
+  // A stopped process would answer only after it is continued.
   if (!state.empty() && std::string("TtZX").find(state) == std::string::npos) {
     position.set_stack(StackOf(rank, patience));
   }
@@ -133,7 +134,7 @@ double Median(std::vector<double>& values) {
 
 std::string ProcessState(pid_t pid) {
   const std::string stat = ReadProc(absl::StrCat("/proc/", pid, "/stat"));
-  const size_t name_end = stat.rfind(')');  // the name may hold anything
+  const size_t name_end = stat.rfind(')');  // the name may contain any bytes
   return name_end == std::string::npos || name_end + 2 >= stat.size()
              ? ""
              : stat.substr(name_end + 2, 1);
@@ -156,7 +157,7 @@ void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   if (inserted) entry.last_beat = MonotonicSeconds();
   if (!entry.page.has_value()) {
     auto opened = ProgressReader::Open(page);
-    if (!opened.ok()) return;  // not there yet
+    if (!opened.ok()) return;  // not created yet
     entry.page = *std::move(opened);
   }
   const std::optional<RankProgress> progress = entry.page->Read();
@@ -171,7 +172,7 @@ void RankWatch::Sample(const RunKey& run, int rank, const std::string& page) {
   entry.compute_seconds.push_back(progress->compute_seconds);
 }
 
-// While one of them loads, those that have loaded count, too.
+// While one of them loads, those that have finished loading count, too.
 void RankWatch::AddLoading(const std::map<int, Rank>& ranks, v1::RunHealth* health) {
   const bool loading = std::any_of(ranks.begin(), ranks.end(),
                                    [](const auto& entry) { return entry.second.loading; });

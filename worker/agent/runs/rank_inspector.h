@@ -1,8 +1,8 @@
 // Looks at trainers from outside, through the page that each writes
-// (worker/progress/progress_page.h) and through /proc: also at one that is frozen.
+// (worker/progress/progress_page.h) and through /proc, so that it works for a frozen one, too.
 //
 // Both belong to the trainer, which may have fewer rights than the caller and may write anything
-// into the page and beside it: no file of another is read, and nothing is waited for.
+// into the page and beside it: files of others are never read, and nothing is waited for.
 //
 // RankWatch is fed under its owner's lock and never waits. InspectRanks waits for stacks, so it is
 // called without a lock.
@@ -30,7 +30,7 @@ struct InspectedRank {
 };
 
 // State, place and stacks of all. Threads are asked for their stacks with SIGUSR2 (see
-// worker/trainer/stack_dump.h) when the process handles it and is not stopped; those that have not
+// worker/trainer/stack_dump.h) if the process handles it and is not stopped; those that have not
 // answered within `patience` are missing in the text.
 std::vector<v1::RankPosition> InspectRanks(const std::vector<InspectedRank>& ranks,
                                            absl::Duration patience);
@@ -38,19 +38,19 @@ std::vector<v1::RankPosition> InspectRanks(const std::vector<InspectedRank>& ran
 // The letter of proc(5); empty when there is no such process.
 std::string ProcessState(pid_t pid);
 
-// How the runs of this node get on.
+// The progress of this node's runs.
 class RankWatch {
  public:
-  // Notes the steps that the rank has ended. Called often: steps that end between two calls are
-  // counted as one.
+  // Records the steps that the rank has finished. Called often: steps that end between two calls
+  // are counted as one.
   void Sample(const RunKey& run, int rank, const std::string& page);
-  // What is to be told of the run now; begins the timings again.
+  // The current report about the run; restarts the timings.
   v1::RunHealth Take(const RunKey& run);
   void Forget(const RunKey& run);
 
  private:
   struct Rank {
-    std::optional<ProgressReader> page;  // absent until the trainer has made it
+    std::optional<ProgressReader> page;  // absent until the trainer has created it
     double last_beat = 0;
     int64_t timed_step = 0;
     std::vector<double> step_seconds;

@@ -38,7 +38,7 @@ void SetNow(google::protobuf::Timestamp* time) {
   time->set_nanos(static_cast<int32_t>(absl::ToUnixNanos(now) % 1'000'000'000));
 }
 
-// With what else the trainer has put beside it under its name.
+// Together with all files that the trainer has put beside it under its name.
 void RemovePage(const std::string& path) {
   const size_t name = path.rfind('/') + 1;
   for (const std::string& file : ListDirectory(path.substr(0, name))) {
@@ -46,8 +46,8 @@ void RemovePage(const std::string& path) {
   }
 }
 
-// What a process has said: protobuf strings are UTF-8, and control characters would move the cursor
-// of whoever reads it.
+// Makes a process's output printable: protobuf strings are UTF-8, and control characters would move
+// the reader's cursor.
 std::string Readable(const std::string& text) { return ForDisplay(text, "\t\n"); }
 
 LogFields FieldsOf(const RunKey& key, int rank) {
@@ -58,8 +58,8 @@ std::string LogName(const RunKey& key, int rank) {
   return absl::StrCat("attempt-", key.second, "-rank-", rank, ".log");
 }
 
-// How a trainer ended: by its exit status where this process is its parent, else by the note that
-// it left on its page.
+// How a trainer ended: by its exit status if this process is its parent, else by the note that it
+// left on its page.
 TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
                        const std::string& page_path) {
   TrainerEnded event{key, rank, exit.exit_code, exit.signal, {}, "", false, false};
@@ -78,8 +78,8 @@ TrainerEnded WhatEnded(const RunKey& key, int rank, const ProcessExit& exit,
     event.out_of_memory = true;
   } else if (exit.adopted && exit.signal == 0) {
     event.exit_code = kUnknownExit;
-    event.reason = exit.away ? "ended without a word while its agent was away (killed?)"
-                             : "ended without a word (killed?)";
+    event.reason = exit.away ? "ended without reporting while its agent was away (killed?)"
+                             : "ended without reporting (killed?)";
   }
   return event;
 }
@@ -176,8 +176,8 @@ void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
       {0, StartFailed{effect.run, effect.rank, std::string(process.status().message())}});
 }
 
-// A trainer whose number was not kept, since the agent died while it started it, counts as gone. It
-// ends itself: it is not let in.
+// A trainer whose process number was not kept, since the agent died while starting it, counts as
+// gone. It ends itself, since it is not admitted.
 void RunManager::Do(AdoptTrainer& effect, std::vector<AgentEvent>&) {
   ProcessId id;
   LogPosition log;
@@ -205,7 +205,7 @@ void RunManager::Do(TellTrainer& effect, std::vector<AgentEvent>&) {
   if (trainer.write) {
     trainer.write(effect.command);
   } else {
-    trainer.waiting.push_back(effect.command);  // it is not attached yet, or again
+    trainer.waiting.push_back(effect.command);  // not connected yet, or no longer
   }
 }
 
@@ -256,7 +256,7 @@ void RunManager::Inspect(const v1::InspectRun& request) {
   });
 }
 
-// Drills. What the agent does to itself or its connection is done by those who own these.
+// Drills. Faults of the agent itself or of its connection are injected by their owners.
 void RunManager::Inject(const v1::InjectFault& fault) {
   const RunKey key = ToRunKey(fault.run());
   absl::Status status;
@@ -270,7 +270,8 @@ void RunManager::Inject(const v1::InjectFault& fault) {
     }
   }
   if (process == nullptr) {
-    status = absl::NotFoundError(absl::StrCat("rank ", fault.rank(), " does not run here"));
+    status =
+        absl::NotFoundError(absl::StrCat("rank ", fault.rank(), " is not running on this node"));
   } else if (fault.fault() == "kill-trainer") {
     process->Signal(SIGKILL);
   } else if (fault.fault() == "freeze-trainer") {
@@ -280,12 +281,13 @@ void RunManager::Inject(const v1::InjectFault& fault) {
     command.mutable_flip_bit();
     write(command);
   } else if (fault.fault() == "flip-bit") {
-    status = absl::UnavailableError(absl::StrCat("rank ", fault.rank(), " is not attached"));
+    status = absl::UnavailableError(
+        absl::StrCat("rank ", fault.rank(), " is not connected to its agent"));
   } else if (fault.fault() == "slow-rank") {
     slow_.push_back({key, fault.rank(), SteadySeconds() + fault.seconds(), false});
   } else {
     status = absl::UnimplementedError(
-        absl::StrCat("this agent does not know the fault ", fault.fault()));
+        absl::StrCat("this agent does not support the fault ", fault.fault()));
   }
   AgentChanges changes;
   v1::FaultInjected* done = changes.messages.emplace_back().mutable_fault_injected();
@@ -295,7 +297,8 @@ void RunManager::Inject(const v1::InjectFault& fault) {
   store_.Commit(std::move(changes));
 }
 
-// A slow rank stands still every second slice: slices are short, so that every step has its share.
+// A slow rank is stopped during every second slice: slices are short, so that every step has its
+// share.
 void RunManager::SlowDown() {
   const double now = SteadySeconds();
   for (auto slow = slow_.begin(); slow != slow_.end();) {
@@ -326,7 +329,7 @@ v1::AgentHeartbeat RunManager::Heartbeat() {
   return heartbeat;
 }
 
-// Adds figures of ranks that have stepped since the last heartbeat.
+// Adds figures of ranks that have completed a step since the last heartbeat.
 void RunManager::AddFigures(const RunKey& key,
                             const std::vector<std::optional<double>>& utilization,
                             v1::RunHealth* health) {
@@ -355,7 +358,7 @@ int RunManager::GpuOf(const RunKey& key, int rank) const {
   if (options_.gpus.list.empty() || run == state_.runs.end()) return -1;
   const auto found = run->second.ranks.find(rank);
   if (found == run->second.ranks.end()) return -1;
-  // Slots beyond the GPUs share them.
+  // Slots beyond the number of GPUs share them.
   return found->second.plan.placement().device() % static_cast<int>(options_.gpus.list.size());
 }
 
@@ -375,7 +378,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
   TERCIO_RETURN_IF_ERROR(MakeDirectories(logs));
   TrainerProcess::Options options;
   options.user = options_.trainer_user;
-  // Trainers make their next log file themselves.
+  // Trainers create their next log file themselves.
   if (options.user.has_value()) TERCIO_RETURN_IF_ERROR(GiveTo(*options.user, logs));
   options.program = options_.trainer;
   options.arguments = {"tercio-trainer",
@@ -395,7 +398,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> RunManager::Spawn(const RunKey& 
                        absl::StrCat(options_.log_bytes)};
   options.environment = options_.trainer_environment;
   options.token = state_.runs.at(key).start.token();
-  // By its UUID: numbers change when the driver loses a GPU. The trainer sees no other.
+  // By its UUID: numbers change when the driver loses a GPU. The trainer sees no other GPU.
   if (const int gpu = GpuOf(key, rank); gpu >= 0) {
     options.environment.push_back(
         absl::StrCat("CUDA_VISIBLE_DEVICES=", options_.gpus.list[static_cast<size_t>(gpu)].uuid));
@@ -418,7 +421,7 @@ TrainerProcess::OnLines RunManager::LineSender(const RunKey& key, int rank, Shar
   return [this, key, rank, limit = std::move(limit)](const std::vector<std::string>& lines,
                                                      const LogPosition& position) {
     const LineLimit::Passed passed = limit->Pass(SteadySeconds(), lines);
-    // The place in the log is kept with the next lines that are sent.
+    // The position in the log is stored with the next lines that are sent.
     if (!passed.lines.empty() || passed.left_out_before > 0) SendLines(key, rank, passed, position);
   };
 }
@@ -471,7 +474,7 @@ RankLabels RunManager::LabelsOf(const RunKey& key, int rank) const {
           place.device()};
 }
 
-// With a line in place of those that were left out.
+// Puts a marker in place of the lines that were dropped.
 v1::RankLogs RunManager::MakeLogs(const RunKey& key, int rank, int64_t left_out,
                                   const std::vector<std::string>& lines) const {
   v1::RankLogs logs;
@@ -482,8 +485,8 @@ v1::RankLogs RunManager::MakeLogs(const RunKey& key, int rank, int64_t left_out,
     std::string marker = FormatLogLine(
         LogFormat::kLogfmt,
         {absl::Now(), LogLevel::kWarning, "agent",
-         absl::StrCat(left_out, " lines are left out here: more than ", options_.log_rate,
-                      " a second (--log-rate); the newest of them are in ", LogPath(key, rank))},
+         absl::StrCat(left_out, " lines were dropped here: more than ", options_.log_rate,
+                      " per second (--log-rate); the newest of them are in ", LogPath(key, rank))},
         {}, FieldsOf(key, rank));
     marker.pop_back();
     all.push_back(std::move(marker));
@@ -508,7 +511,7 @@ void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed&
   AgentChanges changes;
   *changes.messages.emplace_back().mutable_logs() =
       MakeLogs(key, rank, passed.left_out_before, passed.lines);
-  // With the lines: they are taken once, whatever becomes of this process.
+  // In the same commit as the lines: they are taken once, even if this process dies.
   changes.logs.push_back({{key, rank}, position});
   store_.Commit(std::move(changes));
   if (passed.left_out_before == 0) return;
@@ -518,7 +521,7 @@ void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed&
   }
 }
 
-// Lines that the rank itself could not write. Under the lock.
+// Reports lines that the rank itself could not write. Called under the lock.
 void RunManager::TellLost(const RunKey& key, int64_t lines) {
   AgentChanges changes;
   v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
@@ -527,7 +530,7 @@ void RunManager::TellLost(const RunKey& key, int64_t lines) {
   store_.Commit(std::move(changes));
 }
 
-// `live`: JOB/FILE of the logs that are written to. Whether it has removed any.
+// Returns whether any log was removed. `live`: JOB/FILE of the logs that are being written.
 bool RunManager::TrimAllLogs(const std::set<std::string>& live) const {
   bool any = false;
   const std::vector<std::string> jobs = ListDirectory(options_.log_dir);
@@ -535,18 +538,20 @@ bool RunManager::TrimAllLogs(const std::set<std::string>& live) const {
     const int removed = TrimLogs(options_.log_dir, {job}, options_.log_quota, live);
     if (removed == 0) continue;
     any = true;
-    LogInfo(absl::StrCat("removed ", removed, " old logs: more than --log-quota"), {{"job", job}});
+    LogInfo(absl::StrCat("removed ", removed, " old logs: the job's logs exceeded --log-quota"),
+            {{"job", job}});
   }
   const int removed = TrimLogs(options_.log_dir, jobs, options_.log_total, live);
   if (removed == 0) return any;
-  LogInfo(absl::StrCat("removed the ", removed, " oldest logs of all jobs: more than --log-total"));
+  LogInfo(absl::StrCat("removed the ", removed,
+                       " oldest logs of all jobs, which exceeded --log-total"));
   return true;
 }
 
-// Under the lock, without which a run may just have made its folder.
+// Called under the lock, without which a run might just have made its folder.
 void RunManager::RemoveEmptyLogFolders() const {
   for (const std::string& job : ListDirectory(options_.log_dir)) {
-    rmdir(absl::StrCat(options_.log_dir, "/", job).c_str());  // what holds something stays
+    rmdir(absl::StrCat(options_.log_dir, "/", job).c_str());  // folders that are not empty stay
   }
 }
 
@@ -584,7 +589,8 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
       trainer->process == nullptr || trainer->process->id().pid != hello.pid() ||
       hello.token() != run->second.start.token()) {
     return absl::PermissionDeniedError(
-        "no such rank here, or it is another process, or the token is not that of its attempt");
+        "there is no such rank on this node, or its process is a different one, or the token is "
+        "not that of its attempt");
   }
   trainer->write = std::move(write);
   trainer->attachment = ++attachments_;
@@ -598,7 +604,7 @@ absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello
   v1::TrainerAssignment& assignment = attachment.assignment;
   *assignment.mutable_spec() = start.spec();
   *assignment.mutable_plan() = plan;
-  // What the ranks of a stage share is sent to a node once.
+  // The part of the plan that the ranks of a stage share is sent to a node once.
   const auto stage = start.stages().find(plan.placement().pipeline_index());
   if (stage != start.stages().end()) *assignment.mutable_plan()->mutable_stage() = stage->second;
   assignment.set_world_size(layout.tensor() * layout.pipeline() * layout.data());
@@ -642,7 +648,7 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
   if (message.sequence() > 0) {
     if (message.sequence() <= trainer->received) return;
     trainer->received = message.sequence();
-    // Receiving a message twice that is not kept does no harm.
+    // Receiving an unkept message twice does no harm.
     const bool kept = message.has_phase() || message.has_trace() || message.has_products_chosen() ||
                       message.step().has_record();
     if (kept) changes.received.push_back({{key, hello.rank()}, message.sequence()});
@@ -651,7 +657,8 @@ void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage
   Apply({0, TrainerSaid{key, hello.rank(), message}}, std::move(changes));
 }
 
-// What a trainer has said while no agent was there, and that is not known from itself.
+// Reads the messages that a trainer sent while no agent was there, and that it did not deliver
+// itself.
 void RunManager::ReceiveUntold(const RunKey& key, int rank) {
   uint64_t& received = trainers_[key][rank].received;
   for (const std::string& bytes :
@@ -665,12 +672,12 @@ void RunManager::ReceiveUntold(const RunKey& key, int rank) {
 
 void RunManager::Measure(const RunKey& key, int rank, const v1::TrainerMessage& message) {
   const RunState& run = state_.runs.at(key);
-  // What it says after its end brings its series back for ever.
+  // A message after its end would bring its series back for ever.
   if (run.ranks.at(rank).life == RankState::Life::kEnded) return;
   const RankLabels labels = LabelsOf(key, rank);
   if (message.has_step()) {
     const v1::JobSpec& spec = run.start.spec();
-    // What was done before an adoption was counted by another agent, or is not known.
+    // Steps before an adoption were counted by another agent, or are not known.
     const bool unknown = std::exchange(trainers_[key][rank].steps_unknown, false);
     const int64_t steps =
         unknown ? 0 : std::max<int64_t>(0, message.step().step() - run.ranks.at(rank).last_step);
@@ -704,7 +711,7 @@ void RunManager::MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase ph
   }
 }
 
-// Lets time pass for the core, and joins the threads of what has ended.
+// Advances the core's time, and joins the threads of runs that have ended.
 void RunManager::Housekeeping() {
   std::unique_lock<std::mutex> lock(mutex_);
   auto tick = std::chrono::steady_clock::now();

@@ -1,6 +1,6 @@
-// The trainers of a node: does what the agent's core (core/agent_core.h) decides, with real
-// processes, and carries what they say to the core, the metrics and the coordinator. What must
-// survive this process is in the store before it has an effect.
+// The trainers of a node: carries out the decisions of the agent's core (core/agent_core.h) with
+// real processes, and passes their messages to the core, the metrics and the coordinator. State
+// that must survive this process is in the store before it has an effect.
 //
 // Threads: all methods from any thread. Callbacks into it come from trainers' watchers, from the
 // trainer service and from the link to the coordinator.
@@ -40,60 +40,60 @@ namespace tercio {
 
 struct AgentOptions {
   std::string node;
-  // HOST:PORT as it is reached from here, by the trainers, too.
+  // HOST:PORT at which this node, including its trainers, reaches it.
   std::string coordinator = "127.0.0.1:7077";
   std::string state_dir;
-  std::string log_dir;                           // of trainers, a directory for each job
-  int64_t log_bytes = int64_t{16} << 20;         // of a trainer's log, before another one begins
-  int64_t log_quota = int64_t{1} << 30;          // of all logs of a job
-  int64_t log_total = int64_t{16} << 30;         // of the logs of all jobs
-  int64_t data_cache_total = int64_t{64} << 30;  // of tokenised texts; what a job uses stays
-  int64_t data_memory = 0;   // for a process that reads the data of a job; 0: any
-  double log_rate = 1000;    // lines of a rank that are sent to the coordinator in a second
-  std::string runtime_dir;   // of the trainer service's socket and of progress pages
+  std::string log_dir;                           // for trainers' logs, a directory for each job
+  int64_t log_bytes = int64_t{16} << 20;         // size at which a trainer's log is rotated
+  int64_t log_quota = int64_t{1} << 30;          // limit for all logs of a job
+  int64_t log_total = int64_t{16} << 30;         // limit for the logs of all jobs
+  int64_t data_cache_total = int64_t{64} << 30;  // limit for tokenised texts; those in use stay
+  int64_t data_memory = 0;   // limit for a process that reads the data of a job; 0: none
+  double log_rate = 1000;    // lines per second of a rank that are sent to the coordinator
+  std::string runtime_dir;   // holds the trainer service's socket and the progress pages
   std::string socket;        // of the trainer service
   std::string trainer;       // program
   std::string data_address;  // for collectives
   int slots = 1;
-  std::string device_kind = "cpu";  // "cpu" | "cuda": what the trainer computes on
+  std::string device_kind = "cpu";  // "cpu" | "cuda": the device that the trainer computes on
   Gpus gpus;
-  std::string nccl;           // version that the trainer is linked with; empty: none, or not known
-  std::string gpus_unusable;  // why the trainer cannot run on any of them; empty: it can
-  // What the driver has said lately of the GPU at this place of `gpus.list`; empty where there are
-  // none. May take seconds.
+  std::string nccl;           // version that the trainer is linked with; empty: none, or unknown
+  std::string gpus_unusable;  // why the trainer cannot use any of them; empty: it can
+  // Recent reports of the driver about the GPU at this index of `gpus.list`; empty if there are no
+  // GPUs. May take seconds.
   std::function<GpuMonitor::Trouble(int gpu)> gpu_trouble;
-  // Share of the last seconds with a kernel running, for each of `gpus.list`; empty where there are
-  // none.
+  // Share of the last seconds with a kernel running, for each of `gpus.list`; empty if there are no
+  // GPUs.
   std::function<std::vector<std::optional<double>>()> gpu_utilization;
   int cores = 1;  // of the machine; the coordinator divides them among ranks
   double agent_grace_seconds = 30;
   std::optional<TrainerUser> trainer_user;  // nullopt: the agent's
-  AllowedPaths allowed;                     // what jobs may name
+  AllowedPaths allowed;                     // paths that jobs may name
   // NAME=value, for trainers only.
   std::vector<std::string> trainer_environment;
 };
 
 class RunManager {
  public:
-  // For what the coordinator is told of the moment; called from any thread, must not call back.
+  // Sends a transient message to the coordinator; called from any thread, must not call back.
   using Say = std::function<void(v1::AgentMessage)>;
-  // The store and the metrics must outlive it. News for the coordinator goes into the store.
+  // The store and the metrics must outlive it. Messages for the coordinator go into the store.
   RunManager(AgentOptions options, AgentMetrics& metrics, AgentStore& store, Say say);
-  // Kills what still runs, unless it was left.
+  // Kills all running trainers, unless Leave was called.
   ~RunManager();
 
-  // Takes up what an agent before this one has kept. Called once, before trainers can attach.
+  // Takes over the runs that a previous agent has kept. Called once, before trainers can attach.
   void Restore();
 
   void Handle(const v1::CoordinatorMessage& message);
 
-  // What the link to the coordinator says by itself.
+  // For the link to the coordinator.
   std::vector<v1::RunId> Running(bool ended) const;
   int highest_attempt() const;
-  // Whether the attempt is here, and the token is its token.
+  // Whether the attempt runs here, and the token is its token.
   bool TakesPart(const v1::RunId& run, const std::string& token) const;
   v1::AgentHeartbeat Heartbeat();
-  // Places in `AgentOptions::gpus.list` on which ranks live.
+  // Indices into `AgentOptions::gpus.list` on which ranks live.
   std::set<int> GpusInUse() const;
 
   // Incremented on every pass of the thread that drives timers (several times per second). Read by
@@ -111,33 +111,33 @@ class RunManager {
   };
   absl::StatusOr<Attachment> Attach(const v1::TrainerHello& hello, WriteCommand write);
   void Detach(const v1::TrainerHello& hello, uint64_t attachment);
-  // What it returns for is kept; said twice it counts once.
+  // The message is kept when this returns; received twice, it counts once.
   void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message);
 
-  // No run starts after it.
+  // No run starts after this.
   void TakeNoMore();
-  // Returns when no run is left, at most after `patience`, or when `give_up` says so.
+  // Returns when no run is left, after `patience`, or when `give_up` returns true.
   void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up);
-  // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after it. Returns when none is
+  // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after this. Returns when none is
   // left.
   void StopAll(absl::Duration grace);
-  // Watches nothing any more and lets all trainers live, for an agent after this one. Nothing
-  // follows but destruction.
+  // Stops watching and leaves all trainers running, for the next agent. Only destruction may
+  // follow.
   void Leave();
 
  private:
   struct Trainer {
     std::unique_ptr<TrainerProcess> process;
     WriteCommand write;
-    std::vector<v1::TrainerCommand> waiting;  // for the next attachment
+    std::vector<v1::TrainerCommand> waiting;  // to be sent at the next attachment
     uint64_t attachment = 0;
     uint64_t received = 0;
-    bool steps_unknown = false;  // adopted, and has told nothing yet
-    double loading_since = 0;    // of the steady clock; 0: it does not load
-    int64_t figures_told = 0;    // step of those in the last heartbeat
+    bool steps_unknown = false;  // adopted, and has reported nothing yet
+    double loading_since = 0;    // of the steady clock; 0: it is not loading
+    int64_t figures_told = 0;    // step of the figures in the last heartbeat
     double utilization_sum = 0;  // of its GPU
     int utilization_samples = 0;
-    int64_t log_lines_lost = 0;  // as it has said last
+    int64_t log_lines_lost = 0;  // the last number that it has reported
 
     std::optional<double> Utilization() const {
       if (utilization_samples == 0) return std::nullopt;
@@ -157,8 +157,8 @@ class RunManager {
   };
   using Trainers = std::map<int, Trainer>;  // by rank
 
-  // Steps the core with the event and with those that its effects bring about. Under the lock.
-  // `changes` are kept together with what the event itself brings.
+  // Steps the core with the event and with those that its effects produce. Called under the lock.
+  // `changes` are committed together with those of the event itself.
   void Apply(AgentEvent event, AgentChanges changes = {});
   void Keep(const std::vector<AgentEffect>& effects, AgentChanges changes);
   void Do(KeepRun&, std::vector<AgentEvent>&) {}  // by Keep
@@ -170,20 +170,20 @@ class RunManager {
   void Do(ReadData& effect, std::vector<AgentEvent>&);
   void Do(ForgetRun& effect, std::vector<AgentEvent>&);
 
-  // Answers once the ranks have been looked at, which may take a second.
+  // Answers after looking at the ranks, which may take a second.
   void Inspect(const v1::InspectRun& request);
   void Inject(const v1::InjectFault& fault);
   void SlowDown();
 
   absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
-  // The place of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
+  // Index of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
   int GpuOf(const RunKey& key, int rank) const;
   void ExplainByGpu(TrainerEnded* event) const;
   void AddFigures(const RunKey& key, const std::vector<std::optional<double>>& utilization,
                   v1::RunHealth* health);
   std::string LogPath(const RunKey& key, int rank) const;
   std::string PagePath(const RunKey& key, int rank) const;
-  // Both are called by the thread that watches the process, and share what it may send.
+  // Both are called by the thread that watches the process, and share its limit on lines.
   using SharedLimit = std::shared_ptr<LineLimit>;
   TrainerProcess::OnLines LineSender(const RunKey& key, int rank, SharedLimit limit);
   TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank, SharedLimit limit);

@@ -16,7 +16,7 @@ namespace {
 
 constexpr char kNote[] = "runtime_directory";
 
-// Root gives it to the user of its trainers.
+// Root may have given it to the user of its trainers.
 bool IsOurs(const std::string& path) {
   struct stat info = {};
   return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&

@@ -1,4 +1,4 @@
-// The directory in which an agent's trainers meet it: its socket and their progress pages. Paths of
+// The directory in which an agent's trainers find it: its socket and their progress pages. Paths of
 // sockets are limited to 107 bytes, so it lies under $RUNTIME_DIRECTORY, else under /tmp, and never
 // in the state directory.
 #pragma once
@@ -10,8 +10,8 @@
 
 namespace tercio {
 
-// That of the agent before this one, which the store remembers, as long as it is there and nobody
-// else's; else a new one under `parent`. UNAVAILABLE when none can be made.
+// The directory of the previous agent, which the store remembers, if it still exists and belongs to
+// this user; else a new one under `parent`. UNAVAILABLE if none can be made.
 absl::StatusOr<std::string> OpenRuntimeDirectory(AgentStore& store, const std::string& parent);
 
 // Removes it; for an agent that leaves no trainers.

@@ -9,10 +9,10 @@
 namespace tercio {
 namespace {
 
-// How often a waiting caller looks whether it still has somebody to wait for.
+// How often a waiting caller checks whether its trainer still waits.
 constexpr auto kLookInterval = std::chrono::milliseconds(100);
 
-// Whether the answer would be another one for another caller.
+// Whether another caller could get another answer.
 bool IsPersonal(const absl::Status& status) {
   return absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
 }
@@ -64,8 +64,9 @@ absl::Status SharedRendezvous::AskFor(std::unique_lock<std::mutex>& lock, const 
   lock.unlock();
   absl::StatusOr<Values> values = ask(missing);
   if (values.ok() && values->size() != missing.size()) {
-    values = absl::InternalError(absl::StrCat(
-        "rendezvous: ", missing.size(), " keys were asked for, ", values->size(), " values came"));
+    values =
+        absl::InternalError(absl::StrCat("rendezvous: ", missing.size(), " keys were requested, ",
+                                         values->size(), " values were returned"));
   }
   lock.lock();
   Known& known = Of(run);
@@ -82,9 +83,9 @@ absl::Status SharedRendezvous::AskFor(std::unique_lock<std::mutex>& lock, const 
 absl::Status SharedRendezvous::WaitFor(std::unique_lock<std::mutex>& lock, const Question& question,
                                        const Caller& caller) {
   while (!question.answered) {
-    if (caller.gave_up()) return absl::CancelledError("the trainer waits no more");
+    if (caller.gave_up()) return absl::CancelledError("the trainer no longer waits");
     if (SteadyNow() >= caller.deadline) {
-      return absl::DeadlineExceededError("rendezvous: nothing came in time");
+      return absl::DeadlineExceededError("rendezvous: timed out");
     }
     answered_.wait_for(lock, kLookInterval);
   }

@@ -1,9 +1,10 @@
 // The rendezvous of a node's trainers, asked once for all of them: the ranks of a node wait for
-// much the same keys. A value never changes within an attempt, so what has come once is given from
-// here; and callers that miss the same keys share one question. Only those: who waits for a larger
-// set could be waiting for what the other is to put next.
+// much the same keys. A value never changes within an attempt, so a known value is returned from
+// here, and callers that miss the same keys share one question. Only those share it: a caller that
+// waits for a larger set could be waiting for a key that the other is to put next.
 //
-// Knows a run by its secret, too: another one asks for itself, and is refused by the coordinator.
+// Identifies a run by its secret, too: a caller with another secret asks for itself, and is refused
+// by the coordinator.
 //
 // Threads: any. A call blocks its thread.
 #pragma once
@@ -33,7 +34,7 @@ class SharedRendezvous {
   using Keys = std::vector<std::string>;
   using Values = std::vector<std::string>;  // in the order of the keys
 
-  // A caller that waits, and its deadline.
+  // A waiting caller, and its deadline.
   struct Caller {
     absl::Time deadline;  // by SteadyNow
     std::function<bool()> gave_up;
@@ -41,20 +42,20 @@ class SharedRendezvous {
   // Asks the coordinator on behalf of a caller; called without a lock.
   using Ask = std::function<absl::StatusOr<Values>(const Keys&)>;
 
-  // What is kept of a run for which `lives` says no is dropped when another run comes.
+  // The values of a run for which `lives` returns false are dropped when another run comes.
   explicit SharedRendezvous(std::function<bool(const Run&)> lives) : lives_(std::move(lives)) {}
 
-  // What `ask` answers for the caller or for one that missed the same keys. When that one's answer
-  // is only about itself (its deadline, its end) this caller asks, too. CANCELLED |
+  // The answer of `ask` for the caller or for one that missed the same keys. If that answer only
+  // concerns the other caller (its deadline, its end), this one asks, too. CANCELLED |
   // DEADLINE_EXCEEDED of this caller.
   absl::StatusOr<Values> Get(const Run& run, const Keys& keys, const Caller& caller,
                              const Ask& ask);
 
-  // The coordinator has taken it.
+  // Stores a value that the coordinator has accepted.
   void Keep(const Run& run, const std::string& key, const std::string& value);
 
  private:
-  // A question that is under way.
+  // A question in progress.
   struct Question {
     bool answered = false;
     absl::Status status;

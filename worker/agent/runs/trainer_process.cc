@@ -37,7 +37,7 @@ absl::StatusOr<int> Holding(const std::string& text) {
   close(ends[1]);
   if (written == static_cast<ssize_t>(text.size())) return ends[0];
   close(ends[0]);
-  return absl::InternalError("cannot hand the trainer its token");
+  return absl::InternalError("cannot pass the token to the trainer");
 }
 
 absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, int output) {
@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<TrainerProcess>> TrainerProcess::Start(const Opti
   if (!log.ok()) return log.status();
   const int output = log->descriptor();
   if (options.user.has_value() && fchown(output, options.user->uid, options.user->gid) != 0) {
-    return absl::InternalError(absl::StrCat("cannot give ", options.log_path, " to ",
+    return absl::InternalError(absl::StrCat("cannot change the owner of ", options.log_path, " to ",
                                             options.user->name, ": ", std::strerror(errno)));
   }
   const LogPosition log_start = {log->inode(), log->size()};
@@ -99,12 +99,12 @@ std::unique_ptr<TrainerProcess> TrainerProcess::Adopt(ProcessId id, const std::s
 
 void TrainerProcess::Begin(const std::string& log_path, OnLines on_lines, OnExit on_exit) {
   if (id_.pid > 0) handle_ = static_cast<int>(syscall(SYS_pidfd_open, id_.pid, 0));
-  // Asked after the handle was made: the handle is of this process and of no later one.
+  // Checked after the handle was made: the handle is of this process and not of a later one.
   if (handle_ >= 0 && StartTimeOf(id_.pid) != id_.start_time) {
     close(handle_);
     handle_ = -1;
   }
-  away_ = HasEnded(0);  // also one that nobody has reaped yet
+  away_ = HasEnded(0);  // also true of one that has not been reaped yet
   watcher_ = std::thread([this, log_path, lines = std::move(on_lines), exit = std::move(on_exit)] {
     Watch(log_path, lines, exit);
   });
@@ -139,7 +139,7 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
   }
   ProcessExit result = Reap();
   const bool unknown = result.adopted && result.signal == 0;
-  // That of somebody who was away when it ended cannot be told from other kills.
+  // A kill while the agent was away cannot be told from other kills.
   if (!result.away && (unknown || (result.signal == SIGKILL && signalled_ != SIGKILL))) {
     result.out_of_memory = memory.Killed();
   }
@@ -157,7 +157,7 @@ ProcessExit TrainerProcess::Reap() {
     result.signal = signalled_;
     return result;
   }
-  kill(-id_.pid, SIGKILL);  // what it may have started itself
+  kill(-id_.pid, SIGKILL);  // any processes that it has started
   int status = 0;
   while (waitpid(id_.pid, &status, 0) < 0 && errno == EINTR) {
   }
@@ -171,7 +171,7 @@ ProcessExit TrainerProcess::Reap() {
 
 void TrainerProcess::Signal(int signal) {
   std::lock_guard<std::mutex> lock(mutex_);
-  // A child's number is its own until it is reaped; somebody else's, as long as it lives.
+  // A child keeps its process number until it is reaped; another process, as long as it lives.
   if (ended_ || (!child_ && HasEnded(0))) return;
   signalled_ = signal;
   kill(-id_.pid, signal);

@@ -1,8 +1,8 @@
 // One trainer in a process group of its own: started, or found again after another agent has
-// started it; its log read line by line; stopped; waited for.
+// started it; its log is read line by line; it is stopped and waited for.
 //
-// The trainer writes into its log file itself, so that it needs nobody who reads, and outlives the
-// agent. Of a process that was found again the exit status is not to be had.
+// The trainer writes its log file itself, so that it needs no reader, and outlives the agent. The
+// exit status of an adopted process is not available.
 //
 // Threads: methods from any thread; callbacks come from a thread of the object. The destructor
 // kills and waits, unless the process was released.
@@ -37,13 +37,13 @@ struct ProcessExit {
   std::vector<std::string> last_lines;
 };
 
-// Numbers of processes come again; a number with the time of its start does not.
+// Process numbers are reused; a number together with its start time is not.
 struct ProcessId {
   pid_t pid = 0;
   uint64_t start_time = 0;  // proc(5), field 22 of stat
 };
 
-// 0 when there is no such process.
+// 0 if there is no such process.
 uint64_t StartTimeOf(pid_t pid);
 
 class TrainerProcess {
@@ -52,11 +52,12 @@ class TrainerProcess {
     std::string program;
     std::vector<std::string> arguments;    // argv[0] included
     std::vector<std::string> environment;  // NAME=value, added to the agent's own
-    std::string token;     // its standard input holds this line: others can look at an environment
-    std::string log_path;  // of which nobody else may be able to make a link
+    std::string token;     // sent on its standard input: an environment is visible to others
+    std::string log_path;  // others must not be able to create links at this path
     std::optional<TrainerUser> user;  // nullopt: the agent's
   };
-  // Lines, and the position behind them; now and then none, so that time passes for the callee.
+  // Lines, and the position after them; called without lines from time to time, so that time passes
+  // for the callee.
   using OnLines =
       std::function<void(const std::vector<std::string>& lines, const LogPosition& position)>;
   using OnExit = std::function<void(const ProcessExit&)>;
@@ -64,17 +65,17 @@ class TrainerProcess {
   // on_exit is called once, after the last on_lines.
   static absl::StatusOr<std::unique_ptr<TrainerProcess>> Start(const Options& options,
                                                                OnLines on_lines, OnExit on_exit);
-  // A process that another agent has started. When it has gone on_exit is called all the same.
+  // A process that another agent has started. If it has gone, on_exit is called nonetheless.
   static std::unique_ptr<TrainerProcess> Adopt(ProcessId id, const std::string& log_path,
                                                LogPosition from, OnLines on_lines, OnExit on_exit);
   ~TrainerProcess();
 
   const ProcessId& id() const { return id_; }
-  // Where the log was when the process started.
+  // The position in the log when the process started.
   const LogPosition& log_start() const { return log_start_; }
-  // To the whole process group; nothing happens when it has ended.
+  // Signals the whole process group; has no effect after its end.
   void Signal(int signal);
-  // Lets it live on by itself: nothing is watched any more, no callback comes.
+  // Leaves it running on its own: it is no longer watched, and no callback follows.
   void Release();
 
  private:
@@ -89,9 +90,9 @@ class TrainerProcess {
   const bool child_;
   const LogPosition log_start_;
   int handle_ = -1;    // pidfd; -1: it had gone before
-  bool away_ = false;  // it had ended when it was looked for
+  bool away_ = false;  // it had ended before it was adopted
   std::mutex mutex_;
-  bool ended_ = false;  // reaped: the number may belong to somebody else by now
+  bool ended_ = false;  // reaped: the number may belong to another process by now
   int signalled_ = 0;   // the last signal that was sent
   std::atomic<bool> released_{false};
   std::thread watcher_;

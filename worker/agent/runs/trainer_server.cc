@@ -22,7 +22,7 @@
 namespace tercio {
 namespace {
 
-// The first version said nothing.
+// The first version did not send its version.
 std::string VersionOf(const grpc::ServerContext& context) {
   const auto found = context.client_metadata().find(kVersionMetadata);
   if (found == context.client_metadata().end()) return "0.1.0";

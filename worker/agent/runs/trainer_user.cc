@@ -36,14 +36,13 @@ absl::StatusOr<std::optional<TrainerUser>> FindTrainerUser(const std::string& na
   }
   const std::optional<TrainerUser> found = Lookup(name);
   if (!found.has_value()) {
-    return absl::NotFoundError(absl::StrCat("--trainer-user ", name, ": there is no such user"));
+    return absl::NotFoundError(absl::StrCat("--trainer-user ", name, ": no such user"));
   }
   if (found->uid == geteuid()) return std::optional<TrainerUser>();
   if (geteuid() == 0) return found;
   return absl::PermissionDeniedError(
       absl::StrCat("--trainer-user ", name,
-                   ": only an agent that runs as root can start trainers "
-                   "as somebody else"));
+                   ": only an agent that runs as root can start trainers as another user"));
 }
 
 absl::Status GiveTo(const TrainerUser& user, const std::string& path) {
@@ -53,10 +52,10 @@ absl::Status GiveTo(const TrainerUser& user, const std::string& path) {
   const absl::Cleanup close_file = [file] { close(file); };
   struct stat info = {};
   if (fstat(file, &info) != 0) return FileError(errno, what, path);
-  // The user may be the owner of the directory that it lies in.
+  // The user may own the directory that it lies in.
   if (S_ISLNK(info.st_mode) || (!S_ISDIR(info.st_mode) && info.st_nlink > 1)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(what, " ", path, ": it is a link, or has a second name"));
+        absl::StrCat(what, " ", path, ": it is a symbolic link or has more than one hard link"));
   }
   if (fchownat(file, "", user.uid, user.gid, AT_EMPTY_PATH) == 0) return absl::OkStatus();
   return FileError(errno, what, path);
@@ -68,7 +67,7 @@ absl::Status LetPass(const std::string& directory) {
       chmod(directory.c_str(), (info.st_mode & 07777) | S_IXGRP | S_IXOTH) == 0) {
     return absl::OkStatus();
   }
-  return FileError(errno, "cannot let trainers pass through", directory);
+  return FileError(errno, "cannot let trainers traverse", directory);
 }
 
 }  // namespace tercio

@@ -20,13 +20,15 @@ namespace {
 constexpr size_t kChunkBytes = 1 << 20;
 
 absl::Status TakesNoPart() {
-  return absl::AbortedError("this agent takes no part in that attempt, or it is over");
+  return absl::AbortedError(
+      "this agent does not take part in that attempt, or the attempt is over");
 }
 
 }  // namespace
 
-// People have certificates of the same authority, and no business here. Those that name no role are
-// of an authority that knows none; nobody has one on the socket of the node's own trainers.
+// People have certificates of the same authority, but no business here. A certificate without a
+// role comes from an authority that has no roles; on the socket of the node's own trainers there
+// are no certificates.
 absl::Status SnapshotServiceImpl::CheckCaller(const grpc::ServerContext& context,
                                               std::string_view call) {
   const auto found = context.auth_context()->FindPropertyValues(GRPC_X509_PEM_CERT_PROPERTY_NAME);
@@ -93,9 +95,9 @@ grpc::Status SnapshotServiceImpl::Get(grpc::ServerContext* context,
   const std::shared_ptr<const SnapshotCopy> copy =
       store_.Find(request->run().job_id(), request->attempt(), request->rank(), request->step());
   if (copy == nullptr) {
-    return ToGrpc(absl::NotFoundError(absl::StrCat("there is no copy of rank ", request->rank(),
-                                                   " at step ", request->step(), " of attempt ",
-                                                   request->attempt(), " any more")));
+    return ToGrpc(absl::NotFoundError(absl::StrCat("there is no longer a copy of rank ",
+                                                   request->rank(), " at step ", request->step(),
+                                                   " of attempt ", request->attempt())));
   }
   v1::GetSnapshotMessage message;
   *message.mutable_begin() = copy->begin;
@@ -121,8 +123,8 @@ absl::StatusOr<std::unique_ptr<SnapshotServer>> SnapshotServer::Listen(
   std::unique_ptr<SnapshotServer> server(new SnapshotServer);
   grpc::ServerBuilder builder;
   ConfigureServer(builder);
-  // Whoever is here has shown a certificate within that time: those that expired before it need
-  // not be known as revoked.
+  // A caller has shown a certificate within that time: revoked certificates that expired earlier
+  // can be forgotten.
   builder.AddChannelArgument(
       GRPC_ARG_MAX_CONNECTION_AGE_MS,
       static_cast<int>(absl::ToInt64Milliseconds(kLongestConnectionOfAgents)));

@@ -29,7 +29,7 @@ class SnapshotServiceImpl : public v1::SnapshotService::Service {
   SnapshotServiceImpl(SnapshotStore& store, TakesPart takes_part)
       : store_(store), takes_part_(std::move(takes_part)) {}
 
-  // Certificates of these numbers are refused from now on.
+  // Refuses certificates with these serial numbers from now on.
   void Revoke(const v1::RevokedCertificates& certificates);
 
   grpc::Status Put(grpc::ServerContext*, grpc::ServerReader<v1::PutSnapshotMessage>* reader,

@@ -20,7 +20,7 @@ std::pair<int, int64_t> AgeOf(const v1::SnapshotBegin& begin) {
   return {begin.run().attempt(), begin.step()};
 }
 
-// -1 for sizes that make no sense.
+// -1 if the sizes are inconsistent.
 int64_t BytesOf(const v1::SnapshotBegin& begin) {
   int64_t bytes = 0;
   for (const v1::TensorSlice& slice : begin.slices()) {
@@ -60,7 +60,7 @@ SnapshotStore::Incoming::~Incoming() { store_.Release(*state_); }
 
 absl::Status SnapshotStore::Incoming::Append(std::string_view bytes) {
   if (bytes.size() > state_->copy->size - state_->filled) {
-    return absl::InvalidArgumentError("more bytes than were announced");
+    return absl::InvalidArgumentError("more bytes than announced");
   }
   std::memcpy(state_->copy->data.get() + state_->filled, bytes.data(), bytes.size());
   state_->filled += bytes.size();
@@ -91,7 +91,7 @@ absl::StatusOr<std::unique_ptr<SnapshotStore::Incoming>> SnapshotStore::Begin(
   begin.clear_token();
   if (begin.step() <= 0 || begin.rank() < 0 || begin.bytes() <= 0 ||
       begin.bytes() != BytesOf(begin)) {
-    return absl::InvalidArgumentError("the sizes of the snapshot make no sense");
+    return absl::InvalidArgumentError("the sizes of the snapshot are inconsistent");
   }
   auto state = std::make_unique<Incoming::State>();
   {
@@ -101,7 +101,7 @@ absl::StatusOr<std::unique_ptr<SnapshotStore::Incoming>> SnapshotStore::Begin(
     state->copy->size = static_cast<size_t>(begin.bytes());
     state->copy->data.reset(new (std::nothrow) char[state->copy->size]);
     if (state->copy->data == nullptr) {
-      return absl::ResourceExhaustedError("no memory for a copy of a snapshot");
+      return absl::ResourceExhaustedError("out of memory for a copy of a snapshot");
     }
     state->id = ++last_id_;
     ranks_[{begin.run().job_id(), begin.rank()}].incoming = state->id;
@@ -113,10 +113,10 @@ absl::StatusOr<std::unique_ptr<SnapshotStore::Incoming>> SnapshotStore::Begin(
   return std::unique_ptr<Incoming>(new Incoming(*this, std::move(state)));
 }
 
-// Gives up what the copy that begins replaces, and looks whether there is room.
+// Drops the copies that the new one replaces, and checks whether there is room.
 absl::Status SnapshotStore::MakeRoom(const v1::SnapshotBegin& begin) {
   const std::string& job = begin.run().job_id();
-  bool later_attempt = false;  // has a snapshot before this one
+  bool later_attempt = false;  // has an earlier snapshot
   for (auto entry = ranks_.lower_bound({job, 0}); entry != ranks_.end(); ++entry) {
     if (entry->first.first != job) break;
     for (const CopyPtr& copy : entry->second.complete) {
@@ -138,7 +138,7 @@ absl::Status SnapshotStore::MakeRoom(const v1::SnapshotBegin& begin) {
   const int64_t free = options_.available_bytes() - unfilled_bytes_ - options_.reserve_bytes;
   if (begin.bytes() <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
-      "no memory for a copy of %.1f MiB: %.1f MiB are free beyond the reserve of %.1f MiB",
+      "not enough memory for a copy of %.1f MiB: %.1f MiB are free beyond the reserve of %.1f MiB",
       static_cast<double>(begin.bytes()) / kMiB,
       static_cast<double>(std::max<int64_t>(0, free)) / kMiB,
       static_cast<double>(options_.reserve_bytes) / kMiB));

@@ -1,13 +1,13 @@
 // Copies of snapshots of ranks, of this node and of others, in this process's memory: volatile.
 //
 // There are at most two copies of each rank at any time: the newest complete one, and either the
-// one before it or the one that is being received. A snapshot of all ranks is thus complete
+// previous one or the one that is being received. Thus a snapshot of all ranks is always complete
 // somewhere while the next is on its way, as no rank begins to send one before all have sent the
-// last. Copies of an older attempt go when a rank begins to send the second snapshot of a later
-// one.
+// last. Copies of an older attempt are dropped when a rank begins to send the second snapshot of a
+// later one.
 //
-// A copy counts when its checksum has been verified. Room for it is taken when it begins; it is
-// refused when the machine would have less than a reserve left.
+// A copy counts once its checksum has been verified. Room for it is reserved when it begins; it is
+// refused if the machine would have less than a reserve left.
 //
 // Threads: all methods from any thread; an Incoming from one at a time, not beyond the store's
 // life. Callbacks come without a lock held, from the thread that made the change.
@@ -46,12 +46,12 @@ class SnapshotStore {
   struct Options {
     int64_t reserve_bytes = 0;
     std::function<int64_t()> available_bytes;  // of the machine's memory
-    // A copy is complete.
+    // Called when a copy is complete.
     std::function<void(v1::SnapshotsHeld)> on_held = [](v1::SnapshotsHeld) {};
     std::function<void(int64_t bytes)> on_bytes = [](int64_t) {};
   };
 
-  // A copy that is being received; gives its room back when it is destroyed unfinished.
+  // A copy that is being received; releases its room if it is destroyed unfinished.
   class Incoming {
    public:
     ~Incoming();
@@ -73,15 +73,15 @@ class SnapshotStore {
 
   explicit SnapshotStore(Options options) : options_(std::move(options)) {}
 
-  // INVALID_ARGUMENT: sizes that make no sense. ABORTED: a later copy of the rank is here.
-  // RESOURCE_EXHAUSTED: no room; says how much there is.
+  // INVALID_ARGUMENT: inconsistent sizes. ABORTED: there is a later copy of the rank.
+  // RESOURCE_EXHAUSTED: no room; the message names what is free.
   absl::StatusOr<std::unique_ptr<Incoming>> Begin(v1::SnapshotBegin begin);
 
-  // A complete copy, null when there is none. It lives as long as it is held.
+  // A complete copy, null if there is none. It lives as long as it is held.
   std::shared_ptr<const SnapshotCopy> Find(const std::string& job, int attempt, int rank,
                                            int64_t step) const;
 
-  // Copies of the job are of no use any more.
+  // Drops the copies of the job, which are of no further use.
   void Drop(const std::string& job);
 
   // All complete copies.
@@ -90,7 +90,7 @@ class SnapshotStore {
   // Bytes of all copies, complete or not.
   int64_t bytes() const;
 
-  // For copies to come.
+  // Applies to copies that begin from now on.
   void SetReserve(int64_t bytes);
 
  private:
@@ -109,7 +109,7 @@ class SnapshotStore {
   Options options_;  // `reserve_bytes` may change, under the lock
   std::map<Key, Rank> ranks_;
   int64_t incoming_bytes_ = 0;
-  int64_t unfilled_bytes_ = 0;  // of these; the machine does not count them as used yet
+  int64_t unfilled_bytes_ = 0;  // part of these; the machine does not count them as used yet
   uint64_t last_id_ = 0;
 };
 
