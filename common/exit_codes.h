@@ -7,7 +7,7 @@
 
 namespace tercio {
 
-// Design, section 4.
+// Scripts rely on these numbers: none changes its meaning (docs/cli.md).
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitJobFailed = 1;
 inline constexpr int kExitUsage = 2;

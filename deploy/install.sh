@@ -174,6 +174,7 @@ deploy/kubernetes/overlays/gpu *.yaml
 deploy/prometheus *.yml
 deploy/prometheus/rules *.yml
 docs *.md
+docs/decisions *.md
 docs/images *.svg *.png
 licenses *[a-z0-9]
 DOCUMENTS

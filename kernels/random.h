@@ -1,15 +1,17 @@
-// Counter-based random numbers keyed by logical identity (design idea 1): the same element gets the
-// same number in every layout. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
-// 1, 2, 3", SC'11), tested against the known answers published with it.
+// Counter-based random numbers keyed by logical identity: the same element gets the same number in
+// every layout. Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+// SC'11), tested against the known answers published with it.
 //
-// Keys: two words of SplitMix64(seed, stream), where stream is kInitializationStream or the step.
-// Counters (four words):
-//   initialisation: {row low, column / 4, tensor index, row high}; the four outputs serve columns
-//   4c .. 4c+3, as two
-//                   Box-Muller pairs.
-//   dropout:        {channel / 4, position, sequence, site | layer << 4}; outputs serve channels 4c
-//   .. 4c+3 attention:      {key / 4, query, sequence, kSiteAttention | layer << 4 | head << 16}
-// Limits that follow: layers < 4,096, heads < 65,536, sequences of a global batch < 2^32.
+// A key is the two words of SplitMix64(SplitMix64(seed) xor stream); the stream is
+// kInitializationStream or the number of the step. A counter has four words, and its four outputs
+// serve four neighbouring columns, channels or keys, 4c .. 4c + 3:
+//
+//   initialisation  {row low, column / 4, tensor index, row high}; two Box-Muller pairs
+//   dropout         {channel / 4, position, sequence, site | layer << 4}
+//   attention       {key / 4, query, sequence, kSiteAttention | layer << 4 | head << 16}
+//
+// "sequence" counts within the global batch. Limits that follow: layers < 4,096, heads < 65,536,
+// sequences of a global batch < 2^32.
 #pragma once
 
 #include <array>

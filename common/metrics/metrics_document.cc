@@ -21,7 +21,7 @@ Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text for
 [operations.md](operations.md).
 
 - Times are seconds since 1970, so `time() - metric` is an age, also when a clock was set. Counters begin at 0 with the daemon, those of a rank
-  with its first report; its phases and processor time begin anew with each attempt.
+  with its first report; its phases and processor time start over with each attempt.
 - `job_id` and `job_name` are on all that concerns a job, `rank` on what concerns a rank (`job` is set by Prometheus). Values longer than
   120 bytes are cut.
 - A job that has ended stays on the pages for `--metrics-linger` seconds (TERCIO_METRICS_LINGER, 60: four scrapes 15 s apart) with its
@@ -31,7 +31,7 @@ Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text for
 - A histogram of a metric is `_bucket`, `_sum` and `_count`.
 
 What a page costs is bounded, however often it is asked for (`common/metrics/metrics_server.h`): it is made at most so often that this takes 5 % of a
-core, 200 connections a second are let in, and of more than 64 at a time the one that is silent longest is closed. A
+core, 200 connections a second are let in, and beyond 64 at a time the connection that has been silent longest is closed. A
 connection ends with its answer.
 )";
 
@@ -40,9 +40,9 @@ struct Section {
   absl::string_view title;
 };
 constexpr Section kSections[] = {
-    {MetricExporter::kCoordinator, "Of the coordinator"},
-    {MetricExporter::kAgent, "Of each agent"},
-    {MetricExporter::kBoth, "Of both daemons"},
+    {MetricExporter::kCoordinator, "Coordinator"},
+    {MetricExporter::kAgent, "Agents"},
+    {MetricExporter::kBoth, "Both daemons"},
 };
 
 std::string TypeOf(const MetricSpec& spec) {

@@ -91,7 +91,7 @@ TEST_F(CheckpointsTest, DamagedOnesArePassedOver) {
   EXPECT_THAT(StepsOf(BreakAndSearch().known), ElementsAre(2));
 }
 
-// The review's scenario: it started at step 0, deleted what it saved, and ended as succeeded.
+// Such a job once started at step 0, deleted the checkpoints that it saved, and ended as succeeded.
 TEST_F(CheckpointsTest, AJobWhoseCheckpointsAreAllDamagedFailsAndNamesThem) {
   StartAll(0);
   Commit(2);

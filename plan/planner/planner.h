@@ -4,10 +4,10 @@
 // Time of a step (reference machine figures in Cluster):
 //   compute  = 6 * weights * tokens / (flop rate * ranks), without recompute (Narayanan et al.
 //              2021, equation 3)
-//   bubble   = compute * (p - 1) / m (section 2.2)
+//   bubble   = compute * (p - 1) / m (the same, section 2.2)
 //   tensor   = 4 all-reduces a layer and micro-batch of 2 (t-1)/t * b s h * 4 bytes (section 3.2)
-//   data     = 2 (d-1)/d * 4 bytes of gradients of a rank, overlapped with half of the backward
-//   pass pipeline = 2 messages a micro-batch of b s h * 4 bytes
+//   data     = 2 (d-1)/d * 4 bytes of gradients of a rank, hidden behind half of the backward
+//   pipeline = 2 messages a micro-batch of b s h * 4 bytes
 #pragma once
 
 #include <string>

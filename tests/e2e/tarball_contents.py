@@ -10,6 +10,7 @@ from harness import ROOT
 GENERATED = (":man",)  # by rules; programs are, too, but lie in ./bin
 GLOBS = {
     "//:documents": ["CHANGELOG.md", "SECURITY.md", "docs/*.md"],
+    "//:decisions": ["docs/decisions/*.md"],
     "//:license": ["LICENSE"],
     "//:images": ["docs/images/*.svg"],
     "//dashboards:files": ["dashboards/*.json", "dashboards/*.py"],

@@ -2,7 +2,7 @@
 # Coverage-guided fuzzing of what reads files that others made: libFuzzer with AddressSanitizer and
 # UndefinedBehaviorSanitizer, from Debian's clang.
 #   tests/fuzz/fuzz.sh [--seconds N] [--results FILE] [TARGET ...]
-# Each target (tests/fuzz/TARGET_fuzz.cc) runs for N seconds (10), from the seeds of make_seeds.py and what
+# Each target (its TARGET_fuzz.cc lies here) runs for N seconds (10), from the seeds of make_seeds.py and what
 # earlier runs have found, which is kept in TERCIO_FUZZ_DIR (~/.cache/tercio-fuzz). An input that breaks a
 # target is left in TERCIO_FUZZ_DIR/found and ends the script with 1.
 set -uo pipefail

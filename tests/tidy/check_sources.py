@@ -74,7 +74,7 @@ OUTSIDE_WORLD = re.compile(
 RPC_EDGES = ["coordinator/service/", "coordinator/", "worker/agent/", "worker/trainer/", "cli/", "common/",
              "tests/"]
 
-# What comments do not say, and what they say instead. A comment is a sentence with a subject, or a noun phrase.
+# What comments and documents do not say, and what they say instead. A comment is a sentence with a subject, or a noun phrase.
 BANNED_WORDS = [
     (re.compile(r"^(Of|Who|Whom|Whose|So many|So often|Another number)\b"), "begin with the thing that is described"),
     (re.compile(r"\banew\b"), "again, restart, start over"),
@@ -84,6 +84,19 @@ BANNED_WORDS = [
     (re.compile(r"\btakes nothing\b"), "is full, cannot be written"),
 ]
 COMMENT = re.compile(r"^\s*(?://|#) (.*)$")
+# Documents that a program writes: what they say stands in its sources.
+GENERATED = ["docs/metrics.md"]
+# Quoted words of a document are a program's: `code`, "output".
+QUOTED = re.compile(r'``.*?``|`[^`]*`|"[^"]*"')
+# Where a sentence of a document begins: behind the mark of a list, a heading or a quotation, in a cell, after a full stop.
+SENTENCE = re.compile(r"(?:^|(?<=[.!?|]))[\s>|#*_-]*(?:\d+\. )?[*_]*")
+
+# The text of a comment on a line, also behind code, by the kind of file; and the paths in it.
+COMMENT_TEXTS = [
+    ((".h", ".cc", ".cu", ".cuh", ".proto"), re.compile(r"(?:^|\s)//(.*)$")),
+    ((".py", ".sh", ".bzl", ".bazel"), re.compile(r"(?:^|\s)#(.*)$")),
+]
+NAMED_FILE = re.compile(r"(?<![\w./*{}$-])(\w[\w-]*/[\w./-]*?\.(?:h|cc|cu|cuh|proto|py|sh|md|bzl|bazel|json|ya?ml|svg))(?![\w/*{-])")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 PRIVATE_PATH = re.compile(r"(?<![\w.$])/(home|root|Users)/\w")
 
@@ -266,11 +279,28 @@ def check_words(sources):
             if is_cpp(path) and PRIVATE_PATH.search(line):
                 faults.append(f"{path}:{number}: a path of one machine: {line.strip()}")
             comment = None if path.endswith(".md") else COMMENT.match(line)
-            for pattern, instead in BANNED_WORDS if comment else []:
-                found = pattern.search(comment.group(1))
-                if found:
-                    faults.append(f"{path}:{number}: \"{found.group(0)}\": {instead}")
+            if comment:
+                faults += banned_words(f"{path}:{number}", comment.group(1))
+        if path.endswith(".md") and path not in GENERATED:
+            for number, line in prose_of(lines):
+                for sentence in SENTENCE.split(line):
+                    faults += banned_words(f"{path}:{number}", sentence)
     return faults
+
+
+def banned_words(where, text):
+    found = [(pattern.search(text), instead) for pattern, instead in BANNED_WORDS]
+    return [f"{where}: \"{match.group(0)}\": {instead}" for match, instead in found if match]
+
+
+def prose_of(lines):
+    """(number, text) of a document's lines, without blocks of code and without what is quoted."""
+    fenced = False
+    for number, line in enumerate(lines, 1):
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.startswith("    "):
+            yield number, QUOTED.sub("''", line)
 
 
 def check_clocks(sources):
@@ -321,6 +351,34 @@ def check_documents(root, sources):
     return faults
 
 
+def comments_of(path, lines):
+    """(number, text) of the comments in a source; the texts in front of a Python module, class or function are some, too."""
+    pattern = next((pattern for endings, pattern in COMMENT_TEXTS if path.endswith(endings)), None)
+    for number, line in enumerate(lines if pattern else [], 1):
+        match = pattern.search(line)
+        if match:
+            yield number, match.group(1)
+    if not path.endswith(".py"):
+        return
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+            text = node.body[0]
+            yield from ((n, lines[n - 1]) for n in range(text.lineno, text.end_lineno + 1))
+
+
+def check_named_files(root, sources):
+    """Every file that a comment names by its path from the root exists."""
+    folders = {p.split("/")[0] for p in sources if "/" in p}
+    faults = []
+    for path, lines in sources.items():
+        for number, text in comments_of(path, lines):
+            for target in NAMED_FILE.findall(text):
+                written = re.sub(r"(\.grpc)?\.pb\.h$", ".proto", target)  # made of it
+                if target.split("/")[0] in folders and not os.path.exists(os.path.join(root, written)):
+                    faults.append(f"{path}:{number}: {target} does not exist")
+    return faults
+
+
 def read_sources(root):
     sources = {}
     for path in tracked_files(root):
@@ -348,6 +406,7 @@ def main():
         "words": check_words(sources),
         "clocks": check_clocks(sources),
         "documents": check_documents(root, sources),
+        "files that comments name": check_named_files(root, sources),
     }
     for name, faults in checks.items():
         for fault in faults:

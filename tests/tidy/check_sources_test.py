@@ -90,6 +90,30 @@ class CheckSourcesTest(unittest.TestCase):
             self.assertRegex(faults[0], r'^plan/a.cc:1: ".+": \w')
         self.assertEqual(check_sources.check_words({"plan/a.cc": ["// Offsets of the job.", 'text("Of the job");']}), [])
 
+    def test_documents_avoid_the_same_words_but_in_code_and_quotations(self):
+        for line in ("Of the job.", "- **Whom we trust.** All.", "It is there. Who asks gets it.", "| a | So many are kept |", "1. It is made anew.",
+                     "the disk takes nothing"):
+            faults = check_sources.check_words({"docs/a.md": [line]})
+            self.assertEqual(len(faults), 1, line)
+            self.assertRegex(faults[0], r'^docs/a.md:1: ".+": \w')
+        good = ["```", "Of the job.", "```", "    Who asks", "it reports `takes nothing` and \"comes again\"", "Offsets of the job. The one of which", "It is one",
+                "of many"]
+        self.assertEqual(check_sources.check_words({"docs/a.md": good}), [])
+
+    def test_a_comment_names_only_files_that_exist(self):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+        there = {"tests/tidy/check_sources.py": [], "plan/lanes.h": [], "proto/tercio/v1/job.proto": []}
+        for path, line in (("plan/a.h", "// As plan/absent.h has it."), ("plan/a.cc", "int a;  // see tests/tidy/absent.py"), ("plan/a.cu", "//   plan/absent.cu:"),
+                           ("proto/tercio/v1/a.proto", "  int32 a = 1;  // (plan/absent.h)"), ("tests/a.py", "a = 1  # plan/" + "absent.cc"),
+                           ("tests/a.py", '"""Checks plan/absent.cc."""'), ("tests/a.sh", "# tests/absent.sh --long"), ("plan/BUILD.bazel", "# plan/absent.bzl")):
+            faults = check_sources.check_named_files(root, {**there, path: [line]})
+            self.assertEqual(len(faults), 1, line)
+            self.assertRegex(faults[0], rf"^{path}:1: \S+/absent\.\w+ does not exist$")
+        good = ["// plan/lanes.h, tests/tidy/check_sources.py. See proto/tercio/v1/job.pb.h, proto/tercio/v1/job.grpc.pb.h",
+                "// of https://host/plan/absent.h, others/absent.h, plan/*_absent.cc, plan/{a,b}.cc", 'Open("plan/absent.h");']
+        self.assertEqual(check_sources.check_named_files(root, {**there, "plan/a.cc": good}), [])
+        self.assertEqual(check_sources.check_named_files(root, {**there, "docs/a.md": ["// plan/absent.h"]}), [])  # check_documents
+
     def test_a_document_names_only_what_exists(self):
         root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
         sources = {"tests/tidy/check_sources.py": [], "a.md": ["see `tests/tidy/check_sources.py`"]}
