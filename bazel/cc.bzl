@@ -11,7 +11,7 @@ WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
-# Programs find the libraries of the tarball they lie in (deploy/package.py), and so do the libraries of libraries and what is loaded
+# Programs find the libraries of the tarball that contains them (deploy/package.py), and so do the libraries of libraries and what is loaded
 # at run time: DT_RPATH counts for these, too, DT_RUNPATH would not. In the build tree there is no such folder.
 _PORTABLE = ["-Wl,--disable-new-dtags", "-Wl,-rpath,$$ORIGIN/../lib"]
 

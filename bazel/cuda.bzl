@@ -7,7 +7,7 @@ exists, and is what the tests run.
 load("@cuda//:defs.bzl", "CUDA_AVAILABLE", "CUDA_LIBRARIES", "CUDA_VERSION", "NVCC")
 load("//bazel:cc.bzl", "WARNINGS", "tercio_cc_binary", "tercio_cc_library", "tercio_cc_test")
 
-# Machine code for these, and PTX of the last for whatever comes after.
+# Machine code for these architectures, and PTX of the last for later ones.
 _ARCHITECTURES = ["80", "90"]
 
 _NVCC_FLAGS = [

@@ -55,11 +55,11 @@ def _find_home(ctx):
 def _nvcc_version(ctx, nvcc):
     result = ctx.execute([nvcc, "--version"])
     if result.return_code != 0:
-        fail("{} --version: {}\nMend the toolkit, or set CUDA_HOME to another.".format(nvcc, result.stderr))
+        fail("{} --version: {}\nFix the toolkit, or set CUDA_HOME to another.".format(nvcc, result.stderr))
     for word in result.stdout.replace(",", " ").split(" "):
         if word.startswith("V") and word[1:2].isdigit():
             return word[1:].strip()
-    fail("{} --version does not say which it is: {}".format(nvcc, result.stdout))
+    fail("cannot find the version in the output of {} --version: {}".format(nvcc, result.stdout))
 
 def _write_defs(ctx, home, libraries, version, status):
     ctx.file("defs.bzl", _DEFS.format(
@@ -80,7 +80,7 @@ def _cuda_toolkit_impl(ctx):
         return
     for header in ["cublasLt.h", "cudnn.h", "nccl.h"]:
         if not ctx.path(home + "/include/" + header).exists:
-            status = "CUDA: not built: {} has no include/{}; deploy/install_cuda.sh brings a whole set".format(home, header)
+            status = "CUDA: not built: {} has no include/{}; deploy/install_cuda.sh installs a complete set".format(home, header)
             _write_defs(ctx, None, "", "", status)
             ctx.file("BUILD.bazel", "")
             return
@@ -98,5 +98,5 @@ cuda_toolkit = repository_rule(
     implementation = _cuda_toolkit_impl,
     environ = ["CUDA_HOME"],
     local = True,
-    doc = "Makes @cuda from the toolkit of this machine, or says that there is none.",
+    doc = "Makes @cuda from the toolkit of this machine, or records that there is none.",
 )

@@ -28,7 +28,7 @@ absl::Status StatusOfExit(int status, const std::string& program, const std::str
   if (error != std::string::npos) words = words.substr(error + 7);
   while (!words.empty() && words.back() == '\n') words.pop_back();
   const std::string message =
-      words.empty() ? absl::StrCat(program, " ended at once; see ", log_path) : words;
+      words.empty() ? absl::StrCat(program, " exited immediately; see ", log_path) : words;
   switch (WIFEXITED(status) ? WEXITSTATUS(status) : kExitInternal) {
     case kExitUsage:
       return absl::InvalidArgumentError(message);
@@ -72,10 +72,10 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(const std::string& program,
                                                     const std::vector<std::string>& arguments,
                                                     const std::string& log_path) {
   int output[2];
-  if (pipe2(output, O_CLOEXEC) != 0) return FileError(errno, "cannot make a pipe for", program);
+  if (pipe2(output, O_CLOEXEC) != 0) return FileError(errno, "cannot create a pipe for", program);
   std::vector<std::string> words = {LocateProgram(program)};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  // A group of its own: Ctrl-C is for this program, which stops the others in order.
+  // A process group of its own: Ctrl-C goes to this program, which stops the others in order.
   const absl::StatusOr<pid_t> pid = Spawn(std::move(words), {output[1], log_path, true});
   close(output[1]);
   if (!pid.ok()) {

@@ -11,24 +11,25 @@
 
 namespace tercio::cli {
 
-// The path of another of Tercio's programs: beside this one, or where Bazel puts it; else its name.
+// The path of another of Tercio's programs: in this program's directory, or where Bazel puts it;
+// else its name.
 std::string LocateProgram(const std::string& program);
 
 class Child {
  public:
-  // Starts PROGRAM (beside this program's own file) and waits for its ready line. When it ends
-  // before that, the error has the code of its exit status and the last words it wrote to
+  // Starts PROGRAM (from this program's own directory) and waits for its ready line. If it ends
+  // before that, the error has the code of its exit status and the last lines that it wrote to
   // `log_path`.
   static absl::StatusOr<std::unique_ptr<Child>> Start(const std::string& program,
                                                       const std::vector<std::string>& arguments,
                                                       const std::string& log_path);
-  // SIGTERM, and SIGKILL when that does not help within ten seconds.
+  // Sends SIGTERM, and SIGKILL if the process has not exited within ten seconds.
   ~Child();
 
-  // What follows NAME= in the ready line.
+  // The value of NAME= in the ready line.
   std::string Ready(const std::string& name) const;
   void Kill();
-  // "signal 9", "exit code 7" once it has ended; empty: it lives.
+  // "signal 9" or "exit code 7" once it has ended; empty while it runs.
   std::string EndedWith();
 
  private:

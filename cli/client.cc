@@ -29,10 +29,10 @@ namespace {
 
 constexpr char kDefaultAddress[] = "127.0.0.1:7077";
 
-// For the question of the coordinator's version: what follows says what is wrong with the
-// connection.
+// Deadline for asking the coordinator's version; the call that follows reports what is wrong with
+// the connection.
 constexpr absl::Duration kVersionPatience = absl::Seconds(2);
-// What a coordinator that starts again takes.
+// Time that a restart of the coordinator takes.
 constexpr absl::Duration kSubmitPatience = absl::Seconds(20);
 constexpr absl::Duration kSubmitPause = absl::Milliseconds(200);
 
@@ -64,12 +64,12 @@ absl::Status CallStatus(const grpc::Status& status, const Client& client) {
     TERCIO_RETURN_IF_ERROR(MayUseSocket(client.address()));
     return absl::UnavailableError(absl::StrCat(
         "cannot reach the coordinator at ", client.address(), ": ", status.error_message(),
-        "; is it running? --coordinator HOST:PORT names another"));
+        "; is it running? give --coordinator HOST:PORT to reach another"));
   }
-  // gRPC's own answer to a call that the server has not says nothing.
+  // gRPC's own answer to a call that the server does not implement has no message.
   if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED && status.error_message().empty()) {
     return absl::UnimplementedError(absl::StrCat("the coordinator at ", client.address(),
-                                                 " is of a version that cannot do this"));
+                                                 " runs a version that does not support this"));
   }
   return FromGrpc(status);
 }
@@ -84,7 +84,7 @@ absl::StatusOr<std::string> LiveAddress(const std::string& state_dir) {
   while (!address.empty() && address.back() == '\n') address.pop_back();
   // The file outlives a coordinator that was killed; its lock does not.
   if (!FileLock::IsHeld(state_dir + "/lock")) {
-    return absl::NotFoundError("the coordinator has ended");
+    return absl::NotFoundError("the coordinator is not running");
   }
   return address;
 }
@@ -96,7 +96,7 @@ bool HoldsNoJobs(const std::string& state_dir) {
 
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& address,
                                                           const TlsFiles& tls) {
-  // What it would say of a failed handshake is said by CallStatus, once.
+  // Silences gRPC's log: CallStatus reports a failed handshake, once.
   if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   auto client = std::make_unique<Client>();
   client->address_ = address;
@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectTo(const std::string& add
   return client;
 }
 
-// With the given files, else with those of a login at that address, if there was one.
+// Connects with the given files, else with those of a login at that address, if there was one.
 absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& address,
                                                           const TlsFiles& given) {
   const std::string directory = LoginDirectory(address);
@@ -116,13 +116,13 @@ absl::StatusOr<std::unique_ptr<Client>> Client::ConnectAs(const std::string& add
     const auto identity = TlsIdentity::Load(EnrolledFiles(directory), TlsIdentity::KeyFile::kOwn);
     if (!identity.ok()) {
       return absl::UnauthenticatedError(absl::StrCat(std::string(identity.status().message()),
-                                                     " (`tercio login` makes these files)"));
+                                                     " (`tercio login` creates these files)"));
     }
     renew = RenewalIsDue((*identity)->Current()->facts, absl::Now());
   }
   TERCIO_ASSIGN_OR_RETURN(auto client,
                           ConnectTo(address, login ? EnrolledFiles(directory) : given));
-  // What does not succeed now is tried with the next verb; the certificate is still good.
+  // A renewal that fails now is retried with the next verb; the certificate is still valid.
   if (renew) RenewCertificate(client->channel_, directory, {}).IgnoreError();
   WarnOfVersion(*client);
   return client;

@@ -1,5 +1,5 @@
-// How a verb reaches a coordinator: by address, or through a state directory (the coordinator that
-// lives there, else one started for the length of the call, which only reads).
+// The connection of a verb to a coordinator: by address, or through a state directory (the
+// coordinator that runs there, else one started for the length of the call, which is read-only).
 #pragma once
 
 #include <functional>
@@ -27,8 +27,8 @@ class Client {
   const TlsFiles& tls() const { return tls_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
 
-  // The id of a new job. A coordinator that was reached and goes away meanwhile is asked again for
-  // a while, with the same request id: there is one job, however often it is asked for.
+  // Returns the id of the new job. If a coordinator that was reached goes away meanwhile, the call
+  // is retried for a while with the same request id, so that only one job is created.
   absl::StatusOr<std::string> Submit(const v1::JobSpec& spec);
   absl::StatusOr<v1::JobStatus> Get(const std::string& job, bool ranks = false);
   // The oldest first.
@@ -46,7 +46,7 @@ class Client {
   std::unique_ptr<v1::JobService::Stub> stub_;
 };
 
-// The address of the coordinator that lives in a state directory; NOT_FOUND when none does.
+// The address of the coordinator that runs in a state directory; NOT_FOUND if none does.
 absl::StatusOr<std::string> LiveAddress(const std::string& state_dir);
 
 // Whether no coordinator has kept a job in a state directory yet, which need not exist. False where
@@ -56,8 +56,8 @@ bool HoldsNoJobs(const std::string& state_dir);
 // $XDG_STATE_HOME/tercio, else ~/.local/state/tercio.
 std::string DefaultStateDir();
 
-// The outcome of a call; where the coordinator could not be reached with its address and, if it is
-// for a certificate, which.
+// The outcome of a call. If the coordinator could not be reached, the message has its address and,
+// if a certificate is the reason, which one.
 absl::Status CallStatus(const grpc::Status& status, const Client& client);
 
 // Prints the error and returns its exit code.

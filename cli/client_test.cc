@@ -14,7 +14,8 @@ using ::testing::HasSubstr;
 TEST(CallStatus, ACallThatAnOlderCoordinatorHasNot) {
   const absl::Status status =
       CallStatus(grpc::Status(grpc::StatusCode::UNIMPLEMENTED, ""), Client());
-  EXPECT_THAT(std::string(status.message()), HasSubstr("of a version that cannot do this"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("runs a version that does not support this"));
   EXPECT_EQ(ExitCodeOf(status), kExitUsage);
 }
 

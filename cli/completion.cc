@@ -34,8 +34,8 @@ bool IsWord(const std::string& text) {
   });
 }
 
-// Help texts list values: "step, tokens or time (default step)", "of the weights: fp32, bf16 or
-// fp16".
+// Help texts list values: "bash, zsh or fish", "dtype of the weights: fp32, bf16 or fp16 (default:
+// ...)".
 std::vector<std::string> ValuesIn(const std::string& description) {
   for (std::string part :
        std::vector<std::string>(absl::StrSplit(description, absl::ByAnyChar(":;(")))) {
@@ -49,7 +49,7 @@ std::vector<std::string> ValuesIn(const std::string& description) {
   return {};
 }
 
-// What is a path is known by its name.
+// Options and arguments that are paths are recognised by their names.
 bool IsPath(const std::string& name) {
   static const std::set<std::string> kPaths = {
       "job_file",     "directory",  "prefix",      "--state-dir", "--output",
@@ -69,7 +69,7 @@ void Offer(const std::string& word, const std::string& description, const std::s
   if (absl::StartsWith(word, begun)) completion->candidates.push_back({word, description});
 }
 
-// CLI11 says the members of a set in the name of the type: "TEXT:{json,jsonl}".
+// CLI11 has the members of a set in the name of the type: "TEXT:{json,jsonl}".
 void OfferValues(const CLI::Option& option, const std::string& begun, Offers* completion) {
   const std::string name = NameOf(option);
   std::vector<std::string> values;
@@ -87,7 +87,8 @@ void OfferValues(const CLI::Option& option, const std::string& begun, Offers* co
   if (name == "node") completion->names = NameKind::kNode;
 }
 
-// Names go into a command line as they are: those with a meaning for shells are left out.
+// Names go into a command line unquoted: those with characters that are special to shells are left
+// out.
 bool IsPlain(const std::string& name) {
   return !name.empty() && name.front() != '-' &&
          std::all_of(name.begin(), name.end(), [](char letter) {
@@ -108,7 +109,7 @@ void Print(const std::string& word, const std::string& description, const std::s
   std::cout << word << "\t" << OneLine(description) << "\n";
 }
 
-// How the words so far reach a coordinator; all else of them does not matter here.
+// The options for reaching a coordinator among the words so far; the others do not matter here.
 Options ReachOf(const std::vector<std::string>& words) {
   Options options;
   for (size_t i = 0; i + 1 < words.size(); ++i) {
@@ -150,7 +151,7 @@ void GiveUp(int) { _exit(0); }
 
 Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
   const CLI::App* verb = &app;
-  const CLI::Option* waiting = nullptr;  // for its value
+  const CLI::Option* waiting = nullptr;  // option whose value is next
   size_t positionals = 0;
   for (size_t i = 0; i + 1 < words.size(); ++i) {
     const std::string& word = words[i];
@@ -204,8 +205,8 @@ Offers Complete(const CLI::App& app, const std::vector<std::string>& words) {
 
 namespace {
 
-// Each asks `tercio __complete WORD...`, the last of which is begun.
-constexpr char kBash[] = R"(# Completion of tercio for bash. To have it always:
+// Each script calls `tercio __complete WORD...`, the last of which is incomplete.
+constexpr char kBash[] = R"(# Completion of tercio for bash. To install it:
 #   tercio completion bash > ~/.local/share/bash-completion/completions/tercio
 _tercio() {
   local current="${COMP_WORDS[COMP_CWORD]}" line
@@ -223,7 +224,7 @@ complete -F _tercio tercio
 )";
 
 constexpr char kZsh[] = R"(#compdef tercio
-# Completion of tercio for zsh. To have it always: tercio completion zsh > DIR/_tercio, where DIR is in $fpath.
+# Completion of tercio for zsh. To install it: tercio completion zsh > DIR/_tercio, where DIR is in $fpath.
 _tercio() {
   local line
   local -a found
@@ -238,7 +239,7 @@ _tercio() {
 if [[ ${funcstack[1]} == _tercio ]]; then _tercio "$@"; else compdef _tercio tercio; fi
 )";
 
-constexpr char kFish[] = R"(# Completion of tercio for fish. To have it always:
+constexpr char kFish[] = R"(# Completion of tercio for fish. To install it:
 #   tercio completion fish > ~/.config/fish/completions/tercio.fish
 function __tercio_complete
     set -l words (commandline -opc)
@@ -269,7 +270,7 @@ int PrintCompletion(const CLI::App& app, const std::vector<std::string>& words) 
   if (completion.files) std::cout << ":files\n";
   std::cout.flush();
   if (completion.names == NameKind::kNone) return kExitOk;
-  // Whatever a connection waits for: names, certificates, a disk.
+  // Limits whatever the connection may block on: name resolution, certificates, a disk.
   std::signal(SIGALRM, GiveUp);
   const itimerval limit{{0, 0}, {0, std::chrono::microseconds(kPatience).count()}};
   setitimer(ITIMER_REAL, &limit, nullptr);

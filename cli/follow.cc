@@ -14,7 +14,7 @@
 namespace tercio::cli {
 namespace {
 
-constexpr int kMostFailures = 20;  // one after the other
+constexpr int kMostFailures = 20;  // in a row
 constexpr absl::Duration kTerminalInterval = absl::Milliseconds(200);
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 
@@ -37,7 +37,7 @@ class ProgressPrinter {
     if (!job.error().empty()) absl::StrAppend(&line, "  (", ForTerminal(job.error()), ")");
     if (!terminal_ || ended) {  // whole
       std::fprintf(stderr, "%s%s\n", terminal_ ? "\r\x1b[K" : "", line.c_str());
-    } else {  // what goes on in the next row could not be drawn over
+    } else {  // a line that wraps could not be overwritten
       const auto width = static_cast<size_t>(GetScreen().width);
       std::fprintf(stderr, "\r\x1b[K%s", Clip(line, width - 1).c_str());
     }
@@ -55,11 +55,11 @@ class ProgressPrinter {
 }  // namespace
 
 std::string GoesOn(const std::string& job) {
-  return absl::StrCat("the job goes on; look again: tercio watch ", ForTerminal(job), "\n");
+  return absl::StrCat("the job continues; follow it with: tercio watch ", ForTerminal(job), "\n");
 }
 
 absl::Status NotInTime(const std::string& job) {
-  return absl::DeadlineExceededError(absl::StrCat("job ", job, " has not ended in time"));
+  return absl::DeadlineExceededError(absl::StrCat("job ", job, " did not end in time"));
 }
 
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
@@ -67,7 +67,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
   ProgressPrinter printer(options.show_progress);
   const absl::Time deadline = absl::Now() + options.timeout;
   int failures = 0;
-  grpc::Status unreachable;  // of the last try, if it was
+  grpc::Status unreachable;  // error of the last try if the coordinator was unreachable
   while (true) {
     grpc::ClientContext context;
     if (options.timeout != absl::InfiniteDuration()) {

@@ -13,22 +13,22 @@ namespace tercio::cli {
 struct FollowOptions {
   bool show_progress =
       true;            // on stderr: one refreshing line on a terminal that can, else plain lines
-  bool ranks = false;  // the status that is returned is to have them
-  std::function<void(const v1::JobStatus&)> on_status = {};  // called for each
+  bool ranks = false;  // whether the returned status must have them
+  std::function<void(const v1::JobStatus&)> on_status = {};  // called for each status
   absl::Duration timeout = absl::InfiniteDuration();
-  // Whether a coordinator that cannot be reached will come back. Null: for some seconds.
+  // Whether an unreachable coordinator is expected back. Null: for some seconds.
   std::function<bool()> hope = {};
 };
 
-// What somebody who presses Ctrl-C is told who follows a job of a coordinator that lives on.
+// The message at Ctrl-C for a user who follows a job of a coordinator that keeps running.
 std::string GoesOn(const std::string& job);
 
 // Waits until the job has ended, and returns its last status. DEADLINE_EXCEEDED after the timeout.
-// The connection may break and come back meanwhile.
+// Reconnects if the connection breaks meanwhile.
 absl::StatusOr<v1::JobStatus> FollowJob(Client& client, const std::string& job,
                                         const FollowOptions& options);
 
-// DEADLINE_EXCEEDED: the job goes on.
+// The DEADLINE_EXCEEDED status for a job that continues.
 absl::Status NotInTime(const std::string& job);
 
 }  // namespace tercio::cli

@@ -50,7 +50,7 @@ Json PhasesToJson(const v1::PhaseSeconds& phases) {
           {"other", phases.other()}};
 }
 
-// What is not known of a rank that has not made a step is null.
+// Figures of a rank that has not completed a step are null.
 Json RankToJson(const v1::RankView& rank) {
   Json json = {{"rank", rank.rank()}, {"tensor", rank.tensor()}, {"pipeline", rank.pipeline()},
                {"data", rank.data()}, {"node", rank.node()},     {"device", rank.device()}};
@@ -309,7 +309,7 @@ std::string ProgressLine(const v1::JobStatus& job, double now) {
                     DurationText(now - Seconds(job.checkpoint().committed_at())), " ago");
   }
   if (job.has_checkpoint_trouble()) {
-    absl::StrAppend(&line, "  checkpoints fail since ",
+    absl::StrAppend(&line, "  checkpoints failing for ",
                     DurationText(now - Seconds(job.checkpoint_trouble().since())));
   }
   return line;

@@ -1,4 +1,4 @@
-// How the CLI shows things: JSON with the documented keys for programs, tables and lines for
+// The output formats of the CLI: JSON with the documented keys for programs, tables and lines for
 // people. Pure.
 #pragma once
 
@@ -36,7 +36,7 @@ std::string LoadingText(const v1::LoadProgress& loading);
 // since 1970.
 std::string ProgressLine(const v1::JobStatus& job, double now);
 
-// Where the time of each rank went, in shares, and what it uses; of the first `most` ranks.
+// A table of the time of each rank, in shares, and its memory, for the first `most` ranks.
 std::string RankTable(const v1::JobStatus& job, size_t most);
 
 // 1536 -> "1.5 KiB"

@@ -8,8 +8,8 @@
 namespace tercio::cli {
 namespace {
 
-// Keys are always there, and what is not known is null: also of a job that has never started, and
-// of one that has failed before its first step.
+// Keys are always present, and unknown values are null: also for a job that has never started, and
+// for one that failed before its first step.
 TEST(JobToJson, NothingIsKnownYet) {
   v1::JobStatus job;
   job.set_id("job-1");
@@ -60,7 +60,7 @@ TEST(JobToJson, NumbersComeBackToTheBit) {
   }
 }
 
-// A node of which only the name is remembered, since it has not come back.
+// A node that has not come back, and whose name alone is known.
 TEST(NodeToJson, WhatIsNotKnownIsNull) {
   v1::Node node;
   node.set_name("a");

@@ -13,7 +13,7 @@ std::string LogText(const v1::LogLine& line) {
   const std::string whose = absl::StrCat("[", line.attempt(), ".", line.rank(), "] ");
   const auto fields = ParseLogfmt(line.line());
   if (fields.empty()) return whose + ForTerminal(line.line());
-  // Known already, or shown without their names.
+  // Fields that are shown without their names, and fields that are already known.
   static const std::set<std::string_view> bare = {"time", "level", "msg"};
   static const std::set<std::string_view> known = {"program", "job", "attempt", "rank"};
   std::string text = whose;

@@ -1,4 +1,4 @@
-// How lines of logs are shown to people, and what they may ask for. Pure.
+// The form of log lines for people, and the times for selecting them. Pure.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 namespace tercio::cli {
 
 // "[1.3] 2026-05-01T12:00:00.250Z warning the agent has gone": attempt and rank, and a line in
-// logfmt without what these say already. Any other line is shown as it is.
+// logfmt without the fields that repeat them. Any other line is shown as it is.
 std::string LogText(const v1::LogLine& line);
 
-// "5m" before `now`, or a time of RFC 3339. INVALID_ARGUMENT.
+// The time of "5m" before `now`, or of an RFC 3339 text. INVALID_ARGUMENT.
 absl::StatusOr<absl::Time> SinceTime(const std::string& text, absl::Time now);
 
 }  // namespace tercio::cli

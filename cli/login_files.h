@@ -1,4 +1,4 @@
-// What `tercio login` leaves behind: for each coordinator a directory with a certificate and its
+// The files that `tercio login` writes: for each coordinator a directory with a certificate and its
 // key, and the address of the last one, under $XDG_CONFIG_HOME/tercio (else ~/.config/tercio).
 #pragma once
 
@@ -7,9 +7,9 @@
 namespace tercio::cli {
 
 std::string ConfigDirectory();
-// Where the files for a coordinator lie, or would.
+// The directory of the files for a coordinator, whether it exists or not.
 std::string LoginDirectory(const std::string& coordinator);
-// Empty: nobody has logged in.
+// The coordinator of the last login; empty if there was none.
 std::string RememberedCoordinator();
 
 }  // namespace tercio::cli

@@ -30,11 +30,12 @@ using Verb = std::function<int(const Options&)>;
 class CommandLine {
  public:
   CommandLine()
-      : app_("Tercio trains transformer models over tensor, pipeline and data ranks.", "tercio") {
+      : app_("Tercio trains transformer models with tensor, pipeline and data parallelism.",
+             "tercio") {
     app_.require_subcommand(1);
     app_.option_defaults()->take_last();
-    app_.set_help_all_flag("--help-all", "help of every verb");
-    app_.set_version_flag("--version", VersionLine(), "as `tercio version`");
+    app_.set_help_all_flag("--help-all", "print help for every verb and exit");
+    app_.set_version_flag("--version", VersionLine(), "print the version and exit");
   }
 
   CLI::App* Add(const std::string& name, const std::string& help, const std::string& example,
@@ -42,9 +43,10 @@ class CommandLine {
     CLI::App* command = (parent == nullptr ? &app_ : parent)->add_subcommand(name, help);
     command->footer(absl::StrCat("Example:\n  tercio ", example));
     command->option_defaults()->take_last();
-    command->add_option("-o,--output", options_.output, "json or jsonl for programs")
+    command->add_option("-o,--output", options_.output, "machine-readable output: json or jsonl")
         ->check(CLI::IsMember({"json", "jsonl"}));
-    // A group of verbs may have none of its own; its callback comes after those of its verbs.
+    // A group of verbs may have no verb of its own; its callback is called after those of its
+    // verbs.
     if (verb) {
       command->callback([this, command, verb = std::move(verb)] {
         if (command->get_subcommands().empty()) chosen_ = verb;
@@ -53,18 +55,20 @@ class CommandLine {
     return command;
   }
 
-  // How a verb reaches the coordinator.
+  // Options for reaching the coordinator.
   void Reach(CLI::App* command, bool state_dir) {
-    // Not by CLI11's envname: the variable would be filled in by verbs that were not chosen, too,
-    // over what the chosen one was given.
+    // CLI11's envname is not used: it would apply the variable to verbs that were not chosen, too,
+    // and overwrite the value given to the chosen one.
     command->add_option("--coordinator", options_.coordinator,
-                        "HOST:PORT (default $TERCIO_COORDINATOR, 127.0.0.1:7077)");
-    command->add_option("--tls-cert", options_.tls.certificate, "PEM certificate");
-    command->add_option("--tls-key", options_.tls.key, "PEM key");
-    command->add_option("--tls-ca", options_.tls.authority, "PEM authority");
+                        "HOST:PORT of the coordinator (default: $TERCIO_COORDINATOR, else the last "
+                        "login, else 127.0.0.1:7077)");
+    command->add_option("--tls-cert", options_.tls.certificate, "client certificate (PEM)");
+    command->add_option("--tls-key", options_.tls.key, "private key of the certificate (PEM)");
+    command->add_option("--tls-ca", options_.tls.authority, "certificate of the authority (PEM)");
     if (state_dir) {
-      command->add_option("--state-dir", options_.state_dir,
-                          "work on the jobs of this directory, with or without a coordinator");
+      command->add_option(
+          "--state-dir", options_.state_dir,
+          "use the jobs in this state directory, with or without a running coordinator");
     }
   }
 
@@ -75,7 +79,7 @@ class CommandLine {
   }
 
   void Job(CLI::App* command, bool required) {
-    CLI::Option* job = command->add_option("job", options_.job, "id or name");
+    CLI::Option* job = command->add_option("job", options_.job, "job id or name");
     if (required) job->required();
   }
 
@@ -86,7 +90,7 @@ class CommandLine {
   }
 
   void Set(CLI::App* command) {
-    command->add_option("--set", options_.set, "KEY=VALUE, changes a key of the job")
+    command->add_option("--set", options_.set, "override a key of the job file: KEY=VALUE")
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
         ->allow_extra_args(false);
   }
@@ -98,7 +102,7 @@ class CommandLine {
         ->required();
     command
         ->add_option("--context", options_.context,
-                     "tokens the model looks at, at most its own context (the default)")
+                     "context length in tokens, at most the model's own (the default)")
         ->check(CLI::Range(1, 1 << 24));
     command->add_option("--tokenizer", options_.tokenizer,
                         "bytes, or the file or directory of a tokenizer (default: the model's)");
@@ -108,7 +112,7 @@ class CommandLine {
   // everywhere.
   void OutputFile(CLI::App* command, const char* help) {
     command->remove_option(command->get_option("--output"));
-    command->add_option("-o", options_.output, "json or jsonl for programs")
+    command->add_option("-o", options_.output, "machine-readable output: json or jsonl")
         ->check(CLI::IsMember({"json", "jsonl"}));
     command->add_option("--output", options_.file, help)->required();
   }
@@ -119,20 +123,21 @@ class CommandLine {
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   }
 
-  // A verb whose --output is a directory to make; -o is the output format, as everywhere.
+  // A verb whose --output is a directory to create; -o is the output format, as everywhere.
   void Destination(CLI::App* command) {
     command->remove_option(command->get_option("--output"));
-    command->add_option("-o", options_.output, "json or jsonl for programs")
+    command->add_option("-o", options_.output, "machine-readable output: json or jsonl")
         ->check(CLI::IsMember({"json", "jsonl"}));
-    command->add_option("--output", options_.directory, "directory to make")->required();
+    command->add_option("--output", options_.directory, "directory to create")->required();
     command->add_option("--format", options_.model_format, "hf (Hugging Face)")->required();
   }
 
-  // Manual pages; hidden, since packages make them, and `man tercio` shows them.
+  // Manual pages. Hidden, since packages generate them for `man tercio`.
   void AddMan() {
     CLI::App* command = app_.add_subcommand("man", "manual pages")->group("");
-    command->add_option("verb", man_words_, "words of a verb; else the program");
-    command->add_option("--output", options_.directory, "directory for the pages of all verbs");
+    command->add_option("verb", man_words_, "verb to document (default: the program)");
+    command->add_option("--output", options_.directory,
+                        "write the pages of all verbs to this directory");
     command->callback([this] {
       chosen_ = [this](const Options& options) { return Man(app_, man_words_, options.directory); };
     });
@@ -152,14 +157,14 @@ class CommandLine {
       words.push_back("--help");
     }
     try {
-      // CLI11 takes them from the end.
+      // CLI11 takes the words in reverse order.
       app_.parse(std::vector<std::string>(words.rbegin(), words.rend()));
     } catch (const CLI::ParseError& error) {
       const std::string fault = MisplacedWord(app_, words);
       const bool wanted = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success);
       if (fault.empty() && wanted) return app_.exit(error) == 0 ? kExitOk : kExitInternal;
       const std::string verb = FullName(VerbNamed(app_, words));
-      std::fprintf(stderr, "error: %s\n`%s --help` shows what there is\n",
+      std::fprintf(stderr, "error: %s\nrun `%s --help` for usage\n",
                    fault.empty() ? absl::StrCat(verb, ": ", error.what()).c_str() : fault.c_str(),
                    verb.c_str());
       return kExitUsage;
@@ -179,17 +184,18 @@ void AddNodeVerbs(CommandLine& line, CLI::App* nodes) {
   const auto add = [&](const char* name, const char* help, const char* example, Verb verb) {
     CLI::App* command = line.Add(name, help, example, std::move(verb), nodes);
     line.Reach(command, false);
-    command->add_option("node", line.options().node, "name of the node")->required();
+    command->add_option("node", line.options().node, "node name")->required();
   };
-  add("drain", "jobs save and go elsewhere; no new ranks", "nodes drain node-7", NodesDrain);
-  add("undrain", "ranks may come again", "nodes undrain node-7", NodesUndrain);
-  add("release", "out of quarantine", "nodes release node-7", NodesRelease);
+  add("drain", "move jobs to other nodes after a checkpoint; schedule no new ranks here",
+      "nodes drain node-7", NodesDrain);
+  add("undrain", "make the node schedulable again", "nodes undrain node-7", NodesUndrain);
+  add("release", "release the node from quarantine", "nodes release node-7", NodesRelease);
 }
 
 void AddDrill(CommandLine& line) {
   Options& o = line.options();
   CLI::App* command =
-      line.Add("drill", "break something in a running job, and measure how it recovers",
+      line.Add("drill", "inject a fault into a running job and measure how it recovers",
                "drill job-1a2b3c4d --fault kill-trainer --rank 3", Drill);
   line.Reach(command, false);
   line.Job(command, true);
@@ -198,9 +204,9 @@ void AddDrill(CommandLine& line) {
                    "kill-trainer, freeze-trainer, kill-agent, flip-bit, slow-rank, partition-node, "
                    "corrupt-checkpoint, full-disk")
       ->required();
-  command->add_option("--rank", o.rank, "of this rank, or of its node (default 0)")
+  command->add_option("--rank", o.rank, "rank whose trainer or node is hit (default 0)")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--seconds", o.fault_seconds, "how long a fault lasts that ends by itself")
+  command->add_option("--seconds", o.fault_seconds, "duration of a fault that ends by itself")
       ->check(Between(0.001, 1e9));
   line.Timeout(command, "give up after this long (exit 6; default 10m)");
 }
@@ -208,205 +214,211 @@ void AddDrill(CommandLine& line) {
 void AddJobVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* command =
-      line.Add("submit", "hand a job to the coordinator", "submit job.yaml --watch", Submit);
+      line.Add("submit", "submit a job to the coordinator", "submit job.yaml --watch", Submit);
   line.Reach(command, false);
   line.JobFile(command);
-  command->add_flag("--watch", o.watch, "follow it to its end");
-  command = line.Add("list", "all jobs, newest first", "list -o json", List);
+  command->add_flag("--watch", o.watch, "follow the job until it ends");
+  command = line.Add("list", "list all jobs, newest first", "list -o json", List);
   line.Reach(command, true);
-  command = line.Add("get", "one job", "get job-1a2b3c4d -o json", Get);
+  command = line.Add("get", "show one job", "get job-1a2b3c4d -o json", Get);
   line.Reach(command, true);
   line.Job(command, true);
   command =
-      line.Add("watch", "follow a job; ends with the job's exit code", "watch job-1a2b3c4d", Watch);
+      line.Add("watch", "follow a job; exit with the job's exit code", "watch job-1a2b3c4d", Watch);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_flag("--plain", o.plain, "one line, on a terminal too");
-  command = line.Add("wait", "wait for a job; ends with the job's exit code",
+  command->add_flag("--plain", o.plain, "print one line of progress, even on a terminal");
+  command = line.Add("wait", "wait until a job has ended; exit with the job's exit code",
                      "wait job-1a2b3c4d --timeout 10m", Wait);
   line.Reach(command, false);
   line.Job(command, true);
-  line.Timeout(command, "give up after this long (exit 6); 0 only looks");
-  command = line.Add("history", "one line per step", "history job-1a2b3c4d -o jsonl", History);
+  line.Timeout(command, "give up after this long (exit 6); 0 checks once");
+  command =
+      line.Add("history", "print one line per step", "history job-1a2b3c4d -o jsonl", History);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_flag("--all-attempts", o.all_attempts, "also steps that a restart has repeated");
-  command->add_flag("-f,--follow", o.follow, "go on until the job ends");
-  command = line.Add("events", "what happened", "events job-1a2b3c4d", Events);
+  command->add_flag("--all-attempts", o.all_attempts, "include the steps that a restart repeated");
+  command->add_flag("-f,--follow", o.follow, "keep printing until the job ends");
+  command = line.Add("events", "print the events of a job, or of all jobs", "events job-1a2b3c4d",
+                     Events);
   line.Reach(command, true);
   line.Job(command, false);
-  command->add_flag("-f,--follow", o.follow, "go on until the job ends");
-  command =
-      line.Add("logs", "what the trainers wrote", "logs job-1a2b3c4d --rank 0 --since 5m", Logs);
+  command->add_flag("-f,--follow", o.follow, "keep printing until the job ends");
+  command = line.Add("logs", "print the output of the trainers",
+                     "logs job-1a2b3c4d --rank 0 --since 5m", Logs);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_option("--rank", o.log_ranks, "of these ranks, such as 0 or 0,3")
+  command->add_option("--rank", o.log_ranks, "only these ranks, such as 0 or 0,3")
       ->delimiter(',')
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--since", o.since, "from then on: 5m ago, or 2026-05-01T12:00:00Z");
-  command->add_option("--level", o.log_level, "of this level and above")
+  command->add_option("--since", o.since,
+                      "only lines since then: 5m (five minutes ago) or 2026-05-01T12:00:00Z");
+  command->add_option("--level", o.log_level, "only this level and above")
       ->check(CLI::IsMember({"info", "warning", "error"}));
-  command->add_option("--attempt", o.attempt, "of one attempt")->check(CLI::PositiveNumber);
-  command->add_option("--tail", o.tail, "only the last lines")->check(CLI::PositiveNumber);
-  command->add_flag("-f,--follow", o.follow, "go on until the job ends");
+  command->add_option("--attempt", o.attempt, "only this attempt")->check(CLI::PositiveNumber);
+  command->add_option("--tail", o.tail, "only the last N lines")->check(CLI::PositiveNumber);
+  command->add_flag("-f,--follow", o.follow, "keep printing until the job ends");
   command = line.Add("cancel", "save a checkpoint and stop a job", "cancel job-1a2b3c4d", Cancel);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_flag("--no-save", o.no_save, "without a last checkpoint");
-  command = line.Add("delete", "remove a job that has ended, with its history and logs",
+  command->add_flag("--no-save", o.no_save, "stop without saving a checkpoint");
+  command = line.Add("delete", "delete a job that has ended, with its history and logs",
                      "delete job-1a2b3c4d --checkpoints", Delete);
   line.Reach(command, false);
   line.Job(command, true);
-  command->add_flag("--checkpoints", o.with_checkpoints, "its checkpoints, too");
+  command->add_flag("--checkpoints", o.with_checkpoints, "delete its checkpoints too");
   AddDrill(line);
-  command = line.Add("nodes", "the nodes of the cluster", "nodes -o json", Nodes);
+  command = line.Add("nodes", "list the nodes of the cluster", "nodes -o json", Nodes);
   line.Reach(command, false);
   AddNodeVerbs(line, command);
 }
 
 void AddRunVerbs(CommandLine& line) {
   Options& o = line.options();
-  CLI::App* command = line.Add("run", "train on this machine, and follow",
+  CLI::App* command = line.Add("run", "train on this machine and follow the job",
                                "run job.yaml --ranks 4 --state-dir ./state", Run);
   line.JobFile(command);
-  command->add_option("--ranks", o.ranks, "resources.ranks")->check(CLI::Range(1, 4096));
+  command->add_option("--ranks", o.ranks, "number of ranks (sets resources.ranks)")
+      ->check(CLI::Range(1, 4096));
   command->add_option("--state-dir", o.state_dir,
-                      "jobs and checkpoints (default $XDG_STATE_HOME/tercio)");
+                      "directory for jobs and checkpoints (default $XDG_STATE_HOME/tercio)");
   command->add_option("--trace", o.trace,
-                      "write what each rank does in one step to this file (Chrome, Perfetto)");
-  command->add_option("--trace-step", o.trace_step, "the step that is traced")
-      ->check(CLI::PositiveNumber);
-  command = line.Add("resume", "go on with a failed or cancelled job, and follow",
+                      "write a trace of one step of every rank to this file (Chrome, Perfetto)");
+  command->add_option("--trace-step", o.trace_step, "step to trace")->check(CLI::PositiveNumber);
+  command = line.Add("resume", "resume a failed or cancelled job and follow it",
                      "resume --state-dir ./state --set training.steps=4000", Resume);
   line.Reach(command, true);
   line.Job(command, false);
   line.Set(command);
   command->add_flag("--accept-data-change", o.accept_data_change,
-                    "go on although the data is not what the checkpoint was made with");
+                    "resume even if the data differs from that of the checkpoint");
   command->add_flag("--accept-change", o.accept_change,
-                    "resume although model or seed are not those of the checkpoints");
+                    "resume even if model or seed differ from those of the checkpoints");
   command
       ->add_option("--from-step", o.from_step,
-                   "start from the checkpoint of this step; 0: from the beginning")
+                   "start from the checkpoint of this step; 0 starts from the beginning")
       ->check(CLI::NonNegativeNumber);
 }
 
 void AddReportVerbs(CommandLine& line) {
   Options& o = line.options();
   CLI::App* command =
-      line.Add("plot", "curves of jobs over each other, as SVG",
+      line.Add("plot", "plot the curves of jobs over each other as SVG",
                "plot job-1a2b3c4d other.jsonl --output loss.svg --metric loss,throughput", Plot);
   line.Reach(command, true);
-  line.Jobs(command, "ids or names, or files of `tercio history -o jsonl` (FILE.jsonl)");
-  line.OutputFile(command, "file to write, - for standard output");
+  line.Jobs(command,
+            "job ids or names, or files written by `tercio history -o jsonl` (FILE.jsonl)");
+  line.OutputFile(command, "file to write; - writes to standard output");
   command
       ->add_option(
           "--metric", o.metrics,
           "loss, validation_loss, throughput, step_seconds, memory, grad_norm, learning_rate: "
-          "one or several, with commas (default loss,throughput)")
+          "one or more, separated by commas (default loss,throughput)")
       ->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false);
-  command->add_option("--x", o.x, "step, tokens or time (default step)");
-  command->add_option("--smooth", o.smooth, "means over so many steps")
+  command->add_option("--x", o.x, "x axis: step, tokens or time (default step)");
+  command->add_option("--smooth", o.smooth, "average the curves over this many steps")
       ->check(CLI::Range(1, 1'000'000));
-  command->add_flag("--log", o.logarithmic, "logarithmic axes of values");
-  command = line.Add("diff", "two jobs beside each other: configuration, plan, results",
+  command->add_flag("--log", o.logarithmic, "logarithmic y axes");
+  command = line.Add("diff", "compare two jobs: configuration, plan, results",
                      "diff job-1a2b3c4d job-5e6f7a8b -o json", Diff);
   line.Reach(command, true);
-  line.Jobs(command, "two ids or names");
-  command = line.Add("report", "one page about a job, or several beside each other",
+  line.Jobs(command, "two job ids or names");
+  command = line.Add("report", "write an HTML report on a job, or on several jobs side by side",
                      "report job-1a2b3c4d job-5e6f7a8b --output report.html", Report);
   line.Reach(command, true);
-  line.Jobs(command, "ids or names; others are compared with the first");
-  line.OutputFile(command, "HTML file to write, - for standard output");
+  line.Jobs(command, "job ids or names; the others are compared with the first");
+  line.OutputFile(command, "HTML file to write; - writes to standard output");
 }
 
 void AddCheckpointVerbs(CommandLine& line) {
   Options& o = line.options();
-  CLI::App* parent =
-      line.Add("checkpoint", "checkpoints of a job", "checkpoint list job-1a2b3c4d", nullptr);
+  CLI::App* parent = line.Add("checkpoint", "manage the checkpoints of a job",
+                              "checkpoint list job-1a2b3c4d", nullptr);
   parent->require_subcommand(1);
-  CLI::App* command = line.Add("list", "oldest first", "checkpoint list job-1a2b3c4d -o json",
-                               CheckpointList, parent);
+  CLI::App* command = line.Add("list", "list checkpoints, oldest first",
+                               "checkpoint list job-1a2b3c4d -o json", CheckpointList, parent);
   line.Reach(command, true);
   line.Job(command, true);
-  command = line.Add("verify", "read every byte; exit 7 when one is wrong",
+  command = line.Add("verify", "read and verify every byte; exit 7 on damage",
                      "checkpoint verify job-1a2b3c4d --step 500", CheckpointVerify, parent);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_option("--step", o.step, "only that one")->check(CLI::PositiveNumber);
+  command->add_option("--step", o.step, "only the checkpoint of this step")
+      ->check(CLI::PositiveNumber);
   command =
-      line.Add("prune", "remove all but the newest ones, and those that keep_every keeps",
+      line.Add("prune", "remove all checkpoints but the newest and those that keep_every keeps",
                "checkpoint prune job-1a2b3c4d --keep-last 1 --dry-run", CheckpointPrune, parent);
   line.Reach(command, true);
   line.Job(command, true);
-  command->add_option("--keep-last", o.keep_last, "how many (default: the job's keep_last)")
+  command->add_option("--keep-last", o.keep_last, "number to keep (default: the job's keep_last)")
       ->check(CLI::PositiveNumber);
-  command->add_flag("--dry-run", o.dry_run, "only say which would go");
-  command = line.Add("now", "save at the end of the running step; return when it is committed",
+  command->add_flag("--dry-run", o.dry_run, "only print what would be removed");
+  command = line.Add("now", "save at the end of the current step; return when it is committed",
                      "checkpoint now job-1a2b3c4d --timeout 5m", CheckpointNow, parent);
   line.Reach(command, true);
   line.Job(command, true);
   line.Timeout(command, "wait at most this long (default: the job's checkpoint.timeout)");
-  command = line.Add("import", "a Hugging Face directory becomes a checkpoint",
+  command = line.Add("import", "convert a Hugging Face directory to a checkpoint",
                      "checkpoint import ./gpt2 --format hf --output ./gpt2.tercio",
                      CheckpointImport, parent);
   command->add_option("directory", o.checkpoint, "Hugging Face directory")->required();
   line.Destination(command);
-  command = line.Add("export", "a checkpoint becomes a directory that transformers loads",
+  command = line.Add("export", "convert a checkpoint to a directory that transformers loads",
                      "checkpoint export job-1a2b3c4d --format hf --output ./model",
                      CheckpointExport, parent);
   line.Reach(command, true);
   command->add_option("job", o.job, "id or name of a job, or a checkpoint directory")->required();
-  command->add_option("--step", o.step, "only that one; else the newest")
+  command->add_option("--step", o.step, "checkpoint of this step (default: the newest)")
       ->check(CLI::PositiveNumber);
   line.Destination(command);
   command->add_option("--max-shard-size", o.max_shard_size,
-                      "largest weight file, as 5GB (the default) or 500MiB");
+                      "maximum size of a weight file, such as 500MiB (default: 5GB)");
   command->add_option("--dtype", o.dtype,
-                      "of the weights: fp32, bf16 or fp16 (default: as imported, else fp32)");
+                      "dtype of the weights: fp32, bf16 or fp16 (default: as imported, else fp32)");
 }
 
 void AddLogin(CommandLine& line) {
   Options& o = line.options();
-  CLI::App* command =
-      line.Add("login", "get a certificate for a token; later verbs find it by the coordinator",
-               "login --coordinator train.example:7077 --token-file token", Login);
+  CLI::App* command = line.Add(
+      "login", "exchange a token for a certificate, which later verbs use for this coordinator",
+      "login --coordinator train.example:7077 --token-file token", Login);
   line.Reach(command, false);
   command->add_option("--token-file", o.token_file, "file with the token; - reads it from stdin");
-  command->add_option("--token", o.token, "the token; others may see it in the list of processes");
-  command->add_option(
-      "--enroll", o.enroll,
-      "HOST:PORT of the enrolment port (default: the port after the coordinator's)");
-  command->add_flag("--check", o.check, "only say who one is");
+  command->add_option("--token", o.token, "the token; other users may see it in the process list");
+  command->add_option("--enroll", o.enroll,
+                      "HOST:PORT for enrolment (default: the port after the coordinator's)");
+  command->add_flag("--check", o.check, "only print the identity in use");
 }
 
 void AddDataVerbs(CommandLine& line) {
   Options& o = line.options();
-  CLI::App* data = line.Add("data", "token data sets", "data inspect corpus", nullptr);
+  CLI::App* data =
+      line.Add("data", "create and inspect token data sets", "data inspect corpus", nullptr);
   data->require_subcommand(1);
-  CLI::App* command = line.Add("tokenize", "texts become PREFIX.bin and PREFIX.idx",
+  CLI::App* command = line.Add("tokenize", "tokenize texts into PREFIX.bin and PREFIX.idx",
                                "data tokenize --input corpus.txt --tokenizer chars --output corpus",
                                DataTokenize, data);
   command->add_option("--input", o.input, "text or .jsonl files: F[,F...], or a pattern")
       ->required();
   command
       ->add_option("--tokenizer", o.tokenizer,
-                   "bytes, chars, or the file of a tokenizer (PREFIX.tokenizer.json)")
+                   "bytes, chars, or a tokenizer file (PREFIX.tokenizer.json)")
       ->required();
   // -o is the output format everywhere else: here --output names the result.
   command->remove_option(command->get_option("--output"));
-  command->add_option("--output", o.prefix, "PREFIX of the files")->required();
-  command->add_option("--threads", o.threads, "default: all cores")->check(CLI::Range(1, 1024));
+  command->add_option("--output", o.prefix, "PREFIX of the files to write")->required();
+  command->add_option("--threads", o.threads, "number of threads (default: all cores)")
+      ->check(CLI::Range(1, 1024));
   command->add_option("--text-key", o.text_key, "key of the text in .jsonl lines (default text)");
   command->add_flag("--skip-bad-lines", o.skip_bad_lines,
-                    "count .jsonl lines that hold no document instead of ending there");
-  command->add_flag("--append-eod", o.append_eod, "the end-of-text id after every document");
+                    "skip and count .jsonl lines without a document instead of failing");
+  command->add_flag("--append-eod", o.append_eod, "append the end-of-text id to every document");
   command->add_flag("--split-sentences", o.split_sentences,
-                    "each sentence is a sequence of the index, for bert's sentence order");
-  command = line.Add("inspect", "what a data set holds", "data inspect corpus -o json", DataInspect,
-                     data);
+                    "index each sentence as a sequence of its own, for bert's sentence order");
+  command = line.Add("inspect", "print the size, dtype and vocabulary of a data set",
+                     "data inspect corpus -o json", DataInspect, data);
   command
       ->add_option("prefix", o.prefix,
                    "PREFIX of a Megatron data set, an llm.c .bin, a .jsonl file, or a pattern")
@@ -416,56 +428,66 @@ void AddDataVerbs(CommandLine& line) {
 
 void AddLocalVerbs(CommandLine& line) {
   Options& o = line.options();
-  CLI::App* command = line.Add("plan", "which layouts a job can have, and which it gets",
+  CLI::App* command = line.Add("plan", "list the possible layouts of a job and the one it gets",
                                "plan job.yaml --ranks 8", Plan);
   line.JobFile(command);
-  command->add_option("--ranks", o.ranks, "resources.ranks")->check(CLI::Range(1, 65536));
+  command->add_option("--ranks", o.ranks, "number of ranks (sets resources.ranks)")
+      ->check(CLI::Range(1, 65536));
   command->add_option("--cluster", o.cluster, "cluster file");
-  command->add_flag("--effective", o.effective, "print the complete job instead");
+  command->add_flag("--effective", o.effective, "print the complete job file instead");
   command = line.Add("generate", "continue a text",
                      "generate --checkpoint DIR --prompt 'Once' --tokens 200", Generate);
   line.Model(command);
   CLI::Option* prompt = command->add_option("--prompt", o.prompt, "text to continue");
-  CLI::Option* ids = command->add_option("--prompt-ids", o.prompt_ids,
-                                         "token ids to continue, as 1,2,3: needs no tokenizer");
+  CLI::Option* ids = command->add_option(
+      "--prompt-ids", o.prompt_ids, "token ids to continue, such as 1,2,3; needs no tokenizer");
   ids->delimiter(',')
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false)
       ->excludes(prompt);
-  command->add_option("--tokens", o.tokens, "how many to generate")->check(CLI::Range(1, 1 << 20));
-  command->add_option("--temperature", o.temperature, "0: always the likeliest")
+  command->add_option("--tokens", o.tokens, "number of tokens to generate")
+      ->check(CLI::Range(1, 1 << 20));
+  command
+      ->add_option("--temperature", o.temperature,
+                   "sampling temperature; 0 always takes the likeliest token")
       ->check(Between(0, 1e30));
-  command->add_option("--top-k", o.top_k, "only among the k likeliest; 0: all")
+  command->add_option("--top-k", o.top_k, "sample among the k likeliest tokens; 0: all")
       ->check(CLI::NonNegativeNumber);
-  command->add_option("--top-p", o.top_p, "only among the likeliest of this probability together")
+  command
+      ->add_option("--top-p", o.top_p,
+                   "sample among the likeliest tokens that together have this probability")
       ->check(Between(0, 1));
-  command->add_option("--seed", o.seed, "same seed, same text")->check(CLI::NonNegativeNumber);
-  command = line.Add("evaluate", "how well a model predicts a text, or classes",
+  command->add_option("--seed", o.seed, "random seed; the same seed gives the same text")
+      ->check(CLI::NonNegativeNumber);
+  command = line.Add("evaluate", "measure how well a model predicts a text or classes",
                      "evaluate --checkpoint DIR --data test.txt --metric perplexity", Evaluate);
   line.Model(command);
   command->add_option("--data", o.data, "text or token files as for training, or labelled .jsonl")
       ->required();
   command->add_option("--metric", o.metric,
-                      "perplexity, loss, last_word_accuracy; of a classifier accuracy, precision, "
+                      "perplexity, loss, last_word_accuracy; for classifiers accuracy, precision, "
                       "recall, f1");
   command
       ->add_option("--stride", o.stride,
-                   "windows begin every so many tokens and overlap; default: the context")
+                   "tokens from the start of a window to the start of the next; below the context, "
+                   "windows overlap (default: the context)")
       ->check(CLI::Range(1, 1 << 20));
-  command = line.Add("completion", "completion for a shell", "completion bash", Completion);
+  command = line.Add("completion", "print a completion script for a shell", "completion bash",
+                     Completion);
   command->add_option("shell", o.shell, "bash, zsh or fish")
       ->required()
       ->check(CLI::IsMember({"bash", "zsh", "fish"}));
-  command = line.Add("doctor", "looks whether this machine can train; exit 7 when it cannot",
+  command = line.Add("doctor", "check whether this machine can train; exit 7 if it cannot",
                      "doctor -o json", Doctor);
   line.Reach(command, false);
   command->add_option("--state-dir", o.directory,
-                      "directory whose disk is tried (default $XDG_STATE_HOME/tercio)");
-  line.Add("version", "the version of this program", "version", Version);
+                      "directory whose disk is tested (default $XDG_STATE_HOME/tercio)");
+  line.Add("version", "print the version", "version", Version);
 }
 
 int Main(int argc, char** argv) {
-  // `run` and `resume` block these and take them themselves; elsewhere the job goes on.
+  // `run` and `resume` block these signals and handle them themselves; for other verbs the job
+  // continues.
   EndAtInterrupts();
   HoldStandardStreams();
   StandardOutput output;
@@ -481,7 +503,7 @@ int Main(int argc, char** argv) {
   AddLocalVerbs(line);
   line.AddMan();
   std::vector<std::string> words(argv + 1, argv + argc);
-  // Not a verb of CLI11, which would take the words for its own options.
+  // Not a verb of CLI11, which would parse the words as its own options.
   if (!words.empty() && words[0] == "__complete") {
     words.erase(words.begin());
     return PrintCompletion(line.app(), words);

@@ -19,8 +19,8 @@ std::string PageOf(const CLI::App& app) {
   options.environment = {
       {"TERCIO_COORDINATOR", "HOST:PORT of the coordinator."},
       {"TERCIO_TLS_CERT, TERCIO_TLS_KEY, TERCIO_TLS_CA",
-       "PEM files of certificate, key and authority."},
-      {"XDG_STATE_HOME", "Holds tercio/, the state directory where none is named."}};
+       "PEM files of the certificate, its key and the authority."},
+      {"XDG_STATE_HOME", "Directory that holds tercio/, the default state directory."}};
   if (app.get_parent() == nullptr) options.see_also = {"tercio-coordinator(8)", "tercio-agent(8)"};
   return ManPage(app, options);
 }

@@ -1,4 +1,4 @@
-// What verbs have in common on the command line.
+// The options of all verbs.
 #pragma once
 
 #include <cstdlib>
@@ -19,11 +19,11 @@ enum class Output { kTable, kJson, kJsonLines };
 
 struct Options {
   std::string coordinator = CoordinatorFromEnvironment();  // HOST:PORT; empty: the default
-  std::string state_dir;                                   // not empty: work on this directory
+  std::string state_dir;                                   // if not empty: use this directory
   std::string output;                                      // "", "json", "jsonl"
   TlsFiles tls = TlsFromEnvironment();
 
-  // Arguments of the verb; each uses some.
+  // Arguments of verbs; each verb uses some of them.
   std::string token;
   std::string token_file;
   std::string enroll;  // HOST:PORT
@@ -36,7 +36,7 @@ struct Options {
   std::vector<std::string> set;
   int ranks = 0;
   std::vector<std::string> jobs;  // plot, diff, report
-  std::string file;               // plot, report: what is written; "-": standard output
+  std::string file;               // plot, report: file to write; "-": standard output
   std::vector<std::string> metrics;
   std::string x = "step";
   int smooth = 1;
@@ -71,7 +71,7 @@ struct Options {
   bool split_sentences = false;
   int threads = 0;  // data tokenize; 0: cores
   std::string checkpoint;
-  std::string directory;  // checkpoint export, import: what comes out of it
+  std::string directory;  // checkpoint export, import: the result
   std::string model_format;
   std::string max_shard_size;
   std::string dtype;  // of exported weights

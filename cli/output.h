@@ -1,4 +1,4 @@
-// What verbs print on standard output, and whether it has arrived there.
+// Standard output of the verbs, with errors of writing it.
 #pragma once
 
 #include <streambuf>
@@ -11,8 +11,8 @@
 
 namespace tercio::cli {
 
-// std::cout goes through it while it lives: the error of a write is remembered, so that no output
-// is lost unnoticed. One at a time.
+// std::cout goes through this object during its lifetime. It remembers the error of a write, so
+// that no output is lost unnoticed. One at a time.
 class StandardOutput : public std::streambuf {
  public:
   explicit StandardOutput(int descriptor = 1);
@@ -20,8 +20,8 @@ class StandardOutput : public std::streambuf {
   StandardOutput(const StandardOutput&) = delete;
   StandardOutput& operator=(const StandardOutput&) = delete;
 
-  // Writes what is left. RESOURCE_EXHAUSTED: the disk is full; FAILED_PRECONDITION: nothing can be
-  // written there. That nobody reads any more is no error.
+  // Writes the rest of the buffer. RESOURCE_EXHAUSTED: the disk is full; FAILED_PRECONDITION: the
+  // output cannot be written. A reader that has gone is no error.
   absl::Status Flush();
 
  protected:
@@ -36,21 +36,23 @@ class StandardOutput : public std::streambuf {
   int error_ = 0;  // errno of the first write that failed; what follows is dropped
 };
 
-// One value: for json indented, for jsonl a line, and of an array a line for each element. Bytes
-// that are not UTF-8 are replaced.
+// Prints one value: indented for json; for jsonl on one line, or one line per element of an array.
+// Bytes that are not UTF-8 are replaced.
 void PrintJson(const Json& json, Output format);
 
-// On standard error, a line each: what a person should know of a verb that does what it was asked.
+// Prints to standard error, a line each, what a user should know about a verb that did what it was
+// asked.
 void PrintNotices(const std::vector<std::string>& notices);
 
-// Messages of a stream as they come: for jsonl a line each, for json the elements of one array.
+// Prints the messages of a stream as they come: for jsonl one line each, for json the elements of
+// one array.
 class JsonStream {
  public:
   explicit JsonStream(Output format) : format_(format) {}
 
   void Add(const Json& json);
-  // The stream has come to its end; without it an array stays open, and if nothing was added
-  // nothing is printed.
+  // Ends the output. Without this call an array stays open, and if nothing was added nothing is
+  // printed.
   void Finish();
 
  private:

@@ -12,7 +12,7 @@
 namespace tercio::cli {
 namespace {
 
-// What is printed while it lives.
+// Captures the output during its lifetime.
 class Captured {
  public:
   Captured() : before_(std::cout.rdbuf(text_.rdbuf())) {}
@@ -60,7 +60,7 @@ TEST(StandardOutput, WhatDoesNotArriveIsAnError) {
   }
 }
 
-// As for `| head -1`.
+// A closed reader, as in `| head -1`.
 TEST(StandardOutput, NobodyNeedsToRead) {
   std::signal(SIGPIPE, SIG_IGN);
   int ends[2];
@@ -87,7 +87,7 @@ TEST(PrintJson, AsTheFormatAsks) {
   EXPECT_EQ(printed(list, Output::kJsonLines), "{\"a\":1}\n{\"a\":2}\n");
   EXPECT_EQ(printed(list[0], Output::kJsonLines), "{\"a\":1}\n");
   EXPECT_EQ(printed(Json::array(), Output::kJsonLines), "");
-  // A path may hold any bytes.
+  // A path may contain any bytes.
   EXPECT_EQ(printed({{"path", "\xff.svg"}}, Output::kJsonLines),
             "{\"path\":\"\xef\xbf\xbd.svg\"}\n");
 }

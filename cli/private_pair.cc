@@ -25,12 +25,13 @@ absl::Status NameRunningJob(const std::string& state_dir, const absl::Status& st
     if (IsTerminal(job.state())) continue;
     return absl::FailedPreconditionError(
         absl::StrCat("the state directory ", state_dir, " is in use: job ", job.id(), " (",
-                     job.name(), ") runs there; wait for it or give another --state-dir"));
+                     job.name(), ") is running there; wait for it or give another --state-dir"));
   }
   return status;
 }
 
-// A new one begins; this one may hold the last words of a program that has died.
+// Keeps the old log when a new one is started: it may contain the last lines of a program that
+// died.
 void KeepLog(const std::string& path) {
   if (PathExists(path)) RenamePath(path, path + ".before").IgnoreError();
 }
@@ -92,14 +93,14 @@ absl::Status PrivatePair::Revive(std::unique_ptr<Child>* child, const char* name
   if (*child != nullptr) {
     const std::string end = (*child)->EndedWith();
     if (end.empty()) return absl::OkStatus();
-    std::fprintf(stderr, "\n%s has ended (%s); starting it again\n", name, end.c_str());
+    std::fprintf(stderr, "\n%s exited (%s); restarting it\n", name, end.c_str());
     child->reset();
   }
   if (SteadyNow() < not_before_) return absl::OkStatus();
   not_before_ = SteadyNow() + kPause;
   const absl::Status status = restarts_ < kMostRestarts
                                   ? (this->*start)()
-                                  : absl::AbortedError(absl::StrCat(name, " ends again and again"));
+                                  : absl::AbortedError(absl::StrCat(name, " keeps exiting"));
   ++restarts_;
   if (status.ok() || absl::IsAborted(status)) return status;
   std::fprintf(stderr, "\n%s: %s\n", name, std::string(status.message()).c_str());

@@ -1,5 +1,5 @@
-// The coordinator and the agent of `tercio run` and `resume`, which live as long as this process
-// needs them. Only this user reaches the coordinator (private_socket.h).
+// The coordinator and the agent of `tercio run` and `resume`, which run as long as this process
+// needs them. Only this user can connect to the coordinator (private_socket.h).
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace tercio::cli {
 
 class PrivatePair {
  public:
-  // Says the addresses on stderr. FAILED_PRECONDITION, naming the job, when another one runs in the
+  // Prints the addresses to stderr. FAILED_PRECONDITION, naming the job, if another job runs in the
   // state directory.
   static absl::StatusOr<std::unique_ptr<PrivatePair>> Start(const std::string& state_dir, int slots,
                                                             const std::string& device);
@@ -23,13 +23,13 @@ class PrivatePair {
 
   std::string coordinator() const { return socket_->address(); }
 
-  // Starts again what has died, and says so: what trains goes on meanwhile, as in a cluster, where
-  // the machine's service manager does this. To be called now and then, by one thread at a time.
-  // ABORTED: it dies again and again.
+  // Restarts a process that has died, and reports it. Trainers continue meanwhile, as in a cluster,
+  // where the machine's service manager does this. Called periodically, by one thread at a time.
+  // ABORTED: it keeps dying.
   absl::Status Tend();
 
  private:
-  // How often in a run, and with which pause.
+  // The limit of restarts in a run, and the pause between them.
   static constexpr int kMostRestarts = 10;
   static constexpr absl::Duration kPause = absl::Seconds(1);
 

@@ -20,7 +20,7 @@ constexpr char kUnix[] = "unix:";
 absl::StatusOr<std::unique_ptr<PrivateSocket>> PrivateSocket::Make() {
   std::string directory = "/tmp/tercio.XXXXXX";
   if (mkdtemp(directory.data()) == nullptr) {  // of mode 0700
-    return AsConflict(FileError(errno, "cannot make a directory for a socket in", "/tmp"));
+    return AsConflict(FileError(errno, "cannot create a directory for a socket in", "/tmp"));
   }
   return std::unique_ptr<PrivateSocket>(new PrivateSocket(std::move(directory)));
 }
@@ -37,7 +37,7 @@ absl::Status MayUseSocket(const std::string& address) {
     return absl::OkStatus();
   }
   return absl::PermissionDeniedError(
-      absl::StrCat("the coordinator at ", address, " is another user's own"));
+      absl::StrCat("the coordinator at ", address, " belongs to another user"));
 }
 
 }  // namespace tercio::cli

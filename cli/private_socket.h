@@ -1,6 +1,6 @@
-// Where a coordinator listens that this program starts for its user alone: a Unix socket in a
-// directory that nobody else may enter. On a port any user of the machine could submit jobs, which
-// read and write files as this one.
+// A Unix socket in a directory that only this user can enter, for the coordinator that this program
+// starts for itself. On a port, any user of the machine could submit jobs, which read and write
+// files as this user.
 //
 // Threads: any.
 #pragma once
@@ -13,11 +13,11 @@
 
 namespace tercio::cli {
 
-// The directory goes with the object.
+// The directory is removed with the object.
 class PrivateSocket {
  public:
-  // FAILED_PRECONDITION where /tmp takes none. (Paths of sockets have 107 bytes at most, so a state
-  // directory may be too far down.)
+  // FAILED_PRECONDITION if /tmp is not writable. (Socket paths have at most 107 bytes, so a state
+  // directory may be too deep.)
   static absl::StatusOr<std::unique_ptr<PrivateSocket>> Make();
   ~PrivateSocket();
   PrivateSocket(const PrivateSocket&) = delete;
@@ -31,7 +31,7 @@ class PrivateSocket {
   const std::string directory_;
 };
 
-// PERMISSION_DENIED where `address` is a Unix socket that this user may not use.
+// PERMISSION_DENIED if `address` is a Unix socket that this user cannot write to.
 absl::Status MayUseSocket(const std::string& address);
 
 }  // namespace tercio::cli

@@ -1,5 +1,5 @@
-// How far something long has come: one line that is drawn again and again on a terminal, a line
-// every few seconds elsewhere; always on stderr. What is soon done says nothing.
+// The progress of a long operation, on stderr: one line that is redrawn on a terminal, a line every
+// few seconds elsewhere. Short operations print nothing.
 //
 // Threads: Show from any, one bar at a time.
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace tercio::cli {
 
-// "[####------]  45.0%  120.0 of 266.7 MB  12.3 MB/s  ETA 11s" after `seconds` of work on what came
-// after `first`. `unit` is what a number of `scale` is called. Pure.
+// "[####------]  45.0%  120.0 of 266.7 MB  12.3 MB/s  ETA 11s" after `seconds` of work on the part
+// after `first`. `unit` is the name of `scale` units of work. Pure.
 struct ProgressUnit {
   const char* name = "MB";
   double scale = 1e6;
@@ -24,11 +24,11 @@ std::string ProgressText(int64_t first, int64_t done, int64_t total, double seco
 class ProgressBar {
  public:
   explicit ProgressBar(std::string what, ProgressUnit unit = {});
-  ~ProgressBar();  // takes the line away
+  ~ProgressBar();  // erases the line
   ProgressBar(const ProgressBar&) = delete;
   ProgressBar& operator=(const ProgressBar&) = delete;
 
-  // `more` is said behind it. The first call says from where on is counted.
+  // `more` is appended to the line. The first call sets the starting point of the rate.
   void Show(int64_t done, int64_t total, const std::string& more = "");
 
  private:

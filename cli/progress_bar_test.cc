@@ -15,7 +15,7 @@ TEST(ProgressText, SaysHowFarHowFastAndHowLong) {
             " 25.0%  30 of 120 passages  3.0 passages/s  ETA 30s");
 }
 
-// What an earlier run has done says nothing about the speed of this one.
+// The work of an earlier run does not count for the speed of this one.
 TEST(ProgressText, CountsFromWhereItBegan) {
   EXPECT_EQ(ProgressText(90'000'000, 100'000'000, 200'000'000, 1, {}, false),
             " 50.0%  100.0 of 200.0 MB  10.0 MB/s  ETA 10s");

@@ -21,7 +21,7 @@ constexpr std::string_view kGiveBack = "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 constexpr int kCrashes[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGHUP, SIGQUIT};
 
-// For signal handlers.
+// Used by signal handlers.
 char final_text[256];
 volatile sig_atomic_t final_length = 0;
 volatile sig_atomic_t taken = 0;
@@ -30,7 +30,7 @@ void WriteAll(std::string_view text) {
   while (!text.empty()) {
     const ssize_t count = write(STDERR_FILENO, text.data(), text.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;  // nobody looks any more
+    if (count <= 0) return;  // the terminal is gone
     text.remove_prefix(static_cast<size_t>(count));
   }
 }
@@ -41,8 +41,8 @@ void GiveBack() {
   WriteAll(kGiveBack);
 }
 
-// After the "^C" of the terminal, or a line that is drawn again and again, a new line begins; the
-// other screen has neither.
+// Starts a new line after the "^C" of the terminal or a line that is being redrawn; the alternate
+// screen has neither.
 void OnStop(int signal) {
   if (taken == 0 && final_length > 0 && isatty(STDERR_FILENO) != 0) WriteAll("\n");
   GiveBack();
@@ -50,7 +50,7 @@ void OnStop(int signal) {
   _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted);
 }
 
-// The signal does what it does without us, once the screen is given back.
+// Restores the screen, then lets the signal take its default effect.
 void OnCrash(int signal) {
   GiveBack();
   std::signal(signal, SIG_DFL);
@@ -120,7 +120,7 @@ TerminalView::TerminalView() {
 
 TerminalView::~TerminalView() { GiveBack(); }
 
-// Each line is cleared behind its end, and the screen below the last: nothing flickers.
+// Clears each line after its end, and the screen below the last line, so that nothing flickers.
 void TerminalView::Draw(const std::string& text) {
   std::string bytes = "\x1b[H";
   for (const char c : text) {

@@ -1,5 +1,5 @@
-// The terminal that a full view is drawn on: taken over, drawn on and given back as it was, also
-// when the process ends by a signal or a crash. And what a terminal can show.
+// The terminal for a full view: taken over, drawn on and restored, also when the process ends by a
+// signal or a crash. Also the capabilities of the terminal.
 #pragma once
 
 #include <string>
@@ -12,15 +12,15 @@ namespace tercio::cli {
 bool WantsColour();
 // The locale's characters are UTF-8.
 bool ShowsUnicode();
-// TERM says that the cursor can be moved.
+// TERM is set to a terminal that can move the cursor.
 bool CanDraw();
 
-// SIGINT and SIGTERM give the screen back and end the process with 130 or 143 from here on. Verbs
-// that do something first block them, or take them themselves.
+// From here on, SIGINT and SIGTERM restore the screen and end the process with 130 or 143. Verbs
+// that have to clean up first block these signals or handle them themselves.
 void EndAtInterrupts();
 
-// While it lives, what EndAtInterrupts writes to stderr before the end, on a line of its own. One
-// at a time; at most 255 bytes.
+// During its lifetime, the text that EndAtInterrupts writes to stderr before the process ends, on a
+// line of its own. One at a time; at most 255 bytes.
 class LastWords {
  public:
   explicit LastWords(const std::string& words);
@@ -29,7 +29,7 @@ class LastWords {
   LastWords& operator=(const LastWords&) = delete;
 };
 
-// As it is now: windows change their size. Of stderr.
+// The current size of the terminal of stderr; windows can be resized.
 Screen GetScreen();
 
 // One at a time. Draws on stderr.
@@ -41,7 +41,7 @@ class TerminalView {
   TerminalView(const TerminalView&) = delete;
   TerminalView& operator=(const TerminalView&) = delete;
 
-  // Lines joined by '\n', no more and no longer than the screen takes.
+  // Lines joined by '\n', at most as many and as long as the screen holds.
   void Draw(const std::string& text);
 };
 

@@ -1,4 +1,4 @@
-// Text on a terminal: what may be shown, how many columns it takes, tables.
+// Text on a terminal: escaping, widths, tables.
 //
 // Pure.
 #pragma once
@@ -12,13 +12,14 @@ namespace tercio::cli {
 // marks on a letter.
 size_t Columns(const std::string& text);
 
-// The longest prefix that takes no more columns.
+// The longest prefix of at most `columns` columns.
 std::string Clip(const std::string& text, size_t columns);
 
-// With an ellipsis where something was cut.
+// The text, cut to `columns` with an ellipsis if it is longer.
 std::string Shortened(const std::string& text, size_t columns);
 
-// In one line, without what a terminal would act on (ForDisplay of common/utf8.h); tabs stay.
+// The text on one line, without control sequences that a terminal would act on (ForDisplay of
+// common/utf8.h); tabs stay.
 std::string ForTerminal(const std::string& text);
 
 // Bytes that are not UTF-8 become '?'.

@@ -92,7 +92,7 @@ absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::str
   if (traces.empty()) {
     return absl::NotFoundError(absl::StrCat("no trace: the job did not complete step ",
                                             job.spec().training().trace_step(),
-                                            " in this run; --trace-step chooses another"));
+                                            " in this run; choose another with --trace-step"));
   }
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(path, TraceJson(traces, job.plan())));
   const v1::Layout& layout = job.plan().layout();

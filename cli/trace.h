@@ -1,4 +1,4 @@
-// The trace of a step as a file for people, and how much of it the pipeline stood idle.
+// The trace of a step as a file, and the idle share of the pipeline in it.
 #pragma once
 
 #include <string>
@@ -20,8 +20,8 @@ std::string TraceJson(const std::vector<v1::RankTrace>& traces, const v1::Plan& 
 // either.
 double MeasuredBubble(const std::vector<v1::RankTrace>& traces);
 
-// Writes the trace of a job that has ended to `path`, and says the bubble on stderr. NOT_FOUND: the
-// traced step was not reached.
+// Writes the trace of a job that has ended to `path`, and prints the bubble to stderr. NOT_FOUND:
+// the traced step was not reached.
 absl::Status WriteTrace(Client& client, const v1::JobStatus& job, const std::string& path);
 
 }  // namespace tercio::cli

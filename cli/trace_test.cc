@@ -1,4 +1,4 @@
-// The bubble of a made-up step, and what the file for viewers holds.
+// The bubble of an artificial step, and the content of the trace file.
 #include "cli/trace.h"
 
 #include "gtest/gtest.h"

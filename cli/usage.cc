@@ -46,13 +46,13 @@ std::string NoSuchOption(const CLI::App& app, const std::string& name) {
   return absl::StrCat(FullName(app), " has no option ", name, DidYouMean(name, names));
 }
 
-// Walks over words: where it is, and what is wrong with the first that has no place.
+// A walk over words: the verb reached, and the fault of the first misplaced word.
 struct Walk {
   const CLI::App* verb;
   std::string fault = {};
 };
 
-// Arguments of the verb that are no options; -1: any number.
+// The number of positional arguments of the verb; -1: any number.
 int MostArguments(const CLI::App& verb) {
   int most = 0;
   for (const CLI::Option* option : verb.get_options()) {
@@ -86,7 +86,7 @@ Walk Over(const CLI::App& app, const std::vector<std::string>& words) {
     if (++arguments <= most || most < 0) continue;
     if (most == 0 && !VerbsOf(*walk.verb).empty()) return {walk.verb, NoSuchVerb(*walk.verb, word)};
     return {walk.verb, absl::StrCat(FullName(*walk.verb), " does not take '", word, "'",
-                                    most == 0 ? ": it has no arguments" : "")};
+                                    most == 0 ? ": it takes no arguments" : "")};
   }
   if (walk.verb->get_require_subcommand_min() > 0 && walk.verb->get_parent() != nullptr) {
     walk.fault = absl::StrCat(FullName(*walk.verb),

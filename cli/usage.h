@@ -1,4 +1,4 @@
-// What is wrong with words that the command line does not take, said so that it can be mended.
+// Diagnoses of words that the command line does not accept, with hints for fixing them.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace tercio::cli {
 
-// The first word that no verb or option is called, that is too many, or the verb that is missing,
-// with what may have been meant: "tercio has no verb 'lst'; did you mean 'list'?". Empty where each
-// word has its place. `words` are those after the program's name. Pure.
+// The first word that is not a verb or option or is one too many, or the verb that is missing, with
+// the likely intended word: "tercio has no verb 'lst'; did you mean 'list'?". Empty if every word
+// is valid. `words` are those after the program's name. Pure.
 std::string MisplacedWord(const CLI::App& app, const std::vector<std::string>& words);
 
 // The verb that the words name, as far as they do. Pure.
 const CLI::App& VerbNamed(const CLI::App& app, const std::vector<std::string>& words);
 
-// By any of its names, as "-o" or "--output"; null: the verb has none.
+// The option of this name, such as "-o" or "--output"; null: the verb has none.
 const CLI::Option* OptionNamed(const CLI::App& verb, const std::string& name);
 
 // "tercio checkpoint list"

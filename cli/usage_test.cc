@@ -51,7 +51,7 @@ TEST_F(UsageTest, OptionsThatThereAreNot) {
 }
 
 TEST_F(UsageTest, WordsThatAreTooMany) {
-  EXPECT_EQ(Fault({"list", "extra"}), "tercio list does not take 'extra': it has no arguments");
+  EXPECT_EQ(Fault({"list", "extra"}), "tercio list does not take 'extra': it takes no arguments");
   EXPECT_EQ(Fault({"get", "a", "b"}), "tercio get does not take 'b'");
 }
 

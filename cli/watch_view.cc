@@ -20,7 +20,7 @@ constexpr size_t kMostEvents = 5;
 constexpr size_t kMostLastLines = 6;
 constexpr size_t kBarColumns = 40;
 constexpr size_t kCurveColumns = 40;
-// Shares of the time that a rank waits for others from which it is coloured.
+// Shares of waiting time from which a rank is coloured.
 constexpr double kSomeWait = 0.25;
 constexpr double kMuchWait = 0.5;
 
@@ -49,7 +49,7 @@ std::string Pad(std::string text, size_t columns) {
   return text;
 }
 
-// A line that is being made.
+// A line under construction.
 class Line {
  public:
   explicit Line(const Screen& screen)
@@ -95,7 +95,7 @@ class View {
     Header();
     const std::vector<std::string> words = LastWords();
     const std::vector<std::string> events = Events();
-    // Ranks get what the last words leave; events get the rest.
+    // Ranks get the space that the last lines leave; events get the rest.
     const auto height = static_cast<size_t>(std::max(1, screen_.height));
     const size_t used = lines_.size() + words.size();
     Append(Ranks(height > used + 1 ? height - used - 1 : 0));
@@ -117,7 +117,7 @@ class View {
   void Append(const std::vector<std::string>& more) {
     lines_.insert(lines_.end(), more.begin(), more.end());
   }
-  // With a title in place of the oldest where both do not fit.
+  // Adds a title, in place of the oldest line if not all fit.
   void Append(std::vector<std::string> more, const std::string& title) {
     if (more.empty()) return;
     const auto height = static_cast<size_t>(std::max(1, screen_.height));
@@ -180,7 +180,7 @@ class View {
     lines_.push_back(line.Take());
   }
 
-  // Memory of the device where ranks have one of their own.
+  // Memory of the device if ranks have one of their own.
   int64_t MemoryOf(const v1::RankFigures& figures) const {
     return state_.job.spec().resources().device() == "cuda" ? figures.used_bytes()
                                                             : figures.resident_bytes();
@@ -202,7 +202,7 @@ class View {
     return !grid.empty() && grid.size() <= most ? grid : Stages(most);
   }
 
-  // Empty where it is too wide.
+  // Empty if it is too wide.
   std::vector<std::string> Grid() const {
     using Column = std::pair<int, int>;  // data, tensor
     std::map<int, std::map<Column, const v1::RankView*>> stages;
@@ -312,7 +312,7 @@ class View {
     const auto& words = state_.job.last_lines();
     if (words.empty()) return {};
     std::vector<std::string> lines = {NewLine()
-                                          .Add(absl::StrCat("last words of rank ", words[0].rank(),
+                                          .Add(absl::StrCat("last output of rank ", words[0].rank(),
                                                             " (attempt ", words[0].attempt(), ")"),
                                                Style::kBold)
                                           .Take()};

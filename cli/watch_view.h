@@ -1,5 +1,5 @@
-// A job on one screen, as `tercio watch` draws it: its progress, the loss, where the time went, its
-// ranks as a grid, and what happened last. Pure.
+// The full view of `tercio watch`: a job's progress, its loss, the use of its time, its ranks as a
+// grid, and the last events. Pure.
 #pragma once
 
 #include <string>
@@ -24,17 +24,17 @@ struct WatchState {
   double now = 0;                    // seconds since 1970
 };
 
-// Lines of at most `width` columns, `height` of them at most, joined by '\n'. The first is
-// ProgressLine; then a bar, the curve of the loss, goodput, the ranks (a row for each pipeline
-// stage, a column for each data and tensor rank; one line for a stage where that does not fit), the
-// last events, and the last words of the rank at fault.
+// At most `height` lines of at most `width` columns, joined by '\n'. The first is ProgressLine;
+// then a bar, the curve of the loss, goodput, the ranks (a row for each pipeline stage, a column
+// for each data and tensor rank; one line for a stage if that does not fit), the last events, and
+// the last lines of the rank at fault.
 std::string WatchView(const WatchState& state, const Screen& screen);
 
-// Means of as many equal parts as there are columns, the lowest and the highest value at its ends.
+// Bars for the means of at most `columns` equal parts, scaled from the lowest mean to the highest.
 // Values that are not finite are left out.
 std::string Sparkline(const std::vector<double>& values, size_t columns, bool unicode);
 
-// "[#####-----]" of so many columns.
+// "[#####-----]" of `columns` columns.
 std::string Bar(double share, size_t columns, bool unicode);
 
 }  // namespace tercio::cli

@@ -107,7 +107,7 @@ TEST(WatchView, RanksThatDoNotFitBecomeStages) {
   EXPECT_THAT(many, HasSubstr(" more stages"));
 }
 
-// Nothing that a job is may make the screen scroll.
+// No state of a job makes the screen scroll.
 TEST(WatchView, NeverExceedsTheScreen) {
   WatchState state = Running(8, 8, 4);
   state.job.set_error(std::string(500, 'e'));
@@ -146,7 +146,7 @@ TEST(WatchView, ShowsTheLastWordsOfTheRankAtFault) {
   line->set_attempt(2);
   line->set_line("out of memory");
   EXPECT_THAT(WatchView(state, Sized(110, 24)),
-              HasSubstr("last words of rank 3 (attempt 2)\n[2.3] out of memory"));
+              HasSubstr("last output of rank 3 (attempt 2)\n[2.3] out of memory"));
 }
 
 TEST(WatchView, AJobThatHasNothingYet) {

@@ -18,11 +18,11 @@ namespace tercio {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{2} << 20;
-// A disk that is given the next block before it is done with the last never stands still.
+// A disk that gets the next block before it has finished the last one is never idle.
 constexpr size_t kWriters = 2;
 // The most writer threads in this process; far fewer keep a disk busy.
 constexpr int kMostWriters = 64;
-// What O_DIRECT wants addresses, offsets and sizes to be multiples of, on every disk there is.
+// The alignment that O_DIRECT requires of addresses, offsets and sizes on any disk.
 constexpr size_t kAlignment = 4096;
 
 char* NewBlock() {
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<AppendFile>> AppendFile::Create(std::string path,
       O_WRONLY | O_CREAT | O_CLOEXEC | (existing == Existing::kReplace ? O_TRUNC : O_EXCL);
   const int descriptor = open(path.c_str(), flags, 0644);
   if (descriptor < 0) return FileError(errno, "cannot create", path);
-  // A file system that cannot do it says so here or at the first write.
+  // A file system without O_DIRECT fails here or at the first write.
   const bool direct = cache == PageCache::kBypass && fcntl(descriptor, F_SETFL, O_DIRECT) == 0;
   std::unique_ptr<AppendFile> file(new AppendFile(path, descriptor, direct, threads));
   if (expected_bytes > 0 && fallocate(descriptor, 0, 0, expected_bytes) != 0 && errno == ENOSPC) {
@@ -153,7 +153,7 @@ absl::Status AppendFile::Write(const char* bytes, size_t size, int64_t offset) {
       return FileError(EINVAL, "cannot write", path_);
     }
     if (written < 0) return FileError(errno, "cannot write", path_);
-    // The disk begins at once. Only a hint: errors are those of fsync.
+    // Lets the disk start immediately. Only a hint: errors are those of fsync.
     if (!direct_) (void)sync_file_range(descriptor_, offset, written, SYNC_FILE_RANGE_WRITE);
     bytes += written;
     size -= static_cast<size_t>(written);
@@ -162,8 +162,8 @@ absl::Status AppendFile::Write(const char* bytes, size_t size, int64_t offset) {
   return absl::OkStatus();
 }
 
-// What goes past the page cache is whole multiples of the alignment, and cut to size afterwards, as
-// is what was reserved for more.
+// Direct writes are whole multiples of the alignment, so the file is truncated to its size
+// afterwards, as is space that was reserved in excess.
 absl::Status AppendFile::WriteRest() {
   if (filled_ > 0) {
     const size_t padded = direct_ ? RoundUp(filled_) : filled_;
@@ -171,7 +171,7 @@ absl::Status AppendFile::WriteRest() {
     TERCIO_RETURN_IF_ERROR(Write(filling_.get(), padded, offset_));
   }
   if (ftruncate(descriptor_, offset_ + static_cast<int64_t>(filled_)) != 0) {
-    return FileError(errno, "cannot cut", path_);
+    return FileError(errno, "cannot truncate", path_);
   }
   return absl::OkStatus();
 }

@@ -1,8 +1,8 @@
-// A new file that is written from its beginning to its end, for files of gigabytes: what is
-// appended is gathered in blocks, and threads of the file's own give them to the disk while the
-// next block is filled. The process has a bounded number of such threads: a file that gets none,
-// since many are open or the system has none left, is written by whoever appends to it. A file that
-// fits into one block needs none. Holds at most 6 MiB with threads, 2 MiB without.
+// A new file that is written from its beginning to its end, for files of gigabytes: appended bytes
+// are gathered in blocks, which threads of the file write to the disk while the next block is
+// filled. The process has a bounded number of such threads: a file that gets none, because many
+// files are open or the system has no threads left, is written by the thread that appends to it. A
+// file that fits into one block needs none. Holds at most 6 MiB with threads, 2 MiB without.
 //
 // Threads: one at a time.
 // Errors: as of common/file.h (RESOURCE_EXHAUSTED: the disk is full). They come late, at the latest
@@ -28,7 +28,7 @@
 
 namespace tercio {
 
-// How many threads may write files at a time. Threads: any.
+// The limit of threads that write files at a time. Threads: any.
 class WriterThreads {
  public:
   // Throws std::system_error where the system has no thread left, as std::thread does.
@@ -37,9 +37,9 @@ class WriterThreads {
   // The threads that all files of this process share.
   static WriterThreads& Shared();
 
-  // False: there is none for it.
+  // False if no thread is available.
   bool TryStart(std::function<void()> run, std::vector<std::thread>* threads);
-  // Gives back `threads` that have ended.
+  // Returns `threads` that have ended.
   void Return(size_t threads);
 
  private:
@@ -52,25 +52,25 @@ class AppendFile {
  public:
   enum class Existing { kReplace, kRefuse };
   enum class PageCache {
-    // The kernel keeps what was written: for files that are read soon.
+    // The kernel caches what was written: for files that are read soon.
     kKeep,
-    // Blocks go to the disk past the kernel's cache where the file system can do that: less work
-    // for the processor, and what others have cached stays.
+    // Blocks bypass the kernel's cache if the file system supports that: less work for the
+    // processor, and cached data of others stays cached.
     kBypass,
   };
 
-  // `expected_bytes` are reserved at once where the file system can do that; it may become another
-  // size. `threads` must outlive the file.
+  // `expected_bytes` are reserved in advance if the file system supports that; the final size may
+  // differ. `threads` must outlive the file.
   static absl::StatusOr<std::unique_ptr<AppendFile>> Create(
       std::string path, Existing existing, PageCache cache, int64_t expected_bytes = 0,
       WriterThreads& threads = WriterThreads::Shared());
-  // What Close has not ended stays as far as it was written.
+  // A file that was not closed keeps what was written so far.
   ~AppendFile();
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
   absl::Status Append(std::string_view bytes);
-  // Writes the rest, and waits until the disk has all of it. Called once, last.
+  // Writes the rest, and waits until all of it is on disk. Called once, last.
   absl::Status Close();
 
  private:
@@ -97,10 +97,10 @@ class AppendFile {
   const std::string path_;
   int descriptor_;
   WriterThreads& threads_;
-  std::atomic<bool> direct_;  // past the page cache
+  std::atomic<bool> direct_;  // bypasses the page cache
   Block filling_;
   size_t filled_ = 0;
-  int64_t offset_ = 0;  // of what is being filled
+  int64_t offset_ = 0;  // of the block being filled
 
   std::vector<std::thread> writers_;
   std::mutex mutex_;

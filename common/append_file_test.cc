@@ -25,7 +25,7 @@ std::string Content(size_t bytes) {
   return content;
 }
 
-// In a directory of the disk, and in one of /dev/shm, which has no disk to go to.
+// Runs in a directory on disk, and in one of /dev/shm, which has no disk behind it.
 class AppendFileTest
     : public ::testing::TestWithParam<std::tuple<AppendFile::PageCache, const char*>> {
  protected:
@@ -93,7 +93,7 @@ std::unique_ptr<AppendFile> CreateIn(const TempDir& directory, int number, Write
   return *std::move(file);
 }
 
-// As where the system's limit of processes is reached.
+// Fails as if the system's limit of processes were reached.
 TEST(AppendFile, NeedsNoThread) {
   TempDir directory;
   int tried = 0;
@@ -143,7 +143,7 @@ TEST(AppendFile, AFullDiskIsToldAtTheLatestByClose) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
 }
 
-// What the disk could not take is never taken for written, whether it is known at once or not.
+// A failed write is never taken for a successful one, whether it fails immediately or later.
 TEST(AppendFile, AnFsyncThatFailsIsToldByClose) {
   const TempDir directory;
   const std::string rules = directory.path() + "/rules";

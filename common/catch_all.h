@@ -1,5 +1,5 @@
-// Where an exception would end the process: at the bottom of a thread that does other people's
-// work.
+// Catches exceptions where they would end the process: at the bottom of a thread that runs work for
+// others.
 #pragma once
 
 #include <exception>
@@ -11,7 +11,7 @@
 
 namespace tercio {
 
-// What `work` returns; INTERNAL with its words when it throws.
+// Returns `work()`; INTERNAL with the exception's message if it throws.
 inline absl::Status CatchAll(const std::function<absl::Status()>& work) {
   try {
     return work();

@@ -1,6 +1,6 @@
-// XXH3 with 128 bits (xxHash, https://xxhash.com): whether bytes arrived, or were kept, as they
-// were sent. Many times as fast as SHA-256, and no protection against people, which is what SHA-256
-// (common/sha256.h) is for.
+// XXH3 with 128 bits (xxHash, https://xxhash.com): detects bytes that changed in transit or on
+// disk. Many times as fast as SHA-256, but no protection against attackers, for which there is
+// SHA-256 (common/sha256.h).
 #pragma once
 
 #include <memory>

@@ -5,7 +5,7 @@
 namespace tercio {
 namespace {
 
-// From `xxhsum -H128` of xxHash 0.8.
+// Expected values from `xxhsum -H128` of xxHash 0.8.
 TEST(ChecksumTest, IsThatOfTheTool) {
   EXPECT_EQ(ChecksumHex(""), "99aa06d3014798d86001c324468d497f");
   EXPECT_EQ(ChecksumHex("a"), "a96faf705af16834e6c632b61e964e1f");

@@ -1,4 +1,4 @@
-// Exit codes of all programs, and which of them an error is.
+// Exit codes of all programs, and their mapping from errors.
 //
 // Threads: any.
 #pragma once

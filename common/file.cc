@@ -47,7 +47,7 @@ absl::Status WriteAll(int descriptor, std::string_view content, const std::strin
   return absl::OkStatus();
 }
 
-// `path` is for messages. Stops soon after `limit` bytes.
+// `path` is used in messages. Stops soon after `limit` bytes.
 absl::StatusOr<std::string> ReadToEnd(int descriptor, const std::string& path, size_t limit) {
   std::string content;
   char buffer[65536];
@@ -112,7 +112,8 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content,
   static std::atomic<int64_t> count{0};
   const std::string temporary = absl::StrCat(path, ".tmp.", getpid(), ".", ++count);
   {
-    // That of a process that has died, or a link that somebody has put there, is not written to.
+    // Does not write to a leftover of a process that has died, or through a link that someone has
+    // put there.
     unlink(temporary.c_str());
     const Descriptor file(open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (file.get() < 0) return FileError(errno, "cannot create", temporary);
@@ -161,7 +162,8 @@ absl::Status RenamePath(const std::string& from, const std::string& to) {
 
 absl::StatusOr<int64_t> FreeBytes(const std::string& path) {
   struct statvfs info = {};
-  if (statvfs(path.c_str(), &info) != 0) return FileError(errno, "cannot ask for space of", path);
+  if (statvfs(path.c_str(), &info) != 0)
+    return FileError(errno, "cannot get the free space of", path);
   return static_cast<int64_t>(info.f_bavail) * static_cast<int64_t>(info.f_frsize);
 }
 
@@ -189,10 +191,10 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::AcquireShared(const std::str
 }
 
 absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path, int how) {
-  // The directory may belong to somebody else: nothing is made through a link, no FIFO waited for.
+  // The directory may belong to another user: does not follow links or block on a FIFO.
   constexpr int kFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
   int descriptor = open(path.c_str(), O_RDWR | O_CREAT | kFlags, 0644);
-  // A process that may only read the file can still wait for those that write.
+  // A process that can only read the file can still wait for those that write it.
   if (descriptor < 0 && errno == EACCES) descriptor = open(path.c_str(), O_RDONLY | kFlags);
   Descriptor file(descriptor);
   if (file.get() < 0) return FileError(errno, "cannot open lock", path);
@@ -202,7 +204,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
     }
     return FileError(errno, "cannot lock", path);
   }
-  // The holder has removed the file: this lock is on a file that nobody else will find.
+  // The holder has removed the file: this lock is on a file that no other process can find.
   struct stat held = {};
   struct stat there = {};
   if (fstat(file.get(), &held) != 0) return FileError(errno, "cannot lock", path);
@@ -212,7 +214,7 @@ absl::StatusOr<std::unique_ptr<FileLock>> FileLock::Lock(const std::string& path
 
 bool FileLock::IsHeld(const std::string& path) {
   const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  // Shared: others who only look do not take this for the holder.
+  // A shared lock, so that other processes that only check do not take this one for the holder.
   return file.get() >= 0 && flock(file.get(), LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
 }
 

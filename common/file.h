@@ -18,43 +18,43 @@ namespace tercio {
 // The status for errno `error` of doing `what` to `path`.
 absl::Status FileError(int error, std::string_view what, std::string_view path);
 
-// Maps the error of a write: whatever keeps a result from its place is a conflict
+// Maps the error of a write: anything that prevents a result from being stored is a conflict
 // (FAILED_PRECONDITION), except for a full disk.
 absl::Status AsConflict(const absl::Status& status);
 
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
-// What a person has written by hand: a file, or "-", the standard input up to its end. More than
-// `limit` bytes are INVALID_ARGUMENT, and not read.
+// Reads text written by hand: a file, or "-", the standard input up to its end. More than `limit`
+// bytes are INVALID_ARGUMENT, and not read.
 absl::StatusOr<std::string> ReadInput(const std::string& path, size_t limit);
 
-// Writes, syncs, and replaces `path` in one rename; the directory is synced too.
-// With `mode`, as of chmod: a file that holds a secret is never readable by others, not for a
-// moment.
+// Writes, syncs, and replaces `path` in one rename; the directory is synced too. With `mode`, as of
+// chmod, a file that holds a secret is never readable by others, not even for a moment.
 absl::Status WriteFileDurably(const std::string& path, std::string_view content, int mode = 0644);
 
 // fsync of a file or directory.
 absl::Status SyncPath(const std::string& path);
 
-// With parents; an existing directory is fine.
+// Creates parents, too; an existing directory is fine.
 absl::Status MakeDirectories(const std::string& path);
 absl::Status RemoveTree(const std::string& path);
 absl::Status RenamePath(const std::string& from, const std::string& to);
 bool PathExists(const std::string& path);
-// What an unprivileged writer may still fill of the file system that holds `path`.
+// The bytes that an unprivileged writer can still write to the file system of `path`.
 absl::StatusOr<int64_t> FreeBytes(const std::string& path);
 // Names, ascending, without "." and "..". A missing directory has none.
 std::vector<std::string> ListDirectory(const std::string& path);
 
-// A lock on a file (made if missing), held until destruction. Who holds it exclusively may remove
-// the file.
+// A lock on a file (created if missing), held until destruction. An exclusive holder may remove the
+// file.
 class FileLock {
  public:
-  // Whether somebody has it. Makes no file, and is in nobody's way for longer than it takes.
+  // Whether a process holds the lock exclusively. Creates no file, and blocks other processes only
+  // for the duration of the check.
   static bool IsHeld(const std::string& path);
-  // FAILED_PRECONDITION when somebody else holds it and `wait` is false.
+  // FAILED_PRECONDITION if another process holds it and `wait` is false.
   static absl::StatusOr<std::unique_ptr<FileLock>> Acquire(const std::string& path, bool wait);
-  // The same, waiting, for one of several holders who keep those above away.
+  // Waits for a shared lock, which excludes the holders above.
   static absl::StatusOr<std::unique_ptr<FileLock>> AcquireShared(const std::string& path);
   ~FileLock();
   FileLock(const FileLock&) = delete;
@@ -75,7 +75,7 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::string_view content() const { return {data_, size_}; }
-  // Begins to read these bytes (as far as they are there) from the disk, and does not wait.
+  // Starts reading these bytes (as far as they exist) from the disk, and does not wait.
   void Prefetch(size_t offset, size_t bytes) const;
 
  private:

@@ -22,8 +22,8 @@ TEST(WriteFileDurablyTest, ASecretIsNeverReadableByOthers) {
   const std::string path = directory.path() + "/key";
   const std::string elsewhere = directory.path() + "/elsewhere";
   ASSERT_TRUE(WriteFileDurably(elsewhere, "before").ok());
-  // What a process of the same number has left, or somebody has put there, under any name that the
-  // file could have on its way.
+  // Leftovers of a process with the same id, or links that someone has put there, under any name
+  // that the temporary file could have.
   for (int i = 0; i < 200; ++i) {
     ASSERT_EQ(symlink(elsewhere.c_str(), absl::StrCat(path, ".tmp.", getpid(), ".", i).c_str()), 0);
   }
@@ -74,7 +74,7 @@ TEST(WriteFileDurablyTest, AnFsyncThatFailsLeavesTheFileAsItWas) {
 
 TEST(FileErrorTest, SaysWhatKindItIs) {
   const TempDir directory;
-  // A directory, or a name that cannot be, is a mistake of whoever named it.
+  // A directory or an impossible name is the caller's mistake.
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(directory.path()).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadInput(directory.path(), 10).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadFile(std::string(300, 'x')).status()));

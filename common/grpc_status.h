@@ -1,4 +1,4 @@
-// Between gRPC's status and ours: the codes are the same numbers.
+// Conversions between gRPC's status and ours: the codes are the same numbers.
 #pragma once
 
 #include <string>

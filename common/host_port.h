@@ -1,4 +1,4 @@
-// Addresses as people write them: HOST:PORT, [IPV6]:PORT.
+// Addresses in the form HOST:PORT or [IPV6]:PORT.
 //
 // Pure; safe from any thread.
 #pragma once
@@ -13,11 +13,11 @@ struct HostPort {
   std::string port;
 };
 
-// None where either is missing.
+// nullopt if either is missing.
 std::optional<HostPort> SplitHostPort(const std::string& address);
 
-// Where others reach a server that listens on `address`: the address itself, or, where that is
-// every interface (0.0.0.0, ::), its port at `host`.
+// The address at which others reach a server that listens on `address`: the address itself, or, if
+// that is every interface (0.0.0.0, ::), its port at `host`.
 std::string ReachableAt(const std::string& address, const std::string& host);
 
 }  // namespace tercio

@@ -52,8 +52,8 @@ void KeyedPool::AddThread() {
   try {
     threads_.push_back(start_([this] { Work(); }));
   } catch (const std::system_error& error) {
-    LogWarning(absl::StrCat("no further thread for work on disks, ", threads_.size(),
-                            " do it: ", error.what()));
+    LogWarning(absl::StrCat("cannot start another thread for disk work; ", threads_.size(),
+                            " are running: ", error.what()));
   }
 }
 
@@ -81,7 +81,7 @@ void KeyedPool::Work() {
       return absl::OkStatus();
     });
     if (!done.ok()) LogError(absl::StrCat("work for ", key, ": ", std::string(done.message())));
-    task = nullptr;  // what it holds goes without the lock
+    task = nullptr;  // destroys its captures without holding the lock
     lock.lock();
     --busy_;
     Queue& after = queues_.at(key);

@@ -1,9 +1,9 @@
-// Threads for work that may block on a disk for long, or for ever: each key (a job, say) has a few
-// of them at most, so that one whose disk hangs keeps nobody else waiting.
+// Threads for work that may block on a disk for long, or for ever: each key (a job, say) has a
+// limited number of them, so that a hanging disk blocks no other key.
 //
-// The first thread is made at once, the others when they are needed. Where none can be made, work
-// waits for those there are.
-// A task that throws is an error in the log; the thread stays.
+// The first thread is started immediately, the others when they are needed. If none can be started,
+// work waits for the existing ones.
+// A task that throws is logged as an error; the thread survives.
 //
 // Threads: any.
 #pragma once
@@ -29,16 +29,16 @@ class KeyedPool {
   // At most `per_key` tasks of one key at a time, and `most` in all. REQUIRES: both >= 1. Throws
   // what `start` does for the first thread.
   KeyedPool(int per_key, int most, Start start = nullptr);
-  // Does first what was given to it.
+  // Runs all pending tasks first.
   ~KeyedPool();
   KeyedPool(const KeyedPool&) = delete;
   KeyedPool& operator=(const KeyedPool&) = delete;
 
-  // Tasks of one key begin in the order in which they came; keys take turns.
+  // Tasks of one key start in the order in which they were added; keys take turns.
   void Run(const std::string& key, std::function<void()> task);
 
-  // Whether all that was given to it is done, at the latest after `patience`. Where it is not, a
-  // disk hangs, and the destructor would wait for it.
+  // Waits until all tasks are done, for at most `patience`, and returns whether they are. If they
+  // are not, a disk hangs, and the destructor would wait for it.
   bool Drain(absl::Duration patience);
 
  private:
@@ -49,7 +49,7 @@ class KeyedPool {
   };
 
   void Work();
-  // With mutex_ held.
+  // Called with mutex_ held.
   void MakeReady(const std::string& key, Queue& queue);
   void AddThread();
 

@@ -23,7 +23,7 @@ struct Log {
   std::atomic<LogFormat> format{LogFormat::kText};
   std::atomic<LogLevel> least{LogLevel::kInfo};
   LogFields context;
-  std::mutex mutex;  // of the writing: a line is written at once
+  std::mutex mutex;  // serialises writes, so that lines do not mix
   std::atomic<int64_t> lost{0};
 };
 
@@ -33,7 +33,7 @@ Log& TheLog() {
   return *log;
 }
 
-// In quotes, escaped as JSON wants it.
+// Quotes the text and escapes it as JSON requires.
 void AppendQuoted(std::string_view text, std::string* out) {
   out->push_back('"');
   for (size_t at = 0; at < text.size();) {
@@ -160,21 +160,21 @@ std::vector<std::pair<std::string, std::string>> ParseLogfmt(std::string_view li
         continue;
       }
       const char escaped = line[++at];
-      if (escaped == 'u') {  // a control character, which nobody wants to see
+      if (escaped == 'u') {  // a control character, which is not shown
         value.push_back('?');
         at += 4;
       } else {
         value.push_back(escaped == 'n' ? '\n' : escaped == 't' ? '\t' : escaped);
       }
     }
-    if (at >= line.size()) return fields;  // the line was cut
+    if (at >= line.size()) return fields;  // the line was truncated
     line.remove_prefix(std::min(at + 2, line.size()));
   }
   return fields;
 }
 
 std::optional<LogLevel> LevelOfLogLine(std::string_view line) {
-  // Both begin with the time, whose length is fixed.
+  // Both formats start with the time, whose length is fixed.
   constexpr size_t kTimeLength = sizeof("2026-05-01T12:00:00.000Z") - 1;
   std::string_view rest = line;
   std::string_view end;

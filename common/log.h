@@ -1,5 +1,5 @@
-// One line per event on stderr, with a time, a level, the program, a text, and fields that say what
-// it is about: job, attempt, rank, node. Secrets never belong in it.
+// One line per event on stderr, with a time, a level, the program, a text, and fields that identify
+// what it is about: job, attempt, rank, node. Secrets must never be in it.
 //
 // Three formats, the same line in each:
 //
@@ -11,11 +11,11 @@
 //   {"time":"2026-05-01T12:00:00.000Z","level":"warning","program":"agent","msg":"rank 3 has gone",
 //    "job":"job-1","rank":3}
 //
-// A line of logfmt or JSON is always one line, whatever is in its text. No format lets control
-// characters through, which would move the cursor of whoever reads it.
+// A line of logfmt or JSON is always one line, whatever its text contains. No format lets control
+// characters through, which would act on the reader's terminal.
 //
-// Threads: all functions from any thread; what configures comes before the first line.
-// A line that cannot be written (the disk is full) is lost and counted; nothing waits for it.
+// Threads: all functions from any thread; configure before the first line.
+// A line that cannot be written (the disk is full) is dropped and counted; nothing waits for it.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,7 @@ using LogFields = std::vector<LogField>;
 void InitLogging(std::string_view program);
 void SetLogFormat(LogFormat format);
 void SetLogLevel(LogLevel least);
-// Fields that every line ends with.
+// Fields that are appended to every line.
 void SetLogContext(LogFields context);
 
 void LogInfo(std::string_view text, const LogFields& fields = {});
@@ -67,8 +67,8 @@ struct LogEntry {
   std::string_view program;
   std::string_view text;
 };
-// With the end of the line. Bytes that are not UTF-8 become '?', control characters are escaped; in
-// text they become '?', too, but for ends of lines and tabs.
+// Includes the end of the line. Bytes that are not UTF-8 become '?', control characters are
+// escaped; in text they become '?', too, except for newlines and tabs.
 std::string FormatLogLine(LogFormat format, const LogEntry& entry, const LogFields& fields,
                           const LogFields& context);
 

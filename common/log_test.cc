@@ -32,7 +32,7 @@ TEST(Log, Formats) {
             "time=2026-05-01T12:00:00.250Z level=warning program=agent msg=plain attempt=2\n");
 }
 
-// Nobody can begin a line of his own, or a field, by what he names his job.
+// The name of a job cannot start a line of its own, or a field.
 TEST(Log, NothingInATextEndsTheLineOrItsQuotes) {
   const std::string bad = "a\nlevel=error \"b\" \\ \x1b[31m\x7f \xff \xc3\xa9";
   for (const LogFormat format : {LogFormat::kLogfmt, LogFormat::kJson}) {
@@ -42,7 +42,7 @@ TEST(Log, NothingInATextEndsTheLineOrItsQuotes) {
     EXPECT_EQ(line.find('\xff'), std::string::npos);
     EXPECT_NE(line.find("\xc3\xa9"), std::string::npos);
   }
-  // One character that is an escape sequence's beginning for some terminals.
+  // A single character that starts an escape sequence on some terminals.
   EXPECT_EQ(Line(LogFormat::kLogfmt,
                  "\xc2\x9b"
                  "2J")
@@ -67,7 +67,7 @@ TEST(Log, ParsesWhatItWrites) {
                                       {"rank", "0"}}));
   EXPECT_TRUE(ParseLogfmt("NCCL INFO ring=3").empty());
   EXPECT_TRUE(ParseLogfmt("").empty());
-  // Cut anywhere it is no reason to end.
+  // A line that is truncated anywhere does not crash the parser.
   for (size_t length = 0; length < line.size(); ++length) ParseLogfmt(line.substr(0, length));
 }
 

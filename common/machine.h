@@ -1,4 +1,4 @@
-// What this machine has. Containers with a share of it are not looked at.
+// The resources of this machine. Limits of containers are ignored.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@ inline int64_t MachineMemoryBytes() {
   return int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
 }
 
-// What programs may still take without swapping (MemAvailable of proc(5)); 0: unknown.
+// The memory that programs can still use without swapping (MemAvailable of proc(5)); 0: unknown.
 inline int64_t AvailableMemoryBytes() {
   std::ifstream file("/proc/meminfo");
   std::string name;

@@ -9,7 +9,7 @@
 namespace tercio {
 namespace {
 
-// What is longer was not typed, and may be meant to keep us busy.
+// Longer words were not typed by hand, and may be meant to waste time.
 constexpr size_t kLongest = 200;
 
 }  // namespace

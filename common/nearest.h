@@ -1,4 +1,4 @@
-// The word that somebody may have meant.
+// Suggestions for mistyped words.
 //
 // Pure.
 #pragma once
@@ -8,14 +8,14 @@
 
 namespace tercio {
 
-// Letters to insert, remove or replace that make one of the other (Levenshtein).
+// The number of letters to insert, remove or replace to turn one into the other (Levenshtein).
 int EditDistance(const std::string& a, const std::string& b);
 
 // The candidate with the least distance to `word`, the first of several; empty where that is above
 // `most`, or there are no candidates.
 std::string Nearest(const std::string& word, const std::vector<std::string>& candidates, int most);
 
-// How far apart words of this one's length are that may be meant for each other.
+// The greatest distance at which a word of this length is likely a mistyped form of another.
 int LikelyDistance(const std::string& word);
 
 // "; did you mean 'X'?" with the nearest likely candidate; empty where there is none.

@@ -11,7 +11,7 @@
 namespace tercio {
 namespace {
 
-// How many parts beyond the number of working threads may wait for their turn.
+// The number of parts beyond the number of working threads that may wait for their turn.
 constexpr int64_t kWaitingParts = 4;
 
 // Part i lives in slot i % slots, from when a maker begins it until the last taker is done.
@@ -62,14 +62,14 @@ class PartStream {
     return next_ < end_ ? next_++ : -1;
   }
 
-  // Whether part `index` comes.
+  // Waits for part `index`; false if it will not come.
   bool Await(int64_t index) {
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [&] { return index >= end_ || SlotOf(index).made == index; });
     return index < end_;
   }
 
-  // No part from this one on is wanted any more.
+  // Cancels all parts from this one on.
   void Fail(int64_t index, const absl::Status& status) {
     if (index >= end_) return;
     end_ = index;

@@ -1,11 +1,11 @@
 // A long output that is made in parts: several threads make parts, in any order, and every taker
-// sees all parts in order, each taker on a thread of its own. So reading and converting, digests,
-// and writing go on at the same time, and only a window of parts is ever in memory.
+// receives all parts in order, each taker on a thread of its own. Thus reading and converting,
+// digests, and writing run at the same time, and only a window of parts is in memory.
 //
-// Threads: `make` is called from several threads at once, each taker from one; StreamParts returns
-// when all of them have ended.
-// Errors: that of the first part that could not be made or taken; the parts after it may have been
-// made, and a taker that is behind sees the parts before it or not.
+// Threads: `make` is called concurrently from several threads, each taker from one; StreamParts
+// returns when all of them have ended.
+// Errors: that of the first part that could not be made or taken; later parts may have been made,
+// and a taker that is behind may or may not receive the parts before it.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace tercio {
 
 // A part and the memory it may be made in, which keeps its size from one part to the next.
 struct OutputPart {
-  std::string_view bytes;  // a view of the members below, or of what outlives the stream
+  std::string_view bytes;  // a view of the members below, or of memory that outlives the stream
   std::vector<float> values;
   std::vector<float> other_values;
   std::string text;

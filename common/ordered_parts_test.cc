@@ -11,7 +11,7 @@
 namespace tercio {
 namespace {
 
-// Parts end in an order of their own.
+// Parts are completed out of order.
 absl::Status MakeNumber(int64_t index, OutputPart* part) {
   std::this_thread::sleep_for(std::chrono::microseconds(index * 7919 % 200));
   part->text = absl::StrCat(index, ",");

@@ -1,5 +1,5 @@
-// A call that may never return, such as one into a driver that hangs, made by a thread that is left
-// behind when it does not.
+// A call that may never return, such as one into a hanging driver, made by a thread that is
+// abandoned if it does not.
 #pragma once
 
 #include <functional>
@@ -12,8 +12,8 @@
 
 namespace tercio {
 
-// Nothing when the call has not returned within `patience`; then it must not use what may be gone
-// by the time it does.
+// nullopt if the call has not returned within `patience`; the call must then not use anything that
+// may be destroyed by the time it does.
 template <typename Result>
 std::optional<Result> CallWithin(absl::Duration patience, std::function<Result()> call) {
   auto promise = std::make_shared<std::promise<Result>>();

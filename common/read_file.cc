@@ -25,7 +25,7 @@ RandomAccessFile::~RandomAccessFile() { close(descriptor_); }
 
 absl::StatusOr<std::unique_ptr<const RandomAccessFile>> RandomAccessFile::Open(
     const std::string& path) {
-  // A FIFO in the place of a file must not keep anyone waiting.
+  // Does not block if the path is a FIFO.
   const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (descriptor < 0) return FileError(errno, "cannot open", path);
   struct stat info = {};

@@ -1,5 +1,5 @@
-// A file that is read at any place, by pread: unlike a mapped one, a file that shrinks and a disk
-// that fails are errors to handle.
+// A file that is read at any offset, by pread: unlike with a mapped file, a shrinking file or a
+// failing disk is an error that can be handled.
 //
 // Threads: any.
 // Errors: as of common/file.h; DATA_LOSS: the file ends before the bytes that were asked for.
@@ -22,12 +22,13 @@ class RandomAccessFile {
   RandomAccessFile(const RandomAccessFile&) = delete;
   RandomAccessFile& operator=(const RandomAccessFile&) = delete;
 
-  // When it was opened.
+  // Size at the time of opening.
   int64_t size() const { return size_; }
   const std::string& path() const { return path_; }
-  // All `bytes` from `offset` on.
+  // Reads all `bytes` from `offset` on.
   absl::Status Read(int64_t offset, int64_t bytes, char* out) const;
-  // The kernel need not keep what was read: only a hint, for files that are read once.
+  // Tells the kernel to drop what was read from its cache: only a hint, for files that are read
+  // once.
   void ForgetPages(int64_t offset, int64_t bytes) const;
 
  private:

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kPollMilliseconds = 20;
 
-// Until the other end is closed. Whether it was in time.
+// Reads until the other end is closed. Returns whether that was in time.
 bool ReadAll(int descriptor, absl::Time deadline, std::string* text) {
   char buffer[4096];
   while (true) {
@@ -36,7 +36,7 @@ bool ReadAll(int descriptor, absl::Time deadline, std::string* text) {
   }
 }
 
-// Whether the process has ended by then; it is not waited for any more.
+// Waits for the process until the deadline. Returns whether it has ended; it is reaped then.
 bool Wait(pid_t pid, absl::Time deadline, int* status) {
   while (waitpid(pid, status, WNOHANG) != pid) {
     if (SteadyNow() >= deadline) return false;
@@ -53,7 +53,7 @@ absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments
   int output[2];
   if (pipe2(output, O_CLOEXEC) != 0) {
     return absl::InternalError(
-        absl::StrCat("cannot make a pipe for ", program, ": ", std::strerror(errno)));
+        absl::StrCat("cannot create a pipe for ", program, ": ", std::strerror(errno)));
   }
   const absl::Time deadline = SteadyNow() + patience;
   const absl::StatusOr<pid_t> pid = Spawn(arguments, {output[1], quiet ? "/dev/null" : ""});
@@ -64,15 +64,15 @@ absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments
   if (!pid.ok()) return pid.status();
   int status = 0;
   if (!read || !Wait(*pid, deadline, &status)) {
-    // One that hangs in a driver outlives even this.
+    // A process that hangs in a driver survives even this.
     kill(*pid, SIGKILL);
     Wait(*pid, SteadyNow() + absl::Seconds(1), &status);
     return absl::DeadlineExceededError(
-        absl::StrCat(program, " has not ended within ", absl::FormatDuration(patience)));
+        absl::StrCat(program, " did not exit within ", absl::FormatDuration(patience)));
   }
   if (WIFEXITED(status) && WEXITSTATUS(status) == 0) return text;
   return absl::InternalError(
-      absl::StrCat(program, WIFEXITED(status) ? " has ended with code " : " was killed by signal ",
+      absl::StrCat(program, WIFEXITED(status) ? " exited with code " : " was killed by signal ",
                    WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status)));
 }
 

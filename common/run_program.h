@@ -1,4 +1,4 @@
-// Runs a program to its end and takes what it prints.
+// Runs a program to its end and captures its output.
 #pragma once
 
 #include <string>
@@ -9,10 +9,9 @@
 
 namespace tercio {
 
-// What `arguments[0]`, a path, writes to its standard output; its standard error goes where this
-// process's goes, or nowhere with `quiet`. NOT_FOUND when it cannot be started; INTERNAL when it
-// ends with another code than 0; DEADLINE_EXCEEDED when it has not ended within `patience`: it is
-// killed then.
+// The standard output of `arguments[0]`, a path; its standard error is this process's, or discarded
+// with `quiet`. NOT_FOUND if it cannot be started; INTERNAL if it exits with a code other than 0;
+// DEADLINE_EXCEEDED if it has not ended within `patience`, in which case it is killed.
 absl::StatusOr<std::string> RunProgram(const std::vector<std::string>& arguments,
                                        absl::Duration patience, bool quiet = false);
 

@@ -14,11 +14,11 @@ namespace tercio {
 struct SpawnOptions {
   int output = 1;          // descriptor that becomes its standard output
   std::string errors;      // file for its standard error, truncated; empty: this process's
-  bool own_group = false;  // Ctrl-C on the terminal is not for it
+  bool own_group = false;  // protects it from Ctrl-C on the terminal
 };
 
-// `arguments` begins with the program, a path or a name on PATH. Whoever calls waits for the
-// process. NOT_FOUND where it cannot be started.
+// `arguments` starts with the program, a path or a name on PATH. The caller waits for the process.
+// NOT_FOUND if it cannot be started.
 absl::StatusOr<pid_t> Spawn(std::vector<std::string> arguments, const SpawnOptions& options);
 
 }  // namespace tercio

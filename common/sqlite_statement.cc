@@ -38,7 +38,7 @@ absl::Status MakeDatabasePrivate(const std::string& path) {
     return absl::FailedPreconditionError(
         absl::StrCat("cannot open ", path, ": ", std::strerror(errno)));
   }
-  // A file of another owner that this process may write keeps its mode.
+  // A writable file of another owner keeps its mode.
   const bool changed = fchmod(file, kPrivate) == 0 || errno == EPERM;
   const int error = errno;
   close(file);

@@ -16,11 +16,11 @@ struct sqlite3_stmt;
 
 namespace tercio {
 
-// What the database's last failure means; `what` says what was tried.
+// The status of the database's last failure; `what` is the operation that failed.
 absl::Status SqliteFault(sqlite3* database, const std::string& what);
 
-// Makes the file of a database, or the one that is there, its owner's alone: tokens are in all of
-// ours. SQLite gives those beside it the same mode.
+// Creates the file of a database, or changes an existing one, so that only its owner can access it:
+// all our databases contain tokens. SQLite gives the files beside it the same mode.
 absl::Status MakeDatabasePrivate(const std::string& path);
 
 class SqliteStatement {
@@ -36,7 +36,7 @@ class SqliteStatement {
 
   // True when there is a row.
   absl::StatusOr<bool> Next();
-  // To the end, ready to be bound again.
+  // Runs to the end and resets the statement.
   absl::Status Execute();
 
   int64_t Integer(int column);

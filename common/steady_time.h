@@ -1,5 +1,6 @@
-// The time for everything that waits, expires or measures. The wall clock is for people only: it is
-// set by operators and by NTP, differs between nodes, and must neither end a wait nor stretch one.
+// The clock for everything that waits, expires or is measured. The wall clock is for people only:
+// it is set by operators and by NTP, differs between nodes, and must neither end nor prolong a
+// wait.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// A directory of its own that goes with the object: for tests and for sockets.
+// A temporary directory that is removed with the object: for tests and for sockets.
 #pragma once
 
 #include <string>

@@ -18,7 +18,7 @@ namespace {
 constexpr mode_t kMode = 0644;
 
 absl::Status Refused(const std::string& path, const char* why) {
-  return absl::FailedPreconditionError(absl::StrCat(path, " is ", why, ": it is not opened"));
+  return absl::FailedPreconditionError(absl::StrCat(path, " is ", why, "; refusing to open it"));
 }
 
 }  // namespace
@@ -33,13 +33,13 @@ absl::StatusOr<UntrustedFile> UntrustedFile::OpenToAppend(const std::string& pat
 
 absl::StatusOr<UntrustedFile> UntrustedFile::OpenFor(const std::string& path, int flags) {
   const std::filesystem::path parts(path);
-  // Without a slash at its end, which would have a link followed.
+  // The parent without a trailing slash, which would follow a link.
   const std::string parent = parts.has_parent_path() ? parts.parent_path().string() : ".";
   const std::string name = parts.filename().string();
   const int directory = open(parent.c_str(), O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (directory < 0) return FileError(errno, "cannot open the directory of", path);
   const absl::Cleanup close_directory = [directory] { close(directory); };
-  // Without O_NONBLOCK, to open a FIFO is to wait for its other end.
+  // Without O_NONBLOCK, opening a FIFO would wait for its other end.
   const int file = openat(directory, name.c_str(),
                           flags | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_CLOEXEC, kMode);
   if (file < 0 && errno == ELOOP) return Refused(path, "a symbolic link");
@@ -48,8 +48,8 @@ absl::StatusOr<UntrustedFile> UntrustedFile::OpenFor(const std::string& path, in
   UntrustedFile opened(file, 0);
   struct stat info = {};
   if (fstat(file, &info) != 0) return FileError(errno, "cannot read", path);
-  if (!S_ISREG(info.st_mode)) return Refused(path, "no regular file");
-  if (info.st_nlink > 1) return Refused(path, "a file with a second name");
+  if (!S_ISREG(info.st_mode)) return Refused(path, "not a regular file");
+  if (info.st_nlink > 1) return Refused(path, "a file with more than one name (hard link)");
   opened.inode_ = info.st_ino;
   return opened;
 }

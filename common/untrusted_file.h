@@ -1,10 +1,10 @@
-// Files in directories that somebody with fewer rights can write: an agent that is root reads what
-// its trainers leave there. The writer may put a link, a FIFO or a device in the place of a file,
-// and may shorten a file while it is read; none of these gives the reader another file's content,
-// keeps it waiting, or ends it (as SIGBUS does who maps such a file).
+// Files in directories that a user with fewer rights can write to: an agent that runs as root reads
+// files that its trainers leave there. The writer may replace a file by a link, a FIFO or a device,
+// and may truncate it while it is read; none of these gives the reader another file's content,
+// blocks it, or ends it (as SIGBUS ends a process that maps such a file).
 //
-// Neither the file nor the directory that it lies in may be a symbolic link; directories above it
-// are trusted. A file with a second name (a hard link) is refused, since it may be anybody's.
+// Neither the file nor its directory may be a symbolic link; directories above it are trusted. A
+// file with a second name (a hard link) is refused, since it may belong to another user.
 //
 // Thread safety: const methods from any thread.
 // Errors: NOT_FOUND: there is none; FAILED_PRECONDITION: it is no regular file, or has a second
@@ -21,9 +21,9 @@ namespace tercio {
 
 class UntrustedFile {
  public:
-  // For reading.
+  // Opens for reading.
   static absl::StatusOr<UntrustedFile> Open(const std::string& path);
-  // For appending; made, with mode 0644, where there is none.
+  // Opens for appending; creates the file, with mode 0644, if it does not exist.
   static absl::StatusOr<UntrustedFile> OpenToAppend(const std::string& path);
   ~UntrustedFile();
   UntrustedFile(UntrustedFile&& other) noexcept;
@@ -33,10 +33,9 @@ class UntrustedFile {
 
   int descriptor() const { return descriptor_; }
   uint64_t inode() const { return inode_; }
-  // As of now; 0 where the system does not say.
+  // The current size; 0 if the system does not report it.
   int64_t size() const;
-  // What there is of the `most` bytes that follow `offset`: fewer where the file ends, none where
-  // it cannot be read.
+  // Up to `most` bytes from `offset` on: fewer at the end of the file, none if it cannot be read.
   std::string Read(int64_t offset, size_t most) const;
 
  private:

@@ -84,7 +84,7 @@ TEST_F(UntrustedFileTest, TakesNoFileWithASecondName) {
 TEST_F(UntrustedFileTest, WaitsForNoOtherEndOfAFifo) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   ExpectRefused(path_);
-  // Also one that has both ends.
+  // Also a FIFO that is open at both ends.
   const int ends = open(path_.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_GE(ends, 0);
   ExpectRefused(path_);

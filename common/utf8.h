@@ -12,7 +12,7 @@
 namespace tercio {
 
 struct CodePoint {
-  uint32_t code;    // U+FFFD where not valid
+  uint32_t code;    // U+FFFD if not valid
   uint32_t length;  // bytes, at least 1
   bool valid;
 };
@@ -25,11 +25,11 @@ CodePoint DecodeUtf8Before(std::string_view text, size_t end);
 
 bool IsUtf8(std::string_view text);
 
-// Whether it can be shown to people as it is: valid, no control character (C0, DEL, C1), none that
-// turns the direction of writing.
+// Whether the code point can be shown as it is: valid, not a control character (C0, DEL, C1), and
+// not one that changes the direction of writing.
 bool IsPrintable(const CodePoint& point);
 
-// With '?' for each code point that is not printable; control characters that are in `kept` stay.
+// The text with '?' for each code point that is not printable; control characters in `kept` stay.
 std::string ForDisplay(std::string_view text, std::string_view kept = "");
 
 void AppendUtf8(uint32_t code, std::string* out);

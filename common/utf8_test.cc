@@ -16,7 +16,7 @@ TEST(Utf8, ShowsWhatPeopleWriteAndNothingThatMovesTheCursor) {
   EXPECT_EQ(ForDisplay("\xc2\x9b"
                        "2J"),
             "?2J");
-  // From right to left.
+  // Controls for right-to-left text.
   EXPECT_EQ(ForDisplay("\xe2\x80\xae"
                        "evil\xe2\x81\xa6"),
             "?evil?");

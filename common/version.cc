@@ -11,7 +11,7 @@
 
 namespace tercio {
 
-// Weak: a program's own definition, where it has one, is linked instead.
+// Weak: overridden by a program's own definition, if it has one.
 __attribute__((weak)) extern const char* const kVersion = "0.1.0";
 __attribute__((weak)) extern const char* const kCommit = "unknown";
 
@@ -38,8 +38,8 @@ absl::Status CheckVersions(const std::string& theirs_name, const std::string& th
                         std::abs(other->second - own->second) <= 1;
   if (together) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(theirs_name, " runs Tercio ", theirs.empty() ? "of no version" : theirs, " and ",
-                   ours_name, " ", ours,
+      absl::StrCat(theirs_name, " runs Tercio ", theirs.empty() ? "of an unknown version" : theirs,
+                   " and ", ours_name, " ", ours,
                    ": minor versions may be one apart, major versions must be equal; upgrade the "
                    "older one"));
 }

@@ -40,7 +40,7 @@ def graph(title, unit, description, *queries, width=12, height=8, stack=False, l
 
 
 def number(title, unit, description, *queries, width=4, height=4, thresholds=()):
-    """The present value, large. Thresholds are (from, colour), the first from None."""
+    """The current value, large. Thresholds are (from, colour), the first from None."""
     made = panel("stat", title, unit, description, queries, width, height, instant=True)
     steps = [{"value": value, "color": colour} for value, colour in thresholds] or [{"value": None, "color": "text"}]
     defaults = made["fieldConfig"]["defaults"]
@@ -51,7 +51,7 @@ def number(title, unit, description, *queries, width=4, height=4, thresholds=())
 
 
 def bars(title, unit, description, *queries, width=12, height=8, low=0, high=None):
-    """The present values beside each other."""
+    """The current values side by side."""
     made = panel("bargauge", title, unit, description, queries, width, height, instant=True)
     made["fieldConfig"]["defaults"].update({"min": low, "color": {"mode": "palette-classic"}})
     if high is not None:
@@ -64,7 +64,7 @@ def bars(title, unit, description, *queries, width=12, height=8, low=0, high=Non
 def rows_over_time(title, unit, description, *queries, width=24, height=10, low=0, high=1, colours="continuous-GrYlRd"):
     """A heat map: one row for each series, its value as a colour."""
     made = panel("status-history", title, unit, description, queries, width, height)
-    # Where there are more points than half the pixels of its width, Grafana draws none.
+    # Grafana draws nothing if there are more points than half the pixels of its width.
     made["maxDataPoints"] = 150
     made["fieldConfig"]["defaults"].update({
         "min": low, "max": high, "color": {"mode": colours}, "custom": {"fillOpacity": 90, "lineWidth": 0}})
@@ -107,13 +107,13 @@ def table(title, unit, description, expression, hidden=(), links=(), width=24, h
 
 
 def source_variable():
-    """At first the one that deploy/grafana provisions; where there is none of that name, Grafana takes another."""
+    """Defaults to the one that deploy/grafana provisions; if none has that name, Grafana takes another."""
     return {"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus", "refresh": 1,
             "hide": 0, "includeAll": False, "multi": False, "options": [], "current": {"text": "Tercio", "value": "tercio-prometheus"}}
 
 
 def variable(name, label, query, regex="", multi=False):
-    """Values that a query finds; with `multi` several, and all of them to begin with."""
+    """Values found by a query; with `multi` several can be selected, and initially all are."""
     made = {"type": "query", "name": name, "label": label, "datasource": SOURCE,
             "query": {"query": query, "refId": "StandardVariableQuery"}, "definition": query, "regex": regex, "refresh": 2,
             "sort": 3 if name == "rank" else 1, "hide": 0, "multi": multi, "includeAll": multi, "options": [], "current": {}}

@@ -1,4 +1,4 @@
-"""What the dashboards ask Prometheus, and how to ask it."""
+"""The queries of the dashboards, and a client for Prometheus."""
 
 import json
 import os

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws a dashboard as one SVG file, from what a Prometheus answers: the same expressions as Grafana would ask. For documents,
+"""Draws a dashboard as one SVG file, from the answers of a Prometheus to the expressions that Grafana would send. For documents,
 and to look at panels where there is no Grafana.
 
     python3 dashboards/render.py job.json --prometheus http://HOST:PORT --set job=JOB [--set node=a] [--begin UNIX] [--end UNIX]
@@ -268,7 +268,7 @@ def stack(series):
 
 
 def broken(points, gap):
-    """Parts of a line between which nothing was known for `gap` seconds."""
+    """Parts of a line, split where there are no values for `gap` seconds."""
     parts = [[points[0]]]
     for before, point in zip(points, points[1:]):
         if point[0] - before[0] > gap:

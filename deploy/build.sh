@@ -9,7 +9,7 @@ source deploy/environment.sh
 programs=(cli/tercio coordinator/tercio-coordinator worker/agent/tercio-agent worker/trainer/tercio-trainer)
 gpus=yes
 if [[ "${1:-}" == --cpu ]]; then gpus=no; shift; fi
-# The trainer for GPUs exists where a toolkit was found (bazel/cuda_toolkit.bzl).
+# The trainer for GPUs exists if a toolkit was found (bazel/cuda_toolkit.bzl).
 if [[ "$gpus" == yes ]] && bazel query --noshow_progress //worker/trainer:tercio-trainer-cuda > /dev/null 2>&1; then
   programs+=(worker/trainer/tercio-trainer-cuda)
 fi

@@ -1,5 +1,5 @@
-# Sourced by the scripts: what Bazel and the programs expect of their environment, also where a bare
-# container sets nothing.
+# Sourced by the scripts: sets the environment that Bazel and the programs expect, also in a bare container that sets
+# nothing.
 if [[ -z "${HOME:-}" ]]; then
   HOME="$(getent passwd "$(id -u)" | cut -d: -f6)"
   export HOME="${HOME:-/tmp}"

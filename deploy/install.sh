@@ -1,42 +1,42 @@
 #!/bin/bash
-# Installs Tercio like a package: programs, libraries, units of systemd, documents, example configuration.
+# Installs Tercio like a package: programs, libraries, systemd units, documents, example configuration.
 #   deploy/install.sh [--prefix /usr/local] [--sysconfdir DIR] [--from TARBALL|TREE]
 #   deploy/install.sh [--prefix /usr/local] --uninstall [--purge]
-# --from: a tarball of //deploy:tarball, or a tree: an unpacked one, or the repository after ./deploy/build.sh. By default the
-# tree that this script lies in. DESTDIR, where set, goes before every path. Configuration (--sysconfdir; /etc/tercio for prefixes
-# below /usr and /opt, else PREFIX/etc/tercio) that is there is never changed, and stays at an uninstall without --purge.
+# --from: a tarball of //deploy:tarball, or a tree: an unpacked tarball, or the repository after ./deploy/build.sh. The default is
+# the tree that contains this script. DESTDIR, if set, is put before every path. Existing configuration (--sysconfdir; /etc/tercio
+# for prefixes below /usr and /opt, else PREFIX/etc/tercio) is never changed, and is kept by --uninstall without --purge.
 #
-# An installation again is an upgrade: each file is replaced by one rename, so that what runs continues with what it has; files that
-# the new version does not have are removed. Needs no tool beside coreutils, sed and tar.
+# Installing over an old version is an upgrade: each file is replaced by one rename, so that running programs keep their files; files
+# that the new version does not have are removed. Needs only coreutils, sed and tar.
 set -euo pipefail
 
-# The script of an installation (PREFIX/lib/tercio/install.sh) is about that one.
+# The script of an installation (PREFIX/lib/tercio/install.sh) operates on that installation.
 here="$(cd "$(dirname "$0")" && pwd)"
 prefix=/usr/local sysconfdir="" from="" uninstall=no purge=no
 if [[ -z "${DESTDIR:-}" && -e "$here/manifest" && "$here" == */lib/tercio ]]; then prefix="${here%/lib/tercio}"; fi
 usage() { sed -n '3,4s/^# *//p' "$0"; }
 while [[ $# -gt 0 ]]; do
   case "$1" in
-    --prefix) prefix="${2:?--prefix needs a folder}"; shift 2 ;;
-    --sysconfdir) sysconfdir="${2:?--sysconfdir needs a folder}"; shift 2 ;;
+    --prefix) prefix="${2:?--prefix needs a directory}"; shift 2 ;;
+    --sysconfdir) sysconfdir="${2:?--sysconfdir needs a directory}"; shift 2 ;;
     --from) from="${2:?--from needs a tarball or a tree}"; shift 2 ;;
     --uninstall) uninstall=yes; shift ;;
     --purge) purge=yes; shift ;;
     -h|--help) usage; exit 0 ;;
-    *) echo "error: install.sh: $1 is no option" >&2; usage >&2; exit 2 ;;
+    *) echo "error: install.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
   esac
 done
 fail() { echo "error: install.sh: $1" >&2; exit "${2:-1}"; }
-[[ "$prefix" == /* ]] || fail "--prefix $prefix: an absolute path is needed" 2
-[[ "$purge" == no || "$uninstall" == yes ]] || fail "--purge goes with --uninstall" 2
+[[ "$prefix" == /* ]] || fail "--prefix $prefix: not an absolute path" 2
+[[ "$purge" == no || "$uninstall" == yes ]] || fail "--purge is only valid with --uninstall" 2
 prefix="${prefix%/}"
 if [[ -z "$sysconfdir" ]]; then
   case "$prefix/" in /usr/*|/opt/*) sysconfdir=/etc/tercio ;; *) sysconfdir="$prefix/etc/tercio" ;; esac
 fi
-[[ "$sysconfdir" == /* ]] || fail "--sysconfdir $sysconfdir: an absolute path is needed" 2
+[[ "$sysconfdir" == /* ]] || fail "--sysconfdir $sysconfdir: not an absolute path" 2
 for path in "$prefix" "$sysconfdir"; do
-  # They go into units and into patterns of sed.
-  [[ "$path" =~ ^[A-Za-z0-9/._+-]*$ ]] || fail "$path: only letters, digits and / . _ + - are possible in paths" 2
+  # They are inserted into units and into sed patterns.
+  [[ "$path" =~ ^[A-Za-z0-9/._+-]*$ ]] || fail "$path: paths may contain only letters, digits and / . _ + -" 2
 done
 root="${DESTDIR:-}"
 home="$prefix/lib/tercio"
@@ -51,15 +51,15 @@ remove_empty_parents() {
 }
 old_entries() { if [[ -e "$root$manifest" ]]; then cat "$root$manifest"; fi; }
 
-# Before anything is changed: what cannot be written should not be left in halves.
+# Checked before anything is changed, so that no half installation is left behind.
 for path in "$prefix" "$sysconfdir"; do
   there="$root$path"
   while [[ -n "$there" && ! -e "$there" ]]; do there="${there%/*}"; done
-  [[ -w "${there:-/}" ]] || fail "${there:-/} cannot be written by $(id -un): run this as root, or choose --prefix or DESTDIR"
+  [[ -w "${there:-/}" ]] || fail "${there:-/} is not writable for $(id -un): run this as root, or choose another --prefix or DESTDIR"
 done
 
 if [[ "$uninstall" == yes ]]; then
-  [[ -e "$root$manifest" ]] || fail "nothing is installed at $root$prefix: $manifest is not there" 3
+  [[ -e "$root$manifest" ]] || fail "nothing is installed at $root$prefix: $manifest does not exist" 3
   entries="$(old_entries)"
   while read -r kind path; do
     case "$kind" in
@@ -77,8 +77,8 @@ if [[ "$uninstall" == yes ]]; then
   done <<< "$entries"
   remove_empty_parents "$manifest"
   echo "removed Tercio from $root$prefix"
-  if [[ "$purge" == no ]]; then echo "configuration stays in $root$sysconfdir (--purge removes it)"; fi
-  echo "state stays in /var/lib/tercio and /var/lib/tercio-agent"
+  if [[ "$purge" == no ]]; then echo "configuration is kept in $root$sysconfdir (--purge removes it)"; fi
+  echo "state is kept in /var/lib/tercio and /var/lib/tercio-agent"
   exit 0
 fi
 
@@ -87,14 +87,14 @@ fi
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 if [[ -z "$from" ]]; then from="$(dirname "$here")"; fi
-[[ -e "$from" ]] || fail "--from $from is not there" 3
+[[ -e "$from" ]] || fail "--from $from does not exist" 3
 if [[ -f "$from" ]]; then
   mkdir "$scratch/unpacked"
-  tar -xf "$from" -C "$scratch/unpacked" || fail "$from cannot be unpacked"
+  tar -xf "$from" -C "$scratch/unpacked" || fail "cannot unpack $from"
   from="$scratch/unpacked/tercio"
 fi
 for program in tercio tercio-coordinator tercio-agent tercio-trainer; do
-  [[ -x "$from/bin/$program" ]] || fail "$from has no bin/$program: name a tarball, or run ./deploy/build.sh first"
+  [[ -x "$from/bin/$program" ]] || fail "$from has no bin/$program: give a tarball with --from, or run ./deploy/build.sh first"
 done
 
 entries="$scratch/entries"
@@ -114,23 +114,23 @@ put_link() {
   mv -fT "$root$2.part.$$" "$root$2"
   echo "link $2" >> "$entries"
 }
-# With the paths of this installation.
+# Fills in the paths of this installation.
 put_template() {
   sed -e "s|@BINDIR@|$prefix/bin|g" -e "s|@SYSCONFDIR@|$sysconfdir|g" -e "s|@DOCDIR@|$prefix/share/doc/tercio|g" "$1" > "$scratch/template"
   put "$scratch/template" "$2" 644
 }
 
-# Programs find their libraries beside them, in ../lib, wherever links lead to them from.
+# Programs find their libraries in ../lib of their own directory, also when they are started through a link.
 for name in tercio tercio-coordinator tercio-agent tercio-trainer tercio-trainer-cuda; do
   program="$from/bin/$name"
-  if [[ ! -e "$program" ]]; then continue; fi  # the one for GPUs, where no toolkit was found
+  if [[ ! -e "$program" ]]; then continue; fi  # the trainer for GPUs, if no toolkit was found
   cp -L "$program" "$scratch/program"
-  # Those of a build tree hold the names of its sources for debuggers.
+  # Programs of a build tree contain the names of its sources for debuggers.
   if command -v strip > /dev/null; then chmod u+w "$scratch/program"; strip --strip-debug "$scratch/program"; fi
   put "$scratch/program" "$home/bin/$name" 755
   put_link "../lib/tercio/bin/$name" "$prefix/bin/$name"
 done
-# The files of a folder that have one of these names, by their places in it: folder, pattern...
+# Lists the files of a folder whose names match a pattern: folder, pattern...
 files_named() {
   local folder="$1" names=()
   shift
@@ -148,14 +148,14 @@ done
 put_template "$from/deploy/systemd/tercio.sysusers" "$prefix/lib/sysusers.d/tercio.conf"
 put_template "$from/deploy/systemd/tercio.tmpfiles" "$prefix/lib/tmpfiles.d/tercio.conf"
 
-# Documents, and the script itself, which uninstalls. licenses/, LICENSES and VERSION are in tarballs only.
+# Documents, and this script itself, for --uninstall. licenses/, LICENSES and VERSION are in tarballs only.
 doc="$prefix/share/doc/tercio"
 put "$from/deploy/install.sh" "$home/install.sh" 755
 for file in README.md ARCHITECTURE.md CHANGELOG.md SECURITY.md LICENSE LICENSES VERSION; do
   if [[ -e "$from/$file" ]]; then put "$from/$file" "$doc/$file" 644; fi
 done
-# By kind, since a folder may also hold what an editor, Python or somebody in passing has left there. deploy/BUILD.bazel has the
-# same list for the tarball; a test compares what comes of them.
+# Selected by kind, since a folder may also contain leftovers of an editor or of Python. deploy/BUILD.bazel has the same list
+# for the tarball; a test compares the results.
 while read -r folder patterns; do
   read -r -a names <<< "$patterns"
   while IFS= read -r -d '' file; do
@@ -194,7 +194,7 @@ for shell in "bash bash-completion/completions/tercio" "zsh zsh/site-functions/_
   if "$from/bin/tercio" completion "$name" > "$scratch/completion" 2> /dev/null; then put "$scratch/completion" "$prefix/share/$place" 644; fi
 done
 
-# Configuration belongs to the operator once it is there.
+# Existing configuration belongs to the operator.
 for name in coordinator agent; do
   if [[ -e "$root$sysconfdir/$name.yaml" ]]; then
     echo "config $sysconfdir/$name.yaml" >> "$entries"
@@ -206,7 +206,7 @@ done
 printf 'folder %s\n' "$sysconfdir/credentials/coordinator" "$sysconfdir/credentials/agent" "$sysconfdir/credentials" >> "$entries"
 chmod 700 "$root$sysconfdir/credentials"
 
-# What the version before had and this one has not.
+# Removes the files of the previous version that this one does not have.
 while read -r kind path; do
   if [[ "$kind" == file || "$kind" == link ]] && ! grep -qxF "$kind $path" "$entries"; then
     remove_file "$path"
@@ -214,7 +214,7 @@ while read -r kind path; do
   fi
 done < <(old_entries)
 put "$entries" "$manifest" 644
-# The last line is about the manifest itself, which is removed by name.
+# The manifest does not list itself: it is removed by name.
 
 echo "installed $("$from/bin/tercio" version 2> /dev/null || echo Tercio) in $root$prefix"
 if [[ -n "$root" ]]; then exit 0; fi
@@ -230,5 +230,5 @@ and on each node the same with agent.yaml and tercio-agent. After an upgrade:
 NEXT
 case "$prefix" in
   /usr|/usr/local) ;;
-  *) echo "systemd does not look for units below $prefix; first: systemctl link $prefix/lib/systemd/system/tercio-{coordinator,agent}.service" ;;
+  *) echo "systemd does not search for units below $prefix; first run: systemctl link $prefix/lib/systemd/system/tercio-{coordinator,agent}.service" ;;
 esac

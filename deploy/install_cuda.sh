@@ -1,21 +1,21 @@
 #!/bin/bash
-# Brings NVIDIA's toolkit and libraries from PyPI into one folder, for machines that lack them: compiler, runtime, cuBLASLt,
-# cuDNN and NVRTC, with which it compiles, NCCL (1.2 GB to fetch, 1.7 GB on disk). The driver is not among them. Needs no root.
+# Installs NVIDIA's toolkit and libraries from PyPI into one directory, for machines that lack them: compiler, runtime, cuBLASLt,
+# cuDNN with NVRTC, which it compiles with, and NCCL (1.2 GB to download, 1.7 GB on disk). The driver is not included. Needs no root.
 #   deploy/install_cuda.sh [--prefix DIR] [--force]
-# Then: CUDA_HOME=DIR ./deploy/build.sh. Does nothing where CUDA_HOME or /usr/local/cuda has a toolkit, unless --force.
+# Then: CUDA_HOME=DIR ./deploy/build.sh. Does nothing if CUDA_HOME or /usr/local/cuda has a toolkit, unless --force.
 set -euo pipefail
 
 prefix="$HOME/.local/share/tercio/cuda"
 force=no
 while [[ $# -gt 0 ]]; do
   case "$1" in
-    --prefix) prefix="${2:?--prefix needs a folder}"; shift 2 ;;
+    --prefix) prefix="${2:?--prefix needs a directory}"; shift 2 ;;
     --force) force=yes; shift ;;
     *) echo "usage: deploy/install_cuda.sh [--prefix DIR] [--force]" >&2; exit 2 ;;
   esac
 done
 
-# One set that was built and tested together.
+# A set of versions that was built and tested together.
 packages=(
   nvidia-cuda-nvcc==13.0.88 nvidia-nvvm==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-cuda-cccl==13.0.85
   nvidia-cuda-runtime==13.0.96 nvidia-cuda-nvrtc==13.0.88 nvidia-cublas==13.1.0.3 nvidia-cudnn-cu13==9.19.1.2 nvidia-nccl-cu13==2.28.9
@@ -24,7 +24,7 @@ packages=(
 if [[ "$force" == no ]]; then
   for home in "${CUDA_HOME:-}" /usr/local/cuda; do
     if [[ -n "$home" && -x "$home/bin/nvcc" ]]; then
-      echo "$home has a toolkit: $("$home/bin/nvcc" --version | grep release)"
+      echo "$home already has a toolkit: $("$home/bin/nvcc" --version | grep release)"
       exit 0
     fi
   done

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Installs the Debian 12 packages that Tercio needs, and only those that are missing: quick, and without
-# root, when there is nothing to do.
+# root, if nothing is missing.
 #   deploy/install_dependencies.sh [--tests] [--long]
 # --tests adds what only ./tests/run.sh needs, --long what only its --long needs.
 set -euo pipefail
@@ -22,7 +22,7 @@ for option in "$@"; do
   case "$option" in
     --tests)
       packages+=(
-        # sources, oracles and judges
+        # source checks, reference results and test tools
         prometheus clang-format clang libclang-rt-14-dev curl git python3 python3-grpcio python3-venv openssl iproute2 sqlite3
         systemd binutils chromium
         # readers of manual pages and completions
@@ -52,20 +52,20 @@ find_missing
 if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
 
 if ! command -v apt-get >/dev/null; then
-  echo "error: apt-get is not here; Tercio is built on Debian 12, which has: ${missing[*]}" >&2
+  echo "error: apt-get not found; Tercio is built on Debian 12, with these packages: ${missing[*]}" >&2
   exit 1
 fi
 as_root=()
 if [[ "$(id -u)" -ne 0 ]]; then
   if ! command -v sudo >/dev/null; then
-    echo "error: installing packages needs root, and sudo is not here. As root:" >&2
+    echo "error: installing packages needs root, and sudo was not found. Run as root:" >&2
     echo "  apt-get install --no-install-recommends ${missing[*]}" >&2
     exit 1
   fi
   as_root=(sudo)
 fi
 
-# A service that a package brings (prometheus) must not start on the machine of somebody who builds.
+# A service that comes with a package (prometheus) must not start on a build machine.
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e "$policy" ]]; then
   trap '"${as_root[@]}" rm -f "$policy"' EXIT
@@ -78,7 +78,7 @@ apt_get() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 \
     apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3 "$@" >>"$log" 2>&1
 }
-# Names what is at fault: packages that no list has, else all that are still missing.
+# Names the packages that no package list has, else all that are still missing.
 give_up() {
   cat "$log" >&2
   local unknown=()
@@ -86,7 +86,7 @@ give_up() {
     if [[ -z "$(apt-cache show "$package" 2>/dev/null)" ]]; then unknown+=("$package"); fi
   done
   if [[ ${#unknown[@]} -gt 0 ]]; then
-    echo "error: $1: the package lists here, which should be Debian 12's, have no ${unknown[*]}" >&2
+    echo "error: $1: the package lists of this machine (Debian 12 is needed) do not have ${unknown[*]}" >&2
   else
     echo "error: $1: not installed: ${missing[*]}" >&2
   fi
@@ -95,5 +95,5 @@ give_up() {
 apt_get update || give_up "apt-get update failed (above)"
 apt_get install -y --no-install-recommends "${missing[@]}" || give_up "apt-get install failed (above)"
 find_missing
-if [[ ${#missing[@]} -gt 0 ]]; then give_up "apt-get install said that all is well, but"; fi
+if [[ ${#missing[@]} -gt 0 ]]; then give_up "apt-get install reported success"; fi
 rm -f "$log"

@@ -1,4 +1,4 @@
-"""The manual pages, which the programs print of themselves (common/daemon/man_page.h)."""
+"""The manual pages, which the programs print themselves (common/daemon/man_page.h)."""
 
 def _man_pages(ctx):
     folder = ctx.actions.declare_directory(ctx.label.name)

@@ -72,7 +72,7 @@ class Libraries:
             if not arrow or GLIBC.fullmatch(name) or DRIVER.fullmatch(name):
                 continue
             if found.startswith("not found"):
-                fail(f"{os.path.basename(path)} needs {name}, which is not on this machine")
+                fail(f"{os.path.basename(path)} needs {name}, which is not installed on this machine")
             self.paths[name] = found.rsplit(" (", 1)[0]
 
     def add_loaded_by(self, programs):

@@ -1,8 +1,8 @@
 #!/bin/bash
-# From a fresh Debian 12 to a trained model: installs what is missing, builds, trains a small GPT over eight processes
-# (tensor 2 x pipeline 2 x data 2) on this repository's own text, and lets it write.
-#   deploy/quickstart.sh [--set KEY=VALUE ...]      further options go to `tercio run`
-# Everything it makes lies in $XDG_STATE_HOME/tercio/quickstart (~/.local/state/tercio/quickstart), or in
+# From a fresh Debian 12 to a trained model: installs what is missing, builds, trains a small GPT with eight processes
+# (tensor 2 x pipeline 2 x data 2) on this repository's own text, and generates text with it.
+#   deploy/quickstart.sh [--set KEY=VALUE ...]      further options are passed to `tercio run`
+# Its output is in $XDG_STATE_HOME/tercio/quickstart (~/.local/state/tercio/quickstart), or in
 # $TERCIO_QUICKSTART_DIR.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ if [[ ! -t 2 ]]; then progress+=(--curses=no --show_progress_rate_limit=15); fi
 state="${TERCIO_QUICKSTART_DIR:-${XDG_STATE_HOME:-$HOME/.local/state}/tercio/quickstart}"
 mkdir -p "$state"
 state="$(cd "$state" && pwd)"
-# Documents, and what the sources say about themselves.
+# The corpus: the documents, and the comments of the headers.
 {
   find . -name '*.h' -not -path './.git/*' -print0 | sort -z | xargs -0 sed -n 's|^ *// \{0,1\}||p'
   cat README.md ARCHITECTURE.md CONTRIBUTING.md docs/*.md
@@ -47,4 +47,4 @@ printf '\ntraining loss    %.4f\nvalidation loss  %s\nspeed            %.0f toke
 echo "The model writes, after \"The \":"
 ./bin/tercio generate --checkpoint "$checkpoint" --prompt "The " --tokens 200 --temperature 0.8 --seed 1
 echo
-echo "Look further: ./bin/tercio history $job --state-dir $state"
+echo "See also: ./bin/tercio history $job --state-dir $state"

@@ -3,7 +3,7 @@
 load("@cuda//:defs.bzl", "CUDA_LIBRARIES")
 
 def tercio_tarball(name, out, contents, slim = False):
-    """One archive. It is made anew when its programs change, not when Debian's or NVIDIA's libraries on this machine do.
+    """One archive. It is rebuilt when its programs change, but not when Debian's or NVIDIA's libraries on this machine do.
 
     Args:
       name: of the target.
@@ -24,7 +24,7 @@ def tercio_tarball(name, out, contents, slim = False):
             "--slim" if slim else "",
         ] + into),
         stamp = True,
-        # Large, and quickly made: not for the disk cache.
+        # Large and quickly built, so it is kept out of the disk cache.
         tags = ["manual", "no-cache", "no-remote"],
         tools = [":package.py"],
     )

@@ -1,5 +1,5 @@
 #!/bin/bash
-# What Bazel puts into its status file, for the VERSION of //deploy:tarball: the commit that is built.
+# Prints the entries of Bazel's status file for the VERSION of //deploy:tarball: the commit that is built.
 set -uo pipefail
 git() { command git -c safe.directory="$PWD" "$@" 2>/dev/null; }
 if commit="$(git rev-parse HEAD)"; then

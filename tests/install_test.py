@@ -71,7 +71,7 @@ class InstallTest(unittest.TestCase):
                                  missing="libgloo-dev libre2-dev", unknown="libgloo-dev")
         self.assertEqual(code, 1)
         self.assertIn("E: Unable to locate package", err)
-        self.assertIn("have no libgloo-dev\n", err)
+        self.assertIn("do not have libgloo-dev\n", err)
 
     def test_a_failed_installation_names_the_packages(self):
         code, err = self.install('[[ "$*" != *install* ]] || { echo "E: broken" >&2; exit 100; }', missing="libgloo-dev")

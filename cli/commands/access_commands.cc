@@ -1,4 +1,4 @@
-// `tercio login`: a certificate for a token, and who one is with it.
+// `tercio login`: exchanges a token for a certificate, and shows the identity in use.
 #include <cstdlib>
 #include <iostream>
 #include <iterator>
@@ -20,7 +20,7 @@
 namespace tercio::cli {
 namespace {
 
-// From the command line, a file ("-": the standard input) or TERCIO_TOKEN.
+// The token from the command line, a file ("-": the standard input) or TERCIO_TOKEN.
 absl::StatusOr<JoinToken> ReadToken(const Options& options) {
   std::string text = options.token;
   if (text.empty() && options.token_file == "-") {
@@ -32,8 +32,9 @@ absl::StatusOr<JoinToken> ReadToken(const Options& options) {
   }
   if (text.empty()) {
     return absl::InvalidArgumentError(
-        "a token is needed: --token-file FILE (- reads it from the standard input), TERCIO_TOKEN "
-        "or --token; `tercio-coordinator token` makes one");
+        "a token is required: give --token-file FILE (- reads it from standard input), "
+        "TERCIO_TOKEN "
+        "or --token; `tercio-coordinator token` creates one");
   }
   return ParseJoinToken(text);
 }
@@ -59,7 +60,8 @@ absl::Status PrintWho(const Options& options, Client& client) {
     }
     PrintJson(json, options.format());
   } else if (who.name().empty()) {
-    std::cout << client.address() << " asks nobody who they are: role " << who.role() << "\n";
+    std::cout << client.address() << " does not require authentication: role " << who.role()
+              << "\n";
   } else {
     std::cout << who.name() << ", role " << who.role() << " at " << client.address() << ", until "
               << expires << "\n";
@@ -69,7 +71,8 @@ absl::Status PrintWho(const Options& options, Client& client) {
 
 absl::Status LogIn(const Options& options) {
   if (options.coordinator.empty()) {
-    return absl::InvalidArgumentError("--coordinator HOST:PORT is needed: where to log in");
+    return absl::InvalidArgumentError(
+        "--coordinator HOST:PORT is required: the coordinator to log in to");
   }
   EnrolmentRequest request;
   TERCIO_ASSIGN_OR_RETURN(request.token, ReadToken(options));

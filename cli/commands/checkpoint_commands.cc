@@ -53,10 +53,10 @@ absl::StatusOr<checkpoint::FloatFormat> DtypeNamed(const std::string& name) {
   if (name == "bf16") return checkpoint::FloatFormat::kBF16;
   if (name == "fp16") return checkpoint::FloatFormat::kF16;
   return absl::InvalidArgumentError(
-      absl::StrCat("--dtype ", name, " is not known; use fp32, bf16 or fp16"));
+      absl::StrCat("--dtype ", name, " is not supported; use fp32, bf16 or fp16"));
 }
 
-// Where the job's checkpoint lies. It must be on this machine: exports are made where the data is.
+// The path of the job's checkpoint. It must be on this machine: exports are made where the data is.
 absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
   TERCIO_ASSIGN_OR_RETURN(const auto checkpoints, client->Checkpoints(options.job));
@@ -75,8 +75,9 @@ absl::StatusOr<std::string> CheckpointOfJob(const Options& options) {
         absl::StrCat("the checkpoint ", path,
                      path.front() == '/'
                          ? " is not on this machine; export it where the coordinator runs"
-                         : " is below the folder where the coordinator was started, and not "
-                           "below this one; go there, or name its directory instead of the job"));
+                         : " is relative to the directory where the coordinator was started, and "
+                           "does not exist in this one; change to that directory, or give the "
+                           "checkpoint's directory instead of the job"));
   }
   return path;
 }
@@ -90,13 +91,13 @@ absl::StatusOr<int> Export(const Options& options) {
   if (!options.dtype.empty()) {
     TERCIO_ASSIGN_OR_RETURN(how.dtype, DtypeNamed(options.dtype));
   }
-  // A folder of the job's name here that holds no checkpoint is something else.
+  // A folder with the job's name that holds no checkpoint is something else.
   const absl::StatusOr<std::string> here = FindCheckpoint(options.job, options.step);
   const bool is_path = here.ok() || options.job.find('/') != std::string::npos;
   TERCIO_ASSIGN_OR_RETURN(const std::string path, is_path ? here : CheckpointOfJob(options));
   if (!PathExists(path + "/manifest.json")) {
     return absl::InvalidArgumentError(
-        absl::StrCat(path, " is a Hugging Face directory already, not a checkpoint"));
+        absl::StrCat(path, " is already a Hugging Face directory, not a checkpoint"));
   }
   absl::StatusOr<checkpoint::ExportResult> exported;
   {

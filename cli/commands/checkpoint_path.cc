@@ -58,7 +58,7 @@ absl::StatusOr<int64_t> ParseSize(const std::string& text) {
     break;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("'", text, "' is no size; give a number with a unit, as 5GB or 500MiB"));
+      absl::StrCat("'", text, "' is not a size; give a number with a unit, such as 5GB or 500MiB"));
 }
 
 }  // namespace tercio::cli

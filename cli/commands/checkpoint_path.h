@@ -1,4 +1,4 @@
-// Which directory people mean by a checkpoint.
+// Resolves what users give as a checkpoint to a directory.
 #pragma once
 
 #include <cstdint>

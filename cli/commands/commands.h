@@ -1,4 +1,4 @@
-// The verbs. Each returns the exit code of the program and has printed what there is to say.
+// The verbs. Each prints its output and returns the exit code of the program.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tercio::cli {
 
-// Talking to a coordinator (job_commands.cc).
+// Verbs that talk to a coordinator (job_commands.cc).
 int Submit(const Options& options);
 int Get(const Options& options);
 int List(const Options& options);
@@ -28,7 +28,7 @@ int CheckpointPrune(const Options& options);
 int CheckpointNow(const Options& options);
 int Delete(const Options& options);
 
-// What jobs have done, beside each other (report_commands.cc).
+// Comparisons of jobs (report_commands.cc).
 int Plot(const Options& options);
 int Diff(const Options& options);
 int Report(const Options& options);
@@ -37,24 +37,24 @@ int Report(const Options& options);
 int CheckpointImport(const Options& options);
 int CheckpointExport(const Options& options);
 
-// A certificate for a token (access_commands.cc).
+// Exchanges a token for a certificate (access_commands.cc).
 int Login(const Options& options);
 
-// With a private coordinator and agent where needed (run_commands.cc).
+// Verbs with a private coordinator and agent where needed (run_commands.cc).
 int Run(const Options& options);
 int Resume(const Options& options);
 
-// A trained model on this machine (model_commands.cc).
+// Verbs that use a trained model on this machine (model_commands.cc).
 int Generate(const Options& options);
 int Evaluate(const Options& options);
 
-// On this machine alone (local_commands.cc).
+// Verbs that use this machine alone (local_commands.cc).
 int Plan(const Options& options);
 int Completion(const Options& options);
 int Version(const Options& options);
 std::string VersionLine();  // "tercio 0.1.0 commit 1a2b3c4d..."
 
-// This machine, whether it can train (doctor.cc).
+// Checks whether this machine can train (doctor.cc).
 int Doctor(const Options& options);
 
 // Data sets (data_commands.cc).

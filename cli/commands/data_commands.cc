@@ -28,7 +28,7 @@ namespace {
 
 volatile std::sig_atomic_t stop_signal = 0;
 
-// The first signal lets the run save its place, the second ends it at once.
+// The first signal lets the run save its place, the second ends it immediately.
 void OnStopSignal(int signal) {
   if (stop_signal != 0) _exit(signal == SIGTERM ? kExitTerminated : kExitInterrupted);
   stop_signal = signal;
@@ -42,7 +42,7 @@ absl::StatusOr<std::vector<std::string>> InputFiles(const std::string& input) {
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles(names));
   if (files.kind == data::DataKind::kText) return files.paths;
   return absl::InvalidArgumentError(absl::StrCat(
-      files.paths.front(), ": holds tokens already; --input takes text or .jsonl files"));
+      files.paths.front(), ": already holds tokens; --input takes text or .jsonl files"));
 }
 
 absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
@@ -61,7 +61,7 @@ absl::StatusOr<data::TokenizeReport> Tokenize(const Options& options) {
   tokenize.progress = [&bar, &options,
                        told = false](const data::TokenizeProgress& progress) mutable {
     if (progress.resumed && !std::exchange(told, true)) {
-      std::fprintf(stderr, "%s: going on with an earlier run\n", options.prefix.c_str());
+      std::fprintf(stderr, "%s: resuming an earlier run\n", options.prefix.c_str());
     }
     bar.Show(progress.bytes_done, progress.bytes,
              absl::StrCat(progress.documents, " documents  ", progress.tokens, " tokens"));
@@ -85,7 +85,7 @@ std::string OrUnknown(const std::optional<T>& value) {
 int DataTokenize(const Options& options) {
   const absl::StatusOr<data::TokenizeReport> report = Tokenize(options);
   if (absl::IsCancelled(report.status())) {
-    std::fprintf(stderr, "%s: interrupted; the same command goes on where it stopped\n",
+    std::fprintf(stderr, "%s: interrupted; run the same command again to resume\n",
                  options.prefix.c_str());
     return stop_signal == SIGTERM ? kExitTerminated : kExitInterrupted;
   }

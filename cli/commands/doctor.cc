@@ -1,4 +1,4 @@
-// tercio doctor: looks at this machine, and at the coordinator where one is named.
+// tercio doctor: checks this machine, and the coordinator if one is given.
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -48,7 +48,7 @@ Looked AskDriver() {
   return looked;
 }
 
-// CUDA's numbers become places in this list.
+// CUDA device numbers become positions in this list.
 void ShowToCuda(const Gpus& gpus) {
   std::vector<std::string> uuids;
   for (const Gpu& gpu : gpus.list) {
@@ -57,13 +57,13 @@ void ShowToCuda(const Gpus& gpus) {
   setenv("CUDA_VISIBLE_DEVICES", absl::StrJoin(uuids, ",").c_str(), 1);
 }
 
-// What the trainer of a program says to --doctor. `device`: what it is to be built for.
+// The report that a trainer prints for --doctor. `device`: the kind of device it must be built for.
 absl::StatusOr<nlohmann::json> AskTrainer(const std::string& trainer, const std::string& device) {
   TERCIO_ASSIGN_OR_RETURN(const std::string text,
                           RunProgram({trainer, "--doctor"}, kTrainerPatience, /*quiet=*/true));
   nlohmann::json report = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!report.is_object()) {
-    return absl::InternalError(absl::StrCat(trainer, " --doctor prints no JSON"));
+    return absl::InternalError(absl::StrCat(trainer, " --doctor did not print JSON"));
   }
   if (report.value("device", "") != device) {
     return absl::FailedPreconditionError(
@@ -77,7 +77,7 @@ absl::StatusOr<nlohmann::json> AskCudaTrainer() {
   return AskTrainer(named != nullptr ? named : LocateProgram("tercio-trainer-cuda"), "cuda");
 }
 
-// The trainer for CPUs trains a small model for it.
+// The CPU trainer trains a small model for this check.
 Finding CheckMemoryPlan() {
   absl::StatusOr<nlohmann::json> report = AskTrainer(LocateProgram("tercio-trainer"), "cpu");
   if (report.ok()) report = report->value("memory_plan", nlohmann::json::object());
@@ -98,7 +98,7 @@ Finding CheckCoordinator(const Options& options) {
     }
   }
   return {"coordinator", Health::kError, std::string(status.message()),
-          "start it, or name its address and certificates"};
+          "start it, or give its address and certificates"};
 }
 
 const char* NameOf(Health health) {
@@ -140,8 +140,8 @@ GpuEvidence LookAtGpus() {
   GpuEvidence evidence;
   const auto looked = CallWithin<Looked>(kDriverPatience, AskDriver);
   if (!looked.has_value()) {
-    evidence.gpus = absl::UnavailableError(absl::StrCat(
-        "the NVIDIA driver has not answered within ", absl::FormatDuration(kDriverPatience)));
+    evidence.gpus = absl::UnavailableError(absl::StrCat("the NVIDIA driver did not answer within ",
+                                                        absl::FormatDuration(kDriverPatience)));
     return evidence;
   }
   evidence.gpus = looked->gpus;

@@ -1,4 +1,4 @@
-// What `tercio doctor` looks at, and what it makes of it.
+// The checks of `tercio doctor` and their findings.
 #pragma once
 
 #include <optional>
@@ -14,28 +14,29 @@ namespace tercio::cli {
 enum class Health { kOk, kWarning, kError, kUnknown };
 
 struct Finding {
-  std::string check;  // what was looked at: "disk", "gpu 0"
+  std::string check;  // what was checked: "disk", "gpu 0"
   Health health = Health::kOk;
   std::string detail;  // what was found
-  std::string mend;    // empty where there is nothing to mend
+  std::string mend;    // how to fix it; empty if there is nothing to fix
 };
 
 // Findings about the machine except its GPUs. Writes a file into `directory`, or into its nearest
 // existing parent, to probe the disk.
 std::vector<Finding> MachineFindings(const std::string& directory);
 
-// What a trainer's trial of its memory plan says (worker/trainer/memory_trial.h), as `check`. Pure.
+// The finding `check` from a trainer's trial of its memory plan (worker/trainer/memory_trial.h).
+// Pure.
 Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohmann::json>& trial);
 
-// What is known of the machine's GPUs.
+// The evidence about the machine's GPUs.
 struct GpuEvidence {
   absl::StatusOr<Gpus> gpus = Gpus();
   std::vector<GpuSample> samples;  // of each, in their order
-  // What `tercio-trainer-cuda --doctor` has said (worker/trainer/device_report.h). Its numbers of
-  // GPUs are places among those of `gpus` that have no error.
+  // The output of `tercio-trainer-cuda --doctor` (worker/trainer/device_report.h). It numbers GPUs
+  // by their position among those of `gpus` that have no error.
   absl::StatusOr<nlohmann::json> report = nlohmann::json();
 };
-// Looks; takes as long as the measurements, each step bounded.
+// Collects the evidence; takes as long as the measurements, each step bounded.
 GpuEvidence LookAtGpus();
 // Pure.
 std::vector<Finding> GpuFindings(const GpuEvidence& evidence);

@@ -9,7 +9,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A machine with two good GPUs, as the driver and the trainer describe them.
+// A machine with two healthy GPUs, as reported by the driver and the trainer.
 GpuEvidence TwoGpus() {
   GpuEvidence evidence;
   evidence.gpus->driver = "580.1";
@@ -43,7 +43,7 @@ GpuEvidence TwoGpus() {
   return evidence;
 }
 
-// The finding of this name; ends the test where there is none.
+// The finding of this name; fails the test if there is none.
 Finding Find(const std::vector<Finding>& findings, const std::string& check) {
   for (const Finding& finding : findings) {
     if (finding.check == check) return finding;
@@ -76,8 +76,8 @@ TEST(MemoryPlanFinding, SaysHowMuchOfThePlanIsUsed) {
   const Finding finding = MemoryPlanFinding("memory plan", GoodTrial());
   EXPECT_EQ(finding.health, Health::kOk);
   EXPECT_EQ(finding.detail,
-            "a small model has used 3.0 MiB of 3.0 MiB in 30 planned buffers, and 1.0 MiB beside "
-            "them, where 256.0 MiB are reckoned with");
+            "a small model used 3.0 MiB of 3.0 MiB in 30 planned buffers, and 1.0 MiB outside "
+            "them, where the plan allows 256.0 MiB");
 }
 
 TEST(MemoryPlanFinding, WarnsOfWhatIsNotUsedAndOfTooMuchBeside) {
@@ -146,7 +146,7 @@ TEST(GpuFindings, WhatKeepsRanksOffIsAnError) {
   EXPECT_EQ(Find(GpuFindings(evidence), "cuda").health, Health::kError);
 }
 
-// One thing is not as it should be.
+// Each case breaks one thing.
 struct Case {
   const char* check;
   std::function<void(GpuEvidence&)> spoil;

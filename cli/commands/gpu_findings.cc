@@ -1,4 +1,4 @@
-// GPUs as Tercio needs them: what the driver says, and what was measured.
+// Findings about GPUs: from what the driver reports, and from measurements.
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -52,7 +52,7 @@ class GpuDoctor {
   std::vector<Finding> Run() {
     if (!evidence_.gpus.ok()) {
       Add(Make("driver", Health::kError, std::string(evidence_.gpus.status().message()),
-               "see the kernel's log; install or load the driver anew, or restart the node"));
+               "check the kernel log; reinstall or reload the driver, or restart the node"));
       return std::move(findings_);
     }
     if (evidence_.gpus->list.empty()) return {Make("gpu", Health::kOk, "no GPU")};
@@ -82,7 +82,7 @@ class GpuDoctor {
     if (!evidence_.report.ok()) {
       Add(Make("driver", Health::kOk, driver));
       Add(Make("libraries", Health::kUnknown, std::string(evidence_.report.status().message()),
-               "rates are not measured without a trainer for GPUs beside this program"));
+               "to measure rates, install the trainer for GPUs next to this program"));
       return;
     }
     const PlainJson& report = *evidence_.report;
@@ -105,7 +105,7 @@ class GpuDoctor {
 
   void CheckGpu(const Gpu& gpu, const GpuSample& sample) {
     GpuCircumstances circumstances;
-    circumstances.in_use = true;  // its memory is looked at below
+    circumstances.in_use = true;  // its memory is checked below
     const auto fault = FaultOf(gpu, sample, circumstances);
     std::string detail =
         absl::StrCat(gpu.model.empty() ? "unknown model" : gpu.model, ", ", gpu.uuid);
@@ -117,9 +117,9 @@ class GpuDoctor {
                                                *sample.power_limit_watts));
     }
     if (fault.has_value()) {
-      // The text says how to mend it, behind its first colon.
+      // The text says how to fix it, after its first colon.
       Add(Make(Name(gpu), Health::kError, absl::StrCat(detail, ": ", fault->text),
-               "ranks are put on it again when this is mended"));
+               "ranks are scheduled on it again once this is fixed"));
       if (fault->ends_runs) return;
     } else {
       Add(Make(Name(gpu), Health::kOk, detail));
@@ -145,26 +145,28 @@ class GpuDoctor {
     }
     if (!names.empty()) absl::StrAppend(&detail, ": ", absl::StrJoin(names, ", "));
     const bool taken = by_processes > kMuchMemory;
-    Add(Make(
-        Name(gpu) + " memory", taken ? Health::kWarning : Health::kOk, detail,
-        taken ? "fine if these are trainers; else end them, or ranks will find too little" : ""));
+    Add(Make(Name(gpu) + " memory", taken ? Health::kWarning : Health::kOk, detail,
+             taken
+                 ? "fine if these are trainers; otherwise end them, or ranks will run out of memory"
+                 : ""));
   }
 
   void CheckErrors(const Gpu& gpu, const GpuSample& sample) {
     const std::string check = Name(gpu) + " ecc";
     if (!sample.ecc_enabled.has_value()) {
-      Add(Make(check, Health::kUnknown, "the GPU has none, or the driver does not say"));
+      Add(Make(check, Health::kUnknown, "the GPU has no ECC, or the driver does not report it"));
     } else if (!*sample.ecc_enabled) {
-      Add(Make(check, Health::kWarning, "off: errors of memory go unnoticed",
-               absl::StrCat("nvidia-smi -i ", gpu.index, " -e 1, and restart the node")));
+      Add(Make(check, Health::kWarning, "off: memory errors go undetected",
+               absl::StrCat("run nvidia-smi -i ", gpu.index, " -e 1 and restart the node")));
     } else if (sample.retirement_pending.value_or(false)) {
       Add(Make(
-          check, Health::kWarning, "faulty memory waits to be put out of use",
+          check, Health::kWarning, "faulty memory is pending retirement",
           absl::StrCat("reset the GPU when it is idle: nvidia-smi --gpu-reset -i ", gpu.index)));
     } else {
-      Add(Make(check, Health::kOk,
-               absl::StrCat("on; since the driver was loaded ", sample.ecc_corrected.value_or(0),
-                            " errors corrected, ", sample.ecc_uncorrected.value_or(0), " not")));
+      Add(Make(
+          check, Health::kOk,
+          absl::StrCat("on; errors since the driver was loaded: ", sample.ecc_corrected.value_or(0),
+                       " corrected, ", sample.ecc_uncorrected.value_or(0), " uncorrected")));
     }
   }
 
@@ -174,7 +176,7 @@ class GpuDoctor {
     for (const ClockReason& reason : ClockReasons()) {
       if ((sample.clock_reasons.value_or(0) & reason.bit) == 0) continue;
       reasons.push_back(reason.name);
-      // A cap on power that is reached is usual under load.
+      // Reaching the power cap is normal under load.
       heat_or_power |= reason.slows && std::string(reason.name) != "power_cap";
     }
     if (sample.sm_clock_hertz.has_value()) {
@@ -186,17 +188,17 @@ class GpuDoctor {
       if (!reasons.empty()) absl::StrAppend(&detail, "; ", absl::StrJoin(reasons, ", "));
       const bool hot = sample.temperature_celsius.value_or(0) > kHotCelsius;
       Add(Make(Name(gpu) + " clocks", heat_or_power || hot ? Health::kWarning : Health::kOk, detail,
-               heat_or_power || hot ? "look at cooling and power supply of the node" : ""));
+               heat_or_power || hot ? "check the cooling and power supply of the node" : ""));
     }
     if (sample.persistence.has_value() && !*sample.persistence) {
       Add(Make(Name(gpu) + " persistence", Health::kWarning,
-               "off: the driver forgets the GPU when nobody uses it, and starts slowly",
+               "off: the driver unloads an idle GPU's state, so that programs start slowly",
                "run nvidia-persistenced, or nvidia-smi -pm 1"));
     }
     if (sample.compute_mode == ComputeMode::kExclusive) {
       Add(Make(Name(gpu) + " compute mode", Health::kWarning,
-               "exclusive: ranks cannot share the GPU, nor be examined while they run",
-               absl::StrCat("nvidia-smi -i ", gpu.index, " -c DEFAULT")));
+               "exclusive: ranks cannot share the GPU or be examined while they run",
+               absl::StrCat("run nvidia-smi -i ", gpu.index, " -c DEFAULT")));
     }
   }
 
@@ -206,16 +208,16 @@ class GpuDoctor {
       Add(Make(Name(gpu) + " pcie", Health::kWarning,
                absl::StrCat("the link has ", *sample.pcie_lanes, " of ", *sample.pcie_lanes_limit,
                             " lanes"),
-               "look at the slot, the riser and the BIOS"));
+               "check the slot, the riser and the BIOS"));
     }
     if (sample.nvlinks.has_value() && *sample.nvlinks_active < *sample.nvlinks) {
       Add(Make(Name(gpu) + " nvlink", Health::kWarning,
                absl::StrCat(*sample.nvlinks_active, " of ", *sample.nvlinks, " links are up"),
-               "nvidia-smi nvlink -s; the bridge, or the fabric manager"));
+               "run nvidia-smi nvlink -s; check the bridge or the fabric manager"));
     }
   }
 
-  // The best of the same model is what the others should be.
+  // The best rate among GPUs of the same model, which all of them should reach.
   double Best(const std::string& name, const char* rate) const {
     double best = 0;
     for (const PlainJson& gpu : (*evidence_.report)["gpus"]) {
@@ -239,7 +241,8 @@ class GpuDoctor {
           name + " products", slow ? Health::kWarning : Health::kOk,
           absl::StrCat("bf16 ", Teraflops(bf16), ", fp32 ", Teraflops(Number(gpu, "fp32_flops")),
                        slow ? absl::StrCat(": ", Percent(bf16 / best), " of the best") : ""),
-          slow ? "every rank waits for the slowest: look at its clocks, heat and neighbours" : ""));
+          slow ? "every rank waits for the slowest: check its clocks, temperature and neighbours"
+               : ""));
       CheckHostLink(name, gpu);
       if (gpu.contains("memory_plan")) {
         Add(MemoryPlanFinding(name + " memory plan", gpu["memory_plan"]));
@@ -247,7 +250,7 @@ class GpuDoctor {
     }
   }
 
-  // The sample of the GPU with this CUDA number; null where there is none.
+  // The sample of the GPU with this CUDA number; null if there is none.
   const GpuSample* SampleOf(int number) const {
     for (size_t i = 0; i < evidence_.samples.size(); ++i) {
       if (evidence_.gpus->list[i].error.empty() && number-- == 0) return &evidence_.samples[i];
@@ -268,7 +271,7 @@ class GpuDoctor {
         absl::StrCat("from the host ", Gigabytes(to), ", to the host ", Gigabytes(from));
     if (possible > 0) absl::StrAppend(&detail, ", the link can carry ", Gigabytes(possible));
     Add(Make(name + " host link", slow ? Health::kWarning : Health::kOk, detail,
-             slow ? "look at the slot, NUMA binding, and what else uses the link" : ""));
+             slow ? "check the slot, NUMA binding, and other users of the link" : ""));
   }
 
   void CheckPeers() {
@@ -296,12 +299,12 @@ class GpuDoctor {
         absl::StrCat(pairs - static_cast<int>(indirect.size()), " of ", pairs, " pairs directly, ",
                      Gigabytes(least), " to ", Gigabytes(most));
     if (!indirect.empty()) {
-      absl::StrAppend(&detail, "; over the host: ", absl::StrJoin(indirect, ", "));
+      absl::StrAppend(&detail, "; through the host: ", absl::StrJoin(indirect, ", "));
     }
     Add(Make("peers", indirect.empty() ? Health::kOk : Health::kWarning, detail,
              indirect.empty()
                  ? ""
-                 : "nvidia-smi topo -m shows the paths; see the BIOS for IOMMU and ACS"));
+                 : "nvidia-smi topo -m shows the paths; check IOMMU and ACS in the BIOS"));
   }
 
   const GpuEvidence& evidence_;

@@ -22,18 +22,18 @@
 namespace tercio::cli {
 namespace {
 
-// A table of more is no help to people.
+// A longer table would not be readable.
 constexpr size_t kMostRanksShown = 64;
 
 // Width of a name in a list.
 constexpr size_t kNameColumns = 40;
 
-// What is left of a loss for people.
+// The loss as shown to people, rounded.
 std::string Loss(const v1::JobStatus& job) {
   return job.has_loss() ? absl::StrFormat("%.4f", job.loss()) : "-";
 }
 
-// Since when saves fail, how many, and why the last one did.
+// Since when saves have failed, how many, and why the last one did.
 std::string TroubleText(const v1::JobStatus& job) {
   if (!job.has_checkpoint_trouble()) return "-";
   const v1::CheckpointTrouble& trouble = job.checkpoint_trouble();
@@ -58,7 +58,7 @@ void PrintJobs(const v1::ListResponse& list, Output format) {
   std::cout << Table(rows);
 }
 
-// To the end of the job, which is printed for programs.
+// Follows the job to its end, and prints its last status in the formats for programs.
 absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, const Options& options,
                                      FollowOptions follow) {
   follow.ranks = options.format() != Output::kTable;
@@ -67,8 +67,8 @@ absl::StatusOr<v1::JobStatus> Follow(Client& client, const std::string& job, con
   return status;
 }
 
-// Reads a stream to its end: `to_json(message)` for programs, `print(message)` for people. It ends
-// where what is printed goes nowhere; the program says so at its end.
+// Reads a stream to its end: `to_json(message)` for programs, `print(message)` for people. Stops if
+// the output cannot be written; the program reports that error when it exits.
 template <typename Message, typename Reader, typename ToJson, typename Print>
 absl::StatusOr<int> ReadStream(Client& client, grpc::ClientContext& context, Reader reader,
                                Output format, const ToJson& to_json, const Print& print) {
@@ -130,8 +130,8 @@ int Get(const Options& options) {
         {{"id", job.id()},
          {"name", job.name()},
          {"owner", job.owner().empty() ? "-" : job.owner()},
-         {"state", job.queue_position() > 0 ? absl::StrCat(StateName(job.state()), ", place ",
-                                                           job.queue_position(), " of the queue")
+         {"state", job.queue_position() > 0 ? absl::StrCat(StateName(job.state()), ", position ",
+                                                           job.queue_position(), " in the queue")
                                             : StateName(job.state())},
          {"step", absl::StrCat(job.step(), " of ", job.steps())},
          {"loss", Loss(job)},
@@ -143,10 +143,10 @@ int Get(const Options& options) {
                                                   layout.pipeline(), ", data ", layout.data())
                                    : "-"},
          {"checkpoint", job.has_checkpoint() ? job.checkpoint().path() : "-"},
-         {"checkpoints fail", TroubleText(job)},
+         {"checkpoint failures", TroubleText(job)},
          {"error", job.error().empty() ? "-" : job.error()}});
     if (job.last_lines_size() > 0) {
-      std::cout << "\nlast words of rank " << job.last_lines(0).rank() << " (attempt "
+      std::cout << "\nlast output of rank " << job.last_lines(0).rank() << " (attempt "
                 << job.last_lines(0).attempt() << ")\n";
       for (const v1::LogLine& line : job.last_lines()) std::cout << "  " << LogText(line) << "\n";
     }
@@ -170,7 +170,7 @@ int List(const Options& options) {
 }
 
 int Wait(const Options& options) {
-  const absl::Time begun = SteadyNow();  // what comes before the waiting takes its time, too
+  const absl::Time begun = SteadyNow();  // the time before the wait counts, too
   const LastWords words(GoesOn(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
@@ -178,7 +178,7 @@ int Wait(const Options& options) {
     if (options.timeout_seconds > 0) {
       const absl::Duration left = absl::Seconds(options.timeout_seconds) - (SteadyNow() - begun);
       follow.timeout = std::max(left, absl::ZeroDuration());
-    } else if (options.timeout_seconds == 0) {  // only looks
+    } else if (options.timeout_seconds == 0) {  // checks once
       TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus now, client.Get(options.job));
       if (!IsTerminal(now.state())) return NotInTime(options.job);
     }
@@ -284,7 +284,7 @@ int Drill(const Options& options) {
 
 namespace {
 
-// Why it takes no ranks, or which of its GPUs take none.
+// Why no ranks are scheduled on the node, or which of its GPUs are faulty.
 std::string ReasonOf(const v1::Node& node) {
   std::string reason = node.reason();
   for (const v1::FaultyDevice& faulty : node.faulty_devices()) {

@@ -42,7 +42,7 @@ absl::Status GatherLostSteps(Client& client, report::JobData* job) {
   TERCIO_ASSIGN_OR_RETURN(std::vector<v1::StepRecord> all, StepsOf(client, job->status.id(), true));
   std::set<std::pair<int64_t, int32_t>> counting;
   for (const v1::StepRecord& step : job->steps) counting.emplace(step.step(), step.attempt());
-  // A job that runs has made steps meanwhile: those are not lost.
+  // A running job has completed more steps meanwhile: those are not lost.
   const int64_t known = job->steps.empty() ? 0 : job->steps.back().step();
   const int32_t attempt = job->steps.empty() ? 0 : job->steps.back().attempt();
   for (v1::StepRecord& step : all) {
@@ -107,7 +107,7 @@ absl::StatusOr<report::JobData> FromFile(const std::string& path) {
   return job;
 }
 
-// null (not finite) and a key that is not there are NaN.
+// A null (not finite) and a missing key are NaN.
 double NumberAt(const Json& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_number() ? found->get<double>() : std::nan("");
@@ -148,7 +148,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text
     }
     steps.push_back(std::move(step));
   }
-  // With --all-attempts there are several lines for a step: that of the last attempt counts.
+  // With --all-attempts a step may have several lines: that of the last attempt counts.
   std::stable_sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
     return std::make_pair(a.step(), a.attempt()) < std::make_pair(b.step(), b.attempt());
   });

@@ -1,5 +1,5 @@
-// Gathers what is known of jobs for plots, comparisons and reports: from a coordinator (or state
-// directory), or from files that `tercio history -o jsonl` has made.
+// Gathers the data of jobs for plots, comparisons and reports: from a coordinator (or state
+// directory), or from files written by `tercio history -o jsonl`.
 #pragma once
 
 #include <string>
@@ -12,12 +12,12 @@
 namespace tercio::cli {
 
 // A name that ends with .jsonl is a file. `everything`: also events, checkpoints, nodes and figures
-// of ranks, which only a coordinator has (INVALID_ARGUMENT for files). In the order asked for, with
-// labels.
+// of ranks, which only a coordinator has (INVALID_ARGUMENT for files). The result is in the order
+// of the names, with labels.
 absl::StatusOr<std::vector<report::JobData>> GatherJobs(const Options& options, bool everything);
 
-// The steps that a file of `tercio history -o jsonl` holds. `name` is for messages: NAME:LINE: what
-// is wrong.
+// The steps in the text of a file of `tercio history -o jsonl`. Errors have the form NAME:LINE:
+// what is wrong.
 absl::StatusOr<std::vector<v1::StepRecord>> ParseHistory(const std::string& text,
                                                          const std::string& name);
 

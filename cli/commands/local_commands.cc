@@ -46,16 +46,16 @@ void PrintPlan(const v1::PlanReport& report) {
   std::cout << Table(rows);
 }
 
-// Memory and time depend on it. What only the nodes can read is not known here.
+// Sets the vocabulary, on which memory and time depend. It is unknown here if only the nodes can
+// read the tokenizer.
 void FillVocabulary(v1::JobSpec* spec) {
   if (spec->model().vocab_size() > 0) return;
   const absl::StatusOr<int32_t> vocabulary = data::ExpectedVocabulary(spec->data());
   if (vocabulary.ok()) return spec->mutable_model()->set_vocab_size(*vocabulary);
-  std::fprintf(
-      stderr,
-      "notice: the vocabulary is not known here, and taken to be %d (model.vocab_size says "
-      "it): %s\n",
-      coordinator::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
+  std::fprintf(stderr,
+               "notice: the size of the vocabulary is unknown here and assumed to be %d (set "
+               "model.vocab_size): %s\n",
+               coordinator::kUnknownVocabulary, std::string(vocabulary.status().message()).c_str());
 }
 
 absl::StatusOr<int> PlanJob(const Options& options) {

@@ -15,7 +15,7 @@
 namespace tercio::cli {
 namespace {
 
-// A coordinator that is restarted is waited for, this often and so long.
+// How often, and at which interval, a coordinator that restarts is waited for.
 constexpr absl::Duration kRetryInterval = absl::Milliseconds(250);
 constexpr int kMostRetries = 60;
 
@@ -37,7 +37,7 @@ absl::StatusOr<v1::LogsRequest> RequestOf(const Options& options) {
 
 }  // namespace
 
-// A stream that is followed goes on where it was when the coordinator comes back.
+// A followed stream continues where it was when the coordinator comes back.
 int Logs(const Options& options) {
   absl::StatusOr<v1::LogsRequest> request = RequestOf(options);
   if (!request.ok()) return Fail(request.status());
@@ -59,7 +59,7 @@ int Logs(const Options& options) {
           json.Add(LogToJson(line));
         }
         if (std::cout) continue;
-        context.TryCancel();  // what is printed goes nowhere; the program says so at its end
+        context.TryCancel();  // output cannot be written; the program reports it when it exits
         reader->Finish();
         return kExitOk;
       }

@@ -1,4 +1,4 @@
-// The machine as Tercio needs it: processor, memory, disk, limits, clock.
+// Findings about the machine: processor, memory, disk, limits, clock.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/timex.h>
@@ -57,7 +57,7 @@ Finding CheckProcessor() {
                      ""};
   if (!vectors) {
     finding.health = Health::kWarning;
-    finding.mend = "without AVX2 products on the CPU are several times slower";
+    finding.mend = "without AVX2, matrix products on the CPU are several times slower";
   }
   return finding;
 }
@@ -70,7 +70,7 @@ Finding CheckMemory() {
                      ""};
   if (available < kLittleMemory) {
     finding.health = available == 0 ? Health::kUnknown : Health::kWarning;
-    finding.mend = "end what else uses the machine's memory";
+    finding.mend = "end other programs that use the machine's memory";
   }
   return finding;
 }
@@ -106,7 +106,7 @@ Finding CheckDisk(std::string directory) {
   if (!free.ok() || !rate.ok()) {
     const absl::Status& status = free.ok() ? rate.status() : free.status();
     return {"disk", Health::kError, std::string(status.message()),
-            "--state-dir DIR names a directory that can be written"};
+            "give a writable directory with --state-dir DIR"};
   }
   Finding finding = {"disk", Health::kOk,
                      absl::StrCat(directory, ": ", GibibytesText(*free), " free, ",
@@ -114,10 +114,10 @@ Finding CheckDisk(std::string directory) {
                      ""};
   if (*free < kLittleDisk) {
     finding.health = Health::kWarning;
-    finding.mend = "make room: a checkpoint takes 12 bytes per parameter";
+    finding.mend = "free some disk space: a checkpoint takes 12 bytes per parameter";
   } else if (*rate < kSlowDisk) {
     finding.health = Health::kWarning;
-    finding.mend = "checkpoints will take long; --state-dir DIR names a faster disk";
+    finding.mend = "checkpoints will be slow; choose a faster disk with --state-dir DIR";
   }
   return finding;
 }
@@ -128,22 +128,22 @@ Finding CheckFileLimit() {
     return {"open files", Health::kUnknown, std::strerror(errno), ""};
   }
   const bool few = limit.rlim_max < kFewFiles;
-  return {
-      "open files", few ? Health::kWarning : Health::kOk,
-      limit.rlim_max == RLIM_INFINITY ? std::string("no limit")
-                                      : absl::StrCat("at most ", limit.rlim_max),
-      few ? "raise `ulimit -Hn`, or LimitNOFILE= of the systemd unit, for more than some 900 agents"
-          : ""};
+  return {"open files", few ? Health::kWarning : Health::kOk,
+          limit.rlim_max == RLIM_INFINITY ? std::string("no limit")
+                                          : absl::StrCat("at most ", limit.rlim_max),
+          few ? "raise `ulimit -Hn`, or LimitNOFILE= of the systemd unit, for more than about 900 "
+                "agents"
+              : ""};
 }
 
-// Nothing in Tercio waits by the wall clock, but certificates and people do.
+// Tercio does not wait by the wall clock, but certificates and users depend on it.
 Finding CheckClock() {
   timex state = {};
   const int kind = adjtimex(&state);
   if (kind < 0) return {"clock", Health::kUnknown, std::strerror(errno), ""};
   if (kind == TIME_ERROR || (state.status & STA_UNSYNC) != 0) {
-    return {"clock", Health::kWarning, "the kernel says that it is not synchronised",
-            "run an NTP client: certificates and logs go by it"};
+    return {"clock", Health::kWarning, "the kernel reports that it is not synchronised",
+            "run an NTP client: certificates and logs depend on the clock"};
   }
   return {"clock", Health::kOk, "synchronised", ""};
 }
@@ -158,25 +158,25 @@ Finding MemoryPlanFinding(const std::string& check, const absl::StatusOr<nlohman
   if (!trial.ok()) return {check, Health::kUnknown, std::string(trial.status().message()), ""};
   if (trial->contains("error")) {
     return {check, Health::kError, trial->value("error", ""),
-            "no model can be trained on it: see the message"};
+            "no model can be trained on this device: see the message"};
   }
   const auto number = [&](const char* key) { return trial->value(key, int64_t{0}); };
   Finding finding = {
       check, Health::kOk,
-      absl::StrCat("a small model has used ", MebibytesText(number("touched_bytes")), " of ",
+      absl::StrCat("a small model used ", MebibytesText(number("touched_bytes")), " of ",
                    MebibytesText(number("planned_bytes")), " in ", number("buffers"),
                    " planned buffers, and ", MebibytesText(number("outside_bytes")),
-                   " beside them, where ", MebibytesText(number("most_outside_bytes")),
-                   " are reckoned with"),
+                   " outside them, where the plan allows ",
+                   MebibytesText(number("most_outside_bytes"))),
       ""};
   const auto unused = trial->value("unused", std::vector<std::string>());
   if (!unused.empty()) {
     finding.health = Health::kWarning;
     absl::StrAppend(&finding.detail, "; ", absl::StrJoin(unused, "; "));
-    finding.mend = "more memory is planned than is used: report it with this line";
+    finding.mend = "more memory is planned than is used: report this line as a bug";
   } else if (number("outside_bytes") > number("most_outside_bytes")) {
     finding.health = Health::kWarning;
-    finding.mend = "plans leave too little free: give ranks less memory, or report it";
+    finding.mend = "plans leave too little memory free: give ranks less memory, or report a bug";
   }
   return finding;
 }

@@ -64,7 +64,7 @@ absl::StatusOr<std::vector<int32_t>> PromptOf(const Options& options, const Lang
   return model.tokenizer()->Encode(options.prompt);
 }
 
-// Whether the text ends inside of a character, whose other bytes are in the next token.
+// Whether the text ends inside a character, whose other bytes are in the next token.
 bool EndsInsideCharacter(std::string_view text) {
   for (size_t back = 1; back <= std::min<size_t>(3, text.size()); ++back) {
     const auto byte = static_cast<unsigned char>(text[text.size() - back]);
@@ -74,8 +74,8 @@ bool EndsInsideCharacter(std::string_view text) {
   return false;
 }
 
-// Text as it comes. A token is decoded together with those before it, since some tokenizers decide
-// about spaces by them.
+// Prints text as it is generated. A token is decoded together with those before it, since some
+// tokenizers decide about spaces by them.
 class TextStream {
  public:
   TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt)
@@ -104,7 +104,7 @@ class TextStream {
 
   const data::Tokenizer& tokenizer_;
   std::vector<int32_t> ids_;
-  size_t begin_ = 0;  // of what is decoded together
+  size_t begin_ = 0;  // start of the ids that are decoded together
   size_t shown_;
 };
 
@@ -125,7 +125,7 @@ absl::Status PrintGenerated(const Options& options, const std::vector<int32_t>& 
 
 absl::StatusOr<int> GenerateText(const Options& options) {
   if (options.prompt.empty() && options.prompt_ids.empty()) {
-    return absl::InvalidArgumentError("there is no prompt; give --prompt TEXT or --prompt-ids 1,2");
+    return absl::InvalidArgumentError("no prompt; give --prompt TEXT or --prompt-ids 1,2");
   }
   TERCIO_ASSIGN_OR_RETURN(const auto model, LoadModel(options));
   TERCIO_ASSIGN_OR_RETURN(const std::vector<int32_t> prompt, PromptOf(options, *model));
@@ -146,7 +146,7 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   TERCIO_RETURN_IF_ERROR(model->Generate(prompt, generate, [&](int32_t id) {
     ids.push_back(id);
     if (stream.has_value()) shown = stream->Add(id);
-    return shown.ok() && std::cout.good();  // nobody may read any more
+    return shown.ok() && std::cout.good();  // stops when the reader is gone
   }));
   TERCIO_RETURN_IF_ERROR(shown);
   if (stream.has_value()) {
@@ -160,8 +160,8 @@ absl::StatusOr<int> GenerateText(const Options& options) {
   return kExitOk;
 }
 
-// The documents of .jsonl files, or several texts, as training has them: tokenised into a directory
-// that may go at once, since the data stays mapped.
+// The documents of .jsonl files, or several texts, tokenised as for training, into a directory that
+// may be removed immediately, since the data stays mapped.
 absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::string>& paths,
                                                       const data::Tokenizer& tokenizer) {
   const TempDir directory;
@@ -173,7 +173,7 @@ absl::StatusOr<data::TokenDataset> TokenizedDocuments(const std::vector<std::str
   return dataset.tokens;
 }
 
-// What training takes: token files, or texts in the tokens of the model's tokenizer.
+// Data as for training: token files, or texts tokenised with the model's tokenizer.
 absl::StatusOr<data::TokenDataset> OpenEvaluationData(const std::string& path,
                                                       const data::Tokenizer* tokenizer) {
   TERCIO_ASSIGN_OR_RETURN(const data::DataFiles files, data::FindDataFiles({path}));
@@ -210,7 +210,7 @@ void PrintMetric(const Options& options, double value, double loss, int64_t toke
   PrintJson(json, options.format());
 }
 
-// What `evaluate(progress)` returns, with a bar meanwhile.
+// Returns `evaluate(progress)`, with a progress bar meanwhile.
 template <typename Body>
 auto WithBar(const char* unit, const Body& evaluate) {
   ProgressBar bar("evaluate", {unit, 1});
@@ -222,7 +222,7 @@ absl::StatusOr<int> EvaluateText(const Options& options) {
   if (options.stride > model->context()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--stride ", options.stride, " is above the context of ", model->context(),
-                     ": tokens between two windows would be left out"));
+                     ": tokens between two windows would be skipped"));
   }
   TERCIO_ASSIGN_OR_RETURN(const data::TokenDataset tokens,
                           OpenEvaluationData(options.data, model->tokenizer()));
@@ -303,7 +303,7 @@ absl::StatusOr<int> EvaluateLabels(const Options& options) {
   more["classes"] = classes;
   more["confusion"] = report.confusion;
   const double value = more[options.metric].get<double>();
-  // Nothing is predicted token by token.
+  // A classifier does not predict tokens, hence 0.
   PrintMetric(options, value, report.loss, 0, more);
   return kExitOk;
 }
@@ -312,16 +312,16 @@ absl::StatusOr<int> EvaluateModel(const Options& options) {
   const std::string& metric = options.metric;
   const bool text = metric == "perplexity" || metric == "loss";
   if (options.stride > 0 && !text) {
-    return absl::InvalidArgumentError("--stride belongs to --metric perplexity and loss");
+    return absl::InvalidArgumentError("--stride applies only to --metric perplexity and loss");
   }
   if (text) return EvaluateText(options);
   if (metric == "last_word_accuracy") return EvaluateLastWord(options);
   for (const char* known : {"accuracy", "precision", "recall", "f1"}) {
     if (metric == known) return EvaluateLabels(options);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "--metric ", metric, " is not supported by this version; there are perplexity, loss, ",
-      "last_word_accuracy, and for classifiers accuracy, precision, recall, f1"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--metric ", metric, " is not supported by this version; use perplexity, loss, ",
+                   "last_word_accuracy, or for classifiers accuracy, precision, recall, f1"));
 }
 
 int Report(const absl::StatusOr<int>& code) { return code.ok() ? *code : Fail(code.status()); }

@@ -1,4 +1,4 @@
-// plot, diff and report: what jobs have done, for people.
+// plot, diff and report: comparisons of jobs for people.
 #include <filesystem>
 #include <iostream>
 #include <system_error>
@@ -22,19 +22,20 @@
 namespace tercio::cli {
 namespace {
 
-// To standard output, or to a file that is there at once and whole.
+// Writes to standard output, or to a file that appears complete in one rename.
 absl::Status Write(const Options& options, const std::vector<report::JobData>& jobs,
                    const std::string& text) {
   if (options.file == "-") {
     std::cout << text;
     return absl::OkStatus();
   }
-  // A file is replaced by a rename: that must not befall /dev/null, or what a link points to.
+  // The file is replaced by a rename, which must not happen to /dev/null or to the target of a
+  // link.
   std::error_code unknown;
   const auto there = std::filesystem::symlink_status(options.file, unknown);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
     return absl::FailedPreconditionError(
-        absl::StrCat("--output ", options.file, ": not a regular file; - is standard output"));
+        absl::StrCat("--output ", options.file, ": not a regular file; use - for standard output"));
   }
   TERCIO_RETURN_IF_ERROR(AsConflict(WriteFileDurably(options.file, text)));
   if (options.format() == Output::kTable) return absl::OkStatus();
@@ -51,7 +52,8 @@ absl::Status MakePlot(const Options& options) {
   curves.x = options.x;
   curves.smooth = options.smooth;
   curves.logarithmic = options.logarithmic;
-  TERCIO_RETURN_IF_ERROR(report::CurvesOf({}, curves).status());  // before anything is asked for
+  TERCIO_RETURN_IF_ERROR(
+      report::CurvesOf({}, curves).status());  // checks the options before any data is fetched
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/false));
   TERCIO_ASSIGN_OR_RETURN(const plot::Figure figure, report::CurvesOf(jobs, curves));
   return Write(options, jobs, plot::Draw(figure, /*standalone=*/true));
@@ -66,7 +68,7 @@ absl::Status MakeReport(const Options& options) {
 absl::Status ShowDiff(const Options& options) {
   if (options.jobs.size() != 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("diff compares two jobs, and there are ", options.jobs.size()));
+        absl::StrCat("diff compares two jobs, not ", options.jobs.size()));
   }
   TERCIO_ASSIGN_OR_RETURN(const auto jobs, GatherJobs(options, /*everything=*/true));
   if (options.format() != Output::kTable) {

@@ -1,4 +1,4 @@
-// run and resume: a private coordinator and agent on this machine, for as long as the job takes.
+// run and resume: a private coordinator and agent on this machine for as long as the job runs.
 #include <unistd.h>
 
 #include <atomic>
@@ -36,8 +36,8 @@
 namespace tercio::cli {
 namespace {
 
-// While it lives: the first SIGINT or SIGTERM saves and stops the job, the second stops it at once;
-// and what has died of the pair comes back.
+// During its lifetime the first SIGINT or SIGTERM saves and stops the job, the second stops it
+// immediately, and a process of the pair that dies is restarted.
 class JobKeeper {
  public:
   JobKeeper(PrivatePair& pair, Client& client, std::string job)
@@ -48,7 +48,7 @@ class JobKeeper {
     done_ = true;
     thread_.join();
   }
-  // The pair dies again and again: what is not here now will not come back.
+  // The pair keeps dying: a process that is down now will not come back.
   bool given_up() const { return given_up_; }
   int signal() const { return signal_; }
 
@@ -67,9 +67,10 @@ class JobKeeper {
       }
       const bool again = signal_ != 0;
       signal_ = signal;
-      std::fprintf(
-          stderr, "\n%s\n",
-          again ? "stopping at once" : "saving a checkpoint and stopping (again: at once)");
+      std::fprintf(stderr, "\n%s\n",
+                   again
+                       ? "stopping immediately"
+                       : "saving a checkpoint and stopping (interrupt again to stop immediately)");
       Cancel(/*save=*/!again, "interrupted");
     }
   }
@@ -105,7 +106,7 @@ class JobKeeper {
   std::thread thread_;
 };
 
-// Follows the job to its end and says what came of it.
+// Follows the job to its end and prints the outcome.
 absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std::string& job,
                                     const Options& options) {
   FollowOptions follow;
@@ -133,7 +134,7 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
     if (!traced.ok()) std::fprintf(stderr, "error: %s\n", std::string(traced.message()).c_str());
   }
   if (status.state() != v1::JOB_STATE_SUCCEEDED) {
-    std::fprintf(stderr, "to go on: tercio resume %s --state-dir %s\n", status.id().c_str(),
+    std::fprintf(stderr, "to resume: tercio resume %s --state-dir %s\n", status.id().c_str(),
                  options.state_dir.c_str());
   }
   if (signal == SIGINT && status.state() == v1::JOB_STATE_CANCELLED) return kExitInterrupted;
@@ -141,7 +142,7 @@ absl::StatusOr<int> FollowPrivately(PrivatePair& pair, Client& client, const std
   return ExitCodeOfState(status.state());
 }
 
-// Everything that can be found wrong before a job exists: exit code 2.
+// Finds every error that can be found before a job exists: exit code 2.
 absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_dir, int ranks) {
   TERCIO_ASSIGN_OR_RETURN(const ClusterHere here, FindClusterHere(spec, ranks));
   TERCIO_RETURN_IF_ERROR(coordinator::AdmitJob(spec, here.cluster.memory_bytes));
@@ -159,33 +160,33 @@ absl::Status CheckBeforeStart(const v1::JobSpec& spec, const std::string& state_
     return absl::InvalidArgumentError(std::string(status.message()));
   }
   TERCIO_RETURN_IF_ERROR(status);
-  // Once more, now that the vocabulary is known.
+  // Checks once more, now that the vocabulary is known.
   v1::JobSpec known = spec;
   if (spec.model().from().empty()) known.mutable_model()->set_vocab_size(prepared->vocab_size);
   return coordinator::AdmitJob(known, here.cluster.memory_bytes);
 }
 
-// `auto` means this machine's.
+// `auto` means the device of this machine.
 absl::Status ChooseDevice(v1::JobSpec* spec) {
   if (spec->resources().device() == "cpu") return absl::OkStatus();
   TERCIO_ASSIGN_OR_RETURN(const Gpus gpus, FindGpus());
   config::ResolveDevice(spec, !gpus.list.empty());
   if (spec->resources().device() == "cpu" || !gpus.list.empty()) return absl::OkStatus();
   return absl::InvalidArgumentError(
-      "resources.device is cuda, and there is no NVIDIA driver with a GPU on this machine; use "
+      "resources.device is cuda, but there is no NVIDIA driver with a GPU on this machine; use "
       "device: cpu, or submit the job to a cluster that has GPUs");
 }
 
 absl::StatusOr<int> RunJob(const v1::JobSpec& spec, const Options& options) {
   const int ranks = plan::RanksOfJob(spec);
-  // Unwritable is a conflict (7), not a fault of the job.
+  // An unwritable directory is a conflict (7), not a fault of the job.
   TERCIO_RETURN_IF_ERROR(AsConflict(MakeDirectories(options.state_dir)));
   {
-    // Large texts take their time; there is no job yet that would have to be stopped in order.
+    // Large texts take a while; there is no job yet that would have to be stopped in order.
     const LastWords words("interrupted before a job was started\n");
     TERCIO_RETURN_IF_ERROR(CheckBeforeStart(spec, options.state_dir, ranks));
   }
-  BlockStopSignals();  // JobKeeper takes them; before there are threads that stay
+  BlockStopSignals();  // for JobKeeper; before lasting threads are started
   TERCIO_ASSIGN_OR_RETURN(const auto pair,
                           PrivatePair::Start(options.state_dir, ranks, spec.resources().device()));
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
@@ -226,7 +227,7 @@ absl::StatusOr<std::string> SendResume(Client& client, const Options& options,
 }
 
 absl::StatusOr<int> ResumeJob(const Options& options) {
-  // A running coordinator is asked, and followed; an interruption leaves the job alone.
+  // Asks a running coordinator and follows the job; an interrupt does not affect the job.
   const bool live = options.state_dir.empty() || LiveAddress(options.state_dir).ok();
   if (live) {
     TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
@@ -239,7 +240,7 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
     if (options.format() != Output::kTable) PrintJson(JobToJson(status), options.format());
     return ExitCodeOfState(status.state());
   }
-  BlockStopSignals();  // JobKeeper takes them; before there are threads
+  BlockStopSignals();  // for JobKeeper; before threads are started
   v1::JobSpec spec;
   {
     TERCIO_ASSIGN_OR_RETURN(const auto reader, Client::Connect(options));
@@ -251,7 +252,7 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
       PrivatePair::Start(options.state_dir, plan::RanksOfJob(spec), spec.resources().device()));
   TERCIO_ASSIGN_OR_RETURN(const auto client, Client::ConnectTo(pair->coordinator(), {}));
   TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
-  // A job whose coordinator was killed is still on its way: it goes on by itself.
+  // A job whose coordinator was killed has not ended: it continues by itself.
   if (!IsTerminal(job.state())) return FollowPrivately(*pair, *client, job.id(), options);
   TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
   return FollowPrivately(*pair, *client, id, options);

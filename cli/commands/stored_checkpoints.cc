@@ -1,4 +1,4 @@
-// checkpoint list, verify, prune and now, and delete: what the coordinator keeps of a job.
+// checkpoint list, verify, prune and now, and delete: the stored data of a job.
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -48,7 +48,7 @@ int CheckpointList(const Options& options) {
 
 namespace {
 
-// One checkpoint after the other, so that it is known how far that is.
+// Verifies one checkpoint at a time, to show the progress.
 absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const Options& options) {
   TERCIO_ASSIGN_OR_RETURN(const auto all, client.Checkpoints(options.job));
   std::vector<v1::CheckpointInfo> checkpoints;
@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const 
     checkpoints.push_back(checkpoint);
     total += checkpoint.bytes();
   }
-  if (checkpoints.empty()) return absl::NotFoundError("the job has no such checkpoint");
+  if (checkpoints.empty()) return absl::NotFoundError("the job has no checkpoint of that step");
   ProgressBar bar("checkpoint verify");
   std::vector<v1::CheckpointFinding> findings;
   int64_t done = 0;
@@ -71,7 +71,7 @@ absl::StatusOr<std::vector<v1::CheckpointFinding>> Verify(Client& client, const 
     v1::VerifyCheckpointResponse response;
     const grpc::Status status = client.stub().VerifyCheckpoint(&context, request, &response);
     done += checkpoint.bytes();
-    // A job that runs removes old ones meanwhile.
+    // A running job removes old checkpoints meanwhile.
     const bool gone = status.error_code() == grpc::StatusCode::NOT_FOUND;
     if (gone && checkpoints.size() > 1) continue;
     TERCIO_RETURN_IF_ERROR(CallStatus(status, client));
@@ -171,7 +171,7 @@ int CheckpointPrune(const Options& options) {
     }
     std::cout << (options.dry_run ? "would remove " : "removed ") << response.removed_size()
               << " checkpoints, " << SizeText(bytes) << "; " << response.kept_size()
-              << (options.dry_run ? " would stay\n" : " stay\n");
+              << (options.dry_run ? " would be kept\n" : " kept\n");
     return kExitOk;
   });
 }

@@ -29,8 +29,8 @@ constexpr int64_t kStepsBefore = 500;
 constexpr size_t kMostLosses = 100'000;
 constexpr size_t kMostEvents = 100;
 
-// Draws a job until it is told to stop; what happens beside the job's status comes by streams of
-// its own.
+// Draws a job until it is stopped. Losses and events come by streams of their own, beside the job's
+// status.
 //
 // Threads: one draws, one follows the history, one the events; Show from any.
 class FullView {
@@ -53,7 +53,7 @@ class FullView {
     for (std::thread& thread : threads_) thread.join();
   }
 
-  // Ranks, plan and last words do not come with every status.
+  // Ranks, plan and last lines are not part of every status.
   void Show(const v1::JobStatus& job) {
     std::lock_guard<std::mutex> lock(mutex_);
     const v1::JobStatus before = std::move(state_.job);
@@ -101,7 +101,7 @@ class FullView {
       v1::JobEvent event;
       while (reader->Read(&event)) {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (event.sequence() <= event_) continue;  // said before the stream broke
+        if (event.sequence() <= event_) continue;  // received before the stream broke
         event_ = event.sequence();
         state_.events.push_back(event);
         if (state_.events.size() > kMostEvents) state_.events.erase(state_.events.begin());
@@ -109,7 +109,7 @@ class FullView {
     });
   }
 
-  // A stream that ends is begun again: the coordinator may come back.
+  // A stream that ends is reopened: the coordinator may come back.
   template <typename Read>
   void Follow(const Read& read) {
     while (true) {
@@ -132,14 +132,14 @@ class FullView {
   std::mutex mutex_;
   std::condition_variable changed_;
   WatchState state_;
-  int64_t step_ = 0;   // of the last loss
+  int64_t step_ = 0;   // step of the last loss
   int64_t event_ = 0;  // sequence of the last event
   std::vector<grpc::ClientContext*> calls_;
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };
 
-// What is left on the screen when the view has gone.
+// Prints the lines that remain on the screen after the view is closed.
 void Conclude(const v1::JobStatus& job) {
   std::string line = ProgressLine(job, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()));
   if (!job.error().empty()) absl::StrAppend(&line, "  (", ForTerminal(job.error()), ")");

@@ -1,4 +1,4 @@
-// What verbs that ask a coordinator begin and end with.
+// The common frame of verbs that call a coordinator.
 #pragma once
 
 #include "absl/status/statusor.h"

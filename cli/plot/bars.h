@@ -10,14 +10,14 @@ namespace tercio::plot {
 
 struct BarSeries {
   std::string name;
-  std::vector<double> values;  // one for each category; not finite or negative: none
+  std::vector<double> values;  // one per category; no bar if not finite or negative
   int colour = 0;
 };
 
 struct BarChart {
-  std::string label;  // for those who cannot see it
+  std::string label;  // alternative text (accessibility)
   std::string title;
-  std::string unit;  // behind the title, and behind the values that the pointer shows
+  std::string unit;  // after the title, and after the values in tooltips
   std::vector<std::string> categories;
   std::vector<BarSeries> series;
   bool stacked = true;

@@ -12,26 +12,26 @@ constexpr double kLeft = 62;
 constexpr double kRight = 16;
 constexpr double kHeading = 26;  // above a panel: its title
 constexpr double kBetween = 14;  // below a panel
-constexpr double kAxisRow = 40;  // below the last: numbers and the title of x
+constexpr double kAxisRow = 40;  // below the last panel: numbers and the title of x
 constexpr double kPixelsPerBucket = 1.5;
 constexpr char kDashes[] = "5 3.5";
 constexpr size_t kLongestName = 60;
-constexpr int kFewPoints = 2;  // no line that one could see
+constexpr int kFewPoints = 2;  // too few for a visible line
 
 std::string ClassOf(const char* kind, int colour) {
   return absl::StrCat(kind, " c", ((colour % kColours) + kColours) % kColours);
 }
 
-// What the axis cannot show is a gap before points are left out: the least of a part would be such
-// a one, and what can be shown of that part be lost.
+// Values that the axis cannot show become gaps before points are left out. Otherwise the least
+// value of a part could be one of them, and the visible values of that part be lost.
 void KeepVisible(const Axis& y_axis, std::vector<double>* y) {
   for (double& value : *y) {
     if (!y_axis.Shows(value)) value = std::nan("");
   }
 }
 
-// The lines of one series, broken at gaps. A point between two gaps is a dot: a round end of a line
-// of no length.
+// The lines of one series, broken at gaps. A point between two gaps is a dot: a line of length zero
+// with round ends.
 std::string PathOf(const Series& series, const Axis& x_axis, const Axis& y_axis, int buckets) {
   std::string data;
   bool drawing = false;
@@ -119,7 +119,7 @@ void DrawPanel(const Panel& panel, const Axis& x_axis, double top, double height
     svg->Text((kLeft + right) / 2, (top + bottom) / 2, "no values", "u", Anchor::kMiddle);
 }
 
-// Names that several panels have in common stand there once.
+// A name that several panels share appears once in the legend.
 std::vector<LegendEntry> LegendOf(const Figure& figure) {
   std::vector<LegendEntry> entries;
   bool marks = false;
@@ -184,7 +184,7 @@ std::vector<double> Smoothed(const std::vector<double>& y, int window) {
   std::vector<double> smooth(y.size(), std::nan(""));
   for (int64_t i = 0; i < count; ++i) {
     if (!std::isfinite(y[i])) continue;
-    // The same number on both sides, so that ends do not lag.
+    // Uses the same number of values on both sides, so that the ends do not lag.
     const int64_t half = std::min<int64_t>({(window - 1) / 2, i, count - 1 - i});
     const int64_t begin = i - half;
     const int64_t end = i + half + 1;

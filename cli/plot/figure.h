@@ -21,8 +21,8 @@ struct Series {
   int colour = 0;  // taken modulo kColours
   bool dashed = false;
   bool points = false;  // a dot at each value: for series with few
-  bool wide = false;    // still seen where a later one covers it
-  bool faint = false;   // stands behind the others and is not in the legend
+  bool wide = false;    // stays visible where a later one covers it
+  bool faint = false;   // drawn behind the others and not in the legend
 };
 
 // A vertical line at x, e.g. a restart.
@@ -33,7 +33,7 @@ struct Mark {
 
 struct Panel {
   std::string title;
-  std::string unit;  // behind the title; may be empty
+  std::string unit;  // after the title; may be empty
   std::vector<Series> series;
   std::vector<Mark> marks;
   bool logarithmic = false;
@@ -41,30 +41,30 @@ struct Panel {
 };
 
 struct Figure {
-  std::string label;  // for those who cannot see it
+  std::string label;  // alternative text (accessibility)
   std::string x_title;
   bool whole_x = false;  // x are whole numbers
   bool logarithmic_x = false;
   std::vector<Panel> panels;
-  std::string marks_name;  // in the legend, where there are marks
-  std::string note;        // a quiet line below; may be empty
+  std::string marks_name;  // in the legend if there are marks
+  std::string note;        // a line of muted text below; may be empty
   double width = 720;
-  double panel_height = 190;  // of the area of lines
+  double panel_height = 190;  // height of the plot area
 };
 
 // `standalone`: a file of its own (svg.h).
 std::string Draw(const Figure& figure, bool standalone);
 
-// Indices of the points that show what all show: of each of `buckets` equal parts of [first, last]
-// the first, the least, the greatest and the last, and the ends of gaps. Ascending, at most 4 x
-// buckets + 2 x gaps.
+// Indices of points that represent all: of each of `buckets` equal parts of [first, last] the
+// first, the least, the greatest and the last, and the ends of gaps. Ascending, at most 4 x buckets
+// + 2 x gaps.
 std::vector<size_t> Decimate(const std::vector<double>& x, const std::vector<double>& y,
                              double first, double last, int buckets);
 
-// Means over `window` neighbours, centred; what is not finite is left out, and stays a gap.
+// Means over `window` neighbours, centred; values that are not finite are left out, and stay gaps.
 std::vector<double> Smoothed(const std::vector<double>& y, int window);
 
-// Entries of a legend in rows, each with a stroke or a box. Returns the height that it has taken.
+// Draws the entries of a legend in rows, each with a stroke or a box. Returns the height used.
 struct LegendEntry {
   std::string name;
   int colour = 0;

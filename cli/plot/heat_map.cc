@@ -89,7 +89,7 @@ std::string Draw(const HeatMap& map, bool standalone) {
   const double bottom = top + static_cast<double>(map.values.size()) * height;
   svg.Text(left, bottom + 16,
            absl::StrCat(map.x_title,
-                        together > 1 ? absl::StrCat(" (the greatest of each ", together, ")") : ""),
+                        together > 1 ? absl::StrCat(" (the maximum of each ", together, ")") : ""),
            "u");
   return svg.Finish(map.width, bottom + 26, map.label, standalone);
 }

@@ -1,4 +1,5 @@
-// A table of values as colours, with the scale beside it: what of a thousand ranks stands out.
+// A table of values as colours, with the scale beside it, to make outliers among a thousand ranks
+// visible.
 //
 // Pure.
 #pragma once
@@ -9,19 +10,18 @@
 namespace tercio::plot {
 
 struct HeatMap {
-  std::string label;  // for those who cannot see it
+  std::string label;  // alternative text (accessibility)
   std::string title;
   std::string unit;
   std::vector<std::string> rows;
   std::string x_title;
-  // values[row][column]; rows may differ in length. Not finite: no cell. More than kMostColumns
-  // columns are put together, and the greatest of those is shown.
+  // values[row][column]; rows may differ in length. Not finite: no cell. Beyond kMostColumns
+  // neighbouring columns are merged, and the maximum of each group is shown.
   std::vector<std::vector<double>> values;
   double width = 720;
 };
 inline constexpr size_t kMostColumns = 256;
-inline constexpr size_t kMostCells =
-    4096;  // of all rows; beyond that columns are put together, too
+inline constexpr size_t kMostCells = 4096;  // in all rows; beyond that columns are merged, too
 
 std::string Draw(const HeatMap& map, bool standalone);
 

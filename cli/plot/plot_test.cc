@@ -287,7 +287,7 @@ TEST(HeatMap, ManyColumnsArePutTogetherByTheGreatest) {
   const std::string svg = Draw(map, false);
   EXPECT_LT(Count(svg, "<rect"), 2 * kMostColumns + 50);
   EXPECT_EQ(Count(svg, HeatColour(1)), 1u);
-  EXPECT_THAT(svg, HasSubstr("the greatest of each 40"));
+  EXPECT_THAT(svg, HasSubstr("the maximum of each 40"));
   EXPECT_THAT(Draw(HeatMap(), false), HasSubstr("<svg"));
 }
 

@@ -28,7 +28,7 @@ std::string Trimmed(std::string text) {
   return text;
 }
 
-// Digits after the point that tell apart numbers `step` from each other.
+// Digits after the point that distinguish numbers `step` apart.
 int Decimals(double step) {
   int decimals = 0;
   while (decimals < 9 && std::abs(step * std::pow(10, decimals) -

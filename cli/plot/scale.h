@@ -1,4 +1,4 @@
-// From values to pixels: nice ticks on linear and logarithmic axes, texts of numbers.
+// Maps values to pixels: nice ticks on linear and logarithmic axes, texts of numbers.
 //
 // Pure. Values that are not finite never reach an axis' range; on a logarithmic one those at or
 // below 0 do not, either.
@@ -28,7 +28,7 @@ class Axis {
  public:
   struct Options {
     bool logarithmic = false;
-    bool from_zero = false;  // linear: begins at 0 where all values are positive
+    bool from_zero = false;  // linear: starts at 0 if all values are positive
     bool whole = false;      // only whole numbers make ticks
     bool extend = true;      // to the next ticks outwards; else exactly the range
     int most_ticks = 6;
@@ -54,14 +54,14 @@ class Axis {
   std::vector<Tick> ticks_;
 };
 
-// 0.25, 12, 1.5k, 3M, 2e-5: what stands at a tick. `step` is the distance of ticks, which says how
-// many digits tell them apart; 0: as many as needed, at most four. `most` is the greatest number of
-// the axis, whose prefix all have: 0.5M, 1.0M.
+// The text of a tick: 0.25, 12, 1.5k, 3M, 2e-5. `step` is the distance between ticks, which
+// determines how many digits tell them apart; 0: as many as needed, at most four. `most` is the
+// greatest number of the axis, whose prefix all ticks use: 0.5M, 1.0M.
 std::string NumberText(double value, double step = 0, double most = 0);
-// Three digits that count: 4.39, 51.7, 1.23k.
+// Three significant digits: 4.39, 51.7, 1.23k.
 std::string ShortText(double value);
 
-// A divisor and its unit, in which `most` is a number that people read.
+// A divisor and its unit, in which `most` is a readable number.
 struct Unit {
   double divisor = 1;
   std::string name;

@@ -11,15 +11,15 @@
 
 namespace tercio::plot {
 
-// As text of XML or HTML, also in quoted attributes. Control characters and what is not UTF-8
+// Escapes text for XML or HTML, also in quoted attributes. Control characters and invalid UTF-8
 // become U+FFFD.
 std::string Escaped(std::string_view text);
 
 // At most two decimals, no trailing zeros, never "-0".
 std::string Coordinate(double value);
 
-// About how wide a text is in a sans-serif font of this size. SVG cannot ask; fonts differ by some
-// percent.
+// The approximate width of a text in a sans-serif font of this size. SVG cannot measure it; fonts
+// differ by some percent.
 double TextWidth(std::string_view text, double font_size);
 
 // The text, cut at `most` code points with an ellipsis.
@@ -36,10 +36,10 @@ enum class Anchor { kStart, kMiddle, kEnd };
 class Svg {
  public:
   void Line(double x1, double y1, double x2, double y2, const std::string& classes);
-  // `title` is shown by browsers where the pointer rests; empty: none.
+  // `title` is shown as a tooltip; empty: none.
   void Rectangle(double x, double y, double width, double height, const std::string& classes,
                  std::string_view title = "");
-  // In a colour that no class has, as "#rrggbb".
+  // A rectangle in a colour without a class, as "#rrggbb".
   void Cell(double x, double y, double width, double height, const std::string& fill,
             std::string_view title);
   // `data` as in SVG's path element.
@@ -49,11 +49,11 @@ class Svg {
   void Text(double x, double y, std::string_view text, const std::string& classes,
             Anchor anchor = Anchor::kStart);
 
-  // A title with a quieter unit behind it, which may be empty.
+  // A title followed by a muted unit, which may be empty.
   void Heading(double x, double y, std::string_view title, std::string_view unit);
 
-  // The whole element. `label` is what is read to those who cannot see it. `standalone`: a file of
-  // its own, with background and style sheet.
+  // The whole element. `label` is its alternative text. `standalone`: a file of its own, with
+  // background and style sheet.
   std::string Finish(double width, double height, std::string_view label, bool standalone) const;
 
  private:

@@ -28,7 +28,7 @@ void Flatten(const YAML::Node& node, const std::string& path, KeyValues* out) {
   out->emplace_back(path, emitter.c_str());
 }
 
-// Ranks on each node, e.g. "node-1: 8, node-2: 8", or how many nodes when those are many.
+// Ranks on each node, e.g. "node-1: 8, node-2: 8", or the number of nodes if there are many.
 std::string PlacementText(const v1::Plan& plan) {
   std::map<std::string, int> ranks;
   for (const v1::RankPlacement& rank : plan.ranks()) ++ranks[rank.node()];

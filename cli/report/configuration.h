@@ -1,4 +1,4 @@
-// A job's configuration key by key, and where two differ.
+// A job's configuration key by key, and the differences between jobs.
 //
 // Pure.
 #pragma once
@@ -18,14 +18,14 @@ using KeyValues = std::vector<std::pair<std::string, std::string>>;
 // value.
 KeyValues ConfigurationOf(const v1::JobSpec& spec);
 
-// The layout and what follows from it; empty where there is no plan yet.
+// The layout and the values derived from it; empty if there is no plan yet.
 KeyValues PlanOf(const v1::JobStatus& status);
 
 struct Difference {
   std::string key;
-  std::vector<std::string> values;  // one for each job; empty: it has no such key
+  std::vector<std::string> values;  // one per job; empty: the job has no such key
 };
-// In the order of the first list, what only later ones have at the end.
+// In the order of the first list; keys of later lists only come at the end.
 std::vector<Difference> DifferencesOf(const std::vector<KeyValues>& jobs);
 
 }  // namespace tercio::report

@@ -111,7 +111,7 @@ void AddSeries(plot::Series series, const CurveOptions& options, plot::Panel* pa
   panel->series.push_back(std::move(series));
 }
 
-// Where a step is of a later attempt than the one before.
+// Marks the steps whose attempt is later than that of the step before.
 void AddMarks(const JobData& job, int colour, const std::vector<double>& positions,
               plot::Panel* panel) {
   for (size_t i = 1; i < job.steps.size(); ++i) {
@@ -120,7 +120,7 @@ void AddMarks(const JobData& job, int colour, const std::vector<double>& positio
   }
 }
 
-// Bytes become MiB or whatever fits.
+// Scales bytes to a suitable unit.
 void ScaleBytes(plot::Panel* panel) {
   double most = 0;
   for (const plot::Series& series : panel->series) {
@@ -138,8 +138,8 @@ absl::Status Check(const CurveOptions& options) {
     if (FindMetric(name) != nullptr) continue;
     std::vector<std::string> names;
     for (const Metric& metric : Metrics()) names.push_back(metric.name);
-    return absl::InvalidArgumentError(
-        absl::StrCat("--metric ", name, ": not known; there are ", absl::StrJoin(names, ", ")));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--metric ", name, ": unknown metric; use one of ", absl::StrJoin(names, ", ")));
   }
   if (options.x != "step" && options.x != "tokens" && options.x != "time") {
     return absl::InvalidArgumentError(
@@ -148,7 +148,7 @@ absl::Status Check(const CurveOptions& options) {
   return absl::OkStatus();
 }
 
-// Steps whose loss cannot be drawn.
+// The number of steps whose loss cannot be drawn.
 int64_t LossGaps(const std::vector<JobData>& jobs, const CurveOptions& options) {
   if (std::find(options.metrics.begin(), options.metrics.end(), "loss") == options.metrics.end())
     return 0;
@@ -170,7 +170,7 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
   figure.panel_height = options.panel_height;
   figure.marks_name = "restart";
   figure.whole_x = options.x != "time";
-  figure.x_title = options.x == "time" ? "seconds of steps" : options.x;
+  figure.x_title = options.x == "time" ? "seconds of training steps" : options.x;
   figure.label = absl::StrCat(absl::StrJoin(options.metrics, ", "), " by ", options.x);
   const bool with_validation = std::find(options.metrics.begin(), options.metrics.end(),
                                          "validation_loss") == options.metrics.end();
@@ -201,8 +201,8 @@ absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
   if (options.smooth > 1)
     figure.note = absl::StrCat("Bold: means over ", options.smooth, " steps. Faint: each step.");
   if (const int64_t gaps = LossGaps(jobs, options); gaps > 0) {
-    absl::StrAppend(&figure.note, figure.note.empty() ? "" : " ", "Not finite: the loss of ", gaps,
-                    gaps == 1 ? " step." : " steps.");
+    absl::StrAppend(&figure.note, figure.note.empty() ? "" : " ", "The loss of ", gaps,
+                    gaps == 1 ? " step" : " steps", " is not finite.");
   }
   return figure;
 }
@@ -212,13 +212,13 @@ plot::Figure StepTimes(const std::vector<JobData>& jobs) {
   for (const JobData& job : jobs) {
     const auto seconds = NumbersOf(job).step_seconds;
     if (!seconds.has_value()) continue;
-    // Beyond the slowest hundredth there are few, which would press all others together.
+    // Few steps are beyond the slowest hundredth, and they would squeeze all others together.
     range.Add(seconds->least, false);
     range.Add(std::max(seconds->p99, 1.1 * seconds->median), false);
   }
   plot::Figure figure;
   const plot::Unit unit = plot::SecondsUnit(range.high);
-  figure.label = "How long steps take";
+  figure.label = "Durations of steps";
   figure.x_title = absl::StrCat("duration of a step, ", unit.name);
   figure.panel_height = 130;
   plot::Panel panel{"Durations of steps", "share of the steps in each bin", {}, {}, false, true};
@@ -251,7 +251,7 @@ plot::Figure LossDifferences(const std::vector<JobData>& jobs) {
   figure.whole_x = true;
   figure.panel_height = 130;
   plot::Panel panel{"Difference of the loss",
-                    absl::StrCat("|loss - loss of ", jobs.front().label, "|; equal: a gap"),
+                    absl::StrCat("|loss - loss of ", jobs.front().label, "|; a gap where equal"),
                     {},
                     {},
                     true,

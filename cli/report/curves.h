@@ -17,7 +17,7 @@ struct CurveOptions {
   // grad_norm, learning_rate.
   std::vector<std::string> metrics = {"loss", "throughput"};
   std::string x = "step";  // "step" | "tokens" | "time" (seconds of steps, added up)
-  int smooth = 1;  // means over so many steps; the curves themselves stay behind them, faint
+  int smooth = 1;  // moving average over this many steps; the raw curves stay behind it, faint
   bool logarithmic = false;
   double width = 720;
   double panel_height = 190;
@@ -27,10 +27,10 @@ struct CurveOptions {
 absl::StatusOr<plot::Figure> CurvesOf(const std::vector<JobData>& jobs,
                                       const CurveOptions& options);
 
-// How the steps of each job are spread over durations: a line around the bars of a histogram.
+// The distribution of step durations of each job, as the outline of a histogram.
 plot::Figure StepTimes(const std::vector<JobData>& jobs);
 
-// |difference| of the losses of each job to those of the first.
+// |difference| between the losses of each job and those of the first.
 plot::Figure LossDifferences(const std::vector<JobData>& jobs);
 
 }  // namespace tercio::report

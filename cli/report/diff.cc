@@ -46,13 +46,13 @@ std::vector<Result> ResultsOf(const Numbers& a, const Numbers& b) {
           {"mfu", "MFU", a.mfu, b.mfu, PercentText},
           {"wait_share", "waiting for other ranks", a.wait_share, b.wait_share, PercentText},
           {"cores_used", "processor cores", a.cores_used, b.cores_used, plot::ShortText},
-          {"peak_bytes_most", "peak memory of a rank", Value(a.peak_bytes_most),
+          {"peak_bytes_most", "peak memory per rank", Value(a.peak_bytes_most),
            Value(b.peak_bytes_most), BytesText},
-          {"peak_bytes_total", "peak memory together", Value(a.peak_bytes_total),
+          {"peak_bytes_total", "peak memory, all ranks", Value(a.peak_bytes_total),
            Value(b.peak_bytes_total), BytesText},
           {"goodput", "goodput", a.goodput, b.goodput, PercentText},
           {"restarts", "restarts", of(a.restarts), of(b.restarts), Whole},
-          {"lost_steps", "steps done again", of(a.lost_steps), of(b.lost_steps), Whole}};
+          {"lost_steps", "steps repeated", of(a.lost_steps), of(b.lost_steps), Whole}};
 }
 
 // Predictions are part of the plan.
@@ -106,7 +106,7 @@ void AddRows(const std::vector<Result>& results, bool only_known,
   for (const Result& result : results) {
     if (only_known && !result.a.has_value() && !result.b.has_value()) continue;
     const bool both = result.a.has_value() && result.b.has_value();
-    const bool share = result.text == PercentText;  // says enough by itself
+    const bool share = result.text == PercentText;  // needs no ratio
     rows->push_back({absl::StrCat("  ", result.name), OrNotKnown(result.a, result.text),
                      OrNotKnown(result.b, result.text),
                      both && !share ? RatioText(*result.b, *result.a) : ""});
@@ -150,21 +150,21 @@ std::vector<std::vector<std::string>> DiffRows(const JobData& a, const JobData& 
   const LossComparison compared = CompareLosses(a, b);
   rows.push_back({"LOSSES"});
   rows.push_back({"  steps in common", CountText(compared.steps)});
-  rows.push_back({"  with the same bits", CountText(compared.equal_steps)});
+  rows.push_back({"  bit-identical", CountText(compared.equal_steps)});
   if (compared.largest_at > 0) {
     rows.push_back(
         {"  largest difference", absl::StrCat(plot::ShortText(compared.largest_difference),
                                               " at step ", compared.largest_at)});
   }
   if (compared.not_finite_steps > 0) {
-    rows.push_back({"  where one is not finite", CountText(compared.not_finite_steps)});
+    rows.push_back({"  one of the two not finite", CountText(compared.not_finite_steps)});
   }
   const auto reached = [](const std::optional<LossComparison::Reached>& at) {
     return at.has_value() ? absl::StrCat("at step ", at->step, ", after ", SecondsText(at->seconds))
                           : "never";
   };
   if (compared.base_reaches.has_value()) {
-    rows.push_back({absl::StrCat("  reaches the last loss of ", a.label),
+    rows.push_back({absl::StrCat("  reaches the final loss of ", a.label),
                     reached(compared.base_reaches), reached(compared.other_reaches),
                     compared.other_reaches.has_value()
                         ? RatioText(compared.other_reaches->seconds, compared.base_reaches->seconds)

@@ -1,4 +1,4 @@
-// Two jobs beside each other: configuration, plan, results.
+// Comparison of two jobs: configuration, plan, results.
 //
 // Pure.
 #pragma once

@@ -103,7 +103,7 @@ void Page::Details(const std::string& summary, const std::string& preformatted, 
 }
 
 void Page::Data(const std::string& id, const std::string& json) {
-  // What could end the element, or begin another, is written as JSON's \u00XX.
+  // Characters that could end the element, or begin another, are written as JSON's \u00XX.
   absl::StrAppend(&body_, "<script type=\"application/json\" id=\"", id, "\">",
                   absl::StrReplaceAll(json, {{"<", "\\u003c"}, {">", "\\u003e"}, {"&", "\\u0026"}}),
                   "</script>\n");

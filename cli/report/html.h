@@ -1,4 +1,4 @@
-// A page of HTML that needs nothing but itself: no script runs, nothing is fetched, it prints.
+// A self-contained HTML page: it runs no scripts, loads nothing, and can be printed.
 //
 // Pure. All text is escaped here; Raw and figures are the caller's word.
 #pragma once
@@ -10,8 +10,8 @@ namespace tercio::report {
 
 struct Cell {
   std::string text;
-  bool number = false;  // to the right
-  std::string note;     // quieter, behind the text
+  bool number = false;  // right-aligned
+  std::string note;     // muted, after the text
 };
 
 class Page {
@@ -22,11 +22,11 @@ class Page {
   void Paragraph(const std::string& text, const std::string& classes = "");
   // The first row is the head. `classes`: "keys" gives the first column the look of a head.
   void Table(const std::vector<std::vector<Cell>>& rows, const std::string& classes = "");
-  // Figures (SVG) beside each other where the page is wide enough.
+  // Figures (SVG), side by side if the page is wide enough.
   void Figures(const std::vector<std::string>& svgs);
-  // Hidden until somebody asks, if it is not `open`.
+  // Collapsed unless `open`.
   void Details(const std::string& summary, const std::string& preformatted, bool open = false);
-  // `json` for programs: <script type="application/json" id="ID">.
+  // Embeds `json` for programs: <script type="application/json" id="ID">.
   void Data(const std::string& id, const std::string& json);
 
   std::string Finish() const;

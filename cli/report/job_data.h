@@ -1,5 +1,5 @@
-// What plots, comparisons and reports know of a job: as the coordinator tells it, or as far as a
-// file holds it.
+// The data of a job for plots, comparisons and reports: from the coordinator, or as much as a file
+// contains.
 #pragma once
 
 #include <string>
@@ -11,10 +11,10 @@
 namespace tercio::report {
 
 struct JobData {
-  std::string label;       // what it is called beside others; unique among them (LabelJobs)
-  bool from_file = false;  // only `steps` are known
-  v1::JobStatus status;    // with ranks
-  std::vector<v1::StepRecord> steps;       // those that count, ascending
+  std::string label;                       // its name among other jobs; unique (LabelJobs)
+  bool from_file = false;                  // only `steps` are known
+  v1::JobStatus status;                    // with ranks
+  std::vector<v1::StepRecord> steps;       // without repeated ones, ascending
   std::vector<v1::StepRecord> lost_steps;  // of attempts that broke, by attempt
   std::vector<v1::JobEvent> events;
   std::vector<v1::CheckpointInfo> checkpoints;
@@ -23,8 +23,8 @@ struct JobData {
   std::string commit;
 };
 
-// Names (long ones shortened) where they differ, else name and id; of a file its name. The same
-// source twice gets a number.
+// Labels jobs by their names (long ones shortened) if these differ, else by name and id, and files
+// by file name. Repeated labels get a number.
 void LabelJobs(std::vector<JobData>* jobs);
 
 }  // namespace tercio::report

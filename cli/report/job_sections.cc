@@ -1,4 +1,5 @@
-// What a job as a whole has gone through: curves, goodput, faults, checkpoints; and what it is.
+// Sections about the job as a whole: curves, goodput, faults, checkpoints, environment,
+// configuration.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -18,7 +19,7 @@ namespace {
 constexpr double kFigureWidth = 620;
 constexpr size_t kMostRows = 50;  // of a table
 
-// Curves of more steps than this many are noise, so that means stand before them.
+// Curves of more steps than this are noise, so they are smoothed.
 constexpr size_t kManySteps = 400;
 
 int SmoothingOf(const std::vector<JobData>& jobs) {
@@ -58,8 +59,8 @@ bool HasValues(const plot::Figure& figure) {
   return false;
 }
 
-// Seconds since 1970; 0: not known. The list of checkpoints is that of the disk, which has no
-// times: events have.
+// Seconds since 1970; 0: not known. The list of checkpoints comes from the disk, which has no
+// times; they are in the events.
 double CommittedAt(const JobData& job, const v1::CheckpointInfo& checkpoint) {
   if (checkpoint.has_committed_at()) return SecondsOf(checkpoint.committed_at());
   const std::string begin = absl::StrCat("step ", checkpoint.step(), ",");
@@ -91,7 +92,7 @@ void AddCurves(const Subjects& subjects, Page* page) {
   }
   const bool steps =
       std::any_of(jobs.begin(), jobs.end(), [](const JobData& job) { return !job.steps.empty(); });
-  if (!steps) return page->Paragraph("There are no steps yet.", "soft");
+  if (!steps) return page->Paragraph("No steps yet.", "soft");
   std::vector<std::string> figures = {Curves(jobs, {"loss", "grad_norm"}),
                                       Curves(jobs, {"throughput", "learning_rate"})};
   const plot::Figure differences = LossDifferences(jobs);
@@ -115,7 +116,7 @@ void AddGoodput(const Subjects& subjects, Page* page) {
                              {"checkpoint stall", &v1::Goodput::checkpoint_stall},
                              {"lost work", &v1::Goodput::lost_work},
                              {"restarting", &v1::Goodput::restarting},
-                             {"fewer ranks than asked for", &v1::Goodput::degraded},
+                             {"fewer ranks than requested", &v1::Goodput::degraded},
                              {"stopped", &v1::Goodput::stopped}};
   page->Section("Where the time went");
   plot::BarChart chart;
@@ -147,7 +148,7 @@ void AddGoodput(const Subjects& subjects, Page* page) {
     table.push_back(std::move(row));
   }
   if (chart.series.empty()) return page->Paragraph("Not known yet.", "soft");
-  std::vector<Cell> whole = {{"together"}};
+  std::vector<Cell> whole = {{"total"}};
   for (const Subject& subject : subjects)
     whole.push_back({SecondsText(subject.job->status.goodput().total()), true});
   table.push_back(std::move(whole));
@@ -163,7 +164,7 @@ void AddFaults(const Subjects& subjects, Page* page) {
                                            {"what"},
                                            {"cause"},
                                            {"node"},
-                                           {"training again after", true},
+                                           {"training resumed after", true},
                                            {"steps lost", true}}};
   size_t count = 0;
   for (const Subject& subject : subjects) {
@@ -187,7 +188,7 @@ void AddFaults(const Subjects& subjects, Page* page) {
     for (const v1::LogLine& line : subject.job->status.last_lines())
       absl::StrAppend(&lines, line.line(), "\n");
     if (lines.empty()) continue;
-    page->Details(absl::StrCat("The last words of rank ", subject.job->status.last_lines(0).rank(),
+    page->Details(absl::StrCat("Last output of rank ", subject.job->status.last_lines(0).rank(),
                                " of ", subject.job->label, ", whose fault ended attempt ",
                                subject.job->status.last_lines(0).attempt()),
                   lines);
@@ -198,7 +199,7 @@ void AddFaults(const Subjects& subjects, Page* page) {
 void AddCheckpoints(const Subjects& subjects, Page* page) {
   page->Section("Checkpoints");
   std::vector<std::vector<Cell>> table = {
-      {{"job"}, {"step", true}, {"attempt", true}, {"size", true}, {"complete at"}, {"path"}}};
+      {{"job"}, {"step", true}, {"attempt", true}, {"size", true}, {"completed at"}, {"path"}}};
   size_t failed = 0;
   for (const Subject& subject : subjects) {
     for (const v1::CheckpointInfo& checkpoint : subject.job->checkpoints) {
@@ -214,13 +215,14 @@ void AddCheckpoints(const Subjects& subjects, Page* page) {
   }
   const size_t count = table.size() - 1;
   if (count == 0) {
-    page->Paragraph("None is kept.", "soft");
+    page->Paragraph("No checkpoints are kept.", "soft");
   } else {
     Limit(&table);
     page->Table(table);
   }
   if (count > kMostRows) page->Paragraph(LeftOut(count), "soft");
-  if (failed > 0) page->Paragraph(absl::StrCat(failed, " saves failed; `tercio events` says why."));
+  if (failed > 0)
+    page->Paragraph(absl::StrCat(failed, " saves failed; `tercio events` shows why."));
 }
 
 void AddEnvironment(const Subjects& subjects, Page* page) {
@@ -243,7 +245,7 @@ void AddEnvironment(const Subjects& subjects, Page* page) {
       table.push_back(
           {{subject.job->label},
            {name},
-           {here ? node->second->state() : "not in the cluster now"},
+           {here ? node->second->state() : "not in the cluster"},
            {here ? node->second->version() : kNotKnown},
            {here ? absl::StrCat(node->second->devices()) : kNotKnown, true},
            {here ? node->second->device_kind() : subject.job->status.spec().resources().device()},
@@ -270,7 +272,7 @@ void AddConfiguration(const Subjects& subjects, Page* page) {
       for (auto& [key, value] : PlanOf(subject.job->status))
         jobs.back().emplace_back("plan: " + key, value);
     }
-    std::vector<std::vector<Cell>> table = {{{"where they differ"}}};
+    std::vector<std::vector<Cell>> table = {{{"key"}}};
     for (const Subject& subject : subjects) table[0].push_back({subject.job->label});
     for (const Difference& difference : DifferencesOf(jobs)) {
       std::vector<Cell> row = {{difference.key}};
@@ -278,13 +280,13 @@ void AddConfiguration(const Subjects& subjects, Page* page) {
       table.push_back(std::move(row));
     }
     if (table.size() == 1) {
-      page->Paragraph("They do not differ.", "soft");
+      page->Paragraph("No differences.", "soft");
     } else {
       page->Table(table, "keys");
     }
   }
   for (const Subject& subject : subjects) {
-    page->Details(absl::StrCat("The complete job file of ", subject.job->label),
+    page->Details(absl::StrCat("Complete job file of ", subject.job->label),
                   config::EffectiveYaml(subject.job->status.spec()), subjects.size() == 1);
   }
 }

@@ -11,7 +11,7 @@
 namespace tercio::report {
 namespace {
 
-constexpr int kSmoothing = 21;  // steps, for the question when a loss is reached
+constexpr int kSmoothing = 21;  // steps, for finding when a loss is reached
 
 std::vector<double> StepSecondsOf(const std::vector<v1::StepRecord>& steps) {
   std::vector<double> seconds;
@@ -24,7 +24,7 @@ std::vector<double> StepSecondsOf(const std::vector<v1::StepRecord>& steps) {
   return seconds.empty() ? first : seconds;
 }
 
-// Tokens of one step, by the cumulative counts.
+// Tokens of one step, from the cumulative counts.
 double TokensPerStep(const std::vector<v1::StepRecord>& steps) {
   if (steps.empty()) return 0;
   const v1::StepRecord& first = steps.front();
@@ -231,7 +231,7 @@ LossComparison CompareLosses(const JobData& base, const JobData& other) {
 }
 
 std::vector<Fault> FaultsOf(const JobData& job) {
-  int last_attempt = 0;  // that has made a step
+  int last_attempt = 0;  // the last one that completed a step
   for (const v1::StepRecord& step : job.steps)
     last_attempt = std::max(last_attempt, step.attempt());
   std::map<int, int64_t> lost;

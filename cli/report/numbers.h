@@ -1,6 +1,6 @@
-// A job in numbers, and two jobs beside each other.
+// The numbers of a job, and the comparison of two jobs.
 //
-// Pure. What is not known is absent, never 0.
+// Pure. Unknown values are absent, never 0.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct Distribution {
   double greatest = 0;
   double mean = 0;
 };
-// Absent where there are no finite values.
+// nullopt if there are no finite values.
 std::optional<Distribution> DistributionOf(std::vector<double> values);
 
 struct Numbers {
@@ -35,7 +35,7 @@ struct Numbers {
   std::optional<double> least_loss;
   std::optional<double> validation_loss;  // the last
   std::optional<double> perplexity;       // of that: exp(validation_loss)
-  // Seconds of an optimizer step; the first of each attempt, which warms up, is left out where
+  // Seconds of an optimizer step; the first step of each attempt, which warms up, is left out if
   // there are others.
   std::optional<Distribution> step_seconds;
   std::optional<double> micro_batch_seconds;  // median step / micro-batches of a rank
@@ -48,12 +48,12 @@ struct Numbers {
       wait_per_compute;  // waiting / (forward + backward): beside the predicted bubble
   std::optional<int64_t> planned_bytes_most;  // of a rank's arena
   std::optional<int64_t> used_bytes_most;     // of a rank's arena, measured
-  std::optional<int64_t> peak_bytes_most;     // of a rank, memory beside the arena included
-  std::optional<int64_t> outside_bytes_most;  // beside the arena of a rank: its peak - used
+  std::optional<int64_t> peak_bytes_most;     // of a rank, including memory outside the arena
+  std::optional<int64_t> outside_bytes_most;  // outside the arena of a rank: its peak - used
   std::optional<int64_t> peak_bytes_total;    // of all ranks
   std::optional<int64_t> resident_bytes_most;
   std::optional<int64_t> resident_bytes_total;
-  std::optional<double> goodput;        // productive share of all time, without that it was stopped
+  std::optional<double> goodput;        // productive share of the time in which it was not stopped
   std::optional<double> total_seconds;  // since submission
   int restarts = 0;
   int64_t lost_steps = 0;
@@ -64,13 +64,13 @@ Json NumbersToJson(const Numbers& numbers);
 
 // Two curves of losses, step by step.
 struct LossComparison {
-  int64_t steps = 0;             // that both have
-  int64_t equal_steps = 0;       // with the same bits
-  int64_t not_finite_steps = 0;  // at which one of both is not finite: no difference
+  int64_t steps = 0;             // steps that both have
+  int64_t equal_steps = 0;       // steps with bit-identical losses
+  int64_t not_finite_steps = 0;  // steps at which one loss is not finite: no difference
   double largest_difference = 0;
-  int64_t largest_at = 0;  // step of that
-  // When each first has, smoothed, the last smoothed loss of `base`: step, and seconds of steps
-  // until then; absent: never.
+  int64_t largest_at = 0;  // step of the largest difference
+  // When each job's smoothed loss first reaches the last smoothed loss of `base`: the step, and
+  // seconds of steps until then; absent: never.
   struct Reached {
     int64_t step = 0;
     double seconds = 0;
@@ -80,14 +80,14 @@ struct LossComparison {
 };
 LossComparison CompareLosses(const JobData& base, const JobData& other);
 
-// What broke, as the events tell it.
+// A fault, from the events.
 struct Fault {
   int attempt = 0;
   double at = 0;  // seconds since 1970
   std::string kind;
   std::string cause;
   std::string node;
-  std::optional<double> training_again_seconds;  // until all ranks of a later attempt trained
+  std::optional<double> training_again_seconds;  // until all ranks of a later attempt were training
   std::optional<int64_t> steps_lost;
 };
 std::vector<Fault> FaultsOf(const JobData& job);

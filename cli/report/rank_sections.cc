@@ -1,4 +1,4 @@
-// What ranks do and hold: plan against measured, time by phase, memory.
+// Sections about ranks: planned and measured figures, time by phase, memory.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -13,7 +13,7 @@
 namespace tercio::report {
 namespace {
 
-constexpr int kMostBars = 24;  // ranks with a bar of their own; more are put together by stage
+constexpr int kMostBars = 24;  // ranks with a bar of their own; more are grouped by stage
 constexpr double kFigureWidth = 620;
 
 struct Phase {
@@ -87,7 +87,7 @@ std::string PhasesChart(const Subject& subject) {
   return plot::Draw(chart, false);
 }
 
-// value(figures) of each rank: a row for each stage, a column for each place in it.
+// A map of value(figures) of each rank: a row for each stage, a column for each position in it.
 template <typename Value>
 std::string RankMap(const Subject& subject, const std::string& title, const std::string& unit,
                     const Value& value) {
@@ -124,8 +124,8 @@ std::string MemoryChart(const Subject& subject) {
     int64_t (v1::RankFigures::*bytes)() const;
   };
   constexpr Kind kKinds[] = {{"planned", &v1::RankFigures::planned_bytes},
-                             {"used of that", &v1::RankFigures::used_bytes},
-                             {"peak, with what is beside it", &v1::RankFigures::peak_bytes},
+                             {"used", &v1::RankFigures::used_bytes},
+                             {"peak, including memory outside it", &v1::RankFigures::peak_bytes},
                              {"resident (whole process)", &v1::RankFigures::resident_bytes}};
   double most = 0;
   int colour = 0;
@@ -149,7 +149,7 @@ std::string MemoryChart(const Subject& subject) {
     for (double& value : series.values) value /= unit.divisor;
   }
   for (const auto& [name, ranks] : groups) {
-    chart.categories.push_back(ranks.size() > 1 ? absl::StrCat(name, ", the most") : name);
+    chart.categories.push_back(ranks.size() > 1 ? absl::StrCat(name, ", maximum") : name);
   }
   return plot::Draw(chart, false);
 }
@@ -178,11 +178,8 @@ std::optional<double> AsDouble(const std::optional<int64_t>& value) {
 }  // namespace
 
 void AddPlanned(const Subjects& subjects, Page* page) {
-  std::vector<std::vector<Cell>> table = {{{"job"},
-                                           {"quantity"},
-                                           {"planned", true},
-                                           {"measured", true},
-                                           {"measured by planned", true}}};
+  std::vector<std::vector<Cell>> table = {
+      {{"job"}, {"quantity"}, {"planned", true}, {"measured", true}, {"measured / planned", true}}};
   for (const Subject& subject : subjects) {
     const v1::Plan& plan = subject.job->status.plan();
     if (!subject.job->status.has_plan()) continue;
@@ -198,20 +195,20 @@ void AddPlanned(const Subjects& subjects, Page* page) {
     AddPlanRow("", "tokens per second", predicted(told.tokens_per_second()),
                numbers.tokens_per_second, plot::ShortText, &table);
     AddPlanRow("", "MFU", predicted(told.mfu()), numbers.mfu, PercentText, &table);
-    AddPlanRow("", "bubble; measured: all waiting by computing",
+    AddPlanRow("", "bubble; measured: waiting / computing",
                plan.has_predicted() ? std::optional<double>(told.bubble_ratio()) : std::nullopt,
                numbers.wait_per_compute, PercentText, &table);
     int64_t planned = 0;
     for (const v1::StagePlan& stage : plan.stages())
       planned = std::max(planned, stage.memory().total_bytes());
-    AddPlanRow("", "arena of a rank, the most; measured: in use",
+    AddPlanRow("", "arena per rank, maximum; measured: in use",
                planned > 0 ? std::optional<double>(planned) : std::nullopt,
                AsDouble(numbers.used_bytes_most), BytesText, &table);
-    AddPlanRow("", "memory beside the arena of a rank, the most", std::nullopt,
+    AddPlanRow("", "memory outside the arena per rank, maximum", std::nullopt,
                AsDouble(numbers.outside_bytes_most), BytesText, &table);
   }
-  page->Section("Plan against measured");
-  if (table.size() == 1) return page->Paragraph("There is no plan yet.", "soft");
+  page->Section("Planned and measured");
+  if (table.size() == 1) return page->Paragraph("No plan yet.", "soft");
   page->Table(table);
 }
 
@@ -228,11 +225,12 @@ void AddPhases(const Subjects& subjects, Page* page) {
           return whole > 0 ? 100 * rank.phases().wait() / whole : std::nan("");
         }));
   }
-  if (figures.empty()) return page->Paragraph("Not known: no rank has told.", "soft");
+  if (figures.empty()) return page->Paragraph("Not known: no rank has reported.", "soft");
   page->Figures(figures);
   page->Paragraph(
-      "Of the present or last attempt. Waiting is for other ranks: messages, sums, and the slowest "
-      "of them.",
+      "Figures of the current or last attempt. Waiting means waiting for other ranks: for "
+      "messages, "
+      "for sums, and for the slowest of them.",
       "soft");
 }
 
@@ -247,7 +245,7 @@ void AddMemory(const Subjects& subjects, Page* page) {
       return static_cast<double>(rank.peak_bytes()) / (1 << 20);
     }));
   }
-  if (figures.empty()) return page->Paragraph("Not known: no rank has told.", "soft");
+  if (figures.empty()) return page->Paragraph("Not known: no rank has reported.", "soft");
   page->Figures(figures);
 }
 

@@ -39,7 +39,7 @@ Json ComparisonToJson(const JobData& base, const JobData& other) {
       compared.steps > 0 ? Json(compared.largest_difference) : Json(nullptr);
   json["largest_loss_difference_at"] =
       compared.largest_at > 0 ? Json(compared.largest_at) : Json(nullptr);
-  // When each job first reaches the last smoothed loss of the base.
+  // The point at which each job first reaches the last smoothed loss of the base.
   const auto reached = [](const std::optional<LossComparison::Reached>& at) -> Json {
     if (!at.has_value()) return nullptr;
     return {{"step", at->step}, {"seconds", at->seconds}};
@@ -75,7 +75,7 @@ std::string ReportPage(const std::vector<JobData>& jobs, const std::string& made
     labels.push_back(job.label);
   }
   Page page(absl::StrCat("Training report: ", absl::StrJoin(labels, ", ")));
-  page.Paragraph(absl::StrCat("Made ", TimeText(made_at), " by tercio ", made_by, "."), "soft");
+  page.Paragraph(absl::StrCat("Created ", TimeText(made_at), " by tercio ", made_by, "."), "soft");
   for (const Subject& subject : subjects) page.Paragraph(SummaryOf(subject), "lead");
   for (size_t i = 1; i < subjects.size(); ++i) {
     page.Paragraph(ComparisonOf(subjects.front(), subjects[i]), "lead");

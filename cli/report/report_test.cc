@@ -148,8 +148,8 @@ TEST(CompareLosses, WhatIsNotFiniteHasNoDifference) {
   EXPECT_EQ(compared.not_finite_steps, 2);
   EXPECT_EQ(compared.largest_difference, 0);
   EXPECT_EQ(ReportData({a, b})["comparisons"][0]["steps_not_finite"], 2);
-  EXPECT_THAT(PageOf({a, b}), HasSubstr("; at 2 of these one is not finite."));
-  EXPECT_THAT(PageOf({a, b}), HasSubstr(">Not finite: the loss of 2 steps.</text>"));
+  EXPECT_THAT(PageOf({a, b}), HasSubstr("; at 2 of these, one loss is not finite."));
+  EXPECT_THAT(PageOf({a, b}), HasSubstr(">The loss of 2 steps is not finite.</text>"));
 }
 
 TEST(CompareLosses, WhenALossIsReached) {
@@ -193,8 +193,7 @@ TEST(Faults, OfOneThatNobodyMended) {
   ASSERT_EQ(faults.size(), 1u);
   EXPECT_FALSE(faults[0].training_again_seconds.has_value());
   EXPECT_FALSE(faults[0].steps_lost.has_value());
-  EXPECT_THAT(PageOf({job}),
-              HasSubstr("The last words of rank 3 of a, whose fault ended attempt 1"));
+  EXPECT_THAT(PageOf({job}), HasSubstr("Last output of rank 3 of a, whose fault ended attempt 1"));
   EXPECT_THAT(PageOf({job}), HasSubstr("cannot &lt;allocate&gt;"));
 }
 
@@ -206,8 +205,8 @@ TEST(Report, AJobWithoutAStep) {
   *job.status.mutable_spec() = Spec();
   job.label = "job-1";
   const std::string page = PageOf({job});
-  EXPECT_THAT(page, HasSubstr("is queued: waits for 8 devices; it has made no step"));
-  EXPECT_THAT(page, HasSubstr("There are no steps yet."));
+  EXPECT_THAT(page, HasSubstr("is queued: waits for 8 devices; it has not completed a step"));
+  EXPECT_THAT(page, HasSubstr("No steps yet."));
   EXPECT_THAT(page, Not(HasSubstr(">nan")));
   EXPECT_THAT(page, Not(HasSubstr("\"nan")));
 }
@@ -228,7 +227,7 @@ TEST(Report, NothingIsSaidTwice) {
   EXPECT_THAT(PageOf({job}), HasSubstr(">a (job-a) was cancelled at step 10 of 10 on 1 rank ("));
   EXPECT_THAT(PageOf({job}), HasSubstr("). Loss 0.5"));
   job.steps.clear();
-  EXPECT_THAT(PageOf({job}), HasSubstr(">a (job-a) was cancelled; it has made no step."));
+  EXPECT_THAT(PageOf({job}), HasSubstr(">a (job-a) was cancelled; it has not completed a step."));
 }
 
 TEST(Report, ManyStepsAreSmoothed) {
@@ -250,14 +249,14 @@ TEST(Report, SeveralJobsAreComparedWithTheFirst) {
   const std::string page = PageOf({Job("a", 100, 1), b});
   EXPECT_THAT(page,
               HasSubstr("b trains 2.00× as fast as a on 4 ranks instead of 1: 50.0 % efficiency"));
-  EXPECT_THAT(page, HasSubstr("the same bits in all 100 steps"));
-  EXPECT_THAT(page, HasSubstr("where they differ"));
+  EXPECT_THAT(page, HasSubstr("bit-identical in all 100 steps"));
+  EXPECT_THAT(page, HasSubstr("scope=\"col\">key</th>"));
   const Json data = ReportData({Job("a", 100, 1), b});
   EXPECT_DOUBLE_EQ(data["comparisons"][0]["speed_up"], 2);
   EXPECT_DOUBLE_EQ(data["comparisons"][0]["efficiency"], 0.5);
 }
 
-// Nobody who names a job, a node or a fault can put anything into the page.
+// The name of a job, a node or a fault cannot inject anything into the page.
 TEST(Report, HostileNames) {
   const std::string bad = "</script><script>alert(1)</script>\"'&\x01\xff<!--";
   JobData job = Job("a", 10, 1);
@@ -340,7 +339,7 @@ TEST(Curves, UnknownOnesAreNamed) {
   CurveOptions options;
   options.metrics = {"lost"};
   EXPECT_THAT(std::string(CurvesOf({}, options).status().message()),
-              HasSubstr("--metric lost: not known; there are loss"));
+              HasSubstr("--metric lost: unknown metric; use one of loss"));
   options.metrics = {"loss"};
   options.x = "day";
   EXPECT_FALSE(CurvesOf({}, options).ok());
@@ -385,7 +384,7 @@ TEST(Labels, TellJobsApart) {
   EXPECT_EQ(jobs[0].label, "a (job-a)");
   EXPECT_EQ(jobs[1].label, "a (job-2)");
   EXPECT_EQ(jobs[2].label, "b");
-  // Long ones that begin alike.
+  // Long names with the same beginning.
   jobs = {Job("a", 1, 1), Job("b", 1, 1)};
   jobs[0].status.set_name(std::string(200, 'n') + "1");
   jobs[1].status.set_name(std::string(200, 'n') + "2");

@@ -1,5 +1,4 @@
-// The parts of a report. Each adds a section to the page, or nothing where no job has anything of
-// the kind.
+// The parts of a report. Each adds a section to the page.
 //
 // Pure.
 #pragma once
@@ -19,9 +18,9 @@ struct Subject {
 };
 using Subjects = std::vector<Subject>;
 
-// In a sentence or two.
+// A summary in one or two sentences.
 std::string SummaryOf(const Subject& subject);
-// How one compares with the first.
+// A comparison with the first job, in a sentence.
 std::string ComparisonOf(const Subject& base, const Subject& other);
 std::string LayoutText(const v1::JobStatus& status);
 

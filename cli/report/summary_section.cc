@@ -1,4 +1,4 @@
-// What a reader wants first: sentences, and the numbers of each job beside those of the first.
+// The beginning of a report: a summary, and the numbers of each job beside those of the first.
 #include <cmath>
 #include <functional>
 
@@ -13,7 +13,7 @@ namespace {
 
 using plot::ShortText;
 
-// A row: what it is called, and what it says of a job (with a note).
+// A row of the table: its name, and its cell for a job (with a note).
 struct Row {
   std::string name;
   std::function<Cell(const Subject&)> cell;
@@ -74,9 +74,9 @@ std::optional<double> Efficiency(const Subject& base, const Subject& subject) {
 }
 
 std::vector<Row> SpeedRows(const Subject& base, bool several) {
-  std::vector<Row> rows = {{"time of an iteration (step), median",
+  std::vector<Row> rows = {{"time per iteration (step), median",
                             [&base](const Subject& s) { return StepCell(base, s); }},
-                           {"from the fastest tenth to the slowest tenth",
+                           {"10th to 90th percentile",
                             [](const Subject& s) {
                               const auto& seconds = s.numbers.step_seconds;
                               return Number(!seconds.has_value()
@@ -84,7 +84,7 @@ std::vector<Row> SpeedRows(const Subject& base, bool several) {
                                                 : absl::StrCat(SecondsText(seconds->p10), " to ",
                                                                SecondsText(seconds->p90)));
                             }},
-                           {"time of a micro-batch",
+                           {"time per micro-batch",
                             [&base](const Subject& s) {
                               return Compared(base, s, &Numbers::micro_batch_seconds, SecondsText);
                             }},
@@ -92,7 +92,7 @@ std::vector<Row> SpeedRows(const Subject& base, bool several) {
                               return Compared(base, s, &Numbers::tokens_per_second, ShortText);
                             }}};
   if (several) {
-    rows.push_back({"efficiency (speed-up by ranks)", [&base](const Subject& s) {
+    rows.push_back({"efficiency (speed-up per rank)", [&base](const Subject& s) {
                       return Number(OrNotKnown(Efficiency(base, s), PercentText));
                     }});
   }
@@ -101,29 +101,29 @@ std::vector<Row> SpeedRows(const Subject& base, bool several) {
   rows.push_back({"processor cores in use", [&base](const Subject& s) {
                     return Compared(base, s, &Numbers::cores_used, ShortText);
                   }});
-  rows.push_back({"GPU use", [](const Subject& s) {
+  rows.push_back({"GPU utilisation", [](const Subject& s) {
                     return Number(OrNotKnown(s.numbers.device_utilization, PercentText));
                   }});
-  rows.push_back({"share of the time that ranks wait for others", [](const Subject& s) {
+  rows.push_back({"share of time spent waiting for other ranks", [](const Subject& s) {
                     return Number(OrNotKnown(s.numbers.wait_share, PercentText));
                   }});
   return rows;
 }
 
 std::vector<Row> MemoryRows(const Subject& base) {
-  return {{"planned memory of a rank, the most",
+  return {{"planned memory per rank, maximum",
            [&base](const Subject& s) {
              return Compared(base, s, &Numbers::planned_bytes_most, BytesText);
            }},
-          {"peak memory of a rank, the most",
+          {"peak memory per rank, maximum",
            [&base](const Subject& s) {
              return Compared(base, s, &Numbers::peak_bytes_most, BytesText);
            }},
-          {"peak memory of all ranks together",
+          {"peak memory, all ranks",
            [&base](const Subject& s) {
              return Compared(base, s, &Numbers::peak_bytes_total, BytesText);
            }},
-          {"resident memory of all processes", [&base](const Subject& s) {
+          {"resident memory, all processes", [&base](const Subject& s) {
              return Compared(base, s, &Numbers::resident_bytes_total, BytesText);
            }}};
 }
@@ -134,7 +134,7 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.final_loss, LossText)); }},
       {"validation loss",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.validation_loss, LossText)); }},
-      {"perplexity of that",
+      {"validation perplexity",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.perplexity, ShortText)); }}};
   if (!several) return rows;
   rows.push_back({"losses by step", [&base](const Subject& s) {
@@ -142,7 +142,7 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
                     const LossComparison compared = CompareLosses(*base.job, *s.job);
                     if (compared.steps == 0) return Number("no step in common");
                     if (compared.equal_steps == compared.steps) {
-                      return Number(absl::StrCat("the same bits in all ", CountText(compared.steps),
+                      return Number(absl::StrCat("bit-identical in all ", CountText(compared.steps),
                                                  " steps"));
                     }
                     return Number(
@@ -151,7 +151,7 @@ std::vector<Row> QualityRows(const Subject& base, bool several) {
                                                 : "");
                   }});
   rows.push_back(
-      {"time until the first job's last loss", [&base](const Subject& s) {
+      {"time to reach the first job's final loss", [&base](const Subject& s) {
          const LossComparison compared = CompareLosses(*base.job, *s.job);
          if (!compared.other_reaches.has_value()) return Number("never reached");
          const LossComparison::Reached& reached = *compared.other_reaches;
@@ -186,7 +186,7 @@ std::string SummaryOf(const Subject& subject) {
   if (numbers.steps == 0) {
     const bool says_more = !status.error().empty() && status.error() != StateText(status);
     absl::StrAppend(&text, says_more ? absl::StrCat(": ", status.error()) : "",
-                    "; it has made no step");
+                    "; it has not completed a step");
     return text + ".";
   }
   absl::StrAppend(&text, " at step ", CountText(numbers.steps), " of ", CountText(status.steps()));
@@ -205,7 +205,7 @@ std::string SummaryOf(const Subject& subject) {
   }
   if (numbers.goodput.has_value()) {
     absl::StrAppend(&text, ", ", PercentText(*numbers.goodput), " of ",
-                    SecondsText(*numbers.total_seconds), " was training that counts");
+                    SecondsText(*numbers.total_seconds), " was productive training");
   }
   absl::StrAppend(&text, numbers.restarts == 0 ? ", no restarts"
                          : numbers.restarts == 1
@@ -228,17 +228,16 @@ std::string ComparisonOf(const Subject& base, const Subject& other) {
   }
   const LossComparison compared = CompareLosses(*base.job, *other.job);
   if (compared.steps > 0) {
-    absl::StrAppend(
-        &text,
-        compared.equal_steps == compared.steps
-            ? absl::StrCat("; their losses have the same bits in all ", CountText(compared.steps),
-                           " steps")
-            : absl::StrCat("; their losses are at most ", ShortText(compared.largest_difference),
-                           " apart at any of ", CountText(compared.steps), " steps"));
+    absl::StrAppend(&text, compared.equal_steps == compared.steps
+                               ? absl::StrCat("; their losses are bit-identical in all ",
+                                              CountText(compared.steps), " steps")
+                               : absl::StrCat("; their losses differ by at most ",
+                                              ShortText(compared.largest_difference), " in ",
+                                              CountText(compared.steps), " steps"));
   }
   if (compared.not_finite_steps > 0) {
     absl::StrAppend(&text, "; at ", CountText(compared.not_finite_steps),
-                    " of these one is not finite");
+                    " of these, one loss is not finite");
   }
   return text + ".";
 }
@@ -246,7 +245,7 @@ std::string ComparisonOf(const Subject& base, const Subject& other) {
 void AddNumbers(const Subjects& subjects, Page* page) {
   const Subject& base = subjects.front();
   const bool several = subjects.size() > 1;
-  page->Section(several ? "In numbers, beside each other" : "In numbers");
+  page->Section(several ? "In numbers, side by side" : "In numbers");
   if (several) {
     page->Paragraph(absl::StrCat("Grey: as a multiple of ", base.job->label, "."), "soft");
   }
@@ -271,11 +270,10 @@ void AddNumbers(const Subjects& subjects, Page* page) {
   for (const Row& row : MemoryRows(base)) add(row);
   for (const Row& row : QualityRows(base, several)) add(row);
   add({"restarts", [](const Subject& s) { return Number(absl::StrCat(s.numbers.restarts)); }});
-  add({"steps done again",
-       [](const Subject& s) { return Number(CountText(s.numbers.lost_steps)); }});
+  add({"steps repeated", [](const Subject& s) { return Number(CountText(s.numbers.lost_steps)); }});
   add({"time since submission",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.total_seconds, SecondsText)); }});
-  add({"of that, training that counts",
+  add({"of that, productive training",
        [](const Subject& s) { return Number(OrNotKnown(s.numbers.goodput, PercentText)); }});
   page->Table(table, "keys");
 }

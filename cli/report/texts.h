@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers for people.
 //
 // Pure.
 #pragma once
@@ -15,7 +15,7 @@ std::string SecondsText(double seconds);           // "12.3 ms", "4.1 s", "2 h 5
 std::string BytesText(double bytes);               // "12.4 MiB"
 std::string PercentText(double share);             // "12.4 %"
 std::string CountText(int64_t count);              // "1,234,567"
-std::string RatioText(double value, double base);  // "1.52x"; empty where there is none
+std::string RatioText(double value, double base);  // "1.52x"; empty if there is none
 std::string TimeText(double seconds_since_1970);   // "2026-11-22 05:13:47 UTC"
 
 // `text(*value)`, or "not known".

@@ -44,11 +44,11 @@ absl::StatusOr<std::vector<std::string>> WithConfigFile(int argc, char** argv) {
         if (!names.insert(name).second) {
           return absl::InvalidArgumentError(place + "the key is given twice; keep one");
         }
-        if (entry.second.IsNull()) continue;  // as if it were not there
+        if (entry.second.IsNull()) continue;  // treated as absent
         if (entry.second.IsMap()) {
           return absl::InvalidArgumentError(place + "expected a value, or a list of values");
         }
-        // A list is a flag given several times.
+        // A list is a flag that is given several times.
         const YAML::Node& value = entry.second;
         for (size_t i = 0; i < (value.IsSequence() ? value.size() : 1); ++i) {
           const YAML::Node& each = value.IsSequence() ? value[i] : value;
@@ -77,15 +77,15 @@ void Block(const std::vector<int>& signals) {
 void HoldStandardStreams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(stream, F_GETFD) >= 0) continue;
-    // The lowest free number; the wrong way round, so that who uses it gets the error that a closed
-    // one gives.
+    // Gets the lowest free number. Opened in the wrong direction, so that its users get the error
+    // of a closed stream.
     open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
   }
 }
 
 void BlockStopSignals() {
   Block({SIGINT, SIGTERM});
-  // A client that has gone must not end the process.
+  // A client that disconnects must not end the process.
   std::signal(SIGPIPE, SIG_IGN);
 }
 
@@ -102,7 +102,7 @@ std::vector<int> BlockDaemonSignals(const std::vector<int>& more, const std::vec
 
 void KeepFreedMemory() {
   constexpr int kMiB = 1 << 20;
-  // Larger ones are tensors and copies of snapshots: few, and better returned at once.
+  // Larger blocks are tensors and copies of snapshots: few, and better returned immediately.
   mallopt(M_MMAP_THRESHOLD, 16 * kMiB);
   mallopt(M_TRIM_THRESHOLD, 64 * kMiB);
 }

@@ -18,12 +18,12 @@ namespace {
 
 void AddLogOptions(CLI::App& app, std::string* format, std::string* level) {
   app.add_option("--log-format", *format,
-                 "of lines on stderr; auto: text on a terminal, else logfmt")
+                 "format of log lines on stderr; auto: text on a terminal, else logfmt")
       ->envname("TERCIO_LOG_FORMAT")
       ->check(CLI::IsMember({"auto", "text", "logfmt", "json"}))
       ->capture_default_str()
       ->take_last();
-  app.add_option("--log-level", *level, "lines of this level and above")
+  app.add_option("--log-level", *level, "log only lines of this level and above")
       ->envname("TERCIO_LOG_LEVEL")
       ->check(CLI::IsMember({"info", "warning", "error"}))
       ->capture_default_str()
@@ -65,7 +65,7 @@ int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done) {
   if (format == "json") SetLogFormat(LogFormat::kJson);
   SetLogLevel(*LogLevelNamed(level));
   // The level for child processes. Set only once, before other threads read the environment; flags
-  // are read again when the configuration is.
+  // are parsed again at each reload.
   static const bool told = setenv("TERCIO_LOG_LEVEL", level.c_str(), 1) == 0;
   static_cast<void>(told);
   return kExitOk;
@@ -88,12 +88,12 @@ void LogReload(const DaemonSettings& before, const DaemonSettings& after,
     if (old != before.end() && old->second == value) continue;
     (live.contains(name) ? taken : waiting).push_back("--" + name);
   }
-  if (taken.empty() && waiting.empty()) return LogInfo("configuration read again: no changes");
+  if (taken.empty() && waiting.empty()) return LogInfo("configuration reloaded: no changes");
   if (!taken.empty()) {
-    LogInfo(absl::StrCat("configuration read again; changed: ", absl::StrJoin(taken, ", ")));
+    LogInfo(absl::StrCat("configuration reloaded; changed: ", absl::StrJoin(taken, ", ")));
   }
   if (!waiting.empty()) {
-    LogWarning(absl::StrCat("configuration read again; changed with the next start only: ",
+    LogWarning(absl::StrCat("configuration reloaded; changes that need a restart: ",
                             absl::StrJoin(waiting, ", ")));
   }
 }

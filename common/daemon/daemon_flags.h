@@ -1,5 +1,5 @@
-// The command line of a daemon: flags, and the file that --config names. How lines are logged is
-// among them, and done here.
+// The command line of a daemon: flags, and the file that --config names. Logging options are
+// included, and applied here.
 #pragma once
 
 #include <map>
@@ -10,16 +10,16 @@
 
 namespace tercio {
 
-// Parses into what was bound to `app`. The exit code; *done when there is nothing more to do, after
-// --help or an error, which is then on stderr.
+// Parses into the variables bound to `app`. Returns the exit code; *done if there is nothing more
+// to do, after --help or after an error, which is then on stderr.
 int ParseDaemonFlags(CLI::App& app, int argc, char** argv, bool* done);
 
-// The settings of a parsed `app`, by the names of their flags, as texts: to be compared.
+// The settings of a parsed `app` by flag name, as texts, for comparison.
 using DaemonSettings = std::map<std::string, std::string>;
 DaemonSettings SettingsOf(const CLI::App& app);
 
-// Logs which settings another reading of flags, environment and file has changed: those in `live`
-// count from now on, the others from the next start. Names only: values may be secrets.
+// Logs which settings have changed in a reload of flags, environment and file: those in `live`
+// apply immediately, the others after a restart. Names only: values may be secrets.
 void LogReload(const DaemonSettings& before, const DaemonSettings& after,
                const std::set<std::string>& live);
 

@@ -113,7 +113,7 @@ TEST(DaemonSettings, WhatChangedIsLogged) {
   LogReload(before, before, {"limit"});
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, testing::HasSubstr("changed: --limit\n"));
-  EXPECT_THAT(log, testing::HasSubstr("changed with the next start only: --listen, --token\n"));
+  EXPECT_THAT(log, testing::HasSubstr("changes that need a restart: --listen, --token\n"));
   EXPECT_THAT(log, testing::HasSubstr("no changes"));
   EXPECT_THAT(log, testing::Not(testing::HasSubstr("secret")));
 }

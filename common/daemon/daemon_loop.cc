@@ -11,13 +11,13 @@
 namespace tercio {
 namespace {
 
-// One of the signals, or 0 when none has come within `patience`.
+// One of the signals, or 0 if none has arrived within `patience`.
 int WaitForSignal(const sigset_t& signals, absl::Duration patience) {
   const timespec wait = absl::ToTimespec(patience);
   return std::max(0, sigtimedwait(&signals, nullptr, &wait));
 }
 
-// Whether the work moves, and who is told.
+// Watches the progress of the daemon's work, and reports it to systemd and the health server.
 class Pulse {
  public:
   Pulse(const ServiceManager& manager, const DaemonLoop& loop) : manager_(manager), loop_(loop) {}

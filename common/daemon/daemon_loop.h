@@ -1,6 +1,5 @@
-// What the first thread of a daemon does between its start and its end: waits for signals, reads
-// the configuration again at SIGHUP, and tells systemd and whoever asks for its health that the
-// daemon moves.
+// The loop of a daemon's first thread: waits for signals, reloads the configuration at SIGHUP, and
+// reports to systemd and to health checks that the daemon makes progress.
 //
 // Threads: the functions of a DaemonLoop are called from the thread that runs it.
 #pragma once
@@ -20,24 +19,25 @@ struct DaemonLoop {
   // Incremented on every pass of the loop that does the daemon's work. The systemd watchdog is
   // notified only when it has changed.
   std::function<uint64_t()> rounds;
-  // Whether the daemon does for others what it is there for.
+  // Whether the daemon is ready to serve.
   std::function<bool()> ready;
-  // A line for `systemctl status`; asked only where systemd listens.
+  // A line for `systemctl status`; called only if systemd listens.
   std::function<std::string()> status;
-  // SIGHUP.
+  // Called at SIGHUP.
   std::function<void()> reload;
-  // Told at the first beat, and when one of them has changed. `alive`: the loop has moved within
-  // `stuck_after`.
+  // Called at the first beat, and when one of them has changed. `alive`: the loop has made progress
+  // within `stuck_after`.
   std::function<void(bool alive, bool ready)> health = [](bool, bool) {};
   std::function<void()> each_beat = [] {};
   std::vector<int> stop_signals;  // blocked in all threads, as SIGHUP is
-  // What else is done at a signal, after which the daemon goes on; blocked, too.
+  // Handlers of other signals, after which the daemon continues; these signals are blocked, too.
   std::map<int, std::function<void()>> other_signals;
   absl::Duration beat = absl::Seconds(1);
   absl::Duration stuck_after = absl::Seconds(30);
 };
 
-// Says that the service is ready, and returns the signal that ends it, after saying so.
+// Reports to systemd that the service is ready, runs until a signal ends it, reports that too, and
+// returns the signal.
 int RunDaemonLoop(const ServiceManager& manager, const DaemonLoop& loop);
 
 }  // namespace tercio

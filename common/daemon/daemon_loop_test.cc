@@ -26,7 +26,7 @@ using testing::ElementsAre;
 using testing::Not;
 using testing::StartsWith;
 
-// The other side of the protocol, as systemd has it.
+// The receiving side of the protocol, as in systemd.
 class NotifySocket {
  public:
   // A path, or an abstract name, which begins with '@'.
@@ -49,7 +49,7 @@ class NotifySocket {
     const ssize_t size = recv(descriptor_, text, sizeof(text), 0);
     return std::string(text, size > 0 ? static_cast<size_t>(size) : 0);
   }
-  // What has come, without waiting.
+  // The messages received so far, without waiting.
   std::vector<std::string> All() {
     std::vector<std::string> messages;
     char text[4096];
@@ -167,7 +167,7 @@ TEST_F(DaemonLoopTest, ALoopThatStandsStillFeedsNoWatchdog) {
   loop_.rounds = [&round] { return round < 3 ? ++round : round; };
   loop_.health = [&alive](bool is_alive, bool) {
     alive.push_back(is_alive);
-    // It has been called for long enough to be sure of: end.
+    // It has been called often enough: end.
     if (!is_alive) raise(SIGTERM);
   };
   EXPECT_EQ(RunDaemonLoop(manager, loop_), SIGTERM);

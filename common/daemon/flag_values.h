@@ -1,4 +1,4 @@
-// What flags of all programs may be given.
+// Validators for the values of flags, for all programs.
 #pragma once
 
 #include "CLI/CLI.hpp"

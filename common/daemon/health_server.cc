@@ -12,7 +12,7 @@
 namespace tercio {
 namespace {
 
-// Questions and answers have a few bytes; strangers may ask them.
+// Requests and responses have a few bytes; strangers may send them.
 constexpr int kMostMessageBytes = 4096;
 constexpr int kMostStreams = 16;  // of a connection
 constexpr size_t kMostMemory = size_t{16} << 20;
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<HealthServer>> HealthServer::Listen(const std::st
     return absl::FailedPreconditionError(absl::StrCat("cannot listen on --health-listen ", address,
                                                       "; is it HOST:PORT, and the port free?"));
   }
-  made->Set(false, false);  // until somebody says otherwise
+  made->Set(false, false);  // until Set is called
   made->address_ = absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
   return made;
 }

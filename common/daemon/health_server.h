@@ -1,7 +1,7 @@
-// gRPC's health service (grpc.health.v1.Health) alone, in plain text, on a port of its own: for the
-// probes of Kubernetes, which know neither TLS nor certificates. It says of the services "liveness"
-// and "readiness" and of "" (the same as "readiness") whether they serve. Nothing of Tercio's can
-// be asked or done there (gRPC's library adds reflection, which lists these two services).
+// Only gRPC's health service (grpc.health.v1.Health), in plain text, on a port of its own: for the
+// probes of Kubernetes, which support neither TLS nor certificates. It reports whether the services
+// "liveness", "readiness" and "" (the same as "readiness") serve. Nothing else of Tercio is
+// accessible there (gRPC's library adds reflection, which lists these two services).
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ namespace tercio {
 
 class HealthServer {
  public:
-  // HOST:PORT; port 0 picks one; null where `address` is empty. Nothing serves until Set says so.
-  // FAILED_PRECONDITION when it cannot listen there.
+  // Listens on HOST:PORT; port 0 picks one; null if `address` is empty. Reports that nothing serves
+  // until Set is called. FAILED_PRECONDITION if it cannot listen there.
   static absl::StatusOr<std::unique_ptr<HealthServer>> Listen(const std::string& address);
   ~HealthServer();
   HealthServer(const HealthServer&) = delete;
@@ -33,7 +33,7 @@ class HealthServer {
   std::string address_;
 };
 
-// The same for the health service of a server that has others, too (it was built after
+// The same for the health service of a server that has other services, too (and was built after
 // grpc::EnableDefaultHealthCheckService).
 void SetHealth(grpc::Server& server, bool alive, bool ready);
 

@@ -31,8 +31,8 @@ bool TakesValue(const CLI::Option& option) { return option.get_items_expected_ma
 
 std::string Value(const CLI::Option& option) {
   if (!TakesValue(option)) return "";
-  // CLI11 puts behind a colon what a value is checked by: "TEXT:{json,jsonl}" says something,
-  // "INT:INT in [1 - 10]" the same twice.
+  // After a colon CLI11 has the check of a value: "TEXT:{json,jsonl}" is informative, "INT:INT in
+  // [1 - 10]" repeats itself.
   const std::string type = option.get_type_name();
   const size_t colon = type.find(':');
   const bool members = colon != std::string::npos && type.substr(colon + 1, 1) == "{";
@@ -101,13 +101,13 @@ void AddExitStatus(int section, std::string* page) {
     const char* meaning;
   };
   constexpr Status kOfVerbs[] = {
-      {"0", "Done."},
+      {"0", "Success."},
       {"1", "The job failed."},
-      {"2", "Wrong usage, invalid configuration or data, or something that this version lacks."},
+      {"2", "Wrong usage, invalid configuration or data, or a feature that this version lacks."},
       {"3", "Not found."},
       {"4", "Not authenticated, or forbidden."},
       {"5", "The coordinator cannot be reached."},
-      {"6", "Not in time."},
+      {"6", "Timed out."},
       {"7",
        "A conflict: port in use, directory locked or unwritable, disk full, damaged checkpoint, "
        "wrong state."},
@@ -128,8 +128,9 @@ void AddEnvironment(const CLI::App& app, const ManOptions& options, std::string*
   std::vector<std::pair<std::string, std::string>> variables;
   for (const CLI::Option* option : OptionsOf(app, false)) {
     if (option->get_envname().empty()) continue;
-    variables.emplace_back(option->get_envname(),
-                           absl::StrCat("As ", option->get_name(false, false), ", which wins."));
+    variables.emplace_back(
+        option->get_envname(),
+        absl::StrCat("Same as ", option->get_name(false, false), ", which takes precedence."));
   }
   std::set<std::string> known;
   for (const auto& [name, meaning] : variables) known.insert(name);

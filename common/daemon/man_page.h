@@ -1,7 +1,7 @@
-// Man pages from what a program knows of its command line, the source of --help: troff for man(1),
-// with the macros of man(7).
+// Man pages from the definition of a program's command line, the source of --help: troff for
+// man(1), with the macros of man(7).
 //
-// Pure. Hidden options and verbs (of no group) have no place there.
+// Pure. Hidden options and verbs (without a group) are left out.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ namespace tercio {
 
 struct ManOptions {
   int section = 1;
-  // Environment variables beside those that options read: name, meaning.
+  // Environment variables in addition to those that options read: name, meaning.
   std::vector<std::pair<std::string, std::string>> environment;
   std::vector<std::string> see_also;  // beside its own verbs: "tercio-agent(8)"
 };
@@ -25,7 +25,7 @@ std::string ManName(const CLI::App& app);
 // The page of one program or verb.
 std::string ManPage(const CLI::App& app, const ManOptions& options);
 
-// This one's verbs, and theirs, that are not hidden.
+// The direct subcommands that are not hidden.
 std::vector<const CLI::App*> VerbsOf(const CLI::App& app);
 
 }  // namespace tercio

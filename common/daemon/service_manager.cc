@@ -17,7 +17,7 @@
 namespace tercio {
 namespace {
 
-// For a systemd that does not read.
+// Time for a systemd that does not read.
 constexpr timeval kPatience = {.tv_sec = 2, .tv_usec = 0};
 
 std::string Take(const char* variable) {

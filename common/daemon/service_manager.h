@@ -1,5 +1,5 @@
-// What systemd is told of this process, by the protocol of sd_notify(3): lines NAME=value in one
-// datagram to the socket that NOTIFY_SOCKET names. Where there is none, nobody is told.
+// Notifications to systemd about this process, by the protocol of sd_notify(3): lines NAME=value in
+// one datagram to the socket that NOTIFY_SOCKET names. Without that variable nothing is sent.
 //
 // Threads: all methods of a const object from any thread.
 #pragma once
@@ -14,27 +14,28 @@ namespace tercio {
 
 class ServiceManager {
  public:
-  // Tells nobody.
+  // Sends nothing.
   ServiceManager() = default;
-  // Takes the variables of the protocol out of the environment, so that no child speaks for this
-  // process. Called before threads are started.
+  // Removes the variables of the protocol from the environment, so that no child notifies in the
+  // name of this process. Called before threads are started.
   static ServiceManager FromEnvironment();
 
   bool listens() const { return !socket_.empty(); }
-  // Alive() at least so often: half of what the watchdog waits; infinite when there is none.
+  // The interval at which Alive() must be called at least: half the watchdog's timeout; infinite if
+  // there is no watchdog.
   absl::Duration ping_interval() const { return ping_interval_; }
 
   void Ready() const { Say("READY=1"); }
   void Alive() const { Say("WATCHDOG=1", When::kNowOrNever); }
-  // One line for people.
+  // A line of text for people.
   void Status(const std::string& text) const;
-  // Ready() follows when it is done.
+  // Followed by Ready() when it is done.
   void Reloading() const;
   void Stopping() const { Say("STOPPING=1"); }
 
  private:
-  // Where messages cannot be delivered that is logged, once: systemd acts as if they were never
-  // sent.
+  // Sends a message. A failed delivery is logged, once: systemd acts as if the message had never
+  // been sent.
   enum class When { kSoon, kNowOrNever };
   void Say(const std::string& state, When when = When::kSoon) const;
 

@@ -19,7 +19,7 @@ struct Xid {
 constexpr Xid kXids[] = {
     {8, XidEffect::kProcess, "the GPU stopped processing"},
     {13, XidEffect::kProcess, "graphics engine exception"},
-    {31, XidEffect::kProcess, "access to memory that is not there"},
+    {31, XidEffect::kProcess, "GPU memory page fault"},
     {32, XidEffect::kProcess, "invalid or corrupted push buffer"},
     {43, XidEffect::kProcess, "the GPU stopped processing"},
     {45, XidEffect::kProcess, "work was removed after another error"},
@@ -52,10 +52,10 @@ const Xid* FindXid(int number) {
 
 std::string Reset(const Gpu& gpu) {
   return absl::StrCat("reset it (nvidia-smi --gpu-reset -i ", gpu.index,
-                      ") or restart the node, and start the agent again");
+                      ") or restart the node, then restart the agent");
 }
 
-// Those of CUDA's errors that a program cannot cause by itself (CUDA runtime API, "cudaError").
+// CUDA errors that a program cannot cause by itself (CUDA runtime API, "cudaError").
 constexpr std::string_view kDeviceErrors[] = {
     "cudaErrorInitializationError",
     "cudaErrorDevicesUnavailable",
@@ -103,7 +103,7 @@ std::string DescribeXid(int xid) {
 std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
                                 const GpuCircumstances& circumstances) {
   std::vector<int> xids = circumstances.xids;
-  // The worst first; of two alike the one that came first.
+  // The worst comes first; of two equal ones the earlier.
   std::stable_sort(xids.begin(), xids.end(),
                    [](int a, int b) { return EffectOfXid(a) > EffectOfXid(b); });
   if (!xids.empty() && EffectOfXid(xids.front()) >= XidEffect::kNoNewWork) {
@@ -114,11 +114,11 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
   if (!gpu.error.empty()) return GpuFault{absl::StrCat(gpu.error, "; ", kRestart), true};
   if (sample.lost) return GpuFault{absl::StrCat("the driver has lost it: ", kRestart), true};
   if (sample.reset_required) {
-    return GpuFault{absl::StrCat("the driver wants it reset: ", Reset(gpu)), true};
+    return GpuFault{absl::StrCat("the driver requires a reset: ", Reset(gpu)), true};
   }
   if (!sample.error.empty()) {
-    return GpuFault{absl::StrCat("the driver does not say how it is: ", sample.error,
-                                 "; nvidia-smi and the kernel's log may tell more"),
+    return GpuFault{absl::StrCat("the driver does not report its state: ", sample.error,
+                                 "; check nvidia-smi and the kernel log"),
                     false};
   }
   if (sample.remap_failed.value_or(false)) {
@@ -129,9 +129,10 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
         absl::StrCat("uncorrected ECC errors since the driver was loaded: ", Reset(gpu)), false};
   }
   if (sample.mig.value_or(false)) {
-    return GpuFault{absl::StrCat("it is in MIG mode, which Tercio does not use: nvidia-smi -i ",
-                                 gpu.index, " -mig 0"),
-                    false};
+    return GpuFault{
+        absl::StrCat("it is in MIG mode, which Tercio does not support: run nvidia-smi -i ",
+                     gpu.index, " -mig 0"),
+        false};
   }
   const ComputeMode mode = sample.compute_mode.value_or(ComputeMode::kDefault);
   if (mode == ComputeMode::kProhibited ||
@@ -139,8 +140,8 @@ std::optional<GpuFault> FaultOf(const Gpu& gpu, const GpuSample& sample,
     return GpuFault{
         absl::StrCat("its compute mode is ",
                      mode == ComputeMode::kProhibited ? "prohibited"
-                                                      : "exclusive, and ranks are to share it",
-                     ": nvidia-smi -i ", gpu.index, " -c DEFAULT"),
+                                                      : "exclusive, but ranks have to share it",
+                     ": run nvidia-smi -i ", gpu.index, " -c DEFAULT"),
         false};
   }
   if (!circumstances.in_use) {
@@ -154,10 +155,10 @@ absl::Status CheckDriver(const std::string& driver, int driver_cuda, int runtime
   if (driver_cuda == 0 || runtime == 0 || driver_cuda / 1000 >= runtime / 1000) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the NVIDIA driver ", driver, " runs programs of CUDA ", CudaVersionText(driver_cuda),
-      ", and this one is built with CUDA ", CudaVersionText(runtime),
-      ": install a newer driver, or build with CUDA ", driver_cuda / 1000));
+  return absl::FailedPreconditionError(
+      absl::StrCat("the NVIDIA driver ", driver, " supports CUDA ", CudaVersionText(driver_cuda),
+                   ", but this program is built with CUDA ", CudaVersionText(runtime),
+                   ": install a newer driver, or build with CUDA ", driver_cuda / 1000));
 }
 
 std::string CudaVersionText(int version) {

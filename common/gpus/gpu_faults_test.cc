@@ -35,7 +35,7 @@ TEST_F(GpuFaultsTest, XidsAreJudgedByTheCatalog) {
   for (const int xid : {46, 62, 95, 109, 119, 120, 140, 158}) {
     EXPECT_EQ(EffectOfXid(xid), XidEffect::kEndsAll) << xid;
   }
-  // Whoever meets these hears of it from CUDA; the GPU is to be reset when it is idle.
+  // A process gets these errors from CUDA itself; the GPU is reset when it is idle.
   for (const int xid : {48, 64, 136}) EXPECT_EQ(EffectOfXid(xid), XidEffect::kNoNewWork) << xid;
 }
 
@@ -72,7 +72,7 @@ TEST_F(GpuFaultsTest, ModesThatKeepTrainersOut) {
   sample_.compute_mode = ComputeMode::kExclusive;
   EXPECT_EQ(Text(), "");
   circumstances_.shared = true;
-  EXPECT_THAT(Text(), HasSubstr("ranks are to share it"));
+  EXPECT_THAT(Text(), HasSubstr("ranks have to share it"));
   sample_.mig = true;
   EXPECT_THAT(Text(), HasSubstr("nvidia-smi -i 3 -mig 0"));
 }
@@ -96,7 +96,7 @@ TEST(CheckDriver, ComparesMajorVersions) {
   EXPECT_TRUE(CheckDriver("", 0, 13000).ok());
   const absl::Status status = CheckDriver("535.54", 12020, 13000);
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("driver 535.54 runs programs of CUDA 12.2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("driver 535.54 supports CUDA 12.2"));
 }
 
 TEST(DeviceErrorIn, FindsErrorsOfTheDeviceOnly) {

@@ -17,9 +17,8 @@ namespace {
 absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>* devices) {
   const auto check = [&](int result, const char* what) {
     if (result == nvml::kSuccess) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrCat("the NVIDIA driver does not say ", what, ": ",
-                                               nvml.error_string(result),
-                                               "; nvidia-smi may tell more"));
+    return absl::UnavailableError(absl::StrCat("the NVIDIA driver does not report ", what, ": ",
+                                               nvml.error_string(result), "; check nvidia-smi"));
   };
   Gpus gpus;
   char text[nvml::kTextBytes] = "";
@@ -29,14 +28,14 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
     gpus.cuda_version = 0;
   }
   unsigned int count = 0;
-  TERCIO_RETURN_IF_ERROR(check(nvml.device_count(&count), "how many GPUs there are"));
+  TERCIO_RETURN_IF_ERROR(check(nvml.device_count(&count), "the number of GPUs"));
   for (unsigned int i = 0; i < count; ++i) {
     nvml::Device device = nullptr;
     nvml::Memory memory = {};
     Gpu& gpu = gpus.list.emplace_back();
     gpu.index = static_cast<int>(i);
-    // One that is lost must not hide the others.
-    absl::Status status = check(nvml.device_by_index(i, &device), "anything of the GPU");
+    // A lost GPU must not hide the others.
+    absl::Status status = check(nvml.device_by_index(i, &device), "anything about the GPU");
     if (status.ok()) {
       status = check(nvml.device_name(device, text, nvml::kTextBytes), "the GPU's name");
       if (status.ok()) gpu.model = text;
@@ -46,7 +45,7 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
       if (status.ok()) gpu.uuid = text;
     }
     if (status.ok()) {
-      // One that shares the host's memory has none of its own.
+      // A GPU that shares the host's memory has none of its own.
       const int result = nvml.device_memory(device, &memory);
       if (result != nvml::kNotSupported) status = check(result, "the GPU's memory");
     }
@@ -58,7 +57,7 @@ absl::StatusOr<Gpus> Read(const nvml::Functions& nvml, std::vector<nvml::Device>
   return gpus;
 }
 
-// Reads values of one GPU; the first result that says it is lost is kept.
+// Reads values of one GPU, and keeps the first result that reports it as lost.
 class Reader {
  public:
   Reader(nvml::Device device, GpuSample* sample) : device_(device), sample_(sample) {}
@@ -80,7 +79,7 @@ class Reader {
     unsigned int value = 0;
     if (function != nullptr && Good(function(device_, &value))) *out = value != 0;
   }
-  // The first of two: how it is now, and how it will be.
+  // Reads the first of two values: the current mode, not the pending one.
   void Flag(std::optional<bool>* out, int (*function)(nvml::Device, unsigned int*, unsigned int*)) {
     unsigned int now = 0;
     unsigned int later = 0;
@@ -144,7 +143,7 @@ void SampleErrors(const nvml::Functions& nvml, nvml::Device device, Reader& read
     sample->retirement_pending = pending != 0;
     sample->remap_failed = failed != 0;
   } else {
-    // GPUs before Ampere put pages out of use instead.
+    // GPUs before Ampere retire pages instead.
     reader.Flag(&sample->retirement_pending, nvml.retired_pages_pending);
   }
 }
@@ -187,7 +186,7 @@ void SampleProcesses(const nvml::Functions& nvml, nvml::Device device, Reader& r
   std::vector<nvml::ProcessInfo> infos(count);
   int result = nvml.processes(device, &count, infos.data());
   if (result == nvml::kInsufficientSize) {
-    count *= 2;  // more may have come meanwhile
+    count *= 2;  // more may have started meanwhile
     infos.resize(count);
     result = nvml.processes(device, &count, infos.data());
   }
@@ -225,7 +224,7 @@ class NvmlSession : public GpuSession {
         continue;
       }
       SampleLoad(nvml_, devices_[i], reader, &sample);
-      if (sample.lost || !sample.error.empty()) continue;  // each further question may take long
+      if (sample.lost || !sample.error.empty()) continue;  // each further call may take long
       SampleErrors(nvml_, devices_[i], reader, &sample);
       SampleLinksAndModes(nvml_, devices_[i], reader, &sample);
       SampleProcesses(nvml_, devices_[i], reader, &sample);
@@ -252,7 +251,7 @@ class NvmlSession : public GpuSession {
       return;
     }
     for (const nvml::Device device : devices_) {
-      // A GPU that has no such events is one of which none are heard.
+      // A GPU without such events reports none.
       if (device != nullptr) nvml_.event_register(device, nvml::kXidEvents, events_);
     }
   }

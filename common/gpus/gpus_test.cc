@@ -16,7 +16,7 @@ class GpusTest : public testing::Test {
  protected:
   GpusTest() { setenv("TERCIO_FAKE_NVML", path_.c_str(), 1); }
   ~GpusTest() override { unsetenv("TERCIO_FAKE_NVML"); }
-  // How the GPUs are from now on.
+  // Sets the state of the GPUs.
   void Say(const std::string& text) { std::ofstream(path_) << text; }
 
   TempDir directory_;

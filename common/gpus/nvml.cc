@@ -7,7 +7,7 @@
 namespace tercio::nvml {
 namespace {
 
-// The first of these names that the library has.
+// Looks up the first of these names that the library has.
 template <typename Function>
 bool Find(void* library, Function* function, std::initializer_list<const char*> names) {
   for (const char* name : names) {
@@ -29,7 +29,7 @@ bool FindRequired(void* library, Functions* nvml) {
          Find(library, &nvml->error_string, {"nvmlErrorString"});
 }
 
-// What is not there stays null.
+// Functions that the library lacks stay null.
 void FindOptional(void* library, Functions* nvml) {
   Find(library, &nvml->cuda_version,
        {"nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"});
@@ -77,7 +77,7 @@ absl::StatusOr<std::unique_ptr<Library>> Library::Load() {
   if (const int result = library->functions_.init(); result != kSuccess) {
     return absl::UnavailableError(absl::StrCat(
         "the NVIDIA driver does not answer: ", library->functions_.error_string(result),
-        "; nvidia-smi and the kernel's log may tell more"));
+        "; check nvidia-smi and the kernel log"));
   }
   library->initialised_ = true;
   return library;

@@ -1,8 +1,8 @@
 // NVIDIA's management library (libnvidia-ml.so.1), loaded at run time: nothing else needs it, and
 // machines without GPUs do not have it. Types and numbers are those of the NVML API reference.
 //
-// Functions beyond the first few are null where the driver is too old to have them. Any of them may
-// hang when the driver does: callers that must go on give them a thread.
+// Functions beyond the first few are null if the driver is too old to have them. Any of them may
+// hang when the driver does: callers that must not hang call them on a thread of their own.
 #pragma once
 
 #include <memory>
@@ -92,10 +92,10 @@ struct Functions {
   int (*event_wait)(EventSet set, EventData* data, unsigned int milliseconds);
 };
 
-// An initialised library; shut down and unloaded with this object.
+// An initialised library, shut down and unloaded with this object.
 class Library {
  public:
-  // NOT_FOUND where there is no driver. UNAVAILABLE when there is one that does not answer.
+  // NOT_FOUND if there is no driver. UNAVAILABLE if there is one that does not answer.
   static absl::StatusOr<std::unique_ptr<Library>> Load();
   ~Library();
 

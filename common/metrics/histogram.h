@@ -1,4 +1,4 @@
-// A histogram that is counted while others read it.
+// A histogram that can be read while it is being updated.
 //
 // Threads: any. An observation is two atomic additions; a reading may lie between them.
 #pragma once
@@ -12,14 +12,14 @@
 
 namespace tercio {
 
-// What a histogram has counted. `counts` are by bucket, not cumulative; the last is of what lies
+// The counts of a histogram. `counts` are per bucket, not cumulative; the last one is of values
 // above all bounds.
 struct HistogramFigures {
   std::array<uint64_t, kMostBuckets + 1> counts = {};
   double sum = 0;
 };
 
-// The place of a value among the counts.
+// The index of a value's bucket.
 inline size_t BucketOf(const MetricBuckets& bounds, double value) {
   for (size_t i = 0; i < kMostBuckets && bounds[i] > 0; ++i) {
     if (value <= bounds[i]) return i;
@@ -27,7 +27,7 @@ inline size_t BucketOf(const MetricBuckets& bounds, double value) {
   return kMostBuckets;
 }
 
-// Counts a value where one thread at a time does.
+// Counts a value in a histogram that one thread at a time updates.
 inline void Observe(MetricId metric, double value, HistogramFigures* figures) {
   ++figures->counts[BucketOf(metric.spec().buckets, value)];
   figures->sum += value;

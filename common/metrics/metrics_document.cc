@@ -15,24 +15,24 @@ namespace {
 
 constexpr absl::string_view kHead = R"(# Metrics
 
-Made from `common/metrics/metric_table.h` by `bazel run //common/metrics:write_document`; a test compares them.
+Generated from `common/metrics/metric_table.h` by `bazel run //common/metrics:write_document`; a test compares them.
 
 Both daemons answer `GET /metrics` on `--metrics-listen` in Prometheus' text format. How Prometheus finds them, dashboards and alerts:
 [operations.md](operations.md).
 
-- Times are seconds since 1970, so `time() - metric` is an age, also when a clock was set. Counters begin at 0 with the daemon, those of a rank
-  with its first report; its phases and processor time start over with each attempt.
-- `job_id` and `job_name` are on all that concerns a job, `rank` on what concerns a rank (`job` is set by Prometheus). Values longer than
-  120 bytes are cut.
+- Times are seconds since 1970, so `time() - metric` is an age, even if a clock was set meanwhile. Counters start at 0 with the daemon; those
+  of a rank start with its first report, and its phases and processor time restart with each attempt.
+- `job_id` and `job_name` are on every series of a job, `rank` on every series of a rank (`job` is set by Prometheus). Label values longer
+  than 120 bytes are truncated.
 - A job that has ended stays on the pages for `--metrics-linger` seconds (TERCIO_METRICS_LINGER, 60: four scrapes 15 s apart) with its
-  last values, and then vanishes; so does a rank that has ended, but for its gauges, which go at once. The coordinator shows 100
-  jobs, those that hold devices before those that wait, the newer ones first, and says how many others there are (`tercio_jobs_not_shown`).
-- What is not known has no series: a loss before the first step, a GPU's power where its driver does not say it.
-- A histogram of a metric is `_bucket`, `_sum` and `_count`.
+  last values; so does a rank that has ended, except for its gauges, which are removed immediately. The coordinator shows 100
+  jobs, those that hold devices before those that wait, the newer ones first, and counts the others in `tercio_jobs_not_shown`.
+- An unknown value has no series: a loss before the first step, a GPU's power if its driver does not report it.
+- A histogram has the series `_bucket`, `_sum` and `_count`.
 
-What a page costs is bounded, however often it is asked for (`common/metrics/metrics_server.h`): it is made at most so often that this takes 5 % of a
-core, 200 connections a second are let in, and beyond 64 at a time the connection that has been silent longest is closed. A
-connection ends with its answer.
+The cost of a page is bounded, however often it is requested (`common/metrics/metrics_server.h`): pages are rendered at most so often that
+this takes 5 % of a core, at most 200 connections per second are accepted, and beyond 64 open connections the one that has been silent
+longest is closed. A connection is closed after its answer.
 )";
 
 struct Section {
@@ -40,9 +40,9 @@ struct Section {
   absl::string_view title;
 };
 constexpr Section kSections[] = {
-    {MetricExporter::kCoordinator, "Coordinator"},
-    {MetricExporter::kAgent, "Agents"},
-    {MetricExporter::kBoth, "Both daemons"},
+    {MetricExporter::kCoordinator, "Metrics of the coordinator"},
+    {MetricExporter::kAgent, "Metrics of each agent"},
+    {MetricExporter::kBoth, "Metrics of both daemons"},
 };
 
 std::string TypeOf(const MetricSpec& spec) {

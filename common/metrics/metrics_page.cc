@@ -23,7 +23,7 @@ prometheus::MetricType TypeOf(MetricKind kind) {
   }
 }
 
-// At most kMostLabelBytes of it, and nothing that terminals or pages would not show.
+// At most kMostLabelBytes of the value, without characters that terminals or pages do not show.
 std::string Readable(absl::string_view label) {
   const std::string_view value(label.data(), label.size());
   std::string text;
@@ -76,7 +76,7 @@ void MetricsPage::Set(MetricId metric, Labels labels, const HistogramFigures& fi
     histogram.sample_count += figures.counts[i];
     histogram.bucket.push_back({histogram.sample_count, bounds[i]});
   }
-  // What lies above all bounds is in the bucket that the serializer adds.
+  // Values above all bounds are in the bucket that the serializer adds.
   histogram.sample_count += figures.counts[kMostBuckets];
   histogram.sample_sum = figures.sum;
 }

@@ -17,7 +17,7 @@
 
 namespace tercio {
 
-// Longer values of labels are cut, so that nobody can make pages large by a job's name.
+// Longer label values are truncated, so that a job's name cannot make pages large.
 inline constexpr size_t kMostLabelBytes = 120;
 
 class MetricsPage {
@@ -25,8 +25,8 @@ class MetricsPage {
   // Metrics of another daemon cannot be set.
   explicit MetricsPage(MetricExporter exporter) : exporter_(exporter) {}
 
-  // Values of the metric's labels, in their order, which is alphabetical. They may hold anything:
-  // what is not UTF-8 or unprintable is replaced, the rest escaped.
+  // Values of the metric's labels, in their order, which is alphabetical. They may contain
+  // anything: invalid UTF-8 and unprintable characters are replaced, the rest is escaped.
   using Labels = std::initializer_list<absl::string_view>;
   void Set(MetricId metric, Labels labels, double value);
   void Set(MetricId metric, Labels labels, const HistogramFigures& figures);

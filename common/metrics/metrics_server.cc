@@ -20,13 +20,13 @@ namespace tercio {
 namespace {
 
 constexpr size_t kMostRequestBytes = 8 << 10;
-// nice(1). Not the lowest: pages are made of state that others wait for.
+// A nice(1) value. Not the lowest: pages are made from state that others wait for.
 constexpr int kPriority = 5;
-constexpr int kAgeOverCost = 20;       // of a page that is not made again
-constexpr double kBurst = 20;          // connections at once
-constexpr int kBacklog = 128;          // connections that wait in the kernel
-constexpr int kLookMilliseconds = 50;  // for those that are too slow
-constexpr int kPauseMilliseconds = 5;  // until the next may come in
+constexpr int kAgeOverCost = 20;  // age of a page that is still served, over the cost of making it
+constexpr double kBurst = 20;     // connections at the same time
+constexpr int kBacklog = 128;     // connections that wait in the kernel
+constexpr int kLookMilliseconds = 50;  // between checks for slow connections
+constexpr int kPauseMilliseconds = 5;  // until the next connection may be accepted
 
 absl::Status CannotListen(const std::string& address, const std::string& why) {
   return absl::FailedPreconditionError(
@@ -118,8 +118,8 @@ MetricsServer::~MetricsServer() {
 }
 
 void MetricsServer::Run() {
-  // This sets the priority of this thread only. Training comes first; where lowering it is not
-  // allowed, the thread keeps its own.
+  // This sets the priority of this thread only. Training comes first; if lowering the priority is
+  // not allowed, the thread keeps its own.
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kPriority);
   allowance_at_ = std::chrono::steady_clock::now();
   allowance_ = kBurst;
@@ -132,7 +132,7 @@ void MetricsServer::Run() {
     }
     const int patience = !open ? kPauseMilliseconds : connections_.empty() ? -1 : kLookMilliseconds;
     if (poll(watched.data(), watched.size(), patience) < 0 && errno != EINTR) {
-      // Memory may have run out, and be there later. Nothing is ready until then.
+      // Memory may have run out temporarily. Nothing is ready until it is available.
       std::this_thread::sleep_for(std::chrono::milliseconds(kLookMilliseconds));
     }
     if (watched[0].revents != 0) break;
@@ -157,18 +157,18 @@ bool MetricsServer::MayComeIn(Time now) {
   return allowance_ >= 1;
 }
 
-// One at a time: who has come is looked at before the next is let in.
+// Accepts one connection, and reads what it has sent before the next is accepted.
 void MetricsServer::Accept(Time now) {
   const int socket = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
   allowance_ -= 1;
   if (socket < 0) {
-    // No files left: the one who waits longest makes room.
+    // No file descriptors left: the connection that has waited longest is closed.
     if ((errno == EMFILE || errno == ENFILE) && !connections_.empty()) MakeRoom();
     return;
   }
   if (connections_.size() >= limits_.connections) MakeRoom();
   connections_.push_back({socket, now, "", nullptr, 0});
-  // Most have asked already.
+  // Most connections have already sent their request.
   const auto connection = std::prev(connections_.end());
   if (Read(*connection, now)) Close(connection);
 }
@@ -221,7 +221,7 @@ bool MetricsServer::Write(Connection& connection) {
     if (count < 0) return errno != EAGAIN && errno != EWOULDBLOCK;
     connection.sent += static_cast<size_t>(count);
   }
-  // So that closing does not throw away what is under way, should the client have said more.
+  // Keeps data in flight from being discarded by the close, should the client have sent more.
   shutdown(connection.socket, SHUT_WR);
   return true;
 }

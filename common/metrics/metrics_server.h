@@ -1,12 +1,12 @@
-// A small HTTP server of a few pages, for Prometheus. It is made to be asked by anybody, at any
-// rate: what all of them together can take of the daemon is bounded.
+// A small HTTP server of a few pages, for Prometheus. It may be called by any client at any rate:
+// the resources that all clients together can take from the daemon are bounded.
 //
-//   processor   one thread, of a low priority. A page is made again only when the one before is
-//               20 times as old as making it took, so pages cost 5 % of a core at most; at most
-//               `Limits::connections_per_second` come in, and others wait in the kernel.
+//   processor   one thread of low priority. A page is rendered again only when the last one is 20
+//               times as old as its rendering took, so pages cost at most 5 % of a core; at most
+//               `Limits::connections_per_second` are accepted, others wait in the kernel.
 //   memory      `Limits::connections` connections of 8 KiB each; those that are sent the same page
-//               share it. Where there are more, the one that has asked for nothing for longest is
-//               closed, so nobody can keep others out by connecting.
+//               share it. If there are more, the one that has been silent longest is closed, so
+//               that no client can keep others out by connecting.
 //   time        a connection ends with its answer, and after `Limits::patience` at the latest.
 //
 // Threads: pages are made in the server's own thread.
@@ -35,13 +35,13 @@ class MetricsServer {
  public:
   struct Figures {
     int64_t served = 0;
-    int64_t refused = 0;  // no such page, or no request that can be read
-    int64_t dropped = 0;  // too slow, or given up for others
+    int64_t refused = 0;  // no such page, or an unreadable request
+    int64_t dropped = 0;  // too slow, or closed to make room for others
     int64_t connections = 0;
   };
   struct Page {
     std::string type;
-    // Is given what the server knows of itself. Absent: the page cannot be made yet (503).
+    // Receives the server's own figures. nullopt: the page cannot be made yet (503).
     std::function<std::optional<std::string>(const Figures&)> make;
   };
   using Pages = std::map<std::string, Page>;  // by path
@@ -59,7 +59,7 @@ class MetricsServer {
                                                                Pages pages) {
     return Listen(address, std::move(pages), Limits());
   }
-  // No page is made after it.
+  // No page is made after destruction.
   ~MetricsServer();
   MetricsServer(const MetricsServer&) = delete;
   MetricsServer& operator=(const MetricsServer&) = delete;
@@ -77,7 +77,7 @@ class MetricsServer {
     int socket = -1;
     Time since;
     std::string request;
-    Text answer;  // null until it has asked
+    Text answer;  // null until the request is complete
     size_t sent = 0;
   };
   using Connections = std::list<Connection>;  // the oldest first
@@ -87,7 +87,7 @@ class MetricsServer {
   void Run();
   void Accept(Time now);
   void MakeRoom();
-  // Whether the connection is over.
+  // Whether the connection can be closed.
   bool Read(Connection& connection, Time now);
   bool Write(Connection& connection);
   Text AnswerTo(const std::string& request, Time now);
@@ -105,7 +105,7 @@ class MetricsServer {
   Connections connections_;
   std::map<std::string, Kept> kept_;  // by path
   Figures figures_;
-  double allowance_ = 0;  // connections that may come in now
+  double allowance_ = 0;  // connections that may be accepted now
   Time allowance_at_;
   std::thread thread_;
 };

@@ -1,4 +1,4 @@
-// The server under those who ask nicely, and those who do not.
+// The server with well-behaved clients, and with others.
 #include "common/metrics/metrics_server.h"
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@ using ::testing::StartsWith;
 
 class MetricsServerTest : public ::testing::Test {
  protected:
-  // Serves "page 1", "page 2", ... with `padding` bytes behind it.
+  // Serves "page 1", "page 2", ... followed by `padding` bytes.
   void Serve(const MetricsServer::Limits& limits, size_t padding = 0,
              std::chrono::milliseconds cost = std::chrono::milliseconds(0)) {
     MetricsServer::Pages pages;
@@ -60,7 +60,7 @@ class MetricsServerTest : public ::testing::Test {
               static_cast<ssize_t>(text.size()));
   }
 
-  // Until the server closes.
+  // Reads until the server closes the connection.
   static std::string ReadAll(int descriptor) {
     std::string all;
     char buffer[4096];
@@ -153,7 +153,7 @@ TEST_F(MetricsServerTest, ServesIpv6) {
   EXPECT_THAT((*server)->address(), StartsWith("[::1]:"));
 }
 
-// A page that takes 5 ms is made once in 100 ms, however many ask.
+// A page that takes 5 ms is made once in 100 ms, however many clients request it.
 TEST_F(MetricsServerTest, MakesAPageAtMostForATwentiethOfTheTime) {
   MetricsServer::Limits limits;
   limits.connections_per_second = 1e6;
@@ -214,12 +214,12 @@ TEST_F(MetricsServerTest, SlowReadersShareAPageAndGoInTheEnd) {
     slow.push_back(Connect());
     Say(slow.back(), "GET /metrics HTTP/1.1\r\n\r\n");
   }
-  // One that reads is served beside them.
+  // A client that reads is served among them.
   EXPECT_GT(Scrape().size(), kPage);
   rusage after = {};
   getrusage(RUSAGE_SELF, &after);
-  // The reader's own copy, a page or two, and what building and reading them takes for a moment:
-  // far less than a page for each.
+  // The reader's own copy, a page or two, and the temporary memory for building and reading them:
+  // far less than a page per client.
   EXPECT_LT(after.ru_maxrss - before.ru_maxrss, static_cast<int64_t>(20 * (kPage >> 10)));
   while (figures_dropped_ < 50) Scrape();
   for (const int descriptor : slow) EXPECT_LT(ReadAll(descriptor).size(), kPage);

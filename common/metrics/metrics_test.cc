@@ -78,7 +78,7 @@ TEST(MetricsPage, IsInTheOrderOfTheTableWithHelpAndTypeOnce) {
   page.Set("tercio_jobs_waiting", 3);
   page.Set("tercio_job_loss", {"j-2", "b"}, std::nan(""));
   EXPECT_EQ(page.Text(),
-            "# HELP tercio_jobs_waiting Jobs that wait for devices: the length of the queue.\n"
+            "# HELP tercio_jobs_waiting Jobs waiting for devices: the length of the queue.\n"
             "# TYPE tercio_jobs_waiting gauge\n"
             "tercio_jobs_waiting 3\n"
             "# HELP tercio_job_loss Loss of the last step.\n"

@@ -29,7 +29,7 @@ std::optional<double> BootTime() {
   return std::nullopt;
 }
 
-// The fields of proc(5)'s stat from the third on: before them stands a name with any characters.
+// The fields of proc(5)'s stat from the third on: they follow a name with arbitrary characters.
 std::vector<double> StatFields() {
   std::vector<double> fields;
   const absl::StatusOr<std::string> stat = ReadFile("/proc/self/stat");
@@ -65,7 +65,7 @@ void AddProcessMetrics(absl::string_view version, absl::string_view commit, Metr
   page->Set("tercio_build_info", {commit, version}, 1);
   const double ticks = static_cast<double>(sysconf(_SC_CLK_TCK));
   const std::vector<double> stat = StatFields();
-  // Numbers of proc(5), less the three that are missing in front.
+  // Field numbers of proc(5), less the three that are missing in front.
   if (stat.size() > 21) {
     page->Set("process_cpu_seconds_total", (stat[14 - 3] + stat[15 - 3]) / ticks);
     page->Set("process_threads", stat[20 - 3]);

@@ -1,4 +1,4 @@
-// What both daemons say of themselves: build, process, certificates.
+// Metrics of the process itself, for both daemons: build, process, certificates.
 //
 // Threads: any.
 #pragma once

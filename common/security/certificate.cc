@@ -21,23 +21,23 @@ namespace tercio {
 namespace {
 
 constexpr size_t kLongestName = 253;  // RFC 1035
-// The role of a certificate that names several roles, or an empty one: nobody has it.
+// The role of a certificate that names several roles, or an empty one; no role has this name.
 constexpr char kUnclearRole[] = "unclear";
 
 absl::StatusOr<CertificatePointer> Certificate(std::string_view pem) {
   CertificatePointer certificate(PEM_read_bio_X509(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
   if (certificate != nullptr) return certificate;
-  return absl::InvalidArgumentError(absl::StrCat("holds no certificate: ", TakeOpenSslError()));
+  return absl::InvalidArgumentError(absl::StrCat("contains no certificate: ", TakeOpenSslError()));
 }
 
-// Keys with a passphrase are refused rather than asked about on a terminal.
+// Refuses keys with a passphrase, for which OpenSSL would prompt on a terminal.
 int NoPassphrase(char*, int, int, void*) { return 0; }
 
 absl::StatusOr<KeyPointer> Key(std::string_view pem) {
   KeyPointer key(PEM_read_bio_PrivateKey(ReaderOf(pem).get(), nullptr, NoPassphrase, nullptr));
   if (key != nullptr) return key;
   return absl::InvalidArgumentError(
-      absl::StrCat("holds no key without a passphrase: ", TakeOpenSslError()));
+      absl::StrCat("contains no key without a passphrase: ", TakeOpenSslError()));
 }
 
 absl::Time TimeOf(const ASN1_TIME* time) {
@@ -55,8 +55,7 @@ std::string SerialOf(const X509* certificate) {
   return serial;
 }
 
-// A name that is not what it looks like must not be taken for another: "ann", a zero byte and more
-// is not ann.
+// A name that looks like another must not be taken for it: "ann", a zero byte and more is not ann.
 absl::StatusOr<std::string> CommonName(const X509* certificate) {
   const X509_NAME* subject = X509_get_subject_name(certificate);
   const int at = X509_NAME_get_index_by_NID(subject, NID_commonName, -1);
@@ -66,7 +65,7 @@ absl::StatusOr<std::string> CommonName(const X509* certificate) {
       ASN1_STRING_to_UTF8(&text, X509_NAME_ENTRY_get_data(X509_NAME_get_entry(subject, at)));
   if (size < 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("its common name is no text: ", TakeOpenSslError()));
+        absl::StrCat("its common name is not text: ", TakeOpenSslError()));
   }
   std::string name(reinterpret_cast<const char*>(text), static_cast<size_t>(size));
   OPENSSL_free(text);
@@ -82,7 +81,7 @@ std::string_view BytesOf(const ASN1_STRING* text) {
           static_cast<size_t>(ASN1_STRING_length(text))};
 }
 
-// Empty: it is none.
+// Empty if it is not one.
 std::string AddressText(std::string_view bytes) {
   if (bytes.size() != sizeof(in_addr) && bytes.size() != sizeof(in6_addr)) return "";
   char text[INET6_ADDRSTRLEN] = "";
@@ -113,7 +112,7 @@ absl::Status AddNames(X509_REQ* request, const std::vector<std::string>& names) 
       X509V3_EXT_conf_nid(nullptr, nullptr, NID_subject_alt_name, all.c_str());
   if (extension == nullptr) {
     return absl::InvalidArgumentError(
-        absl::StrCat("no certificate can be for ", all, ": ", TakeOpenSslError()));
+        absl::StrCat("a certificate cannot be issued for ", all, ": ", TakeOpenSslError()));
   }
   STACK_OF(X509_EXTENSION)* extensions = sk_X509_EXTENSION_new_null();
   sk_X509_EXTENSION_push(extensions, extension);
@@ -210,8 +209,8 @@ absl::StatusOr<std::string> AlternativeName(const std::string& name) {
   for (const char c : name)
     good = good && (absl::ascii_isalnum(c) || c == '-' || c == '.' || c == '_');
   if (good) return "DNS:" + name;
-  return absl::InvalidArgumentError(
-      absl::StrCat("\"", absl::CEscape(name.substr(0, 80)), "\" is no host name or IP address"));
+  return absl::InvalidArgumentError(absl::StrCat("\"", absl::CEscape(name.substr(0, 80)),
+                                                 "\" is not a host name or an IP address"));
 }
 
 }  // namespace tercio

@@ -1,7 +1,7 @@
-// Certificates, keys and requests for certificates, as PEM text: what they say, and new ones.
+// Reads and creates certificates, keys and requests for certificates, as PEM text.
 //
 // The holder of a certificate is its common name. What the holder may do is its role, a URI among
-// the alternative names: tercio:role/ROLE. Both are the authority's words, never the request's.
+// the alternative names: tercio:role/ROLE. Both are set by the authority, never by the request.
 //
 // Threads: any. Errors: INVALID_ARGUMENT, with what is wrong; never with the text of a key.
 #pragma once
@@ -21,7 +21,7 @@ inline constexpr char kRolePrefix[] = "tercio:role/";
 
 struct CertificateFacts {
   std::string name;                // common name
-  std::string role;                // empty: it says none; of several, "unclear"
+  std::string role;                // empty: it has none; "unclear" if it has several
   std::string serial;              // lower-case hexadecimal digits
   std::string fingerprint;         // SHA-256 of its bytes (DER), lower-case hexadecimal digits
   std::vector<std::string> names;  // DNS names and IP addresses that it is for
@@ -33,7 +33,7 @@ struct CertificateFacts {
 // taken for another: one with control characters.
 absl::StatusOr<CertificateFacts> ReadCertificate(std::string_view pem);
 
-// As PEM text.
+// The certificate as PEM text.
 std::string PemOf(X509* certificate);
 
 // A new key (EC, P-256), PKCS #8.
@@ -44,14 +44,15 @@ std::string MakeKey();
 absl::StatusOr<std::string> MakeCertificateRequest(const std::string& key, const std::string& name,
                                                    const std::vector<std::string>& names);
 
-// Whether the key is that of the first certificate.
+// OK if the key is that of the first certificate.
 absl::Status CheckKeyBelongs(std::string_view certificate, std::string_view key);
 
-// "IP:" or "DNS:" before a name, as OpenSSL takes alternative names. INVALID_ARGUMENT for what can
-// be neither (empty, too long, other characters than those of host names).
+// The name with "IP:" or "DNS:" before it, the form in which OpenSSL takes alternative names.
+// INVALID_ARGUMENT for a name that can be neither (empty, too long, characters that host names do
+// not have).
 absl::StatusOr<std::string> AlternativeName(const std::string& name);
 
-// What a certificate, or a request for one, names among its alternatives.
+// The alternative names in a certificate, or in a request for one.
 struct AlternativeNames {
   std::vector<std::string> hosts;  // DNS names and IP addresses
   std::vector<std::string> uris;

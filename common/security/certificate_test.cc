@@ -1,4 +1,4 @@
-// What certificates say that somebody has made on purpose.
+// Certificates that were made to deceive.
 #include "common/security/certificate.h"
 
 #include <openssl/ec.h>
@@ -11,7 +11,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Signed by itself, with this common name, of this type of text, and these alternative names.
+// A self-signed certificate with this common name, of this type of text, and these alternative
+// names.
 std::string Certificate(const std::string& name, int type, const std::string& names = "") {
   const KeyPointer key(EVP_EC_gen("P-256"));
   const CertificatePointer certificate(X509_new());
@@ -55,7 +56,7 @@ TEST(CertificateTest, ARoleIsOneOrNone) {
   };
   EXPECT_EQ(role("DNS:a.example"), "");
   EXPECT_EQ(role("DNS:a.example,URI:tercio:role/viewer"), "viewer");
-  // Not the first of several, and not as if it had none.
+  // It is not the first of several, nor treated as if there were none.
   EXPECT_EQ(role("URI:tercio:role/viewer,URI:tercio:role/admin"), "unclear");
   EXPECT_EQ(role("URI:tercio:role/"), "unclear");
 }

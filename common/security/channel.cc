@@ -23,14 +23,14 @@
 namespace tercio {
 namespace {
 
-// Between two connections, and as often a name is resolved again: gRPC's own 30 s are longer than
-// the lease of a node whose coordinator has moved.
+// The pause between two connections, and between two resolutions of a name: gRPC's own 30 s are
+// longer than the lease of a node whose coordinator has moved.
 constexpr int kLongestReconnectPauseMs = 2000;
-// Until a new connection has made itself known, with TLS.
+// The limit for the handshake of a new connection, including TLS.
 constexpr int kHandshakeTimeoutMs = 20'000;
 
-// OpenSSL applies it to every context that is made afterwards. gRPC asks for 1.2 at least when it
-// makes one, which leaves the versions that are switched off as they are.
+// OpenSSL applies it to every context that is created afterwards. gRPC requests at least 1.2 for
+// its contexts, which leaves the disabled versions disabled.
 constexpr char kTlsConfiguration[] = R"(
 tercio = modules
 [modules]
@@ -42,9 +42,9 @@ Protocol = -TLSv1, -TLSv1.1, -TLSv1.2
 CipherString = DEFAULT:@SECLEVEL=2
 )";
 
-// What a server's certificates come from. gRPC asks it at each handshake as long as there is one,
-// which is longer than the credentials live, and says nothing when the last one is over: it is
-// never freed. A process has a handful of servers.
+// The source of a server's certificates. gRPC calls it at each handshake as long as there are
+// connections, which outlive the credentials, and does not report when the last one has ended, so
+// it is never freed. A process has a handful of servers.
 class CertificateSource {
  public:
   explicit CertificateSource(std::shared_ptr<TlsIdentity> identity)
@@ -70,7 +70,7 @@ class CertificateSource {
   std::atomic<int64_t> given_{-1};  // version that gRPC has
 };
 
-// Credentials whose certificate is asked for at each handshake. gRPC has these in its C interface
+// Credentials whose certificate is fetched at each handshake. gRPC has these in its C interface
 // only.
 class ReloadedCredentials : public grpc::ServerCredentials {
  public:
@@ -86,7 +86,7 @@ class ReloadedCredentials : public grpc::ServerCredentials {
   ~ReloadedCredentials() override { grpc_server_credentials_release(credentials_); }
 
   void SetAuthMetadataProcessor(const std::shared_ptr<grpc::AuthMetadataProcessor>&) override {
-    TERCIO_CHECK(false);  // nobody asks for one
+    TERCIO_CHECK(false);  // never called
   }
 
  private:
@@ -150,7 +150,7 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(
 
 void RequireTls13() {
   static const bool done = [] {
-    // First what the machine's configuration says, which would replace this one later.
+    // Loads the machine's configuration first, which would otherwise override this setting later.
     OPENSSL_init_ssl(OPENSSL_INIT_LOAD_CONFIG, nullptr);
     BIO* text = BIO_new_mem_buf(kTlsConfiguration, -1);
     CONF* configuration = NCONF_new(nullptr);
@@ -174,7 +174,7 @@ void ConfigureServer(grpc::ServerBuilder& builder, int most_threads, const Pings
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, Milliseconds(pings.interval));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, Milliseconds(pings.timeout));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  // Clients ping while they only listen.
+  // Allows pings of clients that only listen.
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
                              Milliseconds(pings.interval) / 2);
 }
@@ -184,7 +184,7 @@ bool IsLoopback(const std::string& address) {
   const std::optional<HostPort> parts = SplitHostPort(address);
   if (!parts.has_value()) return false;
   if (parts->host == "localhost") return true;
-  // A name may begin with 127., too.
+  // A host name may start with 127., too.
   in_addr ip = {};
   return inet_pton(AF_INET, parts->host.c_str(), &ip) == 1 && (ntohl(ip.s_addr) >> 24) == 127;
 }

@@ -28,7 +28,7 @@ TEST(IsLoopbackTest, OnlyWhatCannotBeReachedFromOutside) {
        {"127.0.0.1:7077", "127.8.9.1:1", "localhost:7077", "[::1]:7077", "unix:/run/socket"}) {
     EXPECT_TRUE(IsLoopback(address)) << address;
   }
-  // A name may begin like an address.
+  // A host name may start like an address.
   for (const char* address :
        {"0.0.0.0:7077", "127.example.com:7077", "127.0.0.1.example.com:7077", "::1:7077", "[::]:1",
         "localhost.example:1", "10.0.0.1:7077", "127.0.0.1", ""}) {
@@ -36,8 +36,8 @@ TEST(IsLoopbackTest, OnlyWhatCannotBeReachedFromOutside) {
   }
 }
 
-// Carries one connection to a port of this machine, until it is told to carry nothing any more:
-// both ends stay open then, as where a cable is pulled.
+// Relays one connection to a port of this machine until it is told to stop relaying: both ends then
+// stay open, as when a cable is pulled.
 class Relay {
  public:
   explicit Relay(int to) : listener_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -129,7 +129,7 @@ constexpr std::chrono::seconds kLongest(20);
 constexpr Pings kSoon = {absl::Milliseconds(200), absl::Milliseconds(200)};
 constexpr Pings kNever = {absl::Hours(1), absl::Hours(1)};
 
-// A call over a connection that is cut, with nothing said by either end.
+// A call over a connection that is cut without a message from either end.
 class HalfOpenTest : public ::testing::Test {
  protected:
   void Open(const Pings& of_client, const Pings& of_server) {
@@ -163,7 +163,7 @@ class HalfOpenTest : public ::testing::Test {
     relay_.reset();
     server_->Shutdown(std::chrono::system_clock::now());
   }
-  // Whether something has happened, whatever it is.
+  // Whether any event has occurred.
   bool Next() {
     void* tag = nullptr;
     bool ok = false;
@@ -196,7 +196,7 @@ TEST_F(HalfOpenTest, IsFoundByTheServer) {
       << "the call is held for ever";
 }
 
-// What the programs use finds it before people do.
+// The settings of the programs detect it before users do.
 TEST(PingsTest, AreSoonEnough) { EXPECT_LE(Pings().interval + Pings().timeout, absl::Minutes(1)); }
 
 }  // namespace

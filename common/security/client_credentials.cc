@@ -49,7 +49,7 @@ class ServerVerifier : public tls::ExternalCertificateVerifier {
     if (!facts.ok()) return refused(std::string(facts.status().message()));
     if (!IsFor(pem, host)) return refused(absl::StrCat("its certificate is not for ", host));
     if (facts->role.empty() || facts->role == role_) return grpc::Status::OK;
-    return refused(absl::StrCat("its certificate is of the role ", facts->role, ", not ", role_));
+    return refused(absl::StrCat("its certificate has the role ", facts->role, ", not ", role_));
   }
 
   const std::string role_;

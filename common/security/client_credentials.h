@@ -1,4 +1,4 @@
-// What a client of ours shows and demands over TLS.
+// TLS credentials of our clients: their certificate, and their checks of the server.
 //
 // Threads: any.
 #pragma once
@@ -11,13 +11,13 @@
 
 namespace tercio {
 
-// The certificate and key are read again when their files change, for the next connection. The
-// server's certificate must be signed by the authority, be for the host that was asked for and, if
-// it names a role at all, `server_role`: an agent cannot pass for the coordinator.
+// The certificate and key are read again for the next connection when their files change. The
+// server's certificate must be signed by the authority, be for the requested host and, if it names
+// a role at all, have `server_role`: an agent cannot pass for the coordinator.
 std::shared_ptr<grpc::ChannelCredentials> MakeClientCredentials(const TlsFiles& files,
                                                                 const std::string& server_role);
 
-// The same without a certificate of one's own; `authority` is PEM text.
+// The same without a client certificate; `authority` is PEM text.
 std::shared_ptr<grpc::ChannelCredentials> MakeAnonymousCredentials(const std::string& authority,
                                                                    const std::string& server_role);
 

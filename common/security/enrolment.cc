@@ -32,14 +32,14 @@ void SetDeadline(grpc::ClientContext& context) {
   context.set_deadline(std::chrono::system_clock::now() + kPatience);
 }
 
-// Private from the beginning, and mended where it was made by somebody less careful.
+// Creates the directory private, and fixes the mode of an existing one.
 absl::Status MakePrivateDirectory(const std::string& path) {
   TERCIO_RETURN_IF_ERROR(MakeDirectories(path));
   if (chmod(path.c_str(), kDirectoryMode) == 0) return absl::OkStatus();
   return FileError(errno, "cannot change the mode of", path);
 }
 
-// What came must be usable before it replaces what is there.
+// The new certificate must be usable before it replaces the old one.
 absl::Status Keep(const v1::Certificate& issued, const std::string& key,
                   const std::string& directory) {
   TERCIO_RETURN_IF_ERROR(CheckKeyBelongs(issued.certificate(), key));
@@ -55,7 +55,7 @@ absl::Status Keep(const v1::Certificate& issued, const std::string& key,
 absl::Status Enrol(const EnrolmentRequest& request, const std::string& directory) {
   TERCIO_ASSIGN_OR_RETURN(const std::string authority,
                           FetchAuthority(request.address, request.token.fingerprint));
-  // The token is spent by what follows: a full or unwritable disk must be found before.
+  // The next call spends the token, so a full or unwritable disk must be detected before.
   TERCIO_RETURN_IF_ERROR(MakePrivateDirectory(directory));
   const std::string reserve = directory + "/reserve";
   TERCIO_RETURN_IF_ERROR(WriteFileDurably(reserve, std::string(kReserveBytes, ' '), kPrivate));

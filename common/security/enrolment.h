@@ -1,10 +1,10 @@
-// Getting a certificate: for a token the first time, for the certificate one has from then on. The
-// files lie in one directory, 0700, each 0600: key.pem, certificate.pem, authority.pem.
+// Obtaining a certificate: with a token the first time, with the current certificate from then on.
+// The files are in one directory, 0700, each 0600: key.pem, certificate.pem, authority.pem.
 //
 // A token is sent only to a server with a certificate of the authority whose fingerprint the token
 // carries, over TLS 1.3, and to no other.
 //
-// Threads: any; each call blocks for at most some 10 s.
+// Threads: any; each call blocks for at most about 10 s.
 #pragma once
 
 #include <memory>
@@ -22,14 +22,14 @@ namespace tercio {
 struct EnrolmentRequest {
   std::string address;  // HOST:PORT of the enrolment port
   JoinToken token;
-  std::string name;                // of an agent its node; empty: as the token says
-  std::vector<std::string> hosts;  // of an agent: names and addresses on which others reach it
+  std::string name;                // for an agent its node; empty: as in the token
+  std::vector<std::string> hosts;  // for an agent: names and addresses at which others reach it
 };
 
-// Makes a key and gets a certificate for it into `directory`. UNAUTHENTICATED: the server is not
-// the token's (nothing was sent), or does not take the token; UNAVAILABLE: nobody answers;
-// RESOURCE_EXHAUSTED: too many have asked lately, or the disk is full. The token is not spent where
-// the files could not be written.
+// Creates a key and obtains a certificate for it in `directory`. UNAUTHENTICATED: the server is not
+// the token's (nothing was sent), or does not accept the token; UNAVAILABLE: no answer;
+// RESOURCE_EXHAUSTED: too many recent requests, or the disk is full. The token is not spent if the
+// files could not be written.
 absl::Status Enrol(const EnrolmentRequest& request, const std::string& directory);
 
 // A new certificate for the key in `directory`, by the service behind `channel`.
@@ -42,7 +42,7 @@ bool RenewalIsDue(const CertificateFacts& certificate, absl::Time now);
 TlsFiles EnrolledFiles(const std::string& directory);
 bool IsEnrolled(const std::string& directory);
 
-// The port for enrolment unless somebody names another: the one after the coordinator's.
+// The default port for enrolment: the one after the coordinator's.
 absl::StatusOr<std::string> EnrolmentAddress(const std::string& coordinator);
 
 }  // namespace tercio

@@ -33,7 +33,7 @@ absl::StatusOr<JoinToken> ParseJoinToken(const std::string& text) {
   if (parts.size() != 3 || parts[0] != kFormat || !IsHex(parts[1], kSecretDigits) ||
       !IsHex(parts[2], kFingerprintDigits)) {
     return absl::InvalidArgumentError(
-        "that is no token: one is tercio1.SECRET.FINGERPRINT, as `tercio-coordinator token` "
+        "not a token: expected tercio1.SECRET.FINGERPRINT, as `tercio-coordinator token` "
         "prints it");
   }
   return JoinToken{parts[1], parts[2]};

@@ -1,5 +1,5 @@
-// What stands for a certificate until one has it: a secret, and the fingerprint of the authority to
-// which alone it may be shown. As text: tercio1.SECRET.FINGERPRINT, both hexadecimal.
+// Replaces a certificate until a client has one: a secret, and the fingerprint of the authority to
+// which alone it may be sent. As text: tercio1.SECRET.FINGERPRINT, both hexadecimal.
 //
 // Never logged, and no part of a message.
 #pragma once
@@ -16,7 +16,7 @@ struct JoinToken {
 };
 
 std::string FormatJoinToken(const JoinToken& token);
-// Spaces around it are left out. INVALID_ARGUMENT, without the text.
+// Surrounding spaces are ignored. INVALID_ARGUMENT, without the text.
 absl::StatusOr<JoinToken> ParseJoinToken(const std::string& text);
 
 }  // namespace tercio

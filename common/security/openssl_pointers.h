@@ -31,14 +31,14 @@ inline BioPointer ReaderOf(std::string_view text) {
   return BioPointer(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-// What was written to a BIO_s_mem().
+// The text written to a BIO_s_mem().
 inline std::string TextOf(BIO* memory) {
   char* data = nullptr;
   const long size = BIO_get_mem_data(memory, &data);  // NOLINT: OpenSSL's type
   return std::string(data, static_cast<size_t>(size));
 }
 
-// And forgets it.
+// Returns the last error, and clears it.
 inline std::string TakeOpenSslError() {
   const char* reason = ERR_reason_error_string(ERR_peek_last_error());
   ERR_clear_error();

@@ -56,10 +56,10 @@ const std::vector<Rule>& Rules() {
       {"NodeService/Attach", Least::kAgent, true},
       {"NodeService/RendezvousGet", Least::kAgent},
       {"NodeService/RendezvousPut", Least::kAgent},
-      // By agents, to trainers of other nodes.
+      // Called by agents, for trainers of other nodes.
       {"SnapshotService/Get", Least::kAgent},
       {"SnapshotService/Put", Least::kAgent},
-      // By agents, on a Unix socket: the token is that of the attempt.
+      // Called through agents, on a Unix socket: the token is that of the attempt.
       {"TrainerService/Attach", Least::kToken},
       {"TrainerService/Get", Least::kToken},
       {"TrainerService/Put", Least::kToken},

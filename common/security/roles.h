@@ -9,7 +9,8 @@
 
 namespace tercio {
 
-// A person's roles hold those before them; an agent's stands beside, and an admin holds it too.
+// Each role of a person includes the ones before it; an agent's role is separate, and an admin has
+// it too.
 enum class Role { kNone, kViewer, kUser, kAdmin, kAgent };
 
 // "admin", "user", "viewer", "agent"; kNone for any other word.
@@ -20,12 +21,12 @@ enum class Least { kAnybody, kViewer, kUser, kAdmin, kAgent, kToken };
 
 struct Rule {
   std::string_view call;  // "JobService/Submit"
-  Least least;            // kAnybody: every certificate; kToken: a token stands for one
-  bool changes = false;   // state: it is audited and its rate is limited
+  Least least;            // kAnybody: every certificate; kToken: a token instead of one
+  bool changes = false;   // changes state: it is audited and its rate is limited
 };
 
 const std::vector<Rule>& Rules();
-// Null for a call that is not in the table, which nobody may make.
+// Null for a call that is not in the table, which is always refused.
 const Rule* RuleOf(std::string_view call);
 
 bool Allows(Least least, Role role);

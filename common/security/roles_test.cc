@@ -16,7 +16,7 @@
 namespace tercio {
 namespace {
 
-// Every call of every service of ours.
+// Every call of all our services.
 std::set<std::string> AllCalls() {
   std::set<std::string> calls;
   for (const google::protobuf::FileDescriptor* file :

@@ -67,7 +67,7 @@ class Socket {
   int handle_ = -1;
 };
 
-// Writing to a connection that the other side has closed is an answer here, not the end of the
+// Writing to a connection that the other side has closed must return an error instead of ending the
 // process.
 class NoPipeSignal {
  public:
@@ -95,30 +95,31 @@ std::string OpenSslError() {
   return reason == nullptr ? "connection closed" : reason;
 }
 
-constexpr char kOurs[] = "the certificate of the coordinator is refused here: ";
+constexpr char kOurs[] = "the certificate of the coordinator is rejected: ";
 
 absl::Status Refused(const std::string& what) { return absl::UnauthenticatedError(what); }
 
-// This side's own files. OpenSSL names neither file nor reason well.
+// Loads this side's own files. OpenSSL's messages name neither file nor reason well.
 absl::Status LoadFiles(SSL_CTX* context, const TlsFiles& tls) {
   if (SSL_CTX_load_verify_locations(context, tls.authority.c_str(), nullptr) != 1) {
-    return Refused(absl::StrCat("the file of --tls-ca, ", tls.authority,
-                                ", holds no certificate of an authority: ", OpenSslError()));
+    return Refused(absl::StrCat("the --tls-ca file ", tls.authority,
+                                " contains no certificate of an authority: ", OpenSslError()));
   }
   if (SSL_CTX_use_certificate_chain_file(context, tls.certificate.c_str()) != 1) {
-    return Refused(absl::StrCat("the file of --tls-cert, ", tls.certificate,
-                                ", holds no certificate: ", OpenSslError()));
+    return Refused(absl::StrCat("the --tls-cert file ", tls.certificate,
+                                " contains no certificate: ", OpenSslError()));
   }
   if (SSL_CTX_use_PrivateKey_file(context, tls.key.c_str(), SSL_FILETYPE_PEM) != 1 ||
       SSL_CTX_check_private_key(context) != 1) {
-    return Refused(absl::StrCat("the key of --tls-key, ", tls.key,
-                                ", does not belong to the certificate of --tls-cert, ",
+    return Refused(absl::StrCat("the --tls-key file ", tls.key,
+                                " does not belong to the certificate of --tls-cert, ",
                                 tls.certificate, ": ", OpenSslError()));
   }
   return absl::OkStatus();
 }
 
-// The names and addresses that a certificate is for. A stranger's words, which go to a terminal.
+// The names and addresses that a certificate is for. Escaped, since they come from a stranger and
+// go to a terminal.
 std::string NamesOf(X509* certificate) {
   const NamesPointer names(static_cast<GENERAL_NAMES*>(
       X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
@@ -134,9 +135,9 @@ absl::Status OursRefuses(long result) {  // NOLINT: OpenSSL's type
     case X509_V_ERR_CERT_NOT_YET_VALID:
       return Refused(absl::StrCat(kOurs, "it is not valid yet; compare the machines' clocks"));
     default:
-      return Refused(absl::StrCat(kOurs, "the authority of --tls-ca has not signed it (",
+      return Refused(absl::StrCat(kOurs, "it is not signed by the authority of --tls-ca (",
                                   X509_verify_cert_error_string(result),
-                                  "); where the cluster has a new authority, log in or join anew"));
+                                  "); if the cluster has a new authority, log in or join again"));
   }
 }
 
@@ -146,7 +147,7 @@ std::string NameOf(const X509_NAME* name) {
   return text;
 }
 
-// What this side finds wrong with its own certificate.
+// This side's verification of its own certificate.
 int VerifyOwn(SSL* connection) {
   const StoreContext check(X509_STORE_CTX_new());
   X509* own = SSL_get_certificate(connection);
@@ -158,47 +159,47 @@ int VerifyOwn(SSL* connection) {
   return X509_STORE_CTX_get_error(check.get());
 }
 
-// Why the other side does not trust this side's certificate: by its alert, or, as gRPC closes the
-// connection without one, by what can be seen from here.
+// Why the other side does not trust this side's certificate: from its alert, or, as gRPC closes the
+// connection without one, from what this side can check.
 absl::Status TheirsRefuses(SSL* connection, const TlsFiles& tls) {
   const int alert = ERR_GET_REASON(ERR_peek_last_error());
   if (alert == SSL_R_TLSV13_ALERT_CERTIFICATE_REQUIRED) {
-    return Refused("the coordinator asks for a certificate: give --tls-cert, --tls-key, --tls-ca");
+    return Refused("the coordinator requires a certificate: give --tls-cert, --tls-key, --tls-ca");
   }
-  const std::string what = absl::StrCat("the coordinator refuses the certificate of --tls-cert, ",
-                                        tls.certificate, ": ");
+  const std::string what =
+      absl::StrCat("the coordinator rejects the --tls-cert certificate ", tls.certificate, ": ");
   const int own = VerifyOwn(connection);
   if (alert == SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED || own == X509_V_ERR_CERT_HAS_EXPIRED ||
       own == X509_V_ERR_CERT_NOT_YET_VALID) {
     return Refused(what + "it has expired, or is not valid yet");
   }
-  return Refused(
-      absl::StrCat(what, "an authority that the coordinator does not know has signed it, ",
-                   NameOf(X509_get_issuer_name(SSL_get_certificate(connection))),
-                   own == X509_V_OK ? " (is it the one of the coordinator's --tls-ca?)"
-                                    : " (which is not the one of --tls-ca here, either)"));
+  return Refused(absl::StrCat(what,
+                              "it is signed by an authority that the coordinator does not know, ",
+                              NameOf(X509_get_issuer_name(SSL_get_certificate(connection))),
+                              own == X509_V_OK ? " (is it that of the coordinator's --tls-ca?)"
+                                               : " (which is not that of --tls-ca here either)"));
 }
 
-// Checked here and not by OpenSSL, which forgets the certificate that it refuses.
+// Checks the name here rather than in OpenSSL, which does not keep the certificate that it refuses.
 absl::Status CheckName(SSL* connection, const std::string& host) {
   const CertificatePointer certificate(SSL_get1_peer_certificate(connection));
   if (certificate == nullptr || X509_check_ip_asc(certificate.get(), host.c_str(), 0) == 1 ||
       X509_check_host(certificate.get(), host.data(), host.size(), 0, nullptr) == 1) {
     return absl::OkStatus();
   }
-  return Refused(absl::StrCat(kOurs, "it is for other names than ", host, " (it names ",
+  return Refused(absl::StrCat(kOurs, "it is not for ", host, " (it is for ",
                               NamesOf(certificate.get()),
-                              "); reach the coordinator by one of these"));
+                              "); use one of these names to reach the coordinator"));
 }
 
-// Whether the other side closed the connection, rather than that no answer came in time.
+// Whether the other side closed the connection, as opposed to not answering in time.
 bool IsClosed(SSL* connection, int result) {
   const int error = SSL_get_error(connection, result);
   if (result > 0 || error == SSL_ERROR_WANT_READ || error == SSL_ERROR_WANT_WRITE) return false;
   return error != SSL_ERROR_SYSCALL || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
-// The handshake, and the first bytes after it: with TLS 1.3 a certificate is refused only then.
+// The handshake, and the first bytes after it: in TLS 1.3 a certificate is refused only then.
 absl::Status ShakeHands(SSL* connection, const std::string& host, const TlsFiles& tls) {
   ERR_clear_error();
   if (const int done = SSL_connect(connection); done != 1) {
@@ -211,7 +212,7 @@ absl::Status ShakeHands(SSL* connection, const std::string& host, const TlsFiles
     return IsClosed(connection, done) ? TheirsRefuses(connection, tls) : absl::OkStatus();
   }
   if (absl::Status name = CheckName(connection, host); !name.ok()) return name;
-  // The other side begins. To write now could lose its alert, were it to close the connection.
+  // The other side sends first. Writing now could lose its alert, if it closes the connection.
   char byte = 0;
   const int read = SSL_read(connection, &byte, 1);
   return IsClosed(connection, read) ? TheirsRefuses(connection, tls) : absl::OkStatus();
@@ -225,7 +226,7 @@ std::string FingerprintOf(X509* certificate) {
   return absl::BytesToHexString({reinterpret_cast<const char*>(digest), size});
 }
 
-// The text of a certificate as something to trust.
+// Adds a certificate, given as text, to the trusted ones.
 void Trust(SSL_CTX* context, const std::string& pem) {
   const CertificatePointer certificate(
       PEM_read_bio_X509(ReaderOf(pem).get(), nullptr, nullptr, nullptr));
@@ -233,7 +234,7 @@ void Trust(SSL_CTX* context, const std::string& pem) {
   X509_STORE_add_cert(SSL_CTX_get_cert_store(context), certificate.get());
 }
 
-// What one handshake with a server is made of.
+// The objects of one handshake with a server.
 struct Handshake {
   explicit Handshake(const std::string& address) : endpoint(Split(address)), socket(endpoint) {
     RequireTls13();
@@ -241,7 +242,7 @@ struct Handshake {
     const unsigned char protocols[] = {2, 'h', '2'};
     SSL_CTX_set_alpn_protos(context.get(), protocols, sizeof(protocols));
   }
-  // Made last: it takes over what the context was told.
+  // Created last: it copies the settings of the context.
   bool Prepare() {
     connection.reset(SSL_new(context.get()));
     if (connection == nullptr || SSL_set_fd(connection.get(), socket.handle()) != 1) return false;
@@ -264,15 +265,15 @@ absl::StatusOr<std::string> FetchAuthority(const std::string& address,
                                            const std::string& fingerprint) {
   Handshake handshake(address);
   if (handshake.socket.handle() < 0) {
-    return absl::UnavailableError(absl::StrCat("nobody answers at ", address,
-                                               ": is the coordinator's enrolment port there?"));
+    return absl::UnavailableError(
+        absl::StrCat("no answer at ", address, ": is the coordinator's enrolment port there?"));
   }
-  if (!handshake.Prepare()) return absl::InternalError("cannot begin a TLS handshake");
+  if (!handshake.Prepare()) return absl::InternalError("cannot start a TLS handshake");
   if (SSL_connect(handshake.connection.get()) != 1) {
     const bool plain = ERR_GET_REASON(ERR_peek_last_error()) == SSL_R_WRONG_VERSION_NUMBER;
-    return Refused(absl::StrCat("the server at ", address,
-                                plain ? " does not speak TLS" : " ends the TLS 1.3 handshake",
-                                ": it is no enrolment port of a coordinator; nothing was sent"));
+    return Refused(absl::StrCat(
+        "the server at ", address, plain ? " does not speak TLS" : " aborts the TLS 1.3 handshake",
+        ": it is not the enrolment port of a coordinator; nothing was sent"));
   }
   STACK_OF(X509)* chain = SSL_get_peer_cert_chain(handshake.connection.get());
   for (int i = 0; i < sk_X509_num(chain); ++i) {
@@ -280,11 +281,10 @@ absl::StatusOr<std::string> FetchAuthority(const std::string& address,
     if (FingerprintOf(certificate) == fingerprint) return PemOf(certificate);
   }
   return Refused(absl::StrCat("the server at ", address,
-                              " shows no authority of the token's "
-                              "fingerprint ",
+                              " presents no authority with the token's fingerprint ",
                               fingerprint.substr(0, 16),
-                              "...: the token is another cluster's, or somebody stands between; "
-                              "the token was not sent"));
+                              "...: the token is for another cluster, or the connection is "
+                              "intercepted; the token was not sent"));
 }
 
 absl::Status DiagnoseServer(const std::string& address, const std::string& authority) {
@@ -324,7 +324,7 @@ absl::Status DiagnoseTls(const std::string& address, const TlsFiles& tls) {
     if (ip == nullptr) SSL_set_tlsext_host_name(connection.get(), endpoint.host.c_str());
     return ShakeHands(connection.get(), endpoint.host, tls);
   }
-  // Without files: it is enough to know that the other side would begin.
+  // Without files it is enough to know that the other side would start a handshake.
   SSL_connect(connection.get());
   if (SSL_get_peer_cert_chain(connection.get()) == nullptr) return absl::OkStatus();
   return Refused(

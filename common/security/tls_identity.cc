@@ -39,15 +39,15 @@ std::string Utc(absl::Time time) {
   return absl::FormatTime("%Y-%m-%d %H:%M:%S UTC", time, absl::UTCTimeZone());
 }
 
-// Both times are said: a wrong clock looks like a wrong certificate.
+// The messages have both times: a wrong clock looks like a wrong certificate.
 absl::Status CheckTimes(const CertificateFacts& facts, absl::Time now) {
   if (now < facts.not_before) {
     return absl::FailedPreconditionError(absl::StrCat("it is valid from ", Utc(facts.not_before),
-                                                      " and this machine's clock says ", Utc(now),
+                                                      ", but this machine's clock says ", Utc(now),
                                                       "; is the clock right?"));
   }
   if (now >= facts.not_after) {
-    return absl::FailedPreconditionError(absl::StrCat("it has expired at ", Utc(facts.not_after),
+    return absl::FailedPreconditionError(absl::StrCat("it expired at ", Utc(facts.not_after),
                                                       " and this machine's clock says ", Utc(now),
                                                       "; get a new one"));
   }
@@ -57,7 +57,7 @@ absl::Status CheckTimes(const CertificateFacts& facts, absl::Time now) {
 absl::Status CheckMode(const std::string& path, TlsIdentity::KeyFile kind) {
   struct stat info = {};
   if (stat(path.c_str(), &info) != 0 || (info.st_mode & kOfOthers) == 0) return absl::OkStatus();
-  const std::string text = absl::StrCat("others may read it; chmod 600 ", path);
+  const std::string text = absl::StrCat("other users can read it; run chmod 600 ", path);
   if (kind == TlsIdentity::KeyFile::kOwn) return absl::FailedPreconditionError(text);
   LogWarning(absl::StrCat("the key ", path, ": ", text));
   return absl::OkStatus();
@@ -95,7 +95,7 @@ std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
   retry_at_ = changed.ok() ? absl::InfiniteFuture() : time + between_tries_;
   if (!changed.ok()) {
     if (now != seen_) {
-      LogWarning(absl::StrCat("the certificate from before stays in use: ",
+      LogWarning(absl::StrCat("the previous certificate stays in use: ",
                               std::string(changed.status().message())));
     }
     seen_ = now;
@@ -103,7 +103,7 @@ std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
   }
   seen_ = now;
   (*changed)->version = current_->version + 1;
-  LogInfo(absl::StrCat("certificate ", files_.certificate, " read anew, good until ",
+  LogInfo(absl::StrCat("certificate ", files_.certificate, " reloaded, valid until ",
                        Utc((*changed)->facts.not_after)));
   current_ = *std::move(changed);
   return current_;

@@ -1,7 +1,8 @@
 // The certificate and key of this process, and the authority whose certificates it trusts: read,
 // checked, and read again when the files change, so that certificates are renewed without a
-// restart. What cannot be used is refused with the file and why; where it replaces what could be
-// used, the latter stays, that is logged once, and the new one is tried again: its time may come.
+// restart. An unusable file is refused with its name and the reason. If it replaces a usable one,
+// that one stays in use, this is logged once, and the new one is retried: it may become valid
+// later.
 //
 // Threads: any.
 #pragma once
@@ -27,10 +28,10 @@ struct TlsFiles {
   bool given() const { return !certificate.empty() || !key.empty() || !authority.empty(); }
 };
 
-// What TERCIO_TLS_CERT, TERCIO_TLS_KEY and TERCIO_TLS_CA say.
+// The files in TERCIO_TLS_CERT, TERCIO_TLS_KEY and TERCIO_TLS_CA.
 TlsFiles TlsFromEnvironment();
 
-// INVALID_ARGUMENT where only some of the three are given.
+// INVALID_ARGUMENT if only some of the three are given.
 absl::Status CheckComplete(const TlsFiles& files);
 
 struct TlsMaterial {
@@ -38,20 +39,20 @@ struct TlsMaterial {
   std::string key;
   std::string authority;
   CertificateFacts facts;  // of the certificate
-  int64_t version = 0;     // another one for each change
+  int64_t version = 0;     // incremented with each change
 };
 
 class TlsIdentity {
  public:
   // FAILED_PRECONDITION: a file is missing, unreadable or wrong, the key is not the certificate's,
-  // or others may read it (where the key is one that Tercio has made: kOwn; where it is somebody
-  // else's, that is a warning), the certificate has expired or is not valid yet.
+  // the key is readable by others (an error for a key that Tercio has created: kOwn; a warning for
+  // any other key), the certificate has expired or is not valid yet.
   enum class KeyFile { kOwn, kForeign };
-  // What was bad is tried again after `between_tries`.
+  // Files that become unusable are retried after `between_tries`.
   static absl::StatusOr<std::shared_ptr<TlsIdentity>> Load(
       const TlsFiles& files, KeyFile kind, absl::Duration between_tries = absl::Seconds(10));
 
-  // What the files hold now, or last held that could be used.
+  // The current content of the files, or the last usable one.
   std::shared_ptr<const TlsMaterial> Current();
   const TlsFiles& files() const { return files_; }
 
@@ -75,7 +76,8 @@ class TlsIdentity {
   const absl::Duration between_tries_;
   std::mutex mutex_;
   Stamps seen_;
-  absl::Time retry_at_ = absl::InfiniteFuture();  // of the steady clock: when what was bad is tried
+  absl::Time retry_at_ =
+      absl::InfiniteFuture();  // of the steady clock: next retry of unusable files
   std::shared_ptr<const TlsMaterial> current_;
 };
 

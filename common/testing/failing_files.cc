@@ -1,9 +1,9 @@
-// In tests: calls on some files fail with EIO, as those on a disk that is dying, or are held up, as
-// on one that is slow. Linked into a test, or preloaded into a program (LD_PRELOAD).
+// For tests: makes calls on some files fail with EIO, as on a dying disk, or block, as on a slow
+// one. Linked into a test, or preloaded into a program (LD_PRELOAD).
 //
 // Each line of the file that FAILING_FILES names is `fail CALL PART` or `hold CALL PART`, where
-// CALL is fsync or read, and PART a part of the paths, or with a $ behind it their end. What it
-// says counts from the next call on; a call that is held up goes on when its line is gone.
+// CALL is fsync or read, and PART a part of the path, or, followed by a $, its end. Changes apply
+// from the next call on; a blocked call continues when its line is removed.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -17,7 +17,7 @@
 
 namespace {
 
-// By system calls alone: the functions of the library are those below.
+// Uses system calls only: the library's functions are replaced below.
 std::string Content(const char* path) {
   std::string content;
   const long file = syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);  // NOLINT

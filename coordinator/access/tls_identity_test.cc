@@ -105,7 +105,7 @@ TEST_F(TlsIdentityTest, SaysWhichFileAndWhy) {
   EXPECT_THAT(Refusal(), HasSubstr(absl::StrCat("the key ", files_.key,
                                                 ": does not belong to the certificate")));
   Write(files_.key, "text");
-  EXPECT_THAT(Refusal(), HasSubstr(absl::StrCat("the key ", files_.key, ": holds no key")));
+  EXPECT_THAT(Refusal(), HasSubstr(absl::StrCat("the key ", files_.key, ": contains no key")));
   Write(files_.key, key_);
   ASSERT_EQ(chmod(files_.key.c_str(), 0640), 0);
   EXPECT_THAT(Refusal(), HasSubstr("chmod 600 " + files_.key));
@@ -125,7 +125,7 @@ TEST_F(TlsIdentityTest, SaysBothTimes) {
     return absl::FormatTime("%Y-%m-%d", time, absl::UTCTimeZone());
   };
   Write(files_.certificate, Certificate("late", now - 20 * kDay, 10 * kDay));
-  EXPECT_THAT(Refusal(), HasSubstr("it has expired at " + day(now - 10 * kDay)));
+  EXPECT_THAT(Refusal(), HasSubstr("it expired at " + day(now - 10 * kDay)));
   EXPECT_THAT(Refusal(), HasSubstr("this machine's clock says " + day(now)));
   Write(files_.certificate, Certificate("early", now + 10 * kDay, 10 * kDay));
   EXPECT_THAT(Refusal(), HasSubstr("it is valid from " + day(now + 10 * kDay - absl::Minutes(5))));

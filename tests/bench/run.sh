@@ -1,8 +1,8 @@
 #!/bin/bash
-# Tercio beside PyTorch on this machine: prints a table of ratios (some 15 minutes on two cores).
+# Compares Tercio with PyTorch on this machine: prints a table of ratios (about 15 minutes on two cores).
 #   tests/bench/run.sh [--rounds N] [--models nanogpt,gpt2-124m] [--engine_only] [--compiled]
 # PyTorch is installed in a virtual environment of its own (about 6 GB) in $XDG_CACHE_HOME/tercio/bench; with
-# TERCIO_BENCH_PYTHON=/path/to/python, that Python is used, which must have torch.
+# TERCIO_BENCH_PYTHON=/path/to/python that Python is used instead; it must have torch.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source deploy/environment.sh

@@ -155,11 +155,11 @@ class Tokenizing(DataTest):
             self.assertEqual(child.returncode, {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 143}[how])
             self.assertFalse(os.path.exists(self.path("part.idx")))
             if how != signal.SIGKILL:
-                self.assertIn("goes on where it stopped", err)
+                self.assertIn("run the same command again to resume", err)
         self.assertGreaterEqual(len(interrupted), 2)
         if not os.path.exists(self.path("part.idx")):
             _, err = self.tokenize(inputs, "part")
-            self.assertIn("going on with an earlier run", err)
+            self.assertIn("resuming an earlier run", err)
         self.assertEqual(self.files(self.path("part")), self.files(self.path("whole")))
         self.assertFalse(os.path.exists(self.path("part.partial")))
 

@@ -108,8 +108,8 @@ class Recovery(TercioTest):
             wait_for(lambda: (now := processes(f"{program} {self.state}")) and now != before, "its return")  # noqa: B023
         out, err = child.communicate(timeout=120)
         self.assertEqual(child.returncode, 0, err)
-        self.assertIn("the private agent has ended (signal 9); starting it again", err)
-        self.assertIn("the private coordinator has ended (signal 9); starting it again", err)
+        self.assertIn("the private agent exited (signal 9); restarting it", err)
+        self.assertIn("the private coordinator exited (signal 9); restarting it", err)
         job = json.loads(out)
         self.assertEqual((job["state"], job["step"], job["restarts"]), ("succeeded", 2000, 0))
         self.assertEqual(self.curve(job["id"], self.state), self.curve(reference["id"], self.path("reference")))

@@ -115,7 +115,7 @@ class GpuFaults(FakeGpus, ClusterTest):
         self.gpu_agent("a")
         job = self.submit(*JOB, *layout(1, 1, 1))
         error = wait_for(lambda: self.get(job)["error"], "a reason")
-        self.assertIn("the NVIDIA driver 580.1 runs programs of CUDA 12.2", error)
+        self.assertIn("the NVIDIA driver 580.1 supports CUDA 12.2", error)
         self.assertEqual(self.nodes()["a"]["free"], 0)
 
     def test_the_end_of_a_rank_names_what_the_driver_has_said(self):

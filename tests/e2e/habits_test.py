@@ -22,12 +22,12 @@ class Words(TercioTest):
         self.assertTrue(err.startswith(f"error: {expected}"), err)
 
     def test_mistakes_are_named(self):
-        self.refused("tercio has no verb 'lst'; did you mean 'list'?\n`tercio --help` shows what there is", "lst")
+        self.refused("tercio has no verb 'lst'; did you mean 'list'?\nrun `tercio --help` for usage", "lst")
         self.refused("tercio has no verb 'frobnicate'", "frobnicate", "--help")
         self.refused("tercio checkpoint has no verb 'lits'; did you mean 'list'?", "checkpoint", "lits", "x")
         self.refused("tercio checkpoint needs a verb: list, verify, prune", "checkpoint")
         self.refused("tercio nodes has no verb 'drian'; did you mean 'drain'?", "nodes", "drian", "one")
-        self.refused("tercio list has no option --outptu; did you mean '--output'?\n`tercio list --help`", "list", "--outptu", "json")
+        self.refused("tercio list has no option --outptu; did you mean '--output'?\nrun `tercio list --help`", "list", "--outptu", "json")
         self.refused("tercio get does not take 'y'", "get", "x", "y")
         self.refused("tercio get: job is required", "get")
         self.refused("tercio list: --output: yaml not in {json,jsonl}", "list", "-o", "yaml")
@@ -119,7 +119,7 @@ class Inputs(TercioTest):
         job = self.run_job(self.state, "--set", "training.steps=1")
         self.assertEqual(job["ranks"][0]["memory"]["planned"], memory())
         elsewhere = ["--set", "data.train=/not/here.txt"]
-        self.assertEqual(memory(*elsewhere, notice="the vocabulary is not known here, and taken to be 256"),
+        self.assertEqual(memory(*elsewhere, notice="the size of the vocabulary is unknown here and assumed to be 256"),
                          memory("--set", "model.vocab_size=256"))
         out, err = self.tercio("plan", self.path("job.yaml"), "--effective", "--cluster", "x", code=2)
         self.assertEqual(out, "")
@@ -201,13 +201,13 @@ class Coordinators(ClusterTest):
         self.assertIn("nnn…", out)
         self.assertEqual(self.json(*self.reach("get", second))["name"], "n" * 200)
         _, err = self.tercio(*self.reach("wait", second, "--timeout", "0"), code=6)
-        self.assertIn("has not ended in time", err)
+        self.assertIn("did not end in time", err)
         self.assertNotIn("in time", self.tercio("wait", second, "--timeout", "2s", "--coordinator", "127.0.0.1:1", code=5)[1])
         self.tercio(*self.reach("cancel", second))
         self.tercio(*self.reach("wait", second, "--timeout", "0"), code=8)
         second = self.submit("--set", f"name={'n' * 200}", *layout(1, 1, 2))
         # Why the second waits.
-        self.assertIn("queued, place 2 of the queue", self.tercio(*self.reach("get", second))[0])
+        self.assertIn("queued, position 2 in the queue", self.tercio(*self.reach("get", second))[0])
 
 
 class Interrupted(ClusterTest):
@@ -229,7 +229,7 @@ class Interrupted(ClusterTest):
         self.assertEqual(terminal.process.wait(SECONDS), 130)
         last = terminal.read().replace("\r", "").split("\n")
         self.assertEqual(last[-1], "")
-        self.assertEqual(last[-2], f"the job goes on; look again: tercio watch {job}")
+        self.assertEqual(last[-2], f"the job continues; follow it with: tercio watch {job}")
 
     def test_the_job_goes_on(self):
         job = self.submit("--set", "training.steps=1000000", *layout(1, 1, 2))
@@ -318,7 +318,7 @@ class Prune(ClusterTest):
         self.assertEqual(self.prune(job, "--keep-last", "4", "--dry-run"), ([10, 20], [30, 40, 50, 60]))
         self.assertEqual(self.kept(job), [10, 20, 30, 40, 50, 60])
         out, _ = self.tercio(*self.reach("checkpoint", "prune", job, "--keep-last", "4"))
-        self.assertRegex(out, r"(?s)removed .*step-00000010\nremoved .*step-00000020\nremoved 2 checkpoints, .*; 4 stay\n")
+        self.assertRegex(out, r"(?s)removed .*step-00000010\nremoved .*step-00000020\nremoved 2 checkpoints, .*; 4 kept\n")
         self.assertEqual(self.kept(job), [30, 40, 50, 60])
         # The newest two are damaged: they take no other's place.
         for step in (50, 60):

@@ -99,7 +99,7 @@ class HuggingFace(TercioTest):
         self.assertIn("step 3", self.refused(3, "checkpoint", "export", self.path("out"), "--step", "3", *more))
         self.assertIn("use fp32, bf16 or fp16", self.refused(2, "checkpoint", "export", self.path("out"), *more,
                                                              "--dtype", "int8"))
-        self.assertIn("no size", self.refused(2, "checkpoint", "export", self.path("out"), *more,
+        self.assertIn("is not a size", self.refused(2, "checkpoint", "export", self.path("out"), *more,
                                               "--max-shard-size", "big"))
         part = self.path("out", "weights.safetensors")
         with open(part, "r+b") as file:

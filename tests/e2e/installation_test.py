@@ -78,7 +78,7 @@ class Layout(TercioTest):
     def test_uninstall_leaves_the_configuration_and_purge_nothing(self):
         root = self.path("root")
         install("--prefix", "/opt/tercio", destdir=root)
-        self.assertIn("configuration stays", install("--prefix", "/opt/tercio", "--uninstall", destdir=root))
+        self.assertIn("configuration is kept", install("--prefix", "/opt/tercio", "--uninstall", destdir=root))
         self.assertEqual(files_below(root), ["etc/tercio/agent.yaml", "etc/tercio/coordinator.yaml"])
         self.assertIn("nothing is installed", install("--prefix", "/opt/tercio", "--uninstall", code=3, destdir=root))
         install("--prefix", "/opt/tercio", destdir=root)
@@ -182,7 +182,7 @@ class Layout(TercioTest):
 
     def test_help(self):
         self.assertIn("deploy/install.sh [--prefix", install("--help"))
-        self.assertIn("--frobnicate is no option", install("--frobnicate", code=2))
+        self.assertIn("unknown option --frobnicate", install("--frobnicate", code=2))
 
     @unittest.skipIf(os.getuid() != 0, "only root can become another user")
     def test_who_may_not_write_changes_nothing(self):
@@ -193,18 +193,18 @@ class Layout(TercioTest):
         done = subprocess.run([script, "--prefix", self.path("theirs", "tercio")], capture_output=True, text=True, timeout=SECONDS,
                               check=False, user="nobody", cwd=self.directory)
         self.assertEqual(done.returncode, 1)
-        self.assertIn(f"{self.path('theirs')} cannot be written by nobody: run this as root, or choose --prefix", done.stderr)
+        self.assertIn(f"{self.path('theirs')} is not writable for nobody: run this as root, or choose another --prefix", done.stderr)
 
     def test_what_cannot_be(self):
-        self.assertIn("is not there", install("--from", self.path("nothing"), code=3))
+        self.assertIn("does not exist", install("--from", self.path("nothing"), code=3))
         self.assertIn("no bin/tercio", install("--from", self.directory, code=1))
         self.assertIn("an absolute path", install("--prefix", "here", code=2))
         self.assertIn("only letters", install("--prefix", "/opt/two words", code=2))
-        self.assertIn("--purge goes with", install("--purge", code=2))
+        self.assertIn("--purge is only valid with", install("--purge", code=2))
         self.assertIn("install.sh [--prefix", install("--wrong", code=2))
         with open(self.path("not.tar.gz"), "w", encoding="utf-8") as file:
             file.write("no archive")
-        self.assertIn("cannot be unpacked", install("--from", self.path("not.tar.gz"), code=1))
+        self.assertIn("cannot unpack", install("--from", self.path("not.tar.gz"), code=1))
 
 
 class Units(TercioTest):
@@ -346,7 +346,7 @@ class AsAService(ClusterTest):
         self.assertIn("MONOTONIC_USEC=", manager.wait_for("RELOADING=1"))
         manager.wait_for("READY=1")
         self.assertIn("changed: --allow-drills", self.log_of(coordinator))
-        self.assertIn("with the next start only: --listen", self.log_of(coordinator))
+        self.assertIn("changes that need a restart: --listen", self.log_of(coordinator))
         err = self.tercio(*self.reach("drill", "nobody", "--fault", "kill-trainer", "--rank", "0"), code=3)[1]
         self.assertNotIn("not allowed", err)
         # A file with faults changes nothing.

@@ -248,7 +248,7 @@ class Logs(ClusterTest):
             self.assertIn("the end is near", status["last_lines"][-1]["line"])
             self.assertEqual(status["last_lines"][-1]["node"], "one")
         text, _ = self.tercio(*self.reach("get", job))
-        self.assertIn("last words of rank", text)
+        self.assertIn("last output of rank", text)
         self.assertIn("the end is near?[2J", text)
         self.assertNotIn("\x1b", text)
 

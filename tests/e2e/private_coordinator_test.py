@@ -69,7 +69,7 @@ class PrivateCoordinator(TercioTest):
                                    "--coordinator", self.address], capture_output=True, text=True, timeout=60, check=False,
                                   env={**self.environment(), "HOME": "/nonexistent"}, cwd="/")
             self.assertEqual((done.returncode, done.stdout), (4, ""), done.stderr)
-            self.assertIn("is another user's own", done.stderr)
+            self.assertIn("belongs to another user", done.stderr)
         self.assertEqual(len(self.json("list", "--state-dir", self.state)), 1)
 
 

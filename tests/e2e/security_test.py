@@ -491,7 +491,7 @@ except grpc.RpcError as error:
         self.addCleanup(server.kill)
         wait_for(lambda: reachable(port), "openssl's server", 20)
         _, err = self.tercio("list", "--coordinator", f"127.0.0.1:{port}", *self.files("ann"), code=5)
-        self.assertIn("of the role agent, not coordinator", err)
+        self.assertIn("has the role agent, not coordinator", err)
 
 
 class Attacks(SecureTest):
@@ -633,7 +633,7 @@ except grpc.RpcError as error:
         with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
             file.write("no certificate")
         self.verb("ann", "list")
-        self.assertIn("the certificate from before stays in use", self.log_of("tercio-coordinator"))
+        self.assertIn("the previous certificate stays in use", self.log_of("tercio-coordinator"))
         self.server.terminate()
         self.server.wait(30)
 
@@ -654,11 +654,11 @@ except grpc.RpcError as error:
         os.rename(store + ".away", store)
         with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
             file.write("no certificate")
-        refused(files["coordinator.pem"], "holds no certificate")
+        refused(files["coordinator.pem"], "contains no certificate")
         with open(files["coordinator.pem"], "w", encoding="utf-8") as file:
             file.write(good)
         os.chmod(files["coordinator.key"], 0o644)
-        refused("others may read it", f"chmod 600 {files['coordinator.key']}")
+        refused("other users can read it", f"chmod 600 {files['coordinator.key']}")
         os.chmod(files["coordinator.key"], 0o600)
         shutil.copy(files["authority.key"], files["coordinator.key"])
         refused(files["coordinator.key"], "does not belong to the certificate")

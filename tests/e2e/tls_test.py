@@ -51,9 +51,9 @@ class Tls(TercioTest):
     def test_clients_that_are_refused_are_told_which_certificate_and_why(self):
         self.start_coordinator(self.ours.issue("coordinator"))
         self.refused([], "speaks TLS", "--tls-cert")
-        self.refused(self.ours.issue("late", days=-1), "refuses the certificate of --tls-cert", "late.pem", "expired")
+        self.refused(self.ours.issue("late", days=-1), "rejects the --tls-cert certificate", "late.pem", "expired")
         strange = self.theirs.issue("stranger").with_authority(self.ours)
-        self.refused(strange, "refuses the certificate of --tls-cert", "stranger.pem", "does not know")
+        self.refused(strange, "rejects the --tls-cert certificate", "stranger.pem", "does not know")
         mixed = self.ours.issue("ann")
         mixed.key = self.ours.issue("bob").key
         self.refused(mixed, "does not belong to the certificate")
@@ -73,9 +73,9 @@ class Tls(TercioTest):
     def test_a_coordinator_that_is_not_the_one_is_refused(self):
         client = self.ours.issue("ann")
         self.start_coordinator(self.theirs.issue("coordinator").with_authority(self.ours))
-        self.refused(client, "refused here", "--tls-ca has not signed it")
+        self.refused(client, "the certificate of the coordinator is rejected", "not signed by the authority of --tls-ca")
         self.start_again(self.ours.issue("other", names="DNS:other.example,IP:10.9.8.7"))
-        self.refused(client, "other names than 127.0.0.1", "other.example, 10.9.8.7")
+        self.refused(client, "it is not for 127.0.0.1", "other.example, 10.9.8.7")
 
     def test_certificates_that_have_expired(self):
         old = self.ours.issue("old", days=-1)
@@ -84,7 +84,7 @@ class Tls(TercioTest):
                                "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0", *old], capture_output=True,
                               text=True, env=self.environment(), timeout=60, check=False)
         self.assertEqual(done.returncode, 7)
-        for word in (old.certificate, "has expired at", "this machine's clock says"):
+        for word in (old.certificate, "it expired at", "this machine's clock says"):
             self.assertIn(word, done.stderr)
         # A server whose certificate has expired while it ran.
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -97,7 +97,7 @@ class Tls(TercioTest):
         self.addCleanup(server.kill)
         wait_for(lambda: reachable(port), "openssl's server")
         self.address = f"127.0.0.1:{port}"
-        self.refused(self.ours.issue("ann"), "refused here", "it has expired")
+        self.refused(self.ours.issue("ann"), "the certificate of the coordinator is rejected", "it has expired")
 
     def start_again(self, flags):
         self.daemons[-1].send_signal(signal.SIGTERM)
@@ -122,7 +122,7 @@ class Tls(TercioTest):
         self.addCleanup(agent.stderr.close)
         self.addCleanup(agent.wait)
         self.addCleanup(agent.kill)
-        wait_for(lambda: "refuses the certificate of --tls-cert" in agent.stderr.readline(), "a warning")
+        wait_for(lambda: "rejects the --tls-cert certificate" in agent.stderr.readline(), "a warning")
         self.assertEqual(self.json("nodes", "--coordinator", self.address, *self.ours.issue("ann", role="viewer")), [])
 
 

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Coverage-guided fuzzing of what reads files that others made: libFuzzer with AddressSanitizer and
+# Coverage-guided fuzzing of the readers of foreign files: libFuzzer with AddressSanitizer and
 # UndefinedBehaviorSanitizer, from Debian's clang.
 #   tests/fuzz/fuzz.sh [--seconds N] [--results FILE] [TARGET ...]
 # Each target (its TARGET_fuzz.cc lies here) runs for N seconds (10), from the seeds of make_seeds.py and what

@@ -1,14 +1,14 @@
-// NVML's functions for tests, of a machine with two GPUs. Built as libnvidia-ml.so.1, and once more
-// without what old drivers lack (TERCIO_OLD_NVML).
+// A fake NVML for tests, of a machine with two GPUs. Built as libnvidia-ml.so.1, and a second time
+// without the functions that old drivers lack (TERCIO_OLD_NVML).
 //
-// The file that TERCIO_FAKE_NVML names says how the GPUs are; it is read again at each call. A line
+// The file that TERCIO_FAKE_NVML names sets the state of the GPUs; it is read at each call. A line
 // is NAME VALUE or GPU.NAME VALUE [VALUE], where GPU is 0 or 1:
 //   power, temperature, ecc_uncorrected, ...   in NVML's units, see kUsual
-//   xid N              an event; lines of it are told once, in their order
-//   lost 1             NVML_ERROR_GPU_IS_LOST from whatever is asked of it
+//   xid N              an event; each line is reported once, in order
+//   lost 1             NVML_ERROR_GPU_IS_LOST from every call
 //   unsupported NAME   NVML_ERROR_NOT_SUPPORTED for that value
 //   process PID BYTES  a process with a context
-//   hang 1             (of no GPU) every call waits for as long as the line is there
+//   hang 1             (without a GPU) every call blocks while the line is there
 #include <unistd.h>
 
 #include <cstdio>
@@ -279,7 +279,7 @@ int nvmlEventSetFree(Events* set) {
   delete set;
   return kSuccess;
 }
-// What was there before is not told.
+// Earlier events are not reported.
 int nvmlDeviceRegisterEvents(int* device, unsigned long long types, Events* set) {
   if (types != kXidEvents) return kNotSupported;
   set->told[*device] = XidsOf(*device).size();

@@ -134,12 +134,11 @@ TEST_F(GpuMonitorTest, TroubleIsWhatCameLately) {
   Report(31, 1);
   Report(31, 1);
   GpuMonitor::Trouble trouble = monitor_->TroubleOf(0, kPatience, kPatience);
-  EXPECT_EQ(trouble.text, "XID 31 (access to memory that is not there)");
+  EXPECT_EQ(trouble.text, "XID 31 (GPU memory page fault)");
   EXPECT_FALSE(trouble.of_device);
   Report(94, 1);
   trouble = monitor_->TroubleOf(0, kPatience, kPatience);
-  EXPECT_EQ(trouble.text,
-            "XID 31 (access to memory that is not there), XID 94 (contained memory error)");
+  EXPECT_EQ(trouble.text, "XID 31 (GPU memory page fault), XID 94 (contained memory error)");
   EXPECT_TRUE(trouble.of_device);
   EXPECT_THAT(Faults(), ElementsAre("", ""));  // the next process may use it
   EXPECT_EQ(monitor_->TroubleOf(0, absl::ZeroDuration(), kPatience).text, "");
