@@ -1,7 +1,7 @@
 """Libraries of the system (Debian packages) as one repository, `@system`.
 
 Compile and link flags come from pkg-config where the package has a .pc file. Headers of the
-system are found by the compiler on its own path, so no include directories are copied.
+system are found by the compiler on its own path, so no include directories are copied. `clang.bzl` has the version of clang.
 """
 
 # Bazel target -> (pkg-config names, further link flags, further defines).
@@ -48,6 +48,12 @@ def _without_repeats(words):
         result.append(word)
     return reversed(result)
 
+def _clang_version(ctx):
+    """The first line of what clang says of itself; empty where there is none, for it is only needed to check."""
+    if ctx.which("clang++") == None:
+        return ""
+    return ctx.execute(["clang++", "--version"]).stdout.split("\n")[0]
+
 def _system_libraries_impl(ctx):
     build = ['package(default_visibility = ["//visibility:public"])', ""]
     for name in sorted(_LIBRARIES):
@@ -68,6 +74,7 @@ def _system_libraries_impl(ctx):
             "",
         ]
     ctx.file("BUILD.bazel", "\n".join(build))
+    ctx.file("clang.bzl", "CLANG_VERSION = {}\n".format(repr(_clang_version(ctx))))
 
 system_libraries = repository_rule(
     implementation = _system_libraries_impl,

@@ -54,7 +54,7 @@ ProgressBar::~ProgressBar() {
 }
 
 void ProgressBar::Show(int64_t done, int64_t total, const std::string& more) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (first_ < 0) first_ = done;
   const absl::Time now = SteadyNow();
   if (now - last_ < (terminal_ ? kTerminalInterval : kPlainInterval)) return;

@@ -5,10 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio::cli {
 
@@ -36,10 +36,10 @@ class ProgressBar {
   const ProgressUnit unit_;
   const bool terminal_;
   const absl::Time start_;
-  std::mutex mutex_;
-  absl::Time last_;
-  int64_t first_ = -1;
-  bool drawn_ = false;
+  Mutex mutex_;
+  absl::Time last_ TERCIO_GUARDED_BY(mutex_);
+  int64_t first_ TERCIO_GUARDED_BY(mutex_) = -1;
+  bool drawn_ TERCIO_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace tercio::cli

@@ -100,13 +100,13 @@ absl::Status AppendFile::Append(std::string_view bytes) {
 absl::Status AppendFile::HandOver() {
   if (writers_.size() < kWriters) threads_.TryStart([this] { WriteBlocks(); }, &writers_);
   if (writers_.empty()) return WriteHere();
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   full_.push_back({std::move(filling_), offset_});
   offset_ += static_cast<int64_t>(kBlockBytes);
   filled_ = 0;
   ++busy_;
-  changed_.notify_all();
-  changed_.wait(lock, [this] { return busy_ <= static_cast<int>(kWriters); });
+  changed_.NotifyAll();
+  while (busy_ > static_cast<int>(kWriters)) changed_.Wait(mutex_);
   if (!empty_.empty()) {
     filling_ = std::move(empty_.back());
     empty_.pop_back();
@@ -122,25 +122,25 @@ absl::Status AppendFile::WriteHere() {
 }
 
 absl::Status AppendFile::AwaitWriters() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return busy_ == 0; });
+  MutexLock lock(mutex_);
+  while (busy_ != 0) changed_.Wait(mutex_);
   return status_;
 }
 
 void AppendFile::WriteBlocks() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return !full_.empty() || stop_; });
+    while (full_.empty() && !stop_) changed_.Wait(mutex_);
     if (full_.empty()) return;
     FullBlock full = std::move(full_.front());
     full_.pop_front();
-    lock.unlock();
+    lock.Unlock();
     const absl::Status status = Write(full.block.get(), kBlockBytes, full.offset);
-    lock.lock();
+    lock.Lock();
     status_.Update(status);
     empty_.push_back(std::move(full.block));
     --busy_;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 
@@ -186,9 +186,9 @@ absl::Status AppendFile::Close() {
 
 void AppendFile::StopWriters() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stop_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   for (std::thread& writer : writers_) writer.join();
   threads_.Return(writers_.size());

@@ -10,13 +10,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -25,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 
 namespace tercio {
 
@@ -103,13 +102,13 @@ class AppendFile {
   int64_t offset_ = 0;  // of the block being filled
 
   std::vector<std::thread> writers_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<FullBlock> full_;
-  std::vector<Block> empty_;
-  int busy_ = 0;  // blocks that are full, or being written
-  bool stop_ = false;
-  absl::Status status_;  // of the writers
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::deque<FullBlock> full_ TERCIO_GUARDED_BY(mutex_);
+  std::vector<Block> empty_ TERCIO_GUARDED_BY(mutex_);
+  int busy_ TERCIO_GUARDED_BY(mutex_) = 0;  // blocks that are full, or being written
+  bool stop_ TERCIO_GUARDED_BY(mutex_) = false;
+  absl::Status status_ TERCIO_GUARDED_BY(mutex_);  // of the writers
 };
 
 }  // namespace tercio

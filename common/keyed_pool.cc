@@ -24,21 +24,21 @@ KeyedPool::KeyedPool(int per_key, int most, Start start)
 KeyedPool::~KeyedPool() {
   std::vector<std::thread> threads;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stop_ = true;
     threads = std::move(threads_);
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   for (std::thread& thread : threads) thread.join();
 }
 
 void KeyedPool::Run(const std::string& key, std::function<void()> task) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Queue& queue = queues_[key];
   queue.tasks.push_back(std::move(task));
   MakeReady(key, queue);
   if (idle_ < static_cast<int>(ready_.size())) AddThread();
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void KeyedPool::MakeReady(const std::string& key, Queue& queue) {
@@ -58,10 +58,10 @@ void KeyedPool::AddThread() {
 }
 
 void KeyedPool::Work() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     ++idle_;
-    changed_.wait(lock, [this] { return stop_ || !ready_.empty(); });
+    while (!stop_ && ready_.empty()) changed_.Wait(mutex_);
     --idle_;
     if (ready_.empty()) return;
     const std::string key = std::move(ready_.front());
@@ -74,28 +74,28 @@ void KeyedPool::Work() {
     ++busy_;
     MakeReady(key, queue);
     if (idle_ < static_cast<int>(ready_.size())) AddThread();
-    changed_.notify_all();
-    lock.unlock();
+    changed_.NotifyAll();
+    lock.Unlock();
     const absl::Status done = CatchAll([&task] {
       task();
       return absl::OkStatus();
     });
     if (!done.ok()) LogError(absl::StrCat("work for ", key, ": ", std::string(done.message())));
     task = nullptr;  // destroys its captures without holding the lock
-    lock.lock();
+    lock.Lock();
     --busy_;
     Queue& after = queues_.at(key);
     --after.running;
     MakeReady(key, after);
     if (after.running == 0 && after.tasks.empty()) queues_.erase(key);
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 }
 
 bool KeyedPool::Drain(absl::Duration patience) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, absl::ToChronoNanoseconds(patience),
-                           [this] { return queues_.empty(); });
+  MutexLock lock(mutex_);
+  return changed_.WaitFor(mutex_, absl::ToChronoNanoseconds(patience),
+                          [this]() TERCIO_REQUIRES(mutex_) { return queues_.empty(); });
 }
 
 }  // namespace tercio

@@ -8,16 +8,15 @@
 // Threads: any.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio {
 
@@ -49,21 +48,20 @@ class KeyedPool {
   };
 
   void Work();
-  // Called with mutex_ held.
-  void MakeReady(const std::string& key, Queue& queue);
-  void AddThread();
+  void MakeReady(const std::string& key, Queue& queue) TERCIO_REQUIRES(mutex_);
+  void AddThread() TERCIO_REQUIRES(mutex_);
 
   const int per_key_;
   const int most_;
   const Start start_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, Queue> queues_;  // of keys that have tasks
-  std::deque<std::string> ready_;        // keys whose next task may begin
-  int idle_ = 0;
-  int busy_ = 0;
-  bool stop_ = false;
-  std::vector<std::thread> threads_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<std::string, Queue> queues_ TERCIO_GUARDED_BY(mutex_);  // of keys that have tasks
+  std::deque<std::string> ready_ TERCIO_GUARDED_BY(mutex_);        // keys whose next task may begin
+  int idle_ TERCIO_GUARDED_BY(mutex_) = 0;
+  int busy_ TERCIO_GUARDED_BY(mutex_) = 0;
+  bool stop_ TERCIO_GUARDED_BY(mutex_) = false;
+  std::vector<std::thread> threads_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <mutex>
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "common/mutex.h"
 #include "common/utf8.h"
 
 namespace tercio {
@@ -23,7 +23,7 @@ struct Log {
   std::atomic<LogFormat> format{LogFormat::kText};
   std::atomic<LogLevel> least{LogLevel::kInfo};
   LogFields context;
-  std::mutex mutex;  // serialises writes, so that lines do not mix
+  Mutex mutex;  // serialises writes, so that lines do not mix
   std::atomic<int64_t> lost{0};
 };
 
@@ -100,7 +100,7 @@ void Write(LogLevel level, std::string_view text, const LogFields& fields) {
   if (level < log.least) return;
   const std::string line =
       FormatLogLine(log.format, {absl::Now(), level, log.program, text}, fields, log.context);
-  std::lock_guard<std::mutex> lock(log.mutex);
+  MutexLock lock(log.mutex);
   if (!WriteAll(line)) ++log.lost;
 }
 

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "common/check.h"
+#include "common/mutex.h"
 
 namespace tercio {
 namespace {
@@ -28,24 +27,27 @@ class PartStream {
     for (int64_t index = Claim(); index >= 0; index = Claim()) {
       Slot& slot = SlotOf(index);
       const absl::Status status = make_(index, &slot.part);
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (!status.ok()) Fail(index, status);
       slot.made = index;
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
   }
 
   void TakeParts(size_t taker) {
     for (int64_t index = 0; Await(index); ++index) {
       const absl::Status status = takers_[taker](SlotOf(index).part.bytes);
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (!status.ok()) Fail(index, status);
       taken_[taker] = index + 1;
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
   }
 
-  absl::Status status() const { return status_; }
+  absl::Status status() {
+    MutexLock lock(mutex_);
+    return status_;
+  }
 
  private:
   struct Slot {
@@ -57,38 +59,41 @@ class PartStream {
 
   // The next part to make, once its slot is free; -1 when there is none.
   int64_t Claim() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return next_ >= end_ || next_ < FirstKept() + Window(); });
+    MutexLock lock(mutex_);
+    while (next_ < end_ && next_ >= FirstKept() + Window()) changed_.Wait(mutex_);
     return next_ < end_ ? next_++ : -1;
   }
 
   // Waits for part `index`; false if it will not come.
   bool Await(int64_t index) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [&] { return index >= end_ || SlotOf(index).made == index; });
+    MutexLock lock(mutex_);
+    while (index < end_ && SlotOf(index).made != index) changed_.Wait(mutex_);
     return index < end_;
   }
 
   // Cancels all parts from this one on.
-  void Fail(int64_t index, const absl::Status& status) {
+  void Fail(int64_t index, const absl::Status& status) TERCIO_REQUIRES(mutex_) {
     if (index >= end_) return;
     end_ = index;
     status_ = status;
   }
 
-  int64_t FirstKept() const { return *std::min_element(taken_.begin(), taken_.end()); }
+  int64_t FirstKept() const TERCIO_REQUIRES(mutex_) {
+    return *std::min_element(taken_.begin(), taken_.end());
+  }
   int64_t Window() const { return static_cast<int64_t>(slots_.size()); }
 
   const MakePart& make_;
   const absl::Span<const TakePart> takers_;
   std::vector<Slot> slots_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<int64_t> taken_;  // of each taker: how many parts it is done with
-  int64_t next_ = 0;
-  int64_t end_;
-  absl::Status status_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  // How many parts each taker is done with.
+  std::vector<int64_t> taken_ TERCIO_GUARDED_BY(mutex_);
+  int64_t next_ TERCIO_GUARDED_BY(mutex_) = 0;
+  int64_t end_ TERCIO_GUARDED_BY(mutex_);
+  absl::Status status_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace

@@ -9,8 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/run_program.h"
 #include "nlohmann/json.hpp"
 
@@ -24,23 +24,36 @@ constexpr int kNice = 10;
 // A terabyte at 100 MB/s.
 constexpr absl::Duration kPatience = absl::Hours(3);
 
+struct Places {
+  Mutex mutex;
+  ConditionVariable left;
+  int children TERCIO_GUARDED_BY(mutex) = 0;
+};
+
+// Outlives threads that wait while the process ends.
+Places& ThePlaces() {
+  static auto* const places = new Places;
+  return *places;
+}
+
 // Holds one of the places for children.
 class Turn {
  public:
-  Turn() {
-    absl::MutexLock lock(&mutex_);
-    mutex_.Await(absl::Condition(
-        +[](int* children) { return *children < kMostChildren; }, &children_));
-    ++children_;
+  Turn() : places_(ThePlaces()) {
+    MutexLock lock(places_.mutex);
+    while (places_.children >= kMostChildren) places_.left.Wait(places_.mutex);
+    ++places_.children;
   }
   ~Turn() {
-    absl::MutexLock lock(&mutex_);
-    --children_;
+    MutexLock lock(places_.mutex);
+    --places_.children;
+    places_.left.NotifyOne();
   }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
 
  private:
-  static inline absl::Mutex mutex_{absl::kConstInit};
-  static inline int children_ = 0;
+  Places& places_;
 };
 
 absl::StatusOr<std::vector<checkpoint::Finding>> FindingsOf(const std::string& text) {

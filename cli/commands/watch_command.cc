@@ -1,9 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <iostream>
-#include <mutex>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +15,7 @@
 #include "cli/terminal.h"
 #include "cli/text.h"
 #include "cli/watch_view.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 
 namespace tercio::cli {
@@ -45,17 +44,17 @@ class FullView {
 
   ~FullView() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
       for (grpc::ClientContext* context : calls_) context->TryCancel();
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
     for (std::thread& thread : threads_) thread.join();
   }
 
   // Ranks, plan and last lines are not part of every status.
   void Show(const v1::JobStatus& job) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const v1::JobStatus before = std::move(state_.job);
     state_.job = job;
     if (job.ranks().empty()) *state_.job.mutable_ranks() = before.ranks();
@@ -64,14 +63,15 @@ class FullView {
 
  private:
   void DrawUntilStopped() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (!stopping_) {
       state_.now = absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch());
       const std::string text = WatchView(state_, GetScreen());
-      lock.unlock();
+      lock.Unlock();
       terminal_.Draw(text);
-      lock.lock();
-      changed_.wait_for(lock, kDrawInterval, [this] { return stopping_; });
+      lock.Lock();
+      changed_.WaitFor(mutex_, kDrawInterval,
+                       [this]() TERCIO_REQUIRES(mutex_) { return stopping_; });
     }
   }
 
@@ -84,7 +84,7 @@ class FullView {
       const auto reader = client_.stub().History(context, request);
       v1::StepRecord record;
       while (reader->Read(&record)) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         step_ = record.step();
         state_.losses.push_back(record.loss());
         if (state_.losses.size() > kMostLosses) state_.losses.erase(state_.losses.begin());
@@ -100,7 +100,7 @@ class FullView {
       const auto reader = client_.stub().Events(context, request);
       v1::JobEvent event;
       while (reader->Read(&event)) {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (event.sequence() <= event_) continue;  // received before the stream broke
         event_ = event.sequence();
         state_.events.push_back(event);
@@ -115,27 +115,28 @@ class FullView {
     while (true) {
       grpc::ClientContext context;
       {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (stopping_) return;
         calls_.push_back(&context);
       }
       read(&context);
-      std::unique_lock<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       std::erase(calls_, &context);
-      changed_.wait_for(lock, kRetryInterval, [this] { return stopping_; });
+      changed_.WaitFor(mutex_, kRetryInterval,
+                       [this]() TERCIO_REQUIRES(mutex_) { return stopping_; });
     }
   }
 
   Client& client_;
   const std::string job_;
   TerminalView terminal_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  WatchState state_;
-  int64_t step_ = 0;   // step of the last loss
-  int64_t event_ = 0;  // sequence of the last event
-  std::vector<grpc::ClientContext*> calls_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  WatchState state_ TERCIO_GUARDED_BY(mutex_);
+  int64_t step_ = 0;  // step of the last loss; of the thread that follows the history
+  int64_t event_ TERCIO_GUARDED_BY(mutex_) = 0;  // sequence of the last event
+  std::vector<grpc::ClientContext*> calls_ TERCIO_GUARDED_BY(mutex_);
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 };
 

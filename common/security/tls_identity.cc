@@ -81,13 +81,14 @@ absl::StatusOr<std::shared_ptr<TlsIdentity>> TlsIdentity::Load(const TlsFiles& f
                                                                absl::Duration between_tries) {
   TERCIO_RETURN_IF_ERROR(CheckComplete(files));
   std::shared_ptr<TlsIdentity> identity(new TlsIdentity(files, kind, between_tries));
+  MutexLock lock(identity->mutex_);
   identity->seen_ = identity->Look();
   TERCIO_ASSIGN_OR_RETURN(identity->current_, identity->Read());
   return identity;
 }
 
 std::shared_ptr<const TlsMaterial> TlsIdentity::Current() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const Stamps now = Look();
   const absl::Time time = SteadyNow();
   if (now == seen_ && time < retry_at_) return current_;

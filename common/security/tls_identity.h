@@ -10,12 +10,12 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/security/certificate.h"
 
 namespace tercio {
@@ -74,11 +74,11 @@ class TlsIdentity {
   const TlsFiles files_;
   const KeyFile kind_;
   const absl::Duration between_tries_;
-  std::mutex mutex_;
-  Stamps seen_;
-  absl::Time retry_at_ =
-      absl::InfiniteFuture();  // of the steady clock: next retry of unusable files
-  std::shared_ptr<const TlsMaterial> current_;
+  Mutex mutex_;
+  Stamps seen_ TERCIO_GUARDED_BY(mutex_);
+  // When unusable files are read again, on the steady clock.
+  absl::Time retry_at_ TERCIO_GUARDED_BY(mutex_) = absl::InfiniteFuture();
+  std::shared_ptr<const TlsMaterial> current_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio

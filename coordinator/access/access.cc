@@ -80,8 +80,9 @@ absl::Status Access::ServeEnrolment(Registrar::MayBeHere may_be_here) {
 }
 
 void Access::Watch() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
+  MutexLock lock(mutex_);
+  const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
+  while (!stopped_.WaitFor(mutex_, kLookInterval, stops)) {
     if (const absl::Status looked = LookForRevoked(); !looked.ok()) Warn(looked);
     RenewOwn();
   }
@@ -131,9 +132,9 @@ void Access::RenewOwn() {
 Access::~Access() {
   if (watcher_.joinable()) {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
-      stopped_.notify_all();
+      stopped_.NotifyAll();
     }
     watcher_.join();
   }

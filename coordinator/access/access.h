@@ -6,13 +6,12 @@
 // and renews the coordinator's certificate.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "common/security/tls_identity.h"
 #include "coordinator/access/access_store.h"
 #include "coordinator/access/audit_log.h"
@@ -73,9 +72,9 @@ class Access {
   absl::Time renew_after_ = absl::InfinitePast();  // of the steady clock; of the watcher
   absl::Time warned_ = absl::InfinitePast();       // the same
 
-  std::mutex mutex_;
-  std::condition_variable stopped_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable stopped_;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread watcher_;
 };
 

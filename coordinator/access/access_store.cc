@@ -63,6 +63,7 @@ absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Create(const std::stri
 
 absl::StatusOr<std::unique_ptr<AccessStore>> AccessStore::Open(const std::string& path) {
   std::unique_ptr<AccessStore> store(new AccessStore(path));
+  MutexLock lock(store->mutex_);
   TERCIO_RETURN_IF_ERROR(store->Connect());
   return store;
 }
@@ -90,8 +91,7 @@ absl::Status AccessStore::Connect() {
   return status;
 }
 
-template <typename Body>
-absl::Status AccessStore::Transaction(Body body) {
+absl::Status AccessStore::Transaction(absl::FunctionRef<absl::Status()> body) {
   TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = body();
   if (status.ok()) status = Run("COMMIT");
@@ -109,7 +109,7 @@ absl::Status AccessStore::Prepare() {
         absl::StrCat(path_, " was written by a newer version of Tercio (format ", version, ")"));
   }
   if (version == kVersion) return absl::OkStatus();
-  return Transaction([this] { return BringUpToDate(); });
+  return Transaction([this]() TERCIO_REQUIRES(mutex_) { return BringUpToDate(); });
 }
 
 absl::StatusOr<int64_t> AccessStore::Format() {
@@ -138,7 +138,7 @@ absl::Status AccessStore::Run(const char* sql) {
 }
 
 absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const std::string& secret) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement insert(
       database_,
       "INSERT INTO tokens(digest, role, name, created, expires, uses_left, nodes) "
@@ -157,7 +157,7 @@ absl::StatusOr<int64_t> AccessStore::AddToken(const TokenRecord& token, const st
 // Compares with every usable one, each in constant time: the duration reveals nothing.
 absl::StatusOr<TokenRecord> AccessStore::FindToken(const std::string& secret, absl::Time now) {
   const std::string digest = Sha256Hex(secret);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT id, role, name, created, expires, uses_left, nodes, digest "
                         "FROM tokens WHERE expires > ? AND uses_left > 0");
@@ -231,8 +231,8 @@ absl::Status AccessStore::FreeName(const CertificateRecord& certificate, absl::T
 
 absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecord& certificate,
                                 absl::Time forsaken) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return Transaction([&]() -> absl::Status {
+  MutexLock lock(mutex_);
+  return Transaction([&]() TERCIO_REQUIRES(mutex_) -> absl::Status {
     SqliteStatement spend(database_,
                           "UPDATE tokens SET uses_left = uses_left - 1 WHERE id = ? AND "
                           "uses_left > 0");
@@ -246,8 +246,8 @@ absl::Status AccessStore::Spend(const TokenRecord& token, const CertificateRecor
 
 absl::Status AccessStore::AddSuccessor(const std::string& serial,
                                        const CertificateRecord& certificate) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return Transaction([&]() -> absl::Status {
+  MutexLock lock(mutex_);
+  return Transaction([&]() TERCIO_REQUIRES(mutex_) -> absl::Status {
     SqliteStatement query(database_, "SELECT revoked FROM certificates WHERE serial = ?");
     query.Bind(1, serial);
     TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
@@ -260,10 +260,10 @@ absl::Status AccessStore::AddSuccessor(const std::string& serial,
 }
 
 absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, absl::Time now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   int64_t known = 0;
   int64_t changed = 0;
-  const absl::Status done = Transaction([&]() -> absl::Status {
+  const absl::Status done = Transaction([&]() TERCIO_REQUIRES(mutex_) -> absl::Status {
     for (const char* sql : {"SELECT COUNT(*) FROM certificates WHERE name = ?1 OR serial = ?1",
                             "SELECT COUNT(*) FROM tokens WHERE name = ?1"}) {
       SqliteStatement count(database_, sql);
@@ -290,7 +290,7 @@ absl::StatusOr<int64_t> AccessStore::Revoke(const std::string& name_or_serial, a
 }
 
 absl::Status AccessStore::RevokeToken(int64_t id) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement update(database_, "UPDATE tokens SET uses_left = 0 WHERE id = ?");
   update.Bind(1, id);
   TERCIO_RETURN_IF_ERROR(update.Execute());
@@ -299,7 +299,7 @@ absl::Status AccessStore::RevokeToken(int64_t id) {
 }
 
 absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT id, role, name, created, expires, uses_left, nodes "
                         "FROM tokens WHERE expires > ? AND uses_left > 0 ORDER BY id DESC");
@@ -313,7 +313,7 @@ absl::StatusOr<std::vector<TokenRecord>> AccessStore::Tokens(absl::Time now) {
 }
 
 absl::StatusOr<std::vector<CertificateRecord>> AccessStore::Certificates(absl::Time now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT serial, name, role, issued, expires, address, revoked FROM "
                         "certificates WHERE expires > ? ORDER BY issued DESC, serial");
@@ -341,13 +341,13 @@ absl::StatusOr<std::set<std::string>> FirstColumn(SqliteStatement& query) {
 }  // namespace
 
 absl::StatusOr<std::set<std::string>> AccessStore::Revoked() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_, "SELECT serial FROM certificates WHERE revoked > 0");
   return FirstColumn(query);
 }
 
 absl::StatusOr<std::set<std::string>> AccessStore::RevokedAgents(absl::Time since) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT serial FROM certificates WHERE revoked > 0 AND role = ? AND "
                         "expires >= ?");
@@ -357,7 +357,7 @@ absl::StatusOr<std::set<std::string>> AccessStore::RevokedAgents(absl::Time sinc
 }
 
 absl::StatusOr<std::string> AccessStore::Version() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   int moved = 0;
   if (sqlite3_file_control(database_, nullptr, SQLITE_FCNTL_HAS_MOVED, &moved) == SQLITE_OK &&
       moved != 0) {

@@ -6,15 +6,16 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 struct sqlite3;
 
@@ -88,22 +89,23 @@ class AccessStore {
 
  private:
   explicit AccessStore(std::string path) : path_(std::move(path)) {}
-  absl::Status Connect();
-  absl::Status Prepare();
-  absl::Status BringUpToDate();
-  absl::StatusOr<int64_t> Format();
-  absl::Status Run(const char* sql);
-  absl::Status FreeName(const CertificateRecord& certificate, absl::Time forsaken);
-  absl::StatusOr<int64_t> CountUsable(const std::string& name, absl::Time now);
-  absl::Status Forget(absl::Time now);
-  absl::Status Insert(const CertificateRecord& certificate);
-  template <typename Body>
-  absl::Status Transaction(Body body);
+  absl::Status Connect() TERCIO_REQUIRES(mutex_);
+  absl::Status Prepare() TERCIO_REQUIRES(mutex_);
+  absl::Status BringUpToDate() TERCIO_REQUIRES(mutex_);
+  absl::StatusOr<int64_t> Format() TERCIO_REQUIRES(mutex_);
+  absl::Status Run(const char* sql) TERCIO_REQUIRES(mutex_);
+  absl::Status FreeName(const CertificateRecord& certificate, absl::Time forsaken)
+      TERCIO_REQUIRES(mutex_);
+  absl::StatusOr<int64_t> CountUsable(const std::string& name, absl::Time now)
+      TERCIO_REQUIRES(mutex_);
+  absl::Status Forget(absl::Time now) TERCIO_REQUIRES(mutex_);
+  absl::Status Insert(const CertificateRecord& certificate) TERCIO_REQUIRES(mutex_);
+  absl::Status Transaction(absl::FunctionRef<absl::Status()> body) TERCIO_REQUIRES(mutex_);
 
   const std::string path_;
-  std::mutex mutex_;
-  sqlite3* database_ = nullptr;
-  int connections_ = 0;
+  Mutex mutex_;
+  sqlite3* database_ TERCIO_GUARDED_BY(mutex_) = nullptr;
+  int connections_ TERCIO_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tercio::coordinator

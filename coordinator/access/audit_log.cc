@@ -53,7 +53,7 @@ AuditLog::~AuditLog() {
 
 void AuditLog::Write(const AuditEntry& entry) {
   const std::string line = LineOf(entry);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (Append(line)) return;
   const int error = errno;
   ++lost_;

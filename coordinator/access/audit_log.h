@@ -15,10 +15,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio::coordinator {
 
@@ -66,18 +66,18 @@ class AuditLog {
   int64_t refused(size_t refusal) const { return refused_[refusal]; }
 
  private:
-  void CloseWhereRemoved();
-  bool Append(const std::string& line);
-  void Rotate();
+  void CloseWhereRemoved() TERCIO_REQUIRES(mutex_);
+  bool Append(const std::string& line) TERCIO_REQUIRES(mutex_);
+  void Rotate() TERCIO_REQUIRES(mutex_);
 
   const std::string path_;
   const Options options_;
-  std::mutex mutex_;
-  int file_ = -1;
-  int64_t bytes_ = 0;
+  Mutex mutex_;
+  int file_ TERCIO_GUARDED_BY(mutex_) = -1;
+  int64_t bytes_ TERCIO_GUARDED_BY(mutex_) = 0;
   std::atomic<int64_t> lost_{0};
   std::array<std::atomic<int64_t>, kRefusalNames.size()> refused_{};
-  absl::Time warned_ = absl::InfinitePast();  // of the steady clock
+  absl::Time warned_ TERCIO_GUARDED_BY(mutex_) = absl::InfinitePast();  // of the steady clock
 };
 
 }  // namespace tercio::coordinator

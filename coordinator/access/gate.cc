@@ -64,11 +64,11 @@ std::string HostOfPeer(const std::string& peer) {
 class Gate::StreamWatch : public grpc::experimental::Interceptor {
  public:
   StreamWatch(Gate& gate, std::string serial, grpc::ServerContextBase* context) : gate_(gate) {
-    std::lock_guard<std::recursive_mutex> lock(gate_.streams_mutex_);
+    RecursiveMutexLock lock(gate_.streams_mutex_);
     gate_.streams_[this] = {std::move(serial), context};
   }
   ~StreamWatch() override {
-    std::lock_guard<std::recursive_mutex> lock(gate_.streams_mutex_);
+    RecursiveMutexLock lock(gate_.streams_mutex_);
     gate_.streams_.erase(this);
   }
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
@@ -103,7 +103,7 @@ std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface> Gate::Mak
 
 // Parsing a certificate takes longer than most calls, and callers return.
 Gate::Known Gate::Read(const std::string& pem) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = known_.find(pem);
   if (found != known_.end()) return found->second;
   Known known;  // what cannot be read has no role
@@ -130,7 +130,7 @@ Caller Gate::WhoCalls(const grpc::ServerContextBase& context) {
 }
 
 std::shared_ptr<const Gate::Revoked> Gate::revoked() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return revoked_;
 }
 
@@ -197,13 +197,13 @@ void Gate::Record(const Caller& caller, std::string_view call, const std::string
 void Gate::SetRevoked(Revoked revoked) {
   const auto fresh = std::make_shared<Revoked>(std::move(revoked));
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (fresh->serials == revoked_->serials) return;
     fresh->version = revoked_->version + 1;
     revoked_ = fresh;
   }
   // A watch takes the lock before it is destroyed: a stream whose watch exists exists itself.
-  std::lock_guard<std::recursive_mutex> lock(streams_mutex_);
+  RecursiveMutexLock lock(streams_mutex_);
   std::vector<const StreamWatch*> ended;
   for (const auto& [watch, stream] : streams_) {
     if (fresh->serials.contains(stream.first)) ended.push_back(watch);

@@ -9,13 +9,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/security/roles.h"
 #include "common/steady_time.h"
 #include "coordinator/access/audit_log.h"
@@ -94,13 +94,14 @@ class Gate {
   RateLimiter changes_;
   RateLimiter refusals_;
 
-  mutable std::mutex mutex_;
-  std::map<std::string, Known> known_;  // by PEM text; at most kMostKnown
-  std::shared_ptr<const Revoked> revoked_ = std::make_shared<Revoked>();
+  mutable Mutex mutex_;
+  std::map<std::string, Known> known_ TERCIO_GUARDED_BY(mutex_);  // by PEM text; at most kMostKnown
+  std::shared_ptr<const Revoked> revoked_ TERCIO_GUARDED_BY(mutex_) = std::make_shared<Revoked>();
 
   // Cancelling a call may run its end on the same thread, and so the destructor of its watch.
-  std::recursive_mutex streams_mutex_;
-  std::map<const StreamWatch*, std::pair<std::string, grpc::ServerContextBase*>> streams_;
+  RecursiveMutex streams_mutex_;
+  std::map<const StreamWatch*, std::pair<std::string, grpc::ServerContextBase*>> streams_
+      TERCIO_GUARDED_BY(streams_mutex_);
 };
 
 // One unary call, from its admission to its line in the audit log.

@@ -1,10 +1,10 @@
 #include "coordinator/access/handshake_log.h"
 
-#include <mutex>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/steady_time.h"
 #include "coordinator/access/rate_limiter.h"
 #include "grpc/support/log.h"
@@ -17,10 +17,10 @@ constexpr char kFailure[] = "Handshake failed with fatal error ";
 constexpr RateLimiter::Limit kLines = {20, 1};
 
 struct Sink {
-  std::mutex mutex;
-  AuditLog* audit = nullptr;  // null: the log is closed
-  RateLimiter limiter{kLines};
-  int64_t left_out = 0;
+  Mutex mutex;
+  AuditLog* audit TERCIO_GUARDED_BY(mutex) = nullptr;  // null: the log is closed
+  RateLimiter limiter TERCIO_GUARDED_BY(mutex){kLines};
+  int64_t left_out TERCIO_GUARDED_BY(mutex) = 0;
 };
 
 // Outlives every thread of gRPC.
@@ -33,7 +33,7 @@ void Take(gpr_log_func_args* line) {
   const std::string text = line->message;
   const size_t failure = text.find(kFailure);
   Sink& sink = TheSink();
-  std::lock_guard<std::mutex> lock(sink.mutex);
+  MutexLock lock(sink.mutex);
   if (sink.audit == nullptr) return;
   if (failure != std::string::npos) sink.audit->Count(Refusal::kHandshake);
   if (!sink.limiter.Take("", SteadyNow())) {
@@ -59,14 +59,14 @@ void Take(gpr_log_func_args* line) {
 
 HandshakeLog::HandshakeLog(AuditLog& audit) {
   Sink& sink = TheSink();
-  std::lock_guard<std::mutex> lock(sink.mutex);
+  MutexLock lock(sink.mutex);
   sink.audit = &audit;
   gpr_set_log_function(Take);
 }
 
 HandshakeLog::~HandshakeLog() {
   Sink& sink = TheSink();
-  std::lock_guard<std::mutex> lock(sink.mutex);
+  MutexLock lock(sink.mutex);
   sink.audit = nullptr;
 }
 

@@ -5,7 +5,7 @@
 namespace tercio::coordinator {
 
 bool RateLimiter::Take(const std::string& key, absl::Time now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto [found, added] = buckets_.try_emplace(key, Bucket{limit_.burst, now});
   Bucket& bucket = found->second;
   const double earned = limit_.per_second * absl::ToDoubleSeconds(now - bucket.at);

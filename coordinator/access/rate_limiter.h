@@ -5,10 +5,10 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio::coordinator {
 
@@ -30,11 +30,11 @@ class RateLimiter {
     double left = 0;
     absl::Time at;
   };
-  void ForgetOldest();
+  void ForgetOldest() TERCIO_REQUIRES(mutex_);
 
   const Limit limit_;
-  std::mutex mutex_;
-  std::map<std::string, Bucket> buckets_;
+  Mutex mutex_;
+  std::map<std::string, Bucket> buckets_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio::coordinator

@@ -60,7 +60,10 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
   std::unique_ptr<Coordinator> made(new Coordinator(std::move(settings), std::move(store),
                                                     checkpoints, read_only, std::move(clock),
                                                     std::move(verify), most_queued_bytes));
-  made->state_ = Restore(std::move(stored), made->clock_.Now());
+  {
+    MutexLock lock(made->mutex_);
+    made->state_ = Restore(std::move(stored), made->clock_.Now());
+  }
   if (!read_only) {
     made->thread_ = std::thread([raw = made.get()] { raw->Run(); });
     made->backups_ = std::thread([raw = made.get()] { raw->BackUp(); });
@@ -80,14 +83,14 @@ Coordinator::Coordinator(Settings settings, std::unique_ptr<Store> store,
       clock_(std::move(clock)) {}
 
 void Coordinator::Stop() {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   stopping_ = true;
-  queue_changed_.notify_all();
-  stopped_.notify_all();
+  queue_changed_.NotifyAll();
+  stopped_.NotifyAll();
 }
 
 bool Coordinator::IsStopped() const {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   return stopping_;
 }
 
@@ -98,13 +101,14 @@ Coordinator::~Coordinator() {
 }
 
 void Coordinator::BackUp() {
-  std::unique_lock<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   while (!stopping_) {
-    lock.unlock();
+    lock.Unlock();
     const absl::Status status = store_->BackUp([this] { return IsStopped(); });
     if (!status.ok() && !absl::IsCancelled(status)) LogWarning(std::string(status.message()));
-    lock.lock();
-    stopped_.wait_for(lock, kBackUpInterval, [this] { return stopping_; });
+    lock.Lock();
+    stopped_.WaitFor(queue_mutex_, kBackUpInterval,
+                     [this]() TERCIO_REQUIRES(queue_mutex_) { return stopping_; });
   }
 }
 
@@ -120,7 +124,7 @@ int64_t Coordinator::BytesOf(const Pending& pending) {
 
 void Coordinator::Enqueue(Pending pending) {
   pending.bytes = BytesOf(pending);
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   absl::Status refusal = MayWrite();
   if (refusal.ok() && stopping_) refusal = IsStopping();
   if (refusal.ok() && pending.done) refusal = NotDurable();
@@ -136,7 +140,7 @@ void Coordinator::Enqueue(Pending pending) {
   }
   queued_bytes_ += pending.bytes;
   queue_.push_back(std::move(pending));
-  queue_changed_.notify_all();
+  queue_changed_.NotifyAll();
 }
 
 // A message is taken as long as there is any room, since one may be larger than all of it: the
@@ -148,12 +152,11 @@ absl::Status Coordinator::Hear(const std::string& node, v1::AgentMessage message
 }
 
 absl::Status Coordinator::CheckRoom(const std::string& node) {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   return queued_bytes_ < most_queued_bytes_ ? absl::OkStatus() : SendAway(node);
 }
 
-// With queue_mutex_ held. The node is alive: when events are handled again it has a lease to
-// reconnect.
+// The node is alive: when events are handled again it has a lease to reconnect.
 absl::Status Coordinator::SendAway(const std::string& node) {
   heartbeats_.try_emplace(node);
   const std::string why = absl::StrCat("the coordinator's store cannot be written",
@@ -167,7 +170,6 @@ absl::Status Coordinator::SendAway(const std::string& node) {
   return absl::UnavailableError(absl::StrCat(why, "; the agent retries"));
 }
 
-// With queue_mutex_ held.
 absl::Status Coordinator::NotDurable() const {
   if (commit_failure_.ok()) return commit_failure_;
   return absl::Status(
@@ -190,14 +192,14 @@ absl::StatusOr<std::string> Coordinator::Submit(const v1::JobSpec& spec,
   // A call that is repeated while the first one still waits must not make a second job.
   const absl::Cleanup done = [&] {
     if (request_id.empty()) return;
-    std::lock_guard<std::mutex> lock(submit_mutex_);
+    MutexLock lock(submit_mutex_);
     submitting_.erase(request_id);
-    submitted_.notify_all();
+    submitted_.NotifyAll();
   };
   if (!request_id.empty()) {
     {
-      std::unique_lock<std::mutex> lock(submit_mutex_);
-      submitted_.wait(lock, [&] { return !submitting_.contains(request_id); });
+      MutexLock lock(submit_mutex_);
+      while (submitting_.contains(request_id)) submitted_.Wait(submit_mutex_);
       submitting_.insert(request_id);
     }
     TERCIO_ASSIGN_OR_RETURN(const std::string known, store_->JobOfRequest(request_id));
@@ -218,9 +220,12 @@ void Coordinator::Run() {
     ++rounds_;
     std::vector<Pending> batch;
     {
-      std::unique_lock<std::mutex> lock(queue_mutex_);
-      queue_changed_.wait_for(lock, kTickInterval, [this] { return stopping_ || !queue_.empty(); });
-      stopped_.wait_until(lock, last_batch + kBatchInterval, [this] { return stopping_; });
+      MutexLock lock(queue_mutex_);
+      queue_changed_.WaitFor(queue_mutex_, kTickInterval, [this]() TERCIO_REQUIRES(queue_mutex_) {
+        return stopping_ || !queue_.empty();
+      });
+      stopped_.WaitUntil(queue_mutex_, last_batch + kBatchInterval,
+                         [this]() TERCIO_REQUIRES(queue_mutex_) { return stopping_; });
       if (stopping_ && queue_.empty()) return;
       last_batch = std::chrono::steady_clock::now();
       for (auto& [node, heartbeat] : std::exchange(heartbeats_, {})) {
@@ -245,7 +250,7 @@ void Coordinator::Run() {
 
 // Whether it is.
 bool Coordinator::SetDurable(const absl::Status& commit) {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   commit_failure_ = commit;
   durable_ = commit.ok();
   return commit.ok();
@@ -253,7 +258,7 @@ bool Coordinator::SetDurable(const absl::Status& commit) {
 
 // While the disk is full, fails every waiting caller, both in this batch and in the queue.
 void Coordinator::Disappoint(std::vector<Pending>& batch) {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   for (Pending& pending : batch) {
     const auto done = std::exchange(pending.done, nullptr);
     if (done) {
@@ -264,7 +269,7 @@ void Coordinator::Disappoint(std::vector<Pending>& batch) {
                                     "; the request takes effect as soon as there is space again")));
     }
   }
-  std::erase_if(queue_, [this](const Pending& pending) {
+  std::erase_if(queue_, [this](const Pending& pending) TERCIO_REQUIRES(queue_mutex_) {
     if (!pending.done) return false;
     pending.done(NotDurable());
     queued_bytes_ -= pending.bytes;
@@ -276,7 +281,7 @@ void Coordinator::Apply(std::vector<Pending> batch) {
   std::vector<Effects> effects;
   Changes changes;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const double now = clock_.Now();
     for (Pending& pending : batch) {
       Event event;
@@ -300,8 +305,9 @@ void Coordinator::Apply(std::vector<Pending> batch) {
     tally_.CommitFailed();
     LogError(std::string(status.message()));
     Disappoint(batch);
-    std::unique_lock<std::mutex> lock(queue_mutex_);
-    if (stopped_.wait_for(lock, std::chrono::seconds(1), [this] { return stopping_; })) return;
+    MutexLock lock(queue_mutex_);
+    const auto stops = [this]() TERCIO_REQUIRES(queue_mutex_) { return stopping_; };
+    if (stopped_.WaitFor(queue_mutex_, std::chrono::seconds(1), stops)) return;
   }
   if (!changes.empty()) {
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - commit_began;
@@ -341,7 +347,9 @@ Changes Coordinator::ChangesOf(const std::vector<Effects>& effects, double now) 
     }
   }
   // Several events may be decided together: a job may have changed and then been deleted.
-  const auto deleted = [this](const std::string& id) { return !state_.jobs.contains(id); };
+  const auto deleted = [&known = state_.jobs](const std::string& id) {
+    return !known.contains(id);
+  };
   std::erase_if(jobs, deleted);
   std::erase_if(plans, deleted);
   std::erase_if(placements, deleted);
@@ -369,9 +377,9 @@ void Coordinator::Deliver(std::vector<Effects>& effects) {
     return !effect.changed_jobs.empty() || !effect.logs.empty() || !effect.events.empty();
   });
   if (changed) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ++version_;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   for (const Effects& effect : effects) DoForDisks(effect);
 }
@@ -379,7 +387,7 @@ void Coordinator::Deliver(std::vector<Effects>& effects) {
 // Null when the node is away: it gets its orders again when it reconnects.
 std::shared_ptr<const Coordinator::NodeStream> Coordinator::StreamTo(
     const std::string& node) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = streams_.find(node);
   return found == streams_.end() ? nullptr : found->second.second;
 }
@@ -440,7 +448,7 @@ void Coordinator::Remove(const RemoveCheckpoint& removal) {
 
 const checkpoint::Store& Coordinator::StoreAt(const v1::CheckpointSpec& spec) const {
   if (spec.path().empty()) return *checkpoints_;
-  std::lock_guard<std::mutex> lock(stores_mutex_);
+  MutexLock lock(stores_mutex_);
   std::unique_ptr<checkpoint::Store>& store = stores_[spec.path()];
   if (store == nullptr) store = std::make_unique<checkpoint::Store>(spec.path());
   return *store;
@@ -469,14 +477,14 @@ absl::Status Coordinator::MayWrite() const {
 }
 
 absl::Status Coordinator::MayDrill() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (settings_.allow_drills) return absl::OkStatus();
   return absl::PermissionDeniedError(
       "drills are not allowed in this cluster; start its coordinator with --allow-drills");
 }
 
 Coordinator::Totals Coordinator::Count() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Totals totals;
   for (const auto& [name, node] : state_.nodes) totals.nodes += node.connected;
   for (const JobState* job : state_.jobs.Active()) {
@@ -487,7 +495,7 @@ Coordinator::Totals Coordinator::Count() const {
 }
 
 void Coordinator::Change(const LiveSettings& settings) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   settings_.first_backoff = settings.first_backoff;
   settings_.allow_drills = settings.allow_drills;
 }
@@ -507,14 +515,14 @@ absl::Status Coordinator::Taken(const v1::AgentHello& hello) const {
 
 absl::Status Coordinator::CheckHello(const v1::AgentHello& hello) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     TERCIO_RETURN_IF_ERROR(Taken(hello));
   }
   return CheckRoom(hello.node());
 }
 
 std::optional<bool> Coordinator::MayBeHere(const std::string& node) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = state_.nodes.find(node);
   if (found == state_.nodes.end()) return std::nullopt;
   const NodeState& state = found->second;
@@ -527,7 +535,7 @@ absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStr
   TERCIO_RETURN_IF_ERROR(CheckHello(hello));
   int64_t stream;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     TERCIO_RETURN_IF_ERROR(Taken(hello));
     stream = next_stream_++;
     streams_[hello.node()] = {stream, std::make_shared<const NodeStream>(std::move(node_stream))};
@@ -538,7 +546,7 @@ absl::StatusOr<int64_t> Coordinator::Attach(const v1::AgentHello& hello, NodeStr
 
 void Coordinator::Detach(const std::string& node, int64_t stream) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = streams_.find(node);
     if (found == streams_.end() || found->second.first != stream) return;  // replaced
     streams_.erase(found);
@@ -569,7 +577,7 @@ absl::StatusOr<const JobState*> Coordinator::FindState(const std::string& job) c
 }
 
 absl::StatusOr<v1::JobRecord> Coordinator::Find(const std::string& job) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   TERCIO_ASSIGN_OR_RETURN(const JobState* found, FindState(job));
   return found->record;
 }
@@ -605,7 +613,7 @@ int Coordinator::QueuePositionOf(const JobState& job) const {
 
 absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job,
                                                        bool with_figures) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   TERCIO_ASSIGN_OR_RETURN(const JobState* found, FindState(job));
   JobView view = ViewOf(*found);
   view.queue_position = QueuePositionOf(*found);
@@ -617,7 +625,7 @@ absl::StatusOr<Coordinator::JobView> Coordinator::View(const std::string& job,
 }
 
 std::vector<Coordinator::JobView> Coordinator::Views() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   std::vector<JobView> views;
   for (const auto& [id, job] : state_.jobs) views.push_back(ViewOf(job));
   std::sort(views.begin(), views.end(), [](const JobView& a, const JobView& b) {
@@ -642,7 +650,7 @@ double LastProgress(const JobState& job) {
 }  // namespace
 
 Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const double now = clock_.Now();
   Jobs jobs;
   for (const auto& [phase, count] : state_.jobs.ended()) {
@@ -675,12 +683,12 @@ Coordinator::Jobs Coordinator::JobsToShow(double linger, size_t most) const {
 }
 
 size_t Coordinator::queued() const {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   return queue_.size();
 }
 
 int64_t Coordinator::queued_bytes() const {
-  std::lock_guard<std::mutex> lock(queue_mutex_);
+  MutexLock lock(queue_mutex_);
   return queued_bytes_;
 }
 
@@ -695,7 +703,7 @@ absl::StatusOr<v1::JobRecord> Coordinator::NewestUnfinished() const {
 }
 
 std::vector<Coordinator::NodeView> Coordinator::Nodes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const std::map<std::string, int> free = FreeSlots(state_);
   std::vector<NodeView> nodes;
   for (const auto& [name, node] : state_.nodes) {
@@ -705,13 +713,13 @@ std::vector<Coordinator::NodeView> Coordinator::Nodes() const {
 }
 
 bool Coordinator::IsPresent(const v1::RunId& run, const std::string& token) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const v1::JobRecord* record = PresentRecord(run);
   return record != nullptr && record->token() == token;
 }
 
 bool Coordinator::IsPresentAttempt(const v1::RunId& run) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return PresentRecord(run) != nullptr;
 }
 
@@ -727,14 +735,14 @@ const v1::JobRecord* Coordinator::PresentRecord(const v1::RunId& run) const {
 }
 
 uint64_t Coordinator::WaitForChange(uint64_t version, double seconds) const {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, std::chrono::duration<double>(seconds),
-                    [&] { return version_ != version; });
+  MutexLock lock(mutex_);
+  changed_.WaitFor(mutex_, std::chrono::duration<double>(seconds),
+                   [&]() TERCIO_REQUIRES(mutex_) { return version_ != version; });
   return version_;
 }
 
 uint64_t Coordinator::version() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return version_;
 }
 

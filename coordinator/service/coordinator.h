@@ -5,12 +5,10 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -21,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "checkpoint/store.h"
 #include "common/keyed_pool.h"
+#include "common/mutex.h"
 #include "coordinator/core/core.h"
 #include "coordinator/service/checkpoint_search.h"
 #include "coordinator/service/lease_clock.h"
@@ -59,11 +58,11 @@ class Coordinator {
 
   // Accepts no more events; a caller whose request cannot be made durable gets UNAVAILABLE. A
   // server can be shut down after it: none of its calls waits here.
-  void Stop();
+  void Stop() TERCIO_EXCLUDES(queue_mutex_);
 
   // Queues an event; returns immediately.
   template <typename Body>
-  void Post(Body body) {
+  void Post(Body body) TERCIO_EXCLUDES(queue_mutex_) {
     Enqueue({std::move(body), {}, nullptr});
   }
   // Queues a node's message; returns immediately. UNAVAILABLE: it was not queued, since too much
@@ -74,7 +73,7 @@ class Coordinator {
   // decided. While the state directory cannot be written: RESOURCE_EXHAUSTED, or another error of
   // the disk, immediately instead of when there is space again.
   template <typename Body>
-  absl::Status Ask(Body body) {
+  absl::Status Ask(Body body) TERCIO_EXCLUDES(queue_mutex_) {
     return AskEvent(std::move(body), {});
   }
   // Submits with an id that makes a repeated request the same job. `owner`: empty
@@ -83,7 +82,7 @@ class Coordinator {
                                      const std::string& owner = "");
 
   // PERMISSION_DENIED where the settings do not allow drills.
-  absl::Status MayDrill() const;
+  absl::Status MayDrill() const TERCIO_EXCLUDES(mutex_);
   // FAILED_PRECONDITION where this coordinator only answers queries (--read-only).
   absl::Status MayWrite() const;
 
@@ -97,17 +96,18 @@ class Coordinator {
   // ALREADY_EXISTS when another agent (of another state directory) lives under the same name.
   // UNAVAILABLE as for Hear; the hello counts as a sign of life nevertheless: the node keeps its
   // lease.
-  absl::Status CheckHello(const v1::AgentHello& hello);
+  absl::Status CheckHello(const v1::AgentHello& hello) TERCIO_EXCLUDES(mutex_);
   // Whether the node is connected, or may be about to reconnect: not once it has left or sent
   // nothing for a lease. nullopt: no node of that name is known.
-  std::optional<bool> MayBeHere(const std::string& node) const;
+  std::optional<bool> MayBeHere(const std::string& node) const TERCIO_EXCLUDES(mutex_);
   // Errors: as of CheckHello.
-  absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream);
-  void Detach(const std::string& node, int64_t stream);
+  absl::StatusOr<int64_t> Attach(const v1::AgentHello& hello, NodeStream stream)
+      TERCIO_EXCLUDES(mutex_);
+  void Detach(const std::string& node, int64_t stream) TERCIO_EXCLUDES(mutex_);
 
   // ---- reading ----
   // By id, or by name when exactly one job has it. NOT_FOUND | FAILED_PRECONDITION (ambiguous).
-  absl::StatusOr<v1::JobRecord> Find(const std::string& job) const;
+  absl::StatusOr<v1::JobRecord> Find(const std::string& job) const TERCIO_EXCLUDES(mutex_);
   // NOT_FOUND when there is none: the newest job that failed or was cancelled.
   absl::StatusOr<v1::JobRecord> NewestUnfinished() const;
   // A job as it is shown: its record and what is stored beside it.
@@ -125,8 +125,9 @@ class Coordinator {
   };
   // The seconds by which the wall clock is ahead of the clock of times in records (lease_clock.h).
   double WallAhead() const { return clock_.WallAhead(); }
-  absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const;
-  std::vector<JobView> Views() const;  // newest first
+  absl::StatusOr<JobView> View(const std::string& job, bool with_figures = false) const
+      TERCIO_EXCLUDES(mutex_);
+  std::vector<JobView> Views() const TERCIO_EXCLUDES(mutex_);  // newest first
   // For metrics: jobs that are left out cost nothing.
   struct ShownJob {
     JobView view;
@@ -142,22 +143,22 @@ class Coordinator {
   };
   // Shows at most `most` jobs: those that hold devices before those that wait, these before those
   // that ended not `linger` seconds ago, and the newer ones first.
-  Jobs JobsToShow(double linger, size_t most) const;
+  Jobs JobsToShow(double linger, size_t most) const TERCIO_EXCLUDES(mutex_);
   struct NodeView {
     NodeState state;
     std::string name;  // of the state
     int free = 0;
   };
-  std::vector<NodeView> Nodes() const;
+  std::vector<NodeView> Nodes() const TERCIO_EXCLUDES(mutex_);
   const Tally& tally() const { return tally_; }
-  size_t queued() const;         // events that wait
-  int64_t queued_bytes() const;  // which they hold in memory
+  size_t queued() const TERCIO_EXCLUDES(queue_mutex_);         // events that wait
+  int64_t queued_bytes() const TERCIO_EXCLUDES(queue_mutex_);  // which they hold in memory
   struct Totals {
     int nodes = 0;    // connected
     int running = 0;  // jobs
     int queued = 0;
   };
-  Totals Count() const;
+  Totals Count() const TERCIO_EXCLUDES(mutex_);
   Store& store() { return *store_; }
   // The store of the job's checkpoints: the shared directory, or its own (CheckpointSpec.path).
   // Lives as long as this.
@@ -169,13 +170,13 @@ class Coordinator {
   bool Drain(absl::Duration patience) { return disks_.Drain(patience); }
 
   // Whether (job, attempt, token) is the present attempt.
-  bool IsPresent(const v1::RunId& run, const std::string& token) const;
+  bool IsPresent(const v1::RunId& run, const std::string& token) const TERCIO_EXCLUDES(mutex_);
 
-  bool IsPresentAttempt(const v1::RunId& run) const;
+  bool IsPresentAttempt(const v1::RunId& run) const TERCIO_EXCLUDES(mutex_);
 
   // Waits until something has changed since `version`, or the time is up. Returns the new version.
-  uint64_t WaitForChange(uint64_t version, double seconds) const;
-  uint64_t version() const;
+  uint64_t WaitForChange(uint64_t version, double seconds) const TERCIO_EXCLUDES(mutex_);
+  uint64_t version() const TERCIO_EXCLUDES(mutex_);
 
   // Incremented on every pass of the decision loop (several times per second). Read by the
   // watchdog.
@@ -188,7 +189,7 @@ class Coordinator {
     double first_backoff = 1;
     bool allow_drills = false;
   };
-  void Change(const LiveSettings& settings);
+  void Change(const LiveSettings& settings) TERCIO_EXCLUDES(mutex_);
 
  private:
   struct Pending {
@@ -202,73 +203,79 @@ class Coordinator {
               bool read_only, LeaseClock clock, VerifyDirectory verify, int64_t most_queued_bytes);
   absl::Status AskEvent(decltype(Event::body) body,
                         std::vector<std::pair<std::string, std::string>> requests);
-  void Enqueue(Pending pending);
+  void Enqueue(Pending pending) TERCIO_EXCLUDES(queue_mutex_);
   static int64_t BytesOf(const Pending& pending);
-  absl::Status CheckRoom(const std::string& node);
-  absl::Status SendAway(const std::string& node);
+  absl::Status CheckRoom(const std::string& node) TERCIO_EXCLUDES(queue_mutex_);
+  absl::Status SendAway(const std::string& node) TERCIO_REQUIRES(queue_mutex_);
   void Run();
-  void BackUp();
-  void Apply(std::vector<Pending> batch);
-  bool SetDurable(const absl::Status& commit);
-  void Disappoint(std::vector<Pending>& batch);
-  void Deliver(std::vector<Effects>& effects);
+  void BackUp() TERCIO_EXCLUDES(queue_mutex_);
+  void Apply(std::vector<Pending> batch) TERCIO_EXCLUDES(mutex_, queue_mutex_);
+  bool SetDurable(const absl::Status& commit) TERCIO_EXCLUDES(queue_mutex_);
+  void Disappoint(std::vector<Pending>& batch) TERCIO_EXCLUDES(queue_mutex_);
+  void Deliver(std::vector<Effects>& effects) TERCIO_EXCLUDES(mutex_);
   void SendAll(std::vector<Effects>& effects);
   void DoForDisks(const Effects& effects);
   void Remove(const RemoveCheckpoint& removal);
-  const checkpoint::Store& StoreAt(const v1::CheckpointSpec& spec) const;
-  absl::Status NotDurable() const;
-  bool IsStopped() const;
-  Changes ChangesOf(const std::vector<Effects>& effects, double now) const;
-  std::shared_ptr<const NodeStream> StreamTo(const std::string& node) const;
-  // These are called under the lock.
-  absl::StatusOr<const JobState*> FindState(const std::string& job) const;
-  JobView ViewOf(const JobState& job) const;
-  int QueuePositionOf(const JobState& job) const;
-  const v1::JobRecord* PresentRecord(const v1::RunId& run) const;
-  absl::Status Taken(const v1::AgentHello& hello) const;
+  const checkpoint::Store& StoreAt(const v1::CheckpointSpec& spec) const
+      TERCIO_EXCLUDES(stores_mutex_);
+  absl::Status NotDurable() const TERCIO_REQUIRES(queue_mutex_);
+  bool IsStopped() const TERCIO_EXCLUDES(queue_mutex_);
+  Changes ChangesOf(const std::vector<Effects>& effects, double now) const TERCIO_REQUIRES(mutex_);
+  std::shared_ptr<const NodeStream> StreamTo(const std::string& node) const TERCIO_EXCLUDES(mutex_);
+  absl::StatusOr<const JobState*> FindState(const std::string& job) const TERCIO_REQUIRES(mutex_);
+  JobView ViewOf(const JobState& job) const TERCIO_REQUIRES(mutex_);
+  int QueuePositionOf(const JobState& job) const TERCIO_REQUIRES(mutex_);
+  const v1::JobRecord* PresentRecord(const v1::RunId& run) const TERCIO_REQUIRES(mutex_);
+  absl::Status Taken(const v1::AgentHello& hello) const TERCIO_REQUIRES(mutex_);
 
-  Settings settings_;  // guarded by mutex_ where it changes: Change
+  Settings settings_ TERCIO_GUARDED_BY(mutex_);
   std::unique_ptr<Store> store_;
   checkpoint::Store* checkpoints_;
   const VerifyDirectory verify_;
   std::atomic<int> verifications_ = 0;  // that people have asked for and that are under way
-  mutable std::mutex stores_mutex_;
-  mutable std::map<std::string, std::unique_ptr<checkpoint::Store>> stores_;  // by directory
+  mutable Mutex stores_mutex_;
+  // By directory.
+  mutable std::map<std::string, std::unique_ptr<checkpoint::Store>> stores_
+      TERCIO_GUARDED_BY(stores_mutex_);
   const bool read_only_;
   const int64_t most_queued_bytes_;
   const LeaseClock clock_;
   const double started_ = clock_.Now();
 
-  mutable std::mutex mutex_;  // state_, streams_, version_
-  mutable std::condition_variable changed_;
-  State state_;
-  std::map<std::string, std::pair<int64_t, std::shared_ptr<const NodeStream>>> streams_;
-  int64_t next_stream_ = 1;
-  uint64_t version_ = 1;
+  mutable Mutex mutex_;
+  mutable ConditionVariable changed_;
+  State state_ TERCIO_GUARDED_BY(mutex_);
+  std::map<std::string, std::pair<int64_t, std::shared_ptr<const NodeStream>>> streams_
+      TERCIO_GUARDED_BY(mutex_);
+  int64_t next_stream_ TERCIO_GUARDED_BY(mutex_) = 1;
+  uint64_t version_ TERCIO_GUARDED_BY(mutex_) = 1;
 
   Tally tally_;
 
-  mutable std::mutex queue_mutex_;
-  std::condition_variable queue_changed_;
-  std::condition_variable stopped_;
-  std::deque<Pending> queue_;
-  int64_t queued_bytes_ = 0;  // of queue_
-  bool sends_away_ = false;   // agents are turned away, since queue_ is full; logged once
+  mutable Mutex queue_mutex_;
+  ConditionVariable queue_changed_;
+  ConditionVariable stopped_;
+  std::deque<Pending> queue_ TERCIO_GUARDED_BY(queue_mutex_);
+  int64_t queued_bytes_ TERCIO_GUARDED_BY(queue_mutex_) = 0;  // of queue_
+  // Agents are turned away, since queue_ is full; logged once.
+  bool sends_away_ TERCIO_GUARDED_BY(queue_mutex_) = false;
   // The latest heartbeat of each node while the disk cannot be written, which may last; empty for a
   // node that was turned away. They are handled before the queue, and so before any node can count
   // as lost.
-  std::map<std::string, v1::AgentMessage> heartbeats_;
-  bool stopping_ = false;
-  absl::Status commit_failure_;  // of the last commit; OK: it was made
-  TokenSource tokens_;           // of thread_
+  std::map<std::string, v1::AgentMessage> heartbeats_ TERCIO_GUARDED_BY(queue_mutex_);
+  bool stopping_ TERCIO_GUARDED_BY(queue_mutex_) = false;
+  // The outcome of the last commit.
+  absl::Status commit_failure_ TERCIO_GUARDED_BY(queue_mutex_);
+  TokenSource tokens_;  // of thread_
   std::atomic<uint64_t> rounds_ = 0;
   std::atomic<bool> durable_ = true;
   std::thread thread_;
   std::thread backups_;
 
-  std::mutex submit_mutex_;
-  std::condition_variable submitted_;
-  std::set<std::string> submitting_;  // request ids that are being submitted
+  Mutex submit_mutex_;
+  ConditionVariable submitted_;
+  // Request ids that are being submitted.
+  std::set<std::string> submitting_ TERCIO_GUARDED_BY(submit_mutex_);
 
   // Work with checkpoints that may keep a disk busy for minutes, that of one job in the order in
   // which it came. Last: its threads use the others.

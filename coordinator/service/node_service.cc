@@ -111,7 +111,7 @@ class NodeServiceImpl::AgentStream
   }
 
   void OnWriteDone(bool ok) override {
-    std::lock_guard<std::mutex> lock(outbox_->mutex);
+    MutexLock lock(outbox_->mutex);
     outbox_->messages.pop_front();
     if (ok && !outbox_->messages.empty()) StartWrite(&outbox_->messages.front());
   }
@@ -120,7 +120,7 @@ class NodeServiceImpl::AgentStream
 
   void OnDone() override {
     {
-      std::lock_guard<std::mutex> lock(outbox_->mutex);
+      MutexLock lock(outbox_->mutex);
       outbox_->stream = nullptr;
     }
     if (!node_.empty()) coordinator_.Detach(node_, token_);
@@ -129,13 +129,14 @@ class NodeServiceImpl::AgentStream
 
  private:
   struct Outbox {
-    std::mutex mutex;
-    AgentStream* stream = nullptr;                // null once the stream is over
-    std::deque<v1::CoordinatorMessage> messages;  // the first is being written
+    Mutex mutex;
+    AgentStream* stream TERCIO_GUARDED_BY(mutex) = nullptr;  // null once the stream is over
+    // The first is being written.
+    std::deque<v1::CoordinatorMessage> messages TERCIO_GUARDED_BY(mutex);
   };
 
   static void Send(const std::shared_ptr<Outbox>& outbox, v1::CoordinatorMessage message) {
-    std::lock_guard<std::mutex> lock(outbox->mutex);
+    MutexLock lock(outbox->mutex);
     if (outbox->stream == nullptr) return;
     // An acknowledgement holds for all before it.
     if (outbox->messages.size() > 1 && message.has_acknowledge() &&
@@ -149,7 +150,7 @@ class NodeServiceImpl::AgentStream
 
   // Any thread. The reactor lives until OnDone, which takes the same lock before it is deleted.
   static void Close(const std::shared_ptr<Outbox>& outbox) {
-    std::lock_guard<std::mutex> lock(outbox->mutex);
+    MutexLock lock(outbox->mutex);
     AgentStream* stream = std::exchange(outbox->stream, nullptr);
     if (stream == nullptr || stream->finished_.exchange(true)) return;
     stream->Finish(
@@ -204,7 +205,7 @@ class NodeServiceImpl::AgentStream
   void FinishOnce(const grpc::Status& status) {
     if (finished_.exchange(true)) return;
     {
-      std::lock_guard<std::mutex> lock(outbox_->mutex);
+      MutexLock lock(outbox_->mutex);
       outbox_->stream = nullptr;
     }
     Finish(status);
@@ -234,8 +235,9 @@ NodeServiceImpl::NodeServiceImpl(Gate& gate, Coordinator& coordinator, double he
       coordinator_(coordinator),
       heartbeat_interval_(heartbeat_interval),
       sweeper_([this] {
-        std::unique_lock<std::mutex> lock(mutex_);
-        while (!stopped_.wait_for(lock, kSweepInterval, [this] { return stopping_; })) {
+        MutexLock lock(mutex_);
+        const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
+        while (!stopped_.WaitFor(mutex_, kSweepInterval, stops)) {
           rendezvous_.Expire(SteadyNow(), [this](const v1::RunId& run) {
             return coordinator_.IsPresentAttempt(run);
           });
@@ -244,9 +246,9 @@ NodeServiceImpl::NodeServiceImpl(Gate& gate, Coordinator& coordinator, double he
 
 NodeServiceImpl::~NodeServiceImpl() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    stopped_.notify_all();
+    stopped_.NotifyAll();
   }
   sweeper_.join();
 }

@@ -2,11 +2,10 @@
 // threads), and the rendezvous of their trainers.
 #pragma once
 
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include "common/mutex.h"
 #include "coordinator/access/gate.h"
 #include "coordinator/service/coordinator.h"
 #include "coordinator/service/rendezvous.h"
@@ -44,9 +43,9 @@ class NodeServiceImpl : public v1::NodeService::CallbackService {
   Coordinator& coordinator_;
   const double heartbeat_interval_;
   Rendezvous rendezvous_;
-  std::mutex mutex_;
-  std::condition_variable stopped_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable stopped_;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread sweeper_;  // ends waits that have lasted too long
 };
 

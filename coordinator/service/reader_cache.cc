@@ -21,7 +21,7 @@ absl::StatusOr<std::shared_ptr<checkpoint::Reader>> ReaderCache::Open(const std:
   if (auto known = Known(job, now)) return known;
   // Without the lock: a file system that hangs keeps only its own job waiting.
   TERCIO_ASSIGN_OR_RETURN(now.reader, checkpoint::Reader::Open(path, /*digests=*/false));
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   now.used = ++uses_;
   entries_[job] = now;
   if (entries_.size() > kMostJobs) {
@@ -33,7 +33,7 @@ absl::StatusOr<std::shared_ptr<checkpoint::Reader>> ReaderCache::Open(const std:
 }
 
 std::shared_ptr<checkpoint::Reader> ReaderCache::Known(const std::string& job, const Entry& now) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto known = entries_.find(job);
   if (known == entries_.end() || known->second.path != now.path ||
       known->second.inode != now.inode || known->second.changed != now.changed) {
@@ -44,7 +44,7 @@ std::shared_ptr<checkpoint::Reader> ReaderCache::Known(const std::string& job, c
 }
 
 void ReaderCache::Forget(const std::string& job) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   entries_.erase(job);
 }
 

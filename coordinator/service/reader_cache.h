@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "checkpoint/reader.h"
+#include "common/mutex.h"
 
 namespace tercio::coordinator {
 
@@ -42,9 +42,9 @@ class ReaderCache {
   // Null: none of the same files.
   std::shared_ptr<checkpoint::Reader> Known(const std::string& job, const Entry& now);
 
-  std::mutex mutex_;
-  std::map<std::string, Entry> entries_;  // by job
-  uint64_t uses_ = 0;
+  Mutex mutex_;
+  std::map<std::string, Entry> entries_ TERCIO_GUARDED_BY(mutex_);  // by job
+  uint64_t uses_ TERCIO_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tercio::coordinator

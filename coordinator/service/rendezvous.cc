@@ -26,7 +26,7 @@ Rendezvous::Values Rendezvous::Collect(const Attempt& attempt, const Waiter& wai
 void Rendezvous::Put(const v1::RunId& run, const std::string& key, const std::string& value) {
   std::vector<std::pair<Answer, Values>> answers;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Attempt& attempt = Of(run);
     if (attempt.number != run.attempt()) return;  // of an attempt that is over
     const bool is_new = attempt.values.insert_or_assign(key, value).second;
@@ -47,7 +47,7 @@ int64_t Rendezvous::Get(const v1::RunId& run, const std::vector<std::string>& ke
                         absl::Time deadline, Answer answer) {
   Values values;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const int64_t number = next_++;
     Attempt& attempt = Of(run);
     Waiter waiter{run, keys, deadline, 0, nullptr};
@@ -70,7 +70,7 @@ int64_t Rendezvous::Get(const v1::RunId& run, const std::vector<std::string>& ke
 void Rendezvous::Cancel(int64_t waiter) {
   Answer answer;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = waiters_.find(waiter);
     if (found == waiters_.end()) return;
     answer = std::move(found->second.answer);
@@ -82,7 +82,7 @@ void Rendezvous::Cancel(int64_t waiter) {
 void Rendezvous::Expire(absl::Time now, const std::function<bool(const v1::RunId&)>& is_present) {
   std::vector<std::pair<Answer, absl::Status>> answers;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     std::map<std::pair<std::string, int>, bool> present;  // asked once for each attempt
     for (auto entry = waiters_.begin(); entry != waiters_.end();) {
       const Waiter& waiter = entry->second;

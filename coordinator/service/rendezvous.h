@@ -8,12 +8,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/node_service.pb.h"
 
 namespace tercio::coordinator {
@@ -52,14 +52,14 @@ class Rendezvous {
     std::map<std::string, std::string> values;
     std::multimap<std::string, int64_t> waiting;  // key -> waiter
   };
-  // The attempt's values; those of an older attempt are dropped. Under the lock.
-  Attempt& Of(const v1::RunId& run);
+  // The attempt's values; those of an older attempt are dropped.
+  Attempt& Of(const v1::RunId& run) TERCIO_REQUIRES(mutex_);
   Values Collect(const Attempt& attempt, const Waiter& waiter) const;
 
-  std::mutex mutex_;
-  std::map<std::string, Attempt> attempts_;  // by job
-  std::map<int64_t, Waiter> waiters_;
-  int64_t next_ = 1;
+  Mutex mutex_;
+  std::map<std::string, Attempt> attempts_ TERCIO_GUARDED_BY(mutex_);  // by job
+  std::map<int64_t, Waiter> waiters_ TERCIO_GUARDED_BY(mutex_);
+  int64_t next_ TERCIO_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace tercio::coordinator

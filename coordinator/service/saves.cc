@@ -65,9 +65,9 @@ Saves::Saves(CheckpointHost& host) : host_(host), watcher_([this] { LookForEnds(
 
 Saves::~Saves() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    stopped_.notify_all();
+    stopped_.NotifyAll();
   }
   watcher_.join();
 }
@@ -86,7 +86,7 @@ absl::StatusOr<Saves::Joined> Saves::Join(const v1::UploadBegin& begin) {
             ? "the job's checkpoints are in checkpoint.path: parts must not be sent here"
             : "the job has no checkpoint.path: parts must be sent here");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SavePtr& save = saves_[begin.run().job_id()];
   if (save != nullptr && save->run.attempt() > begin.run().attempt()) return AttemptIsOver();
   const bool same = save != nullptr && save->run.attempt() == begin.run().attempt();
@@ -126,7 +126,7 @@ std::function<void()> Saves::AddPart(const v1::UploadBegin& begin, checkpoint::M
   Save& save = *joined;
   Whole whole;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     // Another upload of the same rank was faster: its file is the one that counts.
     if (save.ended || save.committing || save.parts.contains(begin.rank())) return {};
     save.parts[begin.rank()] = std::move(part);
@@ -166,13 +166,13 @@ void Saves::CommitWhole(Save& save, const Whole& whole) {
     // It may have been given up in the moment of its rename: it is there, whatever was answered.
     status = host_.Record(news);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   End(save, status);
 }
 
 bool Saves::IsWanted(const Save& save) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (save.ended) return false;
   }
   return host_.IsPresent(save.run, save.token);
@@ -193,13 +193,13 @@ absl::StatusOr<checkpoint::Committed> Saves::Commit(const Save& save, const Whol
 }
 
 void Saves::GiveUp(Save& save, const absl::Status& why) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!save.committing) End(save, why);
 }
 
 void Saves::GiveUpForRank(Save& save, int rank, const v1::UploadFailure& failure) {
   const bool full = failure.problem() == v1::SAVE_PROBLEM_DISK_FULL;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (save.committing) return;
   End(save,
       full ? absl::ResourceExhaustedError(failure.error())
@@ -208,12 +208,12 @@ void Saves::GiveUpForRank(Save& save, int rank, const v1::UploadFailure& failure
 }
 
 std::optional<absl::Status> Saves::OutcomeOf(const Save& save) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return save.ended ? std::make_optional(save.outcome) : std::nullopt;
 }
 
 void Saves::Await(Save& save, std::function<void(absl::Status)> ended) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (save.ended) {
     ended(save.outcome);
   } else {
@@ -222,8 +222,9 @@ void Saves::Await(Save& save, std::function<void(absl::Status)> ended) {
 }
 
 void Saves::LookForEnds() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  while (!stopped_.wait_for(lock, kLookInterval, [this] { return stopping_; })) {
+  MutexLock lock(mutex_);
+  const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
+  while (!stopped_.WaitFor(mutex_, kLookInterval, stops)) {
     for (const auto& [job, save] : saves_) {
       if (save != nullptr && !save->ended) EndWhereDue(*save);
     }
@@ -282,7 +283,7 @@ void Saves::End(Save& save, const absl::Status& why, std::optional<SaveFailure> 
 // The last upload to leave a save that was given up removes it: no upload writes there any more.
 void Saves::Leave(Save& save) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (--save.uploads > 0 || !save.ended || save.outcome.ok()) return;
   }
   const absl::Status removed =

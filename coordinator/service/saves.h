@@ -10,11 +10,9 @@
 // Threads: any. No call but Leave, and what AddPart returns, waits for a disk.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -24,6 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "checkpoint/manifest.h"
+#include "common/mutex.h"
 #include "coordinator/service/checkpoint_host.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 
@@ -73,17 +72,17 @@ class Saves {
   absl::StatusOr<checkpoint::Committed> Commit(const Save& save, const Whole& whole);
   bool IsWanted(const Save& save);
   void LookForEnds();
-  // With mutex_ held.
-  void EndWhereDue(Save& save);
+  void EndWhereDue(Save& save) TERCIO_REQUIRES(mutex_);
   // `rank`: which could not write its part, for that reason; -1: it is no one rank's.
   void End(Save& save, const absl::Status& why, std::optional<SaveFailure> reason = {},
-           int rank = -1);
+           int rank = -1) TERCIO_REQUIRES(mutex_);
 
   CheckpointHost& host_;
-  std::mutex mutex_;
-  std::map<std::string, SavePtr> saves_;  // by job; under way, or the last that has ended
-  bool stopping_ = false;
-  std::condition_variable stopped_;
+  Mutex mutex_;
+  // By job; under way, or the last that has ended.
+  std::map<std::string, SavePtr> saves_ TERCIO_GUARDED_BY(mutex_);
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
+  ConditionVariable stopped_;
   std::thread watcher_;
 };
 

@@ -17,15 +17,15 @@ StreamHub::StreamHub(StreamLimits limits, std::function<uint64_t()> version)
 
 StreamHub::~StreamHub() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    woken_.notify_all();
+    woken_.NotifyAll();
   }
   thread_.join();
 }
 
 absl::Status StreamHub::Reserve(Kind kind) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   ++figures_.open;
   if (open_[kind]++ < limits_.streams) return absl::OkStatus();
   ++figures_.refused;
@@ -35,16 +35,16 @@ absl::Status StreamHub::Reserve(Kind kind) {
 }
 
 void StreamHub::Add(std::shared_ptr<HubStream> stream) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   HubStream* const raw = stream.get();
   streams_[raw] = std::move(stream);
   wake_ = true;
-  woken_.notify_all();
+  woken_.NotifyAll();
 }
 
 void StreamHub::Remove(HubStream* stream, Kind kind) {
   std::shared_ptr<HubStream> last;  // goes outside the lock
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = streams_.find(stream);
   last = std::move(found->second);
   streams_.erase(found);
@@ -53,13 +53,13 @@ void StreamHub::Remove(HubStream* stream, Kind kind) {
 }
 
 void StreamHub::Wake() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   wake_ = true;
-  woken_.notify_all();
+  woken_.NotifyAll();
 }
 
 void StreamHub::CountCutOff() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   ++figures_.cut_off;
 }
 
@@ -70,35 +70,35 @@ absl::Status StreamHub::CutOffStatus() const {
 }
 
 StreamHub::Figures StreamHub::figures() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return figures_;
 }
 
 void StreamHub::SetLimits(StreamLimits limits) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   limits_ = limits;
 }
 
 StreamLimits StreamHub::limits() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return limits_;
 }
 
 void StreamHub::Run() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
-    woken_.wait_for(lock, kRound, [this] { return stopping_ || wake_; });
-    if (streams_.empty()) woken_.wait(lock, [this] { return stopping_ || wake_; });
+    woken_.WaitFor(mutex_, kRound, [this]() TERCIO_REQUIRES(mutex_) { return stopping_ || wake_; });
+    while (streams_.empty() && !stopping_ && !wake_) woken_.Wait(mutex_);
     if (stopping_) return;
     wake_ = false;
     std::vector<std::shared_ptr<HubStream>> streams;
     for (const auto& [raw, stream] : streams_) streams.push_back(stream);
-    lock.unlock();
+    lock.Unlock();
     // The version is taken before reading: what changes meanwhile is read in the next round.
     const uint64_t version = version_();
     for (const auto& stream : streams) stream->Advance(std::chrono::steady_clock::now(), version);
     streams.clear();
-    lock.lock();
+    lock.Lock();
   }
 }
 

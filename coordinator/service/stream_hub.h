@@ -9,13 +9,11 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -25,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/grpc_status.h"
+#include "common/mutex.h"
 #include "grpcpp/server_context.h"
 #include "grpcpp/support/server_callback.h"
 
@@ -80,33 +79,33 @@ class StreamHub {
     int64_t refused = 0;  // ever
     int64_t cut_off = 0;  // ever
   };
-  Figures figures() const;
+  Figures figures() const TERCIO_EXCLUDES(mutex_);
 
   // Applies to new streams, and to what open ones have not read.
-  void SetLimits(StreamLimits limits);
+  void SetLimits(StreamLimits limits) TERCIO_EXCLUDES(mutex_);
 
   // ---- for streams ----
-  void Remove(HubStream* stream, Kind kind);
-  void Wake();
-  void CountCutOff();
-  StreamLimits limits() const;
+  void Remove(HubStream* stream, Kind kind) TERCIO_EXCLUDES(mutex_);
+  void Wake() TERCIO_EXCLUDES(mutex_);
+  void CountCutOff() TERCIO_EXCLUDES(mutex_);
+  StreamLimits limits() const TERCIO_EXCLUDES(mutex_);
   absl::Status CutOffStatus() const;
 
  private:
   // A place for one more. A stream that is refused has one as well, until gRPC is done with it.
-  absl::Status Reserve(Kind kind);
-  void Add(std::shared_ptr<HubStream> stream);
-  void Run();
+  absl::Status Reserve(Kind kind) TERCIO_EXCLUDES(mutex_);
+  void Add(std::shared_ptr<HubStream> stream) TERCIO_EXCLUDES(mutex_);
+  void Run() TERCIO_EXCLUDES(mutex_);
 
   const std::function<uint64_t()> version_;
-  mutable std::mutex mutex_;
-  StreamLimits limits_;
-  std::condition_variable woken_;
-  std::map<HubStream*, std::shared_ptr<HubStream>> streams_;
-  Figures figures_;
-  std::map<Kind, int64_t> open_;
-  bool wake_ = false;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  StreamLimits limits_ TERCIO_GUARDED_BY(mutex_);
+  ConditionVariable woken_;
+  std::map<HubStream*, std::shared_ptr<HubStream>> streams_ TERCIO_GUARDED_BY(mutex_);
+  Figures figures_ TERCIO_GUARDED_BY(mutex_);
+  std::map<Kind, int64_t> open_ TERCIO_GUARDED_BY(mutex_);
+  bool wake_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
@@ -122,7 +121,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
 
   void Advance(Time now, uint64_t version) override {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (done_) return;
       if (finished_ || !pages_.empty()) return Hasten(now);
       const bool due = hungry_ || version != seen_ || now - read_at_ > kReadInterval;
@@ -131,7 +130,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
       read_at_ = now;
     }
     absl::StatusOr<Page<Message>> page = read_();
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (finished_) return;
     if (!page.ok()) return FinishOnce(ToGrpc(page.status()));
     hungry_ = page->more;
@@ -141,7 +140,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
   }
 
   void OnWriteDone(bool ok) override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (finished_) return;
     pages_.pop_front();
     if (!ok) return FinishOnce(grpc::Status::CANCELLED);
@@ -150,13 +149,13 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
   }
 
   void OnCancel() override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     FinishOnce(grpc::Status::CANCELLED);
   }
 
   void OnDone() override {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       done_ = true;
     }
     hub_.Remove(this, kind_);  // the hub's thread may still hold it
@@ -166,8 +165,8 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
   // Without a change: what depends on time only, such as the place in a queue.
   static constexpr std::chrono::milliseconds kReadInterval{500};
 
-  // Writes the first of what is to be sent, if anything is. Under the lock.
-  void Next() {
+  // Writes the first of what is to be sent, if anything is.
+  void Next() TERCIO_REQUIRES(mutex_) {
     if (pages_.empty()) {
       if (ended_) FinishOnce(grpc::Status::OK);
       return;
@@ -177,7 +176,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
   }
 
   // The status reaches a client that reads again; the call of one that never does is dropped.
-  void Hasten(Time now) {
+  void Hasten(Time now) TERCIO_REQUIRES(mutex_) {
     const auto patience = absl::ToChronoMilliseconds(hub_.limits().patience);
     if (finished_) {
       if (now - finished_at_ > patience) context_->TryCancel();
@@ -187,7 +186,7 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
     }
   }
 
-  void FinishOnce(const grpc::Status& status) {
+  void FinishOnce(const grpc::Status& status) TERCIO_REQUIRES(mutex_) {
     if (finished_) return;
     finished_ = true;
     finished_at_ = std::chrono::steady_clock::now();
@@ -198,16 +197,17 @@ class PagedStream final : public grpc::ServerWriteReactor<Message>, public HubSt
   grpc::CallbackServerContext* const context_;
   const StreamHub::Kind kind_;
   const StreamHub::Read<Message> read_;
-  std::mutex mutex_;
-  std::deque<Message> pages_;  // the first is being written; kept until the call is done
-  bool hungry_ = true;         // there is more than was read
-  bool ended_ = false;
-  bool finished_ = false;  // the status is on its way
-  bool done_ = false;
-  uint64_t seen_ = 0;
-  Time read_at_;
-  Time write_began_;
-  Time finished_at_;
+  Mutex mutex_;
+  // The first is being written; kept until the call is done.
+  std::deque<Message> pages_ TERCIO_GUARDED_BY(mutex_);
+  bool hungry_ TERCIO_GUARDED_BY(mutex_) = true;  // there is more than was read
+  bool ended_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool finished_ TERCIO_GUARDED_BY(mutex_) = false;  // the status is on its way
+  bool done_ TERCIO_GUARDED_BY(mutex_) = false;
+  uint64_t seen_ TERCIO_GUARDED_BY(mutex_) = 0;
+  Time read_at_ TERCIO_GUARDED_BY(mutex_);
+  Time write_began_ TERCIO_GUARDED_BY(mutex_);
+  Time finished_at_ TERCIO_GUARDED_BY(mutex_);
 };
 
 template <typename Message>

@@ -12,7 +12,7 @@ Tally::Tally() {
 }
 
 void Tally::Add(const std::vector<Effects>& effects) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (const Effects& effect : effects) {
     fenced_ += effect.fenced;
     for (const auto& [job, step] : effect.steps) AddStep(job, step);
@@ -76,28 +76,28 @@ void Tally::Committed(double seconds, size_t events) {
 }
 
 void Tally::CommitFailed() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   ++failed_commits_;
 }
 
 JobTally Tally::Of(const std::string& job) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? JobTally() : found->second;
 }
 
 std::map<std::string, int64_t> Tally::events() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return events_;
 }
 
 int64_t Tally::fenced() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return fenced_;
 }
 
 int64_t Tally::failed_commits() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return failed_commits_;
 }
 

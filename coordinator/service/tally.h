@@ -7,7 +7,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "common/metrics/histogram.h"
+#include "common/mutex.h"
 #include "coordinator/core/core.h"
 
 namespace tercio::coordinator {
@@ -58,18 +58,18 @@ class Tally {
   HistogramFigures batches() const { return batches_.figures(); }
 
  private:
-  JobTally& Touch(const std::string& job);
-  void AddStep(const std::string& job, const v1::StepRecord& step);
-  void AddEvent(const v1::JobEvent& event);
+  JobTally& Touch(const std::string& job) TERCIO_REQUIRES(mutex_);
+  void AddStep(const std::string& job, const v1::StepRecord& step) TERCIO_REQUIRES(mutex_);
+  void AddEvent(const v1::JobEvent& event) TERCIO_REQUIRES(mutex_);
 
   Histogram commits_{"tercio_store_commit_duration_seconds"};
   Histogram batches_{"tercio_batch_events"};
-  mutable std::mutex mutex_;
-  std::map<std::string, JobTally> jobs_;
-  std::map<std::string, int64_t> events_;
-  int64_t fenced_ = 0;
-  int64_t failed_commits_ = 0;
-  uint64_t touches_ = 0;
+  mutable Mutex mutex_;
+  std::map<std::string, JobTally> jobs_ TERCIO_GUARDED_BY(mutex_);
+  std::map<std::string, int64_t> events_ TERCIO_GUARDED_BY(mutex_);
+  int64_t fenced_ TERCIO_GUARDED_BY(mutex_) = 0;
+  int64_t failed_commits_ TERCIO_GUARDED_BY(mutex_) = 0;
+  uint64_t touches_ TERCIO_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tercio::coordinator

@@ -11,15 +11,15 @@ UploadBudget::UploadBudget(const Limits& limits) : limits_(limits), watcher_([th
 
 UploadBudget::~UploadBudget() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   watcher_.join();
 }
 
 bool UploadBudget::Ask(const std::string& job, Id* id, std::function<void()> begin) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   *id = next_++;
   Message& message = messages_[*id];
   message.job = job;
@@ -31,14 +31,14 @@ bool UploadBudget::Ask(const std::string& job, Id* id, std::function<void()> beg
   }
   message.begin = std::move(begin);
   asking.waiting.push_back(*id);
-  if (figures_.waiting++ == 0) changed_.notify_all();
+  if (figures_.waiting++ == 0) changed_.NotifyAll();
   return false;
 }
 
 void UploadBudget::Arrived(Id id, int64_t bytes) {
   Begins begins;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Message& message = messages_.at(id);
     if (message.stage == Stage::kReading) reading_.erase(message.place);
     message.stage = Stage::kArrived;
@@ -51,7 +51,7 @@ void UploadBudget::Arrived(Id id, int64_t bytes) {
 void UploadBudget::Release(Id id) {
   Begins begins;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto found = messages_.find(id);
     Message& message = found->second;
     Hold(message, 0);
@@ -69,7 +69,7 @@ void UploadBudget::Release(Id id) {
 }
 
 UploadBudget::Figures UploadBudget::figures() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return figures_;
 }
 
@@ -128,19 +128,19 @@ UploadBudget::Begins UploadBudget::Grant() {
 }
 
 void UploadBudget::Watch() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
     if (figures_.waiting == 0) {
-      changed_.wait(lock, [this] { return stopping_ || figures_.waiting > 0; });
+      changed_.Wait(mutex_);
       continue;
     }
-    changed_.wait_for(lock, absl::ToChronoNanoseconds(limits_.patience / 4),
-                      [this] { return stopping_; });
+    changed_.WaitFor(mutex_, absl::ToChronoNanoseconds(limits_.patience / 4),
+                     [this]() TERCIO_REQUIRES(mutex_) { return stopping_; });
     LendIdle();
     const Begins begins = Grant();
-    lock.unlock();
+    lock.Unlock();
     for (const auto& begin : begins) begin();
-    lock.lock();
+    lock.Lock();
   }
 }
 

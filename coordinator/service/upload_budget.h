@@ -11,18 +11,17 @@
 // thread of the budget's own.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <list>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio::coordinator {
 
@@ -77,23 +76,22 @@ class UploadBudget {
   using Begins = std::vector<std::function<void()>>;
 
   void Watch();
-  // With mutex_ held.
-  bool Fits(const Job& job) const;
-  void Hold(Message& message, int64_t bytes);
-  void StartReading(Id id, Message& message);
-  void LendIdle();
-  Begins Grant();
+  bool Fits(const Job& job) const TERCIO_REQUIRES(mutex_);
+  void Hold(Message& message, int64_t bytes) TERCIO_REQUIRES(mutex_);
+  void StartReading(Id id, Message& message) TERCIO_REQUIRES(mutex_);
+  void LendIdle() TERCIO_REQUIRES(mutex_);
+  Begins Grant() TERCIO_REQUIRES(mutex_);
 
   const Limits limits_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<Id, Message> messages_;
-  std::map<std::string, Job> jobs_;  // that have messages
-  std::list<Id> reading_;            // kReading, the oldest first
-  std::string turn_;                 // the job that was given room last
-  Id next_ = 1;
-  Figures figures_;
-  bool stopping_ = false;
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  std::map<Id, Message> messages_ TERCIO_GUARDED_BY(mutex_);
+  std::map<std::string, Job> jobs_ TERCIO_GUARDED_BY(mutex_);  // that have messages
+  std::list<Id> reading_ TERCIO_GUARDED_BY(mutex_);            // kReading, the oldest first
+  std::string turn_ TERCIO_GUARDED_BY(mutex_);                 // the job that was given room last
+  Id next_ TERCIO_GUARDED_BY(mutex_) = 1;
+  Figures figures_ TERCIO_GUARDED_BY(mutex_);
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread watcher_;
 };
 

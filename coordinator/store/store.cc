@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/sqlite_statement.h"
 #include "common/status_macros.h"
 #include "coordinator/store/copy_database.h"
@@ -70,9 +70,9 @@ class TimeLimit {
   // Whether the time was over before this was called first. Nothing is interrupted after it.
   bool Over() {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       done_ = true;
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
     if (thread_.joinable()) thread_.join();
     return over_;
@@ -81,23 +81,23 @@ class TimeLimit {
  private:
   void Watch(absl::Duration limit) {
     constexpr std::chrono::milliseconds kAgain{10};
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto done = [this] { return done_; };
+    MutexLock lock(mutex_);
+    const auto done = [this]() TERCIO_REQUIRES(mutex_) { return done_; };
     if (limit > absl::ZeroDuration() &&
-        changed_.wait_for(lock, absl::ToChronoNanoseconds(limit), done)) {
+        changed_.WaitFor(mutex_, absl::ToChronoNanoseconds(limit), done)) {
       return;
     }
     over_ = true;
     do {
       sqlite3_interrupt(database_);
-    } while (!changed_.wait_for(lock, kAgain, done));
+    } while (!changed_.WaitFor(mutex_, kAgain, done));
   }
 
   sqlite3* const database_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  bool over_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool done_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool over_ = false;  // the thread's until it has ended
   std::thread thread_;
 };
 
@@ -192,6 +192,7 @@ absl::Status Store::MovePlacements() {
     moved.placements.emplace_back(job.id(),
                                   std::make_shared<const v1::RankSlots>(std::move(placement)));
   }
+  MutexLock lock(mutex_);
   return WriteAll(moved);
 }
 
@@ -238,7 +239,7 @@ absl::Status Store::Run(const char* sql) {
 
 absl::Status Store::Commit(const Changes& changes) {
   if (changes.empty()) return absl::OkStatus();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   TERCIO_RETURN_IF_ERROR(Run("BEGIN IMMEDIATE"));
   absl::Status status = WriteAll(changes);
   if (status.ok()) status = Run("COMMIT");
@@ -379,31 +380,31 @@ absl::Status Store::WriteExits(const Changes& changes) {
 }
 
 absl::StatusOr<std::vector<v1::JobRecord>> Store::LoadJobs() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return ParseAll<v1::JobRecord>(database_, "SELECT record FROM jobs ORDER BY number");
 }
 
 // An older store is only read, never changed, and lacks later tables.
 absl::StatusOr<std::map<std::string, v1::Plan>> Store::LoadPlans() {
   if (version_ < 2) return std::map<std::string, v1::Plan>();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return ParseByJob<v1::Plan>(database_, "SELECT job, record FROM plans");
 }
 
 absl::StatusOr<std::map<std::string, v1::RankSlots>> Store::LoadPlacements() {
   if (version_ < 3) return std::map<std::string, v1::RankSlots>();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return ParseByJob<v1::RankSlots>(database_, "SELECT job, record FROM placements");
 }
 
 absl::StatusOr<std::vector<v1::NodeRecord>> Store::LoadNodes() {
   if (version_ < 2) return std::vector<v1::NodeRecord>();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return ParseAll<v1::NodeRecord>(database_, "SELECT record FROM nodes ORDER BY name");
 }
 
 absl::StatusOr<std::string> Store::JobOfRequest(const std::string& request_id) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_, "SELECT job FROM requests WHERE request=?");
   query.Bind(1, request_id);
   TERCIO_ASSIGN_OR_RETURN(const bool row, query.Next());
@@ -413,7 +414,7 @@ absl::StatusOr<std::string> Store::JobOfRequest(const std::string& request_id) {
 absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(
     const std::string& job, const StepCursor& after,
     const std::function<bool(const v1::StepRecord&)>& counts, size_t most) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT record FROM steps WHERE job=?1 AND step>=?2 AND (step>?2 OR "
                         "attempt>?3) ORDER BY step, attempt");
@@ -432,7 +433,7 @@ absl::StatusOr<std::vector<v1::StepRecord>> Store::Steps(
 
 absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, int64_t after,
                                                         size_t most) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   // Each with an index of its own: one query for both would look at the events of all jobs.
   SqliteStatement query(
       database_, job.empty()
@@ -454,7 +455,7 @@ absl::StatusOr<std::vector<v1::JobEvent>> Store::Events(const std::string& job, 
 
 absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int64_t* after,
                                                      const LineFilter& wanted, size_t most) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement last(database_, "SELECT seq FROM sqlite_sequence WHERE name='logs'");
   TERCIO_ASSIGN_OR_RETURN(const bool any, last.Next());
   *after = std::min(*after, any ? last.Integer(0) : 0);
@@ -476,7 +477,7 @@ absl::StatusOr<std::vector<v1::LogLine>> Store::Logs(const std::string& job, int
 
 absl::StatusOr<int64_t> Store::LogTail(const std::string& job, const LineFilter& wanted,
                                        size_t tail) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT sequence, record FROM logs WHERE job=? ORDER BY sequence DESC");
   query.Bind(1, job);
@@ -493,7 +494,7 @@ absl::StatusOr<int64_t> Store::LogTail(const std::string& job, const LineFilter&
 }
 
 absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(
       database_,
       "SELECT record FROM traces WHERE job=?1 AND attempt=(SELECT MAX(attempt) FROM "
@@ -510,7 +511,7 @@ absl::StatusOr<std::vector<v1::RankTrace>> Store::Traces(const std::string& job)
 
 absl::StatusOr<std::vector<v1::ExitRecord>> Store::Exits(const std::string& job, int32_t attempt) {
   if (version_ < 4) return std::vector<v1::ExitRecord>();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_,
                         "SELECT record FROM exits WHERE job=? AND attempt=? ORDER BY rank");
   query.Bind(1, job);

@@ -10,7 +10,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/events.pb.h"
 #include "proto/tercio/v1/plan.pb.h"
 #include "proto/tercio/v1/state.pb.h"
@@ -119,19 +119,19 @@ class Store {
   absl::StatusOr<bool> IsNew();
   absl::Status BringUpToDate();
   absl::Status MovePlacements();
-  absl::Status WriteAll(const Changes& changes);
-  absl::Status WriteState(const Changes& changes);
-  absl::Status WriteHistory(const Changes& changes);
-  absl::Status WriteExits(const Changes& changes);
-  absl::Status DeleteJobs(const Changes& changes);
-  absl::Status TrimLogs();
+  absl::Status WriteAll(const Changes& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status WriteState(const Changes& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status WriteHistory(const Changes& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status WriteExits(const Changes& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status DeleteJobs(const Changes& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status TrimLogs() TERCIO_REQUIRES(mutex_);
 
   const std::string path_;
-  std::mutex mutex_;
-  sqlite3* database_;
+  Mutex mutex_;  // one transaction or query at a time
+  sqlite3* const database_;
   int64_t version_ = 0;  // of the tables, as found
-  // By job: log lines added since the oldest were removed. Guarded by mutex_.
-  std::map<std::string, int64_t> untrimmed_lines_;
+  // By job: log lines added since the oldest were removed.
+  std::map<std::string, int64_t> untrimmed_lines_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio::coordinator

@@ -128,6 +128,16 @@ WALL_CLOCK_FILES = {
     "worker/trainer/training_loop.cc": "the time that people read in a trace",
 }
 
+# Types that clang cannot check, and what to use instead. Tests may use any; the emulation is test equipment, which includes nothing of ours.
+MUTEXES = [
+    (re.compile(r"\bstd::(recursive_|timed_)?mutex\b"), "Mutex, TimedMutex or RecursiveMutex"),
+    (re.compile(r"\bstd::(lock_guard|unique_lock|scoped_lock)\b"), "MutexLock"),
+    (re.compile(r"\bstd::condition_variable(_any)?\b"), "ConditionVariable"),
+    (re.compile(r"\bstd::(shared_mutex|shared_timed_mutex|recursive_timed_mutex|shared_lock)\b"), "Mutex, or a new class there"),
+    (re.compile(r"\babsl::((Reader|Writer|Releasable)?Mutex(Lock)?|CondVar)\b"), "Mutex, MutexLock and ConditionVariable"),
+]
+MUTEX_FILES = ("common/mutex.h", "emulation/")
+
 
 def tracked_files(root):
     """Files of the project: as git sees them, else (no git, or not a clone) by walking the tree."""
@@ -316,6 +326,20 @@ def check_clocks(sources):
     return faults
 
 
+def check_mutexes(sources):
+    """Mutexes are those whose discipline clang checks (bazel/thread_safety.bzl)."""
+    faults = []
+    for path, lines in sources.items():
+        if not is_cpp(path) or is_test(path) or path.startswith(MUTEX_FILES):
+            continue
+        for number, line in enumerate(lines, 1):
+            for pattern, instead in MUTEXES:
+                found = pattern.search(line)
+                if found:
+                    faults.append(f"{path}:{number}: {found.group(0)}: use {instead} (common/mutex.h)")
+    return faults
+
+
 def check_build_files(sources):
     """BUILD files parse (as Python, whose subset they are), and nothing is visible to everyone by default."""
     faults = []
@@ -405,6 +429,7 @@ def main():
         "headers": check_headers(sources),
         "words": check_words(sources),
         "clocks": check_clocks(sources),
+        "mutexes": check_mutexes(sources),
         "documents": check_documents(root, sources),
         "files that comments name": check_named_files(root, sources),
     }

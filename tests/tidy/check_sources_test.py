@@ -62,6 +62,18 @@ class CheckSourcesTest(unittest.TestCase):
             self.assertEqual(check_sources.check_clocks({"worker/agent/runs/run_manager.cc": [line]}), [])
         self.assertEqual(check_sources.check_clocks({"worker/agent/link/spool.cc": ["end = SteadyNow() + wait;"]}), [])
 
+    def test_mutexes_are_those_that_clang_checks(self):
+        for line, instead in (("  std::mutex mutex_;", "Mutex"), ("  std::recursive_mutex mutex_;", "RecursiveMutex"),
+                              ("std::lock_guard<std::mutex> lock(mutex_);", "MutexLock"), ("std::unique_lock lock(mutex_);", "MutexLock"),
+                              ("  std::condition_variable changed_;", "ConditionVariable"), ("  std::shared_mutex mutex_;", "Mutex"),
+                              ("  absl::MutexLock lock(&mutex_);", "MutexLock")):
+            faults = check_sources.check_mutexes({"worker/agent/a.cc": [line]})
+            self.assertTrue(faults and all("(common/mutex.h)" in fault for fault in faults), line)
+            self.assertTrue(any(instead in fault for fault in faults), line)
+            for path in ("common/mutex.h", "worker/agent/a_test.cc", "tests/parity/a.cc", "emulation/a.h"):
+                self.assertEqual(check_sources.check_mutexes({path: [line]}), [])
+        self.assertEqual(check_sources.check_mutexes({"worker/agent/a.cc": ["  Mutex mutex_;", "MutexLock lock(mutex_);"]}), [])
+
     def test_a_new_folder_needs_a_rule(self):
         self.assertEqual(len(check_sources.check_includes({"elsewhere/a.cc": []})), 1)
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "common/machine.h"
 #include "common/metrics/metrics_server.h"
 #include "common/metrics/process_metrics.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "common/version.h"
@@ -133,19 +133,20 @@ class RankWriter {
 
 struct AgentMetrics::State {
   AgentMetricsOptions options;
-  std::mutex mutex;
-  std::map<std::pair<std::string, int>, RankSeries> ranks;  // by job and rank
-  int64_t good_exits = 0;
-  int64_t bad_exits = 0;
-  int trainers = 0;
-  int64_t snapshot_bytes = 0;
+  Mutex mutex;
+  // By job and rank.
+  std::map<std::pair<std::string, int>, RankSeries> ranks TERCIO_GUARDED_BY(mutex);
+  int64_t good_exits TERCIO_GUARDED_BY(mutex) = 0;
+  int64_t bad_exits TERCIO_GUARDED_BY(mutex) = 0;
+  int trainers TERCIO_GUARDED_BY(mutex) = 0;
+  int64_t snapshot_bytes TERCIO_GUARDED_BY(mutex) = 0;
   // Not the lock of the ranks: sources may wait for a disk, which must not keep ranks waiting.
-  std::mutex sources_mutex;
-  AgentSources sources;
+  Mutex sources_mutex;
+  AgentSources sources TERCIO_GUARDED_BY(sources_mutex);
   std::unique_ptr<MetricsServer> server;  // last: it reads the rest until it is gone
 
-  // Called with the lock held, for a rank that reports something, so it lives.
-  RankSeries& Of(const RankLabels& labels) {
+  // The series of a rank that reports something, so it lives.
+  RankSeries& Of(const RankLabels& labels) TERCIO_REQUIRES(mutex) {
     RankSeries& series = ranks[{labels.job_id, labels.rank}];
     series.labels = labels;
     series.ended = std::nullopt;
@@ -153,8 +154,7 @@ struct AgentMetrics::State {
     return series;
   }
 
-  // Called with the lock held.
-  void DropOne(const std::pair<std::string, int>& kept) {
+  void DropOne(const std::pair<std::string, int>& kept) TERCIO_REQUIRES(mutex) {
     auto dropped = ranks.end();
     for (auto entry = ranks.begin(); entry != ranks.end(); ++entry) {
       if (entry->first == kept) continue;
@@ -167,8 +167,7 @@ struct AgentMetrics::State {
     ranks.erase(dropped);
   }
 
-  // Called with the lock held.
-  void DropEnded() {
+  void DropEnded() TERCIO_REQUIRES(mutex) {
     const absl::Time now = SteadyNow();
     std::erase_if(ranks, [&](const auto& entry) {
       const std::optional<absl::Time>& ended = entry.second.ended;
@@ -177,7 +176,7 @@ struct AgentMetrics::State {
   }
 
   void AddSources(MetricsPage* page) {
-    std::lock_guard<std::mutex> lock(sources_mutex);
+    MutexLock lock(sources_mutex);
     if (sources.connected) page->Set("tercio_coordinator_connected", sources.connected() ? 1 : 0);
     if (sources.spool_bytes) {
       page->Set("tercio_agent_spool_bytes", static_cast<double>(sources.spool_bytes()));
@@ -192,7 +191,7 @@ struct AgentMetrics::State {
     MetricsPage page(MetricExporter::kAgent);
     decltype(ranks) shown;  // the lock is held only while copying
     {
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(mutex);
       DropEnded();
       shown = ranks;
       page.Set("tercio_trainers", trainers);
@@ -237,7 +236,7 @@ std::string AgentMetrics::Page() const { return state_->Page({}); }
 
 void AgentMetrics::Step(const RankLabels& labels, const v1::TrainerStep& step, int64_t steps,
                         int64_t tokens) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   RankSeries& series = state_->Of(labels);
   series.tokens += static_cast<double>(tokens);
   series.steps += static_cast<double>(steps);
@@ -247,22 +246,22 @@ void AgentMetrics::Step(const RankLabels& labels, const v1::TrainerStep& step, i
 }
 
 void AgentMetrics::Figures(const RankLabels& labels, const v1::RankFigures& figures) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->Of(labels).Take(figures);
 }
 
 void AgentMetrics::Memory(const RankLabels& labels, const v1::TrainerMemory& memory) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->Of(labels).memory = memory;
 }
 
 void AgentMetrics::LogLinesLost(const RankLabels& labels, int64_t lines) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->Of(labels).log_lines_lost += static_cast<double>(lines);
 }
 
 void AgentMetrics::Checkpoint(const RankLabels& labels, const v1::CheckpointProgress& progress) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   RankSeries& series = state_->Of(labels);
   series.sent_bytes += static_cast<double>(progress.bytes());
   series.send_seconds = progress.seconds();
@@ -270,12 +269,12 @@ void AgentMetrics::Checkpoint(const RankLabels& labels, const v1::CheckpointProg
 }
 
 void AgentMetrics::Loaded(const RankLabels& labels, const std::string& source, double seconds) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->Of(labels).loaded = {source, seconds};
 }
 
 void AgentMetrics::Exited(const RankLabels& labels, bool fault) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   ++(fault ? state_->bad_exits : state_->good_exits);
   RankSeries& series = state_->Of(labels);
   series.step.reset();
@@ -286,17 +285,17 @@ void AgentMetrics::Exited(const RankLabels& labels, bool fault) {
 }
 
 void AgentMetrics::SetRunning(int trainers) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->trainers = trainers;
 }
 
 void AgentMetrics::SetSnapshotBytes(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->snapshot_bytes = bytes;
 }
 
 void AgentMetrics::Show(AgentSources sources) {
-  std::lock_guard<std::mutex> lock(state_->sources_mutex);
+  MutexLock lock(state_->sources_mutex);
   state_->sources = std::move(sources);
 }
 

@@ -6,13 +6,12 @@
 #include <gloo/transport/unbound_buffer.h>
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/mutex.h"
 #include "common/steady_time.h"
 
 namespace tercio {
@@ -62,10 +61,10 @@ class GlooTransfer;
 // State that transfers and their transport share; outlives both.
 struct Shared {
   std::shared_ptr<gloo::rendezvous::Context> context;
-  std::mutex mutex;
-  std::condition_variable left;  // a transfer is no longer waiting
-  bool aborted = false;
-  std::set<gloo::transport::UnboundBuffer*> waiting;
+  Mutex mutex;
+  ConditionVariable left;  // a transfer is no longer waiting
+  bool aborted TERCIO_GUARDED_BY(mutex) = false;
+  std::set<gloo::transport::UnboundBuffer*> waiting TERCIO_GUARDED_BY(mutex);
 };
 
 class GlooTransfer : public Transfer {
@@ -95,14 +94,14 @@ class GlooTransfer : public Transfer {
   absl::Status Wait(absl::Duration timeout) override {
     if (!start_.ok() || buffer_ == nullptr) return start_;
     {
-      std::lock_guard<std::mutex> lock(shared_->mutex);
+      MutexLock lock(shared_->mutex);
       if (shared_->aborted) return absl::AbortedError(story_ + ": aborted");
       shared_->waiting.insert(buffer_.get());
     }
     const absl::Status status = WaitRegistered(timeout);
-    std::lock_guard<std::mutex> lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     shared_->waiting.erase(buffer_.get());
-    shared_->left.notify_all();
+    shared_->left.NotifyAll();
     return status;
   }
 
@@ -145,7 +144,7 @@ class GlooTransport : public Transport {
   }
 
   void Abort() override {
-    std::unique_lock<std::mutex> lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     shared_->aborted = true;
     // Gloo forgets an abort that comes just before its wait begins: repeat it until all have left.
     while (!shared_->waiting.empty()) {
@@ -153,7 +152,7 @@ class GlooTransport : public Transport {
         buffer->abortWaitRecv();
         buffer->abortWaitSend();
       }
-      shared_->left.wait_for(lock, std::chrono::milliseconds(5));
+      shared_->left.WaitFor(shared_->mutex, std::chrono::milliseconds(5));
     }
   }
 

@@ -92,7 +92,7 @@ absl::Status NcclHandle::Enqueue(std::string_view what, absl::Duration timeout,
                                  const std::function<ncclResult_t(ncclComm_t)>& call) {
   ncclResult_t result = ncclSuccess;
   {
-    std::lock_guard lock(mutex_);
+    TimedMutexLock lock(mutex_);
     if (aborted_) return Aborted(what);
     result = call(comm_);
   }
@@ -104,7 +104,7 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
   const absl::Time deadline = SteadyNow() + timeout;
   for (int round = 0; result == ncclInProgress; ++round) {
     {
-      std::lock_guard lock(mutex_);
+      TimedMutexLock lock(mutex_);
       if (aborted_) return Aborted(what);
       TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &result), "querying errors"));
     }
@@ -124,7 +124,7 @@ absl::Status NcclHandle::Settle(ncclResult_t result, std::string_view what,
 }
 
 absl::Status NcclHandle::AsyncError() {
-  std::lock_guard lock(mutex_);
+  TimedMutexLock lock(mutex_);
   if (aborted_) return Aborted("a call in progress");
   ncclResult_t state = ncclSuccess;
   TERCIO_RETURN_IF_ERROR(NcclStatus(ncclCommGetAsyncError(comm_, &state), "querying errors"));
@@ -135,8 +135,9 @@ absl::Status NcclHandle::AsyncError() {
 void NcclHandle::Abort() {
   if (aborted_.exchange(true)) return;
   // A call that does not return waits for room on the GPU, behind work that only the abort ends.
-  const std::unique_lock lock(mutex_, kCallPatience);
+  const bool locked = mutex_.TryLockFor(kCallPatience);
   if (comm_ != nullptr) ncclCommAbort(comm_);
+  if (locked) mutex_.Unlock();
 }
 
 }  // namespace tercio

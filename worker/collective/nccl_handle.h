@@ -9,7 +9,6 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio {
 
@@ -60,7 +60,7 @@ class NcclHandle {
   ncclComm_t comm_ = nullptr;
   bool made_ = false;
   std::unique_ptr<NcclHandle> abandoned_;  // a failed split may still write to it
-  std::timed_mutex mutex_;                 // guards calls with the communicator
+  TimedMutex mutex_;                       // guards calls with the communicator
   std::atomic<bool> aborted_{false};
 };
 

@@ -1,15 +1,14 @@
 #include "worker/collective/thread_transport.h"
 
 #include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/mutex.h"
 
 namespace tercio {
 namespace {
@@ -31,10 +30,10 @@ struct Mailbox {
 };
 
 struct Hub {
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::map<Route, Mailbox> mailboxes;
-  bool aborted = false;
+  Mutex mutex;
+  ConditionVariable changed;
+  std::map<Route, Mailbox> mailboxes TERCIO_GUARDED_BY(mutex);
+  bool aborted TERCIO_GUARDED_BY(mutex) = false;
 };
 
 class ThreadTransfer : public Transfer {
@@ -43,9 +42,10 @@ class ThreadTransfer : public Transfer {
       : hub_(std::move(hub)), post_(std::move(post)), story_(std::move(story)) {}
 
   absl::Status Wait(absl::Duration timeout) override {
-    std::unique_lock<std::mutex> lock(hub_->mutex);
-    const bool in_time = hub_->changed.wait_for(lock, absl::ToChronoNanoseconds(timeout),
-                                                [this] { return post_->done || hub_->aborted; });
+    MutexLock lock(hub_->mutex);
+    const bool in_time = hub_->changed.WaitFor(
+        hub_->mutex, absl::ToChronoNanoseconds(timeout),
+        [this]() TERCIO_REQUIRES(hub_->mutex) { return post_->done || hub_->aborted; });
     if (post_->done) return absl::OkStatus();
     if (!in_time) return absl::DeadlineExceededError(story_ + ": timed out");
     return absl::AbortedError(story_ + ": aborted");
@@ -70,7 +70,7 @@ class ThreadTransport : public Transport {
     auto post = std::make_shared<Post>();
     post->source = static_cast<const std::byte*>(data);
     post->bytes = bytes;
-    std::lock_guard<std::mutex> lock(hub_->mutex);
+    MutexLock lock(hub_->mutex);
     Mailbox& mailbox = hub_->mailboxes[{rank_, peer, tag}];
     mailbox.sends.push_back(post);
     Match(mailbox);
@@ -83,7 +83,7 @@ class ThreadTransport : public Transport {
     auto post = std::make_shared<Post>();
     post->destination = static_cast<std::byte*>(data);
     post->bytes = bytes;
-    std::lock_guard<std::mutex> lock(hub_->mutex);
+    MutexLock lock(hub_->mutex);
     Mailbox& mailbox = hub_->mailboxes[{peer, rank_, tag}];
     mailbox.receives.push_back(post);
     Match(mailbox);
@@ -92,18 +92,17 @@ class ThreadTransport : public Transport {
   }
 
   void Abort() override {
-    std::lock_guard<std::mutex> lock(hub_->mutex);
+    MutexLock lock(hub_->mutex);
     hub_->aborted = true;
-    hub_->changed.notify_all();
+    hub_->changed.NotifyAll();
   }
 
  private:
   void CheckPeer(int peer) const { TERCIO_CHECK(peer >= 0 && peer < size_ && peer != rank_); }
 
-  // REQUIRES: the lock is held. Buffers of posted messages are valid until Wait returns, and no
-  // unmatched post has been reported as done: so both sides' buffers are alive here, unless
-  // aborted.
-  void Match(Mailbox& mailbox) {
+  // Buffers of posted messages are valid until Wait returns, and no unmatched post has been
+  // reported as done: so both sides' buffers are alive here, unless aborted.
+  void Match(Mailbox& mailbox) TERCIO_REQUIRES(hub_->mutex) {
     if (hub_->aborted) return;
     while (!mailbox.sends.empty() && !mailbox.receives.empty()) {
       Post& send = *mailbox.sends.front();
@@ -116,7 +115,7 @@ class ThreadTransport : public Transport {
       mailbox.sends.pop_front();
       mailbox.receives.pop_front();
     }
-    hub_->changed.notify_all();
+    hub_->changed.NotifyAll();
   }
 
   std::shared_ptr<Hub> hub_;

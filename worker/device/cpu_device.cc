@@ -7,17 +7,16 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/mutex.h"
 #include "kernels/cpu/bf16_products.h"
 #include "kernels/cpu/cpu_ops.h"
 
@@ -81,23 +80,23 @@ class CpuEvent : public Event {
  public:
   // A recording that has not happened yet makes waiters wait.
   void StartRecording() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     done_ = false;
   }
   void Finish() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     done_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   void Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return done_; });
+    MutexLock lock(mutex_);
+    while (!done_) changed_.Wait(mutex_);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = true;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool done_ TERCIO_GUARDED_BY(mutex_) = true;
 };
 
 // Runs everything immediately in the calling thread.
@@ -144,9 +143,9 @@ class ThreadStream : public CpuStream {
   ThreadStream() : ops_(kernels::CreateCpuOps(1)), thread_([this] { Work(); }) {}
   ~ThreadStream() override {
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       stopping_ = true;
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
     thread_.join();
   }
@@ -195,8 +194,8 @@ class ThreadStream : public CpuStream {
     RunOnHost([&other] { return other.Synchronize(); });
   }
   absl::Status Synchronize() override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    idle_.wait(lock, [this] { return queue_.empty() && !busy_; });
+    MutexLock lock(mutex_);
+    while (!queue_.empty() || busy_) idle_.Wait(mutex_);
     return status_;
   }
 
@@ -207,40 +206,40 @@ class ThreadStream : public CpuStream {
   };
 
   void Enqueue(Item item) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     queue_.push_back(std::move(item));
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
 
   void Work() {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      while (!stopping_ && queue_.empty()) changed_.Wait(mutex_);
       if (queue_.empty()) return;
       const Item item = std::move(queue_.front());
       queue_.pop_front();
       if (!item.always && !status_.ok()) {
-        if (queue_.empty()) idle_.notify_all();
+        if (queue_.empty()) idle_.NotifyAll();
         continue;
       }
       busy_ = true;
-      lock.unlock();
+      lock.Unlock();
       const absl::Status result = item.function();
-      lock.lock();
+      lock.Lock();
       busy_ = false;
       if (status_.ok()) status_ = result;
-      if (queue_.empty()) idle_.notify_all();
+      if (queue_.empty()) idle_.NotifyAll();
     }
   }
 
   std::unique_ptr<kernels::Ops> ops_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable idle_;
-  std::deque<Item> queue_;
-  bool busy_ = false;
-  bool stopping_ = false;
-  absl::Status status_;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  ConditionVariable idle_;
+  std::deque<Item> queue_ TERCIO_GUARDED_BY(mutex_);
+  bool busy_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
+  absl::Status status_ TERCIO_GUARDED_BY(mutex_);
   std::thread thread_;
 };
 

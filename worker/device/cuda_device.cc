@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "kernels/cuda/cuda_ops.h"
 #include "worker/device/cuda_status.h"
@@ -35,16 +35,16 @@ constexpr auto kPollInterval = std::chrono::microseconds(20);
 class PinnedRanges {
  public:
   void Add(const std::byte* data, int64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ranges_[data] = bytes;
   }
   void Remove(const std::byte* data) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     ranges_.erase(data);
   }
   bool Contain(const void* data, int64_t bytes) {
     const auto* begin = static_cast<const std::byte*>(data);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const auto after = ranges_.upper_bound(begin);
     if (after == ranges_.begin()) return false;
     const auto& [start, size] = *std::prev(after);
@@ -52,8 +52,8 @@ class PinnedRanges {
   }
 
  private:
-  std::mutex mutex_;
-  std::map<const std::byte*, int64_t> ranges_;
+  Mutex mutex_;
+  std::map<const std::byte*, int64_t> ranges_ TERCIO_GUARDED_BY(mutex_);
 };
 
 class CudaMemory : public DeviceMemory {

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <chrono>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "common/mutex.h"
 #include "worker/engine/training_engine.h"
 
 namespace tercio {
@@ -31,19 +31,19 @@ class StepTrace {
   }
 
   void Add(TraceEvent event) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     events_.push_back(std::move(event));
   }
 
   std::vector<TraceEvent> Take() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     return std::exchange(events_, {});
   }
 
  private:
   bool on_ = false;
-  std::mutex mutex_;
-  std::vector<TraceEvent> events_;
+  Mutex mutex_;
+  std::vector<TraceEvent> events_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio

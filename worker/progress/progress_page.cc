@@ -129,7 +129,7 @@ void ProgressPage::SetPhase(int phase) {
 template <typename Write>
 void ProgressPage::Change(const Write& write) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     Increment(page_->edition);
     write(page_->position);
     Increment(page_->edition);

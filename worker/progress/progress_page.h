@@ -12,13 +12,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "common/untrusted_file.h"
 
 namespace tercio {
@@ -87,7 +87,7 @@ class ProgressPage {
 
   Layout* page_;
   int file_;
-  std::mutex mutex_;  // the threads of the writer; readers never wait
+  Mutex mutex_;  // the threads of the writer; readers never wait
 };
 
 // Threads: any.

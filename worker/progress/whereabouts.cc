@@ -29,7 +29,7 @@ void Whereabouts::EndStep(int64_t step, double step_seconds, double compute_seco
 
 void Whereabouts::BeginJoin(const std::string& group) {
   if (page_ == nullptr) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   joining_ = group;
   for (const auto& [thread, position] : beside_) {
     if (position.group == group) page_->BeginWait(position);
@@ -39,7 +39,7 @@ void Whereabouts::BeginJoin(const std::string& group) {
 void Whereabouts::EndJoin(double seconds) {
   CountWait(seconds);
   if (page_ == nullptr) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   joining_.clear();
   page_->EndWait();
 }
@@ -47,7 +47,7 @@ void Whereabouts::EndJoin(double seconds) {
 void Whereabouts::BeginWait(const CollectivePosition& position) {
   if (page_ == nullptr) return;
   if (OnEngineThread()) return page_->BeginWait(position);
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   beside_[std::this_thread::get_id()] = position;
   if (position.group == joining_) page_->BeginWait(position);
 }
@@ -57,7 +57,7 @@ void Whereabouts::EndWait(double seconds) {
   if (engine) CountWait(seconds);
   if (page_ == nullptr) return;
   if (engine) return page_->EndWait();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto mine = beside_.find(std::this_thread::get_id());
   if (mine == beside_.end()) return;
   if (mine->second.group == joining_) page_->EndWait();

@@ -11,11 +11,11 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/steady_time.h"
 #include "worker/progress/phase_clock.h"
 #include "worker/progress/progress_page.h"
@@ -71,9 +71,10 @@ class Whereabouts {
   std::atomic<const char*> action_{""};
   std::atomic<int> index_{-1};
   std::atomic<double> engine_wait_seconds_{0};
-  std::mutex mutex_;                                      // guards the members below
-  std::map<std::thread::id, CollectivePosition> beside_;  // the waits of other threads
-  std::string joining_;                                   // group; empty: none
+  Mutex mutex_;
+  // The waits of other threads.
+  std::map<std::thread::id, CollectivePosition> beside_ TERCIO_GUARDED_BY(mutex_);
+  std::string joining_ TERCIO_GUARDED_BY(mutex_);  // group; empty: none
 };
 
 // Joins for as long as it lives.

@@ -61,13 +61,15 @@ absl::StatusOr<std::unique_ptr<AgentLink>> AgentLink::Connect(const std::string&
 AgentLink::~AgentLink() {
   if (!reader_.joinable()) return;
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     closing_ = true;
     const auto grace = absl::ToChronoMilliseconds(absl::Seconds(assignment_.agent_grace_seconds()));
-    changed_.wait_for(lock, grace, [this] { return outbox_.empty() || refused_ || IsLost(); });
+    changed_.WaitFor(mutex_, grace, [this]() TERCIO_REQUIRES(mutex_) {
+      return outbox_.empty() || refused_ || IsLost();
+    });
     stopping_ = true;
     connection_->context.TryCancel();
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   reader_.join();
   writer_.join();
@@ -82,7 +84,7 @@ bool AgentLink::IsLost() const {
 absl::Status AgentLink::Greet(bool again) {
   const auto connection = std::make_shared<Connection>();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (stopping_) return absl::CancelledError("the link is being closed");
     connection_ = connection;
   }
@@ -101,7 +103,7 @@ absl::Status AgentLink::Greet(bool again) {
     connection->context.TryCancel();
     return FromGrpc(connection->stream->Finish());
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (again) {
     outbox_.RepeatPhase();
   } else {
@@ -110,7 +112,7 @@ absl::Status AgentLink::Greet(bool again) {
   sent_ = 0;
   attached_ = true;
   untold_.Close();  // everything is sent again; numbers tell duplicates apart
-  changed_.notify_all();
+  changed_.NotifyAll();
   return absl::OkStatus();
 }
 
@@ -119,14 +121,14 @@ void AgentLink::ReadLoop() {
     const std::shared_ptr<Connection> connection = connection_;  // only this thread replaces it
     ReadCommands(*connection);
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       attached_ = false;
       lost_ = SteadyNow();
       BeginUntold();
     }
     connection->context.TryCancel();
     {
-      std::lock_guard<std::mutex> lock(connection->writing);
+      MutexLock lock(connection->writing);
       connection->finished = true;
       connection->stream->Finish();
     }
@@ -148,7 +150,7 @@ void AgentLink::BeginUntold() {
 void AgentLink::ReadCommands(Connection& connection) {
   v1::TrainerCommand command;
   while (connection.stream->Read(&command)) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (command.has_save_now()) {
       request_ = std::max(request_,
                           command.save_now().then_stop() ? Request::kSaveAndStop : Request::kSave);
@@ -156,7 +158,7 @@ void AgentLink::ReadCommands(Connection& connection) {
       flip_bit_ = true;
     } else if (command.received() > 0) {
       outbox_.Received(command.received());
-      changed_.notify_all();
+      changed_.NotifyAll();
     }
   }
 }
@@ -166,10 +168,11 @@ bool AgentLink::ConnectAgain() {
   auto backoff = kFirstBackoff;
   for (bool first = true;; first = false) {
     {
-      std::unique_lock<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (stopping_) return false;
       if (first) LogWarning("the agent is gone; waiting for it to return");
-      if (changed_.wait_for(lock, backoff, [this] { return stopping_; })) return false;
+      const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
+      if (changed_.WaitFor(mutex_, backoff, stops)) return false;
     }
     const absl::Status status = Greet(/*again=*/true);
     if (status.ok()) {
@@ -177,11 +180,11 @@ bool AgentLink::ConnectAgain() {
       return true;
     }
     if (absl::IsPermissionDenied(status) || absl::IsFailedPrecondition(status)) {
-      std::unique_lock<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       refused_ = true;
-      changed_.notify_all();
+      changed_.NotifyAll();
       if (closing_) return false;
-      lock.unlock();
+      lock.Unlock();
       abandon_(
           absl::StrCat("the returned agent refuses this rank: ", std::string(status.message())));
       return false;
@@ -191,14 +194,14 @@ bool AgentLink::ConnectAgain() {
 }
 
 void AgentLink::WriteLoop() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (!stopping_) {
-    changed_.wait_for(lock, kTickInterval, [this] {
+    changed_.WaitFor(mutex_, kTickInterval, [this]() TERCIO_REQUIRES(mutex_) {
       return stopping_ || (attached_ && outbox_.After(sent_) != nullptr);
     });
-    if (IsLost() && closing_) changed_.notify_all();
+    if (IsLost() && closing_) changed_.NotifyAll();
     if (IsLost() && !closing_) {
-      lock.unlock();
+      lock.Unlock();
       abandon_(absl::StrCat("its agent was away for more than ", assignment_.agent_grace_seconds(),
                             " s (agent_grace)"));
       return;
@@ -208,34 +211,34 @@ void AgentLink::WriteLoop() {
     const v1::TrainerMessage message = *next;
     const std::shared_ptr<Connection> connection = connection_;
     sent_ = message.sequence();
-    lock.unlock();
+    lock.Unlock();
     {
-      std::lock_guard<std::mutex> writing(connection->writing);
+      MutexLock writing(connection->writing);
       // A failed write means that the agent has gone, which the reader notices, too.
       if (!connection->finished) connection->stream->Write(message);
     }
-    lock.lock();
+    lock.Lock();
   }
 }
 
 AgentLink::Request AgentLink::TakeRequest() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(request_, Request::kNone);
 }
 
 bool AgentLink::TakeFlipBit() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return std::exchange(flip_bit_, false);
 }
 
 void AgentLink::Send(v1::TrainerMessage message) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const v1::TrainerMessage& added = outbox_.Add(std::move(message));
   // Figures without a record are of no use to an agent that reads them later.
   if (untold_.is_open() && (!added.has_step() || added.step().has_record())) {
     untold_.Append(added.SerializeAsString());
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void AgentLink::SendPhase(v1::TrainerPhase phase) {

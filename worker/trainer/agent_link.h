@@ -8,10 +8,8 @@
 // destructor. Two threads of its own, one that reads and connects, one that writes.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/trainer.grpc.pb.h"
 #include "worker/collective/gloo_transport.h"
 #include "worker/progress/record_file.h"
@@ -62,8 +61,8 @@ class AgentLink : public RendezvousStore {
   struct Connection {
     grpc::ClientContext context;
     std::unique_ptr<grpc::ClientReaderWriter<v1::TrainerMessage, v1::TrainerCommand>> stream;
-    std::mutex writing;
-    bool finished = false;  // guarded by `writing`
+    Mutex writing;
+    bool finished TERCIO_GUARDED_BY(writing) = false;
   };
 
   AgentLink(v1::TrainerHello hello, std::string untold, Abandon abandon)
@@ -73,8 +72,8 @@ class AgentLink : public RendezvousStore {
   void ReadCommands(Connection& connection);
   bool ConnectAgain();
   void WriteLoop();
-  bool IsLost() const;
-  void BeginUntold();
+  bool IsLost() const TERCIO_REQUIRES(mutex_);
+  void BeginUntold() TERCIO_REQUIRES(mutex_);
 
   v1::TrainerHello hello_;
   const std::string untold_path_;
@@ -82,19 +81,22 @@ class AgentLink : public RendezvousStore {
   std::unique_ptr<v1::TrainerService::Stub> stub_;
   v1::TrainerAssignment assignment_;  // of the first greeting
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  Outbox outbox_;
-  RecordFile untold_;  // open while the agent is away
-  uint64_t sent_ = 0;  // on the present connection
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  Outbox outbox_ TERCIO_GUARDED_BY(mutex_);
+  RecordFile untold_ TERCIO_GUARDED_BY(mutex_);  // open while the agent is away
+  uint64_t sent_ TERCIO_GUARDED_BY(mutex_) = 0;  // on the present connection
+  // Replaced only by the thread that reads, under the mutex; that thread reads it without the
+  // mutex.
   std::shared_ptr<Connection> connection_;
-  bool attached_ = false;
-  absl::Time lost_;       // when the last connection ended; valid when not attached
-  bool refused_ = false;  // the agent no longer knows this rank
-  bool closing_ = false;
-  bool stopping_ = false;
-  Request request_ = Request::kNone;
-  bool flip_bit_ = false;
+  bool attached_ TERCIO_GUARDED_BY(mutex_) = false;
+  // When the last connection ended; valid when not attached.
+  absl::Time lost_ TERCIO_GUARDED_BY(mutex_);
+  bool refused_ TERCIO_GUARDED_BY(mutex_) = false;  // the agent no longer knows this rank
+  bool closing_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
+  Request request_ TERCIO_GUARDED_BY(mutex_) = Request::kNone;
+  bool flip_bit_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread reader_;
   std::thread writer_;
 };

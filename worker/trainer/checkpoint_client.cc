@@ -112,7 +112,7 @@ SaveOutcome CheckpointClient::UploadFile(v1::UploadBegin begin, const ValueParts
       path, std::vector<v1::TensorSlice>(begin.slices().begin(), begin.slices().end()), values,
       own_parts_.write);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     part_ = part;
   }
   // A part that makes no progress sends nothing, which the coordinator sees as silence.
@@ -166,9 +166,12 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
   begin.set_training_state(std::move(texts.training_state));
   begin.set_tokenizer(std::move(texts.tokenizer));
   begin.mutable_steps()->Add(texts.steps.begin(), texts.steps.end());
-  stop_ = false;
-  uploading_ = true;
-  begun_ = SteadyNow();
+  {
+    MutexLock lock(mutex_);
+    stop_ = false;
+    uploading_ = true;
+    begun_ = SteadyNow();
+  }
   uploader_ = std::thread(
       [this, begin, values, limits, done = std::move(done), before = std::move(before)] {
         LetTrainingGoFirst();
@@ -177,9 +180,9 @@ void CheckpointClient::StartUpload(int64_t step, const std::vector<v1::TensorSli
         const SaveOutcome outcome = UploadUntil(begin, values, limits);
         outcome_ = outcome.status;
         done(outcome, BytesOf(values), absl::ToDoubleSeconds(SteadyNow() - start));
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         uploading_ = false;
-        stopped_.notify_all();
+        stopped_.NotifyAll();
       });
 }
 
@@ -217,48 +220,50 @@ CheckpointClient::~CheckpointClient() {
 }
 
 void CheckpointClient::StopRetrying() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   stop_ = true;
-  stopped_.notify_all();
+  stopped_.NotifyAll();
 }
 
 bool CheckpointClient::StopsWithin(absl::Duration pause) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return stopped_.wait_for(lock, absl::ToChronoMilliseconds(pause), [this] { return stop_; });
+  MutexLock lock(mutex_);
+  return stopped_.WaitFor(mutex_, absl::ToChronoMilliseconds(pause),
+                          [this]() TERCIO_REQUIRES(mutex_) { return stop_; });
 }
 
 bool CheckpointClient::EndsBefore(absl::Duration age, const std::function<void()>& still_waiting) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto busy = [this] { return uploading_ || WritesPartLocked(); };
-  while (busy()) {
+  MutexLock lock(mutex_);
+  while (IsBusy()) {
     const absl::Duration left = begun_ + age - SteadyNow();
     if (left <= absl::ZeroDuration()) return false;
-    stopped_.wait_for(lock, absl::ToChronoNanoseconds(std::min(left, kStillWaitingInterval)),
-                      [&] { return !busy(); });
-    if (busy()) still_waiting();
+    stopped_.WaitFor(mutex_, absl::ToChronoNanoseconds(std::min(left, kStillWaitingInterval)),
+                     [this]() TERCIO_REQUIRES(mutex_) { return !IsBusy(); });
+    if (IsBusy()) still_waiting();
   }
   return true;
 }
+
+bool CheckpointClient::IsBusy() const { return uploading_ || WritesPartLocked(); }
 
 bool CheckpointClient::WritesPartLocked() const {
   return part_ != nullptr && !part_->Ended(absl::ZeroDuration());
 }
 
 bool CheckpointClient::WritesPart() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return WritesPartLocked();
 }
 
 bool CheckpointClient::WriteHangs() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return !uploading_ && WritesPartLocked();
 }
 
 absl::Status CheckpointClient::WaitForUpload(const std::function<void()>& still_waiting) {
   {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!stopped_.wait_for(lock, absl::ToChronoNanoseconds(kStillWaitingInterval),
-                              [this] { return !uploading_; })) {
+    MutexLock lock(mutex_);
+    const auto ended = [this]() TERCIO_REQUIRES(mutex_) { return !uploading_; };
+    while (!stopped_.WaitFor(mutex_, absl::ToChronoNanoseconds(kStillWaitingInterval), ended)) {
       still_waiting();
     }
   }

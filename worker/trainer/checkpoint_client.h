@@ -2,16 +2,15 @@
 // CheckpointService.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "grpcpp/channel.h"
 #include "proto/tercio/v1/checkpoint_service.grpc.pb.h"
 #include "proto/tercio/v1/node_service.pb.h"
@@ -93,7 +92,9 @@ class CheckpointClient {
   SaveOutcome UploadUntil(const v1::UploadBegin& begin, const ValueParts& values,
                           const SaveLimits& limits);
   bool WritesPart() const;
-  bool WritesPartLocked() const;
+  bool WritesPartLocked() const TERCIO_REQUIRES(mutex_);
+  // The values of an upload are not free.
+  bool IsBusy() const TERCIO_REQUIRES(mutex_);
   // Waits for the next try; returns true if there is to be none.
   bool StopsWithin(absl::Duration pause);
 
@@ -102,12 +103,13 @@ class CheckpointClient {
   const OwnParts own_parts_;
   std::thread uploader_;
   absl::Status outcome_;  // written by the uploader, read when it has ended
-  mutable std::mutex mutex_;
-  std::condition_variable stopped_;
-  std::shared_ptr<PartFile> part_;  // the last one, where ranks write them; null: none yet
-  bool stop_ = false;
-  bool uploading_ = false;
-  absl::Time begun_;  // of the last upload
+  mutable Mutex mutex_;
+  ConditionVariable stopped_;
+  // The last one, where ranks write them; null: none yet.
+  std::shared_ptr<PartFile> part_ TERCIO_GUARDED_BY(mutex_);
+  bool stop_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool uploading_ TERCIO_GUARDED_BY(mutex_) = false;
+  absl::Time begun_ TERCIO_GUARDED_BY(mutex_);  // of the last upload
 };
 
 }  // namespace tercio

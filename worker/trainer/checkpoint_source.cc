@@ -1,10 +1,8 @@
 #include "worker/trainer/checkpoint_source.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <cstring>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "checkpoint/reader.h"
 #include "common/grpc_status.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/steady_time.h"
 #include "grpcpp/client_context.h"
@@ -64,9 +63,9 @@ class CoordinatorSource : public CheckpointSource {
   int64_t bytes_read() const override { return bytes_read_; }
 
   void Cancel() override {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     cancelled_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
     if (context_ != nullptr) context_->TryCancel();
   }
 
@@ -97,13 +96,13 @@ class CoordinatorSource : public CheckpointSource {
   }
 
   bool CancelledWithin(absl::Duration pause) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_for(lock, absl::ToChronoMilliseconds(pause),
-                             [this] { return cancelled_; });
+    MutexLock lock(mutex_);
+    return changed_.WaitFor(mutex_, absl::ToChronoMilliseconds(pause),
+                            [this]() TERCIO_REQUIRES(mutex_) { return cancelled_; });
   }
 
   std::shared_ptr<grpc::ClientContext> Begin() {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (cancelled_) return nullptr;
     context_ = std::make_shared<grpc::ClientContext>();
     return context_;
@@ -112,10 +111,11 @@ class CoordinatorSource : public CheckpointSource {
   const std::unique_ptr<v1::CheckpointService::Stub> stub_;
   v1::ReadTensorRequest request_;
   std::atomic<int64_t> bytes_read_ = 0;
-  std::mutex mutex_;  // guards the members below
-  std::condition_variable changed_;
-  std::shared_ptr<grpc::ClientContext> context_;  // of the call in progress
-  bool cancelled_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::shared_ptr<grpc::ClientContext> context_
+      TERCIO_GUARDED_BY(mutex_);  // of the call in progress
+  bool cancelled_ TERCIO_GUARDED_BY(mutex_) = false;
 };
 
 class DirectorySource : public CheckpointSource {

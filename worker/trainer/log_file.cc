@@ -36,8 +36,9 @@ bool RotateLog(const std::string& path, int64_t most_bytes, const std::vector<in
 
 LogRotation::LogRotation(const std::string& path, int64_t most_bytes) {
   thread_ = std::thread([this, path, most_bytes] {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (!changed_.wait_for(lock, kInterval, [this] { return stopping_; })) {
+    MutexLock lock(mutex_);
+    const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
+    while (!changed_.WaitFor(mutex_, kInterval, stops)) {
       // The line also tells readers that the new file has begun.
       if (RotateLog(path, most_bytes, {STDOUT_FILENO, STDERR_FILENO})) {
         LogInfo("the log was rotated: earlier lines are in the file that ends in .1");
@@ -48,9 +49,9 @@ LogRotation::LogRotation(const std::string& path, int64_t most_bytes) {
 
 LogRotation::~LogRotation() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   thread_.join();
 }

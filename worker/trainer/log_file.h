@@ -6,12 +6,12 @@
 // Threads: one of the object's own checks the size, about once a second.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "common/mutex.h"
 
 namespace tercio {
 
@@ -28,9 +28,9 @@ class LogRotation {
   LogRotation& operator=(const LogRotation&) = delete;
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable changed_;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

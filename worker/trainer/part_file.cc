@@ -2,13 +2,12 @@
 
 #include <unistd.h>
 
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <string_view>
 #include <utility>
 
 #include "checkpoint/part_writer.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 
 namespace tercio {
@@ -37,39 +36,39 @@ struct PartFile::Shared {
 
   void Run() {
     absl::StatusOr<v1::UploadEnd> written = write(path, slices, values, [this](int64_t so_far) {
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(mutex);
       bytes = so_far;
       return fate != Fate::kRemoved;
     });
-    std::unique_lock<std::mutex> lock(mutex);
+    MutexLock lock(mutex);
     if (!written.ok()) fate = Fate::kRemoved;
     result = std::move(written);
-    changed.notify_all();
-    changed.wait(lock, [this] { return fate != Fate::kOpen; });
+    changed.NotifyAll();
+    while (fate == Fate::kOpen) changed.Wait(mutex);
     const bool removes = fate == Fate::kRemoved;
-    lock.unlock();
+    lock.Unlock();
     if (removes) unlink(path.c_str());
-    lock.lock();
+    lock.Lock();
     gone = true;
-    changed.notify_all();
+    changed.NotifyAll();
   }
 
   void Decide(Fate decided) {
-    std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(mutex);
     if (fate == Fate::kOpen) fate = decided;
-    changed.notify_all();
+    changed.NotifyAll();
   }
 
   std::string path;
   std::vector<v1::TensorSlice> slices;
   ValueParts values;
   WritePart write;
-  std::mutex mutex;  // guards the members below
-  std::condition_variable changed;
-  int64_t bytes = 0;
-  Fate fate = Fate::kOpen;
-  std::optional<absl::StatusOr<v1::UploadEnd>> result;
-  bool gone = false;  // the thread is about to end
+  Mutex mutex;
+  ConditionVariable changed;
+  int64_t bytes TERCIO_GUARDED_BY(mutex) = 0;
+  Fate fate TERCIO_GUARDED_BY(mutex) = Fate::kOpen;
+  std::optional<absl::StatusOr<v1::UploadEnd>> result TERCIO_GUARDED_BY(mutex);
+  bool gone TERCIO_GUARDED_BY(mutex) = false;  // the thread is about to end
 };
 
 PartFile::PartFile(std::string path, std::vector<v1::TensorSlice> slices, ValueParts values,
@@ -84,10 +83,11 @@ PartFile::PartFile(std::string path, std::vector<v1::TensorSlice> slices, ValueP
 
 PartFile::~PartFile() {
   Remove();
-  std::unique_lock<std::mutex> lock(shared_->mutex);
-  const bool gone = shared_->changed.wait_for(lock, absl::ToChronoMilliseconds(kEndTime),
-                                              [this] { return shared_->gone; });
-  lock.unlock();
+  MutexLock lock(shared_->mutex);
+  const bool gone =
+      shared_->changed.WaitFor(shared_->mutex, absl::ToChronoMilliseconds(kEndTime),
+                               [this]() TERCIO_REQUIRES(shared_->mutex) { return shared_->gone; });
+  lock.Unlock();
   if (gone) {
     thread_.join();
   } else {
@@ -96,18 +96,19 @@ PartFile::~PartFile() {
 }
 
 int64_t PartFile::bytes() const {
-  std::lock_guard<std::mutex> lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   return shared_->bytes;
 }
 
 bool PartFile::Ended(absl::Duration patience) const {
-  std::unique_lock<std::mutex> lock(shared_->mutex);
-  return shared_->changed.wait_for(lock, absl::ToChronoMilliseconds(patience),
-                                   [this] { return shared_->result.has_value(); });
+  MutexLock lock(shared_->mutex);
+  return shared_->changed.WaitFor(
+      shared_->mutex, absl::ToChronoMilliseconds(patience),
+      [this]() TERCIO_REQUIRES(shared_->mutex) { return shared_->result.has_value(); });
 }
 
 absl::StatusOr<v1::UploadEnd> PartFile::result() const {
-  std::lock_guard<std::mutex> lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   return *shared_->result;
 }
 

@@ -1,10 +1,8 @@
 #include "worker/trainer/state_loader.h"
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <type_traits>
@@ -13,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "checkpoint/weight_source.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 
 namespace tercio {
@@ -59,16 +58,17 @@ class ReadAhead {
   }
   ~ReadAhead() {
     {
-      std::unique_lock<std::mutex> lock(shared_->mutex);
+      MutexLock lock(shared_->mutex);
       shared_->stops = true;
       shared_->loaded = {};
-      shared_->changed.notify_all();
+      shared_->changed.NotifyAll();
     }
     shared_->source->Cancel();
-    std::unique_lock<std::mutex> lock(shared_->mutex);
-    const bool ended = shared_->changed.wait_for(lock, absl::ToChronoMilliseconds(kCancelTime),
-                                                 [this] { return shared_->ended; });
-    lock.unlock();
+    MutexLock lock(shared_->mutex);
+    const bool ended = shared_->changed.WaitFor(
+        shared_->mutex, absl::ToChronoMilliseconds(kCancelTime),
+        [this]() TERCIO_REQUIRES(shared_->mutex) { return shared_->ended; });
+    lock.Unlock();
     if (ended) {
       thread_.join();
     } else {
@@ -79,17 +79,17 @@ class ReadAhead {
   ReadAhead& operator=(const ReadAhead&) = delete;
 
   ReadPiece Next() {
-    std::unique_lock<std::mutex> lock(shared_->mutex);
-    shared_->changed.wait(lock, [this] { return !shared_->ready.empty(); });
+    MutexLock lock(shared_->mutex);
+    while (shared_->ready.empty()) shared_->changed.Wait(shared_->mutex);
     ReadPiece piece = std::move(shared_->ready.front());
     shared_->ready.pop_front();
-    shared_->changed.notify_all();
+    shared_->changed.NotifyAll();
     return piece;
   }
   // Buffers are reused: new pages cost as much as reading them.
   void Recycle(std::vector<float> buffer) {
     if (buffer.empty()) return;
-    std::lock_guard<std::mutex> lock(shared_->mutex);
+    MutexLock lock(shared_->mutex);
     shared_->free.push_back(std::move(buffer));
   }
 
@@ -101,8 +101,8 @@ class ReadAhead {
         float* const place = places[i].get();
         ReadPiece read;
         {
-          std::unique_lock<std::mutex> lock(mutex);
-          changed.wait(lock, [this] { return stops || ready.size() < kPiecesAhead; });
+          MutexLock lock(mutex);
+          while (!stops && ready.size() >= kPiecesAhead) changed.Wait(mutex);
           if (stops) break;
           if (place == nullptr && !free.empty()) {
             read.buffer = std::move(free.back());
@@ -114,16 +114,16 @@ class ReadAhead {
                                      static_cast<size_t>(piece.elements));
         read.status = source->Read(
             piece.part, read.values, [this](int64_t bytes) { Arrived(bytes); }, &read.check);
-        std::lock_guard<std::mutex> lock(mutex);
+        MutexLock lock(mutex);
         ready.push_back(std::move(read));
-        changed.notify_all();
+        changed.NotifyAll();
       }
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(mutex);
       ended = true;
-      changed.notify_all();
+      changed.NotifyAll();
     }
     void Arrived(int64_t bytes) {
-      std::lock_guard<std::mutex> lock(mutex);
+      MutexLock lock(mutex);
       done += bytes;
       if (loaded) loaded(done, total);
     }
@@ -132,14 +132,14 @@ class ReadAhead {
     std::vector<StatePiece> pieces;
     std::vector<std::shared_ptr<float>> places;  // of the slice of each piece; null: a buffer
     int64_t total = 0;
-    std::mutex mutex;  // guards the members below
-    std::condition_variable changed;
-    LoadedBytes loaded;
-    int64_t done = 0;
-    std::deque<ReadPiece> ready;
-    std::vector<std::vector<float>> free;
-    bool stops = false;
-    bool ended = false;
+    Mutex mutex;
+    ConditionVariable changed;
+    LoadedBytes loaded TERCIO_GUARDED_BY(mutex);
+    int64_t done TERCIO_GUARDED_BY(mutex) = 0;
+    std::deque<ReadPiece> ready TERCIO_GUARDED_BY(mutex);
+    std::vector<std::vector<float>> free TERCIO_GUARDED_BY(mutex);
+    bool stops TERCIO_GUARDED_BY(mutex) = false;
+    bool ended TERCIO_GUARDED_BY(mutex) = false;
   };
 
   const std::shared_ptr<Shared> shared_;

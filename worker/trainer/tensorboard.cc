@@ -6,10 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
-#include <condition_variable>
 #include <cstdlib>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -21,6 +19,7 @@
 #include "absl/time/clock.h"
 #include "common/file.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
 #include "google/protobuf/util/json_util.h"
 #include "worker/trainer/event_record.h"
@@ -89,19 +88,19 @@ struct TensorBoardWriter::Shared {
   std::string directory;
   v1::RunId run;
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::string> waiting;
-  bool ending = false;
-  bool ended = false;
-  bool warned = false;
+  Mutex mutex;
+  ConditionVariable changed;
+  std::deque<std::string> waiting TERCIO_GUARDED_BY(mutex);
+  bool ending TERCIO_GUARDED_BY(mutex) = false;
+  bool ended TERCIO_GUARDED_BY(mutex) = false;
+  bool warned TERCIO_GUARDED_BY(mutex) = false;
 
   // Used by the thread only.
   std::string path;
   int descriptor = -1;
   int64_t bytes = 0;  // of whole records
 
-  void Warn(const std::string& what) {
+  void Warn(const std::string& what) TERCIO_REQUIRES(mutex) {
     if (std::exchange(warned, true)) return;
     LogWarning(
         absl::StrCat("tensorboard: ", what, "; training continues, but steps are missing there"));
@@ -131,22 +130,22 @@ struct TensorBoardWriter::Shared {
   // beginning.
   void Run(std::vector<std::string> header) {
     size_t begun = 0;
-    std::unique_lock lock(mutex);
+    MutexLock lock(mutex);
     while (true) {
-      changed.wait(lock, [this] { return ending || !waiting.empty(); });
+      while (!ending && waiting.empty()) changed.Wait(mutex);
       if (waiting.empty()) break;
       const std::string record = std::move(waiting.front());
       waiting.pop_front();
-      lock.unlock();
+      lock.Unlock();
       absl::Status status;
       while (begun < header.size() && (status = Write(header[begun])).ok()) ++begun;
       if (status.ok()) status = Write(record);
-      lock.lock();
+      lock.Lock();
       if (!status.ok()) Warn(std::string(status.message()));
     }
     if (descriptor >= 0) close(descriptor);
     ended = true;
-    changed.notify_all();
+    changed.NotifyAll();
   }
 };
 
@@ -170,10 +169,11 @@ std::unique_ptr<TensorBoardWriter> TensorBoardWriter::Start(const v1::TrainerAss
 }
 
 TensorBoardWriter::~TensorBoardWriter() {
-  std::unique_lock lock(shared_->mutex);
+  MutexLock lock(shared_->mutex);
   shared_->ending = true;
-  shared_->changed.notify_all();
-  if (!shared_->changed.wait_for(lock, kPatience, [this] { return shared_->ended; })) {
+  shared_->changed.NotifyAll();
+  const auto ended = [this]() TERCIO_REQUIRES(shared_->mutex) { return shared_->ended; };
+  if (!shared_->changed.WaitFor(shared_->mutex, kPatience, ended)) {
     shared_->Warn(absl::StrCat(shared_->directory, " does not answer"));
   }
 }
@@ -197,13 +197,13 @@ void TensorBoardWriter::Add(const v1::StepRecord& step, double tokens_per_second
   }
   if (mfu > 0) scalars.emplace_back("speed/mfu", mfu);
   std::string record = ScalarsRecord(WallTime(), step.step(), scalars);
-  const std::lock_guard lock(shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   if (shared_->waiting.size() >= kMostWaiting) {
     shared_->Warn(absl::StrCat(shared_->directory, " does not answer"));
     return;
   }
   shared_->waiting.push_back(std::move(record));
-  shared_->changed.notify_all();
+  shared_->changed.NotifyAll();
 }
 
 }  // namespace tercio

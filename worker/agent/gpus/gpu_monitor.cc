@@ -1,13 +1,12 @@
 #include "worker/agent/gpus/gpu_monitor.h"
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/log.h"
+#include "common/mutex.h"
 #include "common/steady_time.h"
 
 namespace tercio {
@@ -41,23 +40,24 @@ bool Same(const std::optional<GpuFault>& a, const std::optional<GpuFault>& b) {
 struct GpuMonitor::State {
   explicit State(Options given) : options(std::move(given)), watched(options.gpus.list.size()) {}
 
-  bool Silent() const { return SteadyNow() - answered > options.silence; }
-  // Records the results of a look, under the lock. Returns whether any fault has changed.
+  bool Silent() const TERCIO_REQUIRES(mutex) { return SteadyNow() - answered > options.silence; }
+  // Records the results of a look. Returns whether any fault has changed.
   bool Take(const std::vector<GpuSample>& samples, const std::vector<GpuXid>& xids,
-            const std::set<int>& in_use, const absl::Status& status);
+            const std::set<int>& in_use, const absl::Status& status) TERCIO_REQUIRES(mutex);
 
   const Options options;
-  Callbacks callbacks;
-  mutable std::mutex mutex;
-  std::condition_variable changed;
-  std::vector<Watched> watched;
-  absl::Time answered = SteadyNow();
-  uint64_t wanted = 0;  // looks that were requested, and looks that are done
-  uint64_t looked = 0;
-  bool in_driver = false;
-  bool stopped = false;
-  bool done = false;
-  std::thread thread;
+  Callbacks callbacks;  // set before the thread begins
+  mutable Mutex mutex;
+  ConditionVariable changed;
+  std::vector<Watched> watched TERCIO_GUARDED_BY(mutex);
+  absl::Time answered TERCIO_GUARDED_BY(mutex) = SteadyNow();
+  // Looks that were requested, and looks that are done.
+  uint64_t wanted TERCIO_GUARDED_BY(mutex) = 0;
+  uint64_t looked TERCIO_GUARDED_BY(mutex) = 0;
+  bool in_driver TERCIO_GUARDED_BY(mutex) = false;
+  bool stopped TERCIO_GUARDED_BY(mutex) = false;
+  bool done TERCIO_GUARDED_BY(mutex) = false;
+  std::thread thread TERCIO_GUARDED_BY(mutex);
 };
 
 bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::vector<GpuXid>& xids,
@@ -98,23 +98,24 @@ bool GpuMonitor::State::Take(const std::vector<GpuSample>& samples, const std::v
 GpuMonitor::GpuMonitor(Options options) : state_(std::make_shared<State>(std::move(options))) {}
 
 void GpuMonitor::Start(Callbacks callbacks) {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   state_->callbacks = std::move(callbacks);
   state_->answered = SteadyNow();
   state_->thread = std::thread([state = state_] { Run(state); });
 }
 
 void GpuMonitor::Stop() {
-  std::unique_lock<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   if (!state_->thread.joinable()) return;
   state_->stopped = true;
-  state_->changed.notify_all();
-  state_->changed.wait_for(lock, kStopPatience, [this] { return state_->done; });
+  state_->changed.NotifyAll();
+  state_->changed.WaitFor(state_->mutex, kStopPatience,
+                          [this]() TERCIO_REQUIRES(state_->mutex) { return state_->done; });
   // Callbacks end by themselves; a call of the driver might not.
-  state_->changed.wait(lock, [this] { return state_->done || state_->in_driver; });
+  while (!state_->done && !state_->in_driver) state_->changed.Wait(state_->mutex);
   std::thread thread = std::move(state_->thread);
   const bool done = state_->done;
-  lock.unlock();
+  lock.Unlock();
   if (done) {
     thread.join();
   } else {
@@ -125,15 +126,15 @@ void GpuMonitor::Stop() {
 
 void GpuMonitor::Run(const std::shared_ptr<State>& state) {
   std::unique_ptr<GpuSession> session;
-  std::unique_lock<std::mutex> lock(state->mutex);
+  MutexLock lock(state->mutex);
   while (!state->stopped) {
     const uint64_t wanted = state->wanted;
-    lock.unlock();
+    lock.Unlock();
     const std::set<int> in_use = state->callbacks.in_use();
-    lock.lock();
+    lock.Lock();
     if (state->stopped) break;
     state->in_driver = true;
-    lock.unlock();
+    lock.Unlock();
     absl::Status status;
     std::vector<GpuSample> samples;
     std::vector<GpuXid> xids;
@@ -146,35 +147,38 @@ void GpuMonitor::Run(const std::shared_ptr<State>& state) {
       xids = session->TakeXids();
       samples = session->Sample();
     }
-    lock.lock();
+    lock.Lock();
     state->in_driver = false;
-    state->changed.notify_all();
+    state->changed.NotifyAll();
     if (state->stopped) break;
     const bool was_silent = state->Silent();
     if (state->Take(samples, xids, in_use, status) || was_silent) {
-      lock.unlock();
+      lock.Unlock();
       state->callbacks.on_change();
-      lock.lock();
+      lock.Lock();
     }
     state->looked = wanted;
-    state->changed.notify_all();
-    state->changed.wait_for(lock, absl::ToChronoNanoseconds(state->options.interval),
-                            [&] { return state->stopped || state->wanted > state->looked; });
+    state->changed.NotifyAll();
+    state->changed.WaitFor(state->mutex, absl::ToChronoNanoseconds(state->options.interval),
+                           [&]() TERCIO_REQUIRES(state->mutex) {
+                             return state->stopped || state->wanted > state->looked;
+                           });
   }
   state->done = true;
-  state->changed.notify_all();
+  state->changed.NotifyAll();
 }
 
 void GpuMonitor::Look(absl::Duration patience) {
-  std::unique_lock<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   const uint64_t wanted = ++state_->wanted;
-  state_->changed.notify_all();
-  state_->changed.wait_for(lock, absl::ToChronoNanoseconds(patience),
-                           [&] { return state_->looked >= wanted || state_->stopped; });
+  state_->changed.NotifyAll();
+  state_->changed.WaitFor(
+      state_->mutex, absl::ToChronoNanoseconds(patience),
+      [&]() TERCIO_REQUIRES(state_->mutex) { return state_->looked >= wanted || state_->stopped; });
 }
 
 std::vector<GpuReading> GpuMonitor::Readings() const {
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   std::vector<GpuReading> readings;
   const bool silent = state_->Silent();
   for (size_t i = 0; i < state_->watched.size(); ++i) {
@@ -197,7 +201,7 @@ std::vector<GpuReading> GpuMonitor::Readings() const {
 
 GpuMonitor::Trouble GpuMonitor::TroubleOf(int gpu, absl::Duration window, absl::Duration patience) {
   Look(patience);
-  std::lock_guard<std::mutex> lock(state_->mutex);
+  MutexLock lock(state_->mutex);
   Trouble trouble;
   const Watched& watched = state_->watched.at(static_cast<size_t>(gpu));
   std::set<int> named;

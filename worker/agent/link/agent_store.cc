@@ -241,7 +241,7 @@ absl::Status AgentStore::LoadRuns() {
 }
 
 std::string AgentStore::Note(const std::string& name) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement query(database_, "SELECT value FROM notes WHERE name=?");
   query.Bind(1, name);
   const absl::StatusOr<bool> row = query.Next();
@@ -249,7 +249,7 @@ std::string AgentStore::Note(const std::string& name) {
 }
 
 void AgentStore::SetNote(const std::string& name, const std::string& text) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   SqliteStatement note(database_, "INSERT OR REPLACE INTO notes VALUES(?,?)");
   note.Bind(1, name);
   note.Bind(2, text);
@@ -261,7 +261,7 @@ void AgentStore::Commit(AgentChanges changes) {
   if (changes.empty()) return;
   const bool news = !changes.messages.empty();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (v1::AgentMessage& message : changes.messages) spool_.Append(std::move(message));
     changes.messages.clear();
     unsaved_.Add(std::move(changes));
@@ -271,7 +271,7 @@ void AgentStore::Commit(AgentChanges changes) {
 }
 
 void AgentStore::CallListener() {
-  std::lock_guard<std::mutex> lock(listener_mutex_);
+  MutexLock lock(listener_mutex_);
   if (listener_) listener_();
 }
 
@@ -279,7 +279,7 @@ void AgentStore::Acknowledge(uint64_t sequence) {
   uint64_t before = 0;
   uint64_t after = 0;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     before = spool_.next();
     if (spool_.Acknowledge(sequence)) Save();
     after = spool_.next();
@@ -288,22 +288,22 @@ void AgentStore::Acknowledge(uint64_t sequence) {
 }
 
 std::vector<v1::AgentMessage> AgentStore::After(uint64_t sequence, int64_t most_bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return spool_.After(sequence, most_bytes);
 }
 
 int64_t AgentStore::SpoolBytes() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return spool_.bytes();
 }
 
 uint64_t AgentStore::Newest() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return spool_.newest();
 }
 
 void AgentStore::SetListener(std::function<void()> listener) {
-  std::lock_guard<std::mutex> lock(listener_mutex_);
+  MutexLock lock(listener_mutex_);
   listener_ = std::move(listener);
 }
 

@@ -13,12 +13,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/node_service.pb.h"
 #include "worker/agent/core/agent_core.h"
 #include "worker/agent/link/spool.h"
@@ -71,22 +71,23 @@ class AgentStore {
   const Restored& restored() const { return restored_; }
   const std::vector<ProcessRecord>& processes() const { return processes_; }
 
-  void Commit(AgentChanges changes);
+  void Commit(AgentChanges changes) TERCIO_EXCLUDES(mutex_);
 
   // A small text stored under a name, empty if there is none.
-  std::string Note(const std::string& name);
-  void SetNote(const std::string& name, const std::string& text);
+  std::string Note(const std::string& name) TERCIO_EXCLUDES(mutex_);
+  void SetNote(const std::string& name, const std::string& text) TERCIO_EXCLUDES(mutex_);
 
   // ---- the spool ----
 
-  void Acknowledge(uint64_t sequence);
-  std::vector<v1::AgentMessage> After(uint64_t sequence, int64_t most_bytes);
+  void Acknowledge(uint64_t sequence) TERCIO_EXCLUDES(mutex_);
+  std::vector<v1::AgentMessage> After(uint64_t sequence, int64_t most_bytes)
+      TERCIO_EXCLUDES(mutex_);
   // The sequence of the newest message, 0 when there is none.
-  uint64_t Newest();
+  uint64_t Newest() TERCIO_EXCLUDES(mutex_);
   // Size of the messages that are kept for the coordinator.
-  int64_t SpoolBytes();
+  int64_t SpoolBytes() TERCIO_EXCLUDES(mutex_);
   // Called without locks when there are more messages to send; empty: no listener.
-  void SetListener(std::function<void()> listener);
+  void SetListener(std::function<void()> listener) TERCIO_EXCLUDES(listener_mutex_);
 
  private:
   AgentStore(sqlite3* database, int64_t most_spool_bytes)
@@ -96,29 +97,31 @@ class AgentStore {
   absl::Status Prepare();
   // UNIMPLEMENTED: a newer version has written it.
   absl::Status BringUpToDate();
-  absl::Status Load();
+  // Not checked: no other thread knows the store yet.
+  absl::Status Load() TERCIO_NO_THREAD_SAFETY_ANALYSIS;
   absl::Status LoadRuns();
   absl::Status Run(const char* sql);
-  void CallListener();
+  void CallListener() TERCIO_EXCLUDES(listener_mutex_);
   // Writes `unsaved_` and the spool's delta; both stay if that fails.
-  void Save();
-  absl::Status WriteAll();
-  absl::Status WriteRuns(const AgentChanges& changes);
-  absl::Status WriteProcesses(const AgentChanges& changes);
-  absl::Status WriteSpool();
+  void Save() TERCIO_REQUIRES(mutex_);
+  absl::Status WriteAll() TERCIO_REQUIRES(mutex_);
+  absl::Status WriteRuns(const AgentChanges& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status WriteProcesses(const AgentChanges& changes) TERCIO_REQUIRES(mutex_);
+  absl::Status WriteSpool() TERCIO_REQUIRES(mutex_);
 
-  std::mutex mutex_;
-  sqlite3* database_;
+  Mutex mutex_;
+  sqlite3* const database_;
   std::string spool_id_;
   Restored restored_;
   std::vector<ProcessRecord> processes_;
-  Spool spool_;
-  uint64_t reserved_ = 0;   // sequences below it are never given out by another process
-  uint64_t reserving_ = 0;  // the same, once it is written
-  AgentChanges unsaved_;
-  bool failing_ = false;
-  std::mutex listener_mutex_;
-  std::function<void()> listener_;
+  Spool spool_ TERCIO_GUARDED_BY(mutex_);
+  // Sequences below it are never given out by another process.
+  uint64_t reserved_ TERCIO_GUARDED_BY(mutex_) = 0;
+  uint64_t reserving_ TERCIO_GUARDED_BY(mutex_) = 0;  // the same, once it is written
+  AgentChanges unsaved_ TERCIO_GUARDED_BY(mutex_);
+  bool failing_ TERCIO_GUARDED_BY(mutex_) = false;
+  Mutex listener_mutex_;
+  std::function<void()> listener_ TERCIO_GUARDED_BY(listener_mutex_);
 };
 
 }  // namespace tercio

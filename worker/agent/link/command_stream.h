@@ -6,10 +6,10 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 #include <utility>
 #include <vector>
 
+#include "common/mutex.h"
 #include "proto/tercio/v1/trainer.pb.h"
 
 namespace tercio {
@@ -22,14 +22,14 @@ class CommandStream {
 
   // Writes `first`, then the commands that were sent meanwhile.
   void Open(const std::vector<v1::TrainerCommand>& first) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     for (const v1::TrainerCommand& command : first) write_(command);
     for (const v1::TrainerCommand& command : std::exchange(early_, {})) write_(command);
     open_ = true;
   }
 
   void Send(const v1::TrainerCommand& command) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (open_) {
       write_(command);
     } else {
@@ -39,9 +39,9 @@ class CommandStream {
 
  private:
   const Write write_;
-  std::mutex mutex_;
-  bool open_ = false;
-  std::vector<v1::TrainerCommand> early_;
+  Mutex mutex_;
+  bool open_ TERCIO_GUARDED_BY(mutex_) = false;
+  std::vector<v1::TrainerCommand> early_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio

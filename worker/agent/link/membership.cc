@@ -162,16 +162,17 @@ bool Membership::IsDue() const {
 }
 
 void Membership::Run(const std::shared_ptr<grpc::Channel>& coordinator) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   std::chrono::milliseconds wait = kLookInterval;
-  while (!stopped_.wait_for(lock, wait, [this] { return stopping_; })) {
-    lock.unlock();
+  const auto stops = [this]() TERCIO_REQUIRES(mutex_) { return stopping_; };
+  while (!stopped_.WaitFor(mutex_, wait, stops)) {
+    lock.Unlock();
     wait = RenewIfDue(coordinator);
     if (const absl::Status copied = CopyForTrainers(); !copied.ok()) {
       LogWarning(std::string(copied.message()));
       wait = kAfterFault;
     }
-    lock.lock();
+    lock.Lock();
   }
 }
 
@@ -195,9 +196,9 @@ std::chrono::milliseconds Membership::RenewIfDue(
 Membership::~Membership() {
   if (!renewer_.joinable()) return;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    stopped_.notify_all();
+    stopped_.NotifyAll();
   }
   renewer_.join();
 }

@@ -7,10 +7,8 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
@@ -19,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 #include "common/security/join_token.h"
 #include "common/security/tls_identity.h"
 #include "grpcpp/channel.h"
@@ -71,9 +70,9 @@ class Membership {
   bool named_ = false;   // the certificate was requested with the present hosts; of the thread
   int64_t copied_ = -1;  // version of the trainers' copies; of the thread, after Join
 
-  std::mutex mutex_;
-  std::condition_variable stopped_;
-  bool stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable stopped_;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
   std::thread renewer_;
 };
 

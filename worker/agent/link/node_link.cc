@@ -30,9 +30,9 @@ NodeLink::NodeLink(std::shared_ptr<grpc::Channel> channel, AgentStore& store)
 void NodeLink::Start(Callbacks callbacks) {
   callbacks_ = std::move(callbacks);
   store_.SetListener([this] {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     news_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   });
   thread_ = std::thread([this] { Run(); });
 }
@@ -40,58 +40,59 @@ void NodeLink::Start(Callbacks callbacks) {
 void NodeLink::Stop() {
   store_.SetListener({});
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
     if (greeting_ != nullptr) greeting_->TryCancel();  // a frozen coordinator may never answer
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   if (thread_.joinable()) thread_.join();
 }
 
 void NodeLink::Say(v1::AgentMessage message) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!connected_) return;
   said_.push_back(std::move(message));
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void NodeLink::StayAway(double seconds) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   away_until_ = std::chrono::steady_clock::now() +
                 std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(seconds));
   if (present_ != nullptr) present_->TryCancel();
 }
 
 bool NodeLink::connected() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return connected_;
 }
 
 void NodeLink::Drain(double seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, Seconds(seconds), [this] {
+  MutexLock lock(mutex_);
+  changed_.WaitFor(mutex_, Seconds(seconds), [this]() TERCIO_REQUIRES(mutex_) {
     return connected_ && !news_ && said_.empty() && store_.Newest() <= sent_;
   });
 }
 
 double NodeLink::SecondsAway() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return std::chrono::duration<double>(away_until_ - std::chrono::steady_clock::now()).count();
 }
 
 bool NodeLink::Stops() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return stopping_;
 }
 
 bool NodeLink::WaitOrStop(double seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return changed_.wait_for(lock, Seconds(seconds), [this] { return stopping_; });
+  MutexLock lock(mutex_);
+  return changed_.WaitFor(mutex_, Seconds(seconds),
+                          [this]() TERCIO_REQUIRES(mutex_) { return stopping_; });
 }
 
 // A lease is 2.75 heartbeats: the agent must not sleep through most of one.
 double NodeLink::LongestBackoff() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return std::clamp(heartbeat_seconds_ / 2, kFirstBackoffSeconds, kLongestBackoffSeconds);
 }
 
@@ -103,7 +104,7 @@ void NodeLink::Run() {
     {
       grpc::ClientContext context;
       {
-        std::lock_guard<std::mutex> lock(mutex_);
+        MutexLock lock(mutex_);
         if (stopping_) return;
         greeting_ = &context;
         present_ = &context;
@@ -113,7 +114,7 @@ void NodeLink::Run() {
       if (Stops()) context.TryCancel();  // else the other side has ended it, and gives the reason
       const grpc::Status status = stream->Finish();
       const std::string why = Stops() ? "" : callbacks_.explain(status);
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       greeting_ = nullptr;
       present_ = nullptr;
       if (stopping_) return;
@@ -136,7 +137,7 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
   if (!stream.Read(&answer)) return;
   if (!answer.has_hello_accepted()) return context.TryCancel();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     heartbeat_seconds_ =
         std::max(kShortestHeartbeat, answer.hello_accepted().heartbeat_interval_seconds());
     takes_news_ = answer.hello_accepted().takes_news();
@@ -152,10 +153,10 @@ void NodeLink::Serve(Stream& stream, grpc::ClientContext& context) {
   v1::CoordinatorMessage message;
   while (stream.Read(&message)) Receive(message);
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     connected_ = false;
     broken_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   writer.join();
 }
@@ -176,9 +177,10 @@ void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
   auto heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
   while (good) {
     {
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait_until(lock, heartbeat_due,
-                          [this] { return stopping_ || broken_ || news_ || !said_.empty(); });
+      MutexLock lock(mutex_);
+      changed_.WaitUntil(mutex_, heartbeat_due, [this]() TERCIO_REQUIRES(mutex_) {
+        return stopping_ || broken_ || news_ || !said_.empty();
+      });
       if (broken_) return;
       if (stopping_) break;
       news_ = false;
@@ -190,7 +192,7 @@ void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
       good = stream.Write(message);
       heartbeat_due = std::chrono::steady_clock::now() + Seconds(heartbeat_seconds_);
     }
-    changed_.notify_all();  // wakes Drain
+    changed_.NotifyAll();  // wakes Drain
   }
   if (good) SayGoodbye(stream);
   context.TryCancel();
@@ -199,7 +201,7 @@ void NodeLink::WriteLoop(Stream& stream, grpc::ClientContext& context) {
 bool NodeLink::WriteSaid(Stream& stream) {
   std::deque<v1::AgentMessage> said;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     said.swap(said_);
   }
   return std::all_of(said.begin(), said.end(),
@@ -211,7 +213,7 @@ bool NodeLink::WriteNews(Stream& stream) {
   while (true) {
     uint64_t sent = 0;
     {
-      std::lock_guard<std::mutex> lock(mutex_);
+      MutexLock lock(mutex_);
       if (broken_) return false;
       if (stopping_) return true;
       sent = sent_;
@@ -220,7 +222,7 @@ bool NodeLink::WriteNews(Stream& stream) {
     if (batch.empty()) return true;
     sent = batch.back().sequence();
     if (!WriteBatch(stream, std::move(batch))) return false;
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     sent_ = sent;
   }
 }
@@ -241,8 +243,9 @@ bool NodeLink::WriteBatch(Stream& stream, std::vector<v1::AgentMessage> batch) {
 // A cancelled stream loses messages that are on their way, so the coordinator is left to end it.
 void NodeLink::SayGoodbye(Stream& stream) {
   stream.WritesDone();
-  std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait_for(lock, Seconds(kFarewellSeconds), [this] { return broken_; });
+  MutexLock lock(mutex_);
+  changed_.WaitFor(mutex_, Seconds(kFarewellSeconds),
+                   [this]() TERCIO_REQUIRES(mutex_) { return broken_; });
 }
 
 }  // namespace tercio

@@ -7,16 +7,15 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "common/mutex.h"
 #include "grpcpp/channel.h"
 #include "proto/tercio/v1/node_service.grpc.pb.h"
 #include "worker/agent/link/agent_store.h"
@@ -79,18 +78,22 @@ class NodeLink {
   AgentStore& store_;
   std::unique_ptr<v1::NodeService::Stub> stub_;
   Callbacks callbacks_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<v1::AgentMessage> said_;  // of the present connection
-  uint64_t sent_ = 0;                  // last sequence of the spool sent on the present connection
-  bool news_ = false;                  // the spool may hold more
-  bool connected_ = false;
-  bool takes_news_ = false;  // the present coordinator accepts several messages in one
-  bool stopping_ = false;
-  std::chrono::steady_clock::time_point away_until_;
-  bool broken_ = false;                      // the present connection
-  grpc::ClientContext* greeting_ = nullptr;  // of a connection that waits for its first answer
-  grpc::ClientContext* present_ = nullptr;   // of any connection
+  Mutex mutex_;
+  ConditionVariable changed_;
+  std::deque<v1::AgentMessage> said_ TERCIO_GUARDED_BY(mutex_);  // of the present connection
+  // The last sequence of the spool that was sent on the present connection.
+  uint64_t sent_ TERCIO_GUARDED_BY(mutex_) = 0;
+  bool news_ TERCIO_GUARDED_BY(mutex_) = false;  // the spool may hold more
+  bool connected_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
+  std::chrono::steady_clock::time_point away_until_ TERCIO_GUARDED_BY(mutex_);
+  bool broken_ TERCIO_GUARDED_BY(mutex_) = false;  // the present connection
+  // That of a connection that waits for the first answer.
+  grpc::ClientContext* greeting_ TERCIO_GUARDED_BY(mutex_) = nullptr;
+  grpc::ClientContext* present_ TERCIO_GUARDED_BY(mutex_) = nullptr;  // of any connection
+  // Whether the present coordinator accepts several messages in one; set before the writer of the
+  // connection begins.
+  bool takes_news_ = false;
   double heartbeat_seconds_ = 5;
   std::thread thread_;
 };

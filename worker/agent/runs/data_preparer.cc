@@ -41,7 +41,7 @@ std::string FilesOf(const v1::JobSpec& spec, bool from_start) {
 }  // namespace
 
 bool DataPreparer::Begin(const v1::RunId& run) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (stopped_) return false;
   return under_way_
       .try_emplace({run.job_id(), run.attempt()},
@@ -63,7 +63,7 @@ std::optional<v1::AgentMessage> DataPreparer::Prepare(const v1::PrepareData& req
   const Key key = {request.run().job_id(), request.run().attempt()};
   std::shared_ptr<PreparationProcess> process;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     process = under_way_.at(key);
   }
   const absl::StatusOr<v1::PrepareAnswer> answer = process->Ask(RequestFor(request));
@@ -72,7 +72,7 @@ std::optional<v1::AgentMessage> DataPreparer::Prepare(const v1::PrepareData& req
     message.emplace();
     *message->mutable_data_prepared() = Take(request, answer);
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   under_way_.erase(key);
   return message;
 }
@@ -105,26 +105,26 @@ v1::DataPrepared DataPreparer::Take(const v1::PrepareData& request,
   for (const std::string& entry : answer->cache_entries()) {
     if (auto use = data::HoldCacheEntry(options_.cache_dir, entry)) uses.push_back(std::move(use));
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   fresh_.insert(fresh_.end(), uses.begin(), uses.end());
   return message;
 }
 
 void DataPreparer::Cancel(const v1::RunId& run) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = under_way_.find({run.job_id(), run.attempt()});
   if (found != under_way_.end()) found->second->Cancel();
 }
 
 void DataPreparer::CancelAll() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   stopped_ = true;
   for (const auto& [key, process] : under_way_) process->Cancel();
 }
 
 void DataPreparer::Trim(double now) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(kept_, [now](const auto& kept) { return kept.first < now; });
     if (!fresh_.empty()) kept_.emplace_back(now + kKeptSeconds, std::exchange(fresh_, {}));
   }

@@ -7,12 +7,12 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/mutex.h"
 #include "common/untrusted_file.h"
 #include "proto/tercio/v1/node_service.pb.h"
 #include "worker/agent/runs/allowed_paths.h"
@@ -55,13 +55,13 @@ class DataPreparer {
                         const absl::StatusOr<v1::PrepareAnswer>& answer);
 
   const Options options_;
-  std::mutex mutex_;
-  bool stopped_ = false;
-  std::map<Key, std::shared_ptr<PreparationProcess>> under_way_;
-  Uses fresh_;  // since the last Trim
+  Mutex mutex_;
+  bool stopped_ TERCIO_GUARDED_BY(mutex_) = false;
+  std::map<Key, std::shared_ptr<PreparationProcess>> under_way_ TERCIO_GUARDED_BY(mutex_);
+  Uses fresh_ TERCIO_GUARDED_BY(mutex_);  // since the last Trim
   // Entries that trainers have just been given, and until when they are kept for those: once these
   // have started they hold them themselves.
-  std::vector<std::pair<double, Uses>> kept_;
+  std::vector<std::pair<double, Uses>> kept_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio

@@ -184,7 +184,7 @@ absl::StatusOr<pid_t> PreparationProcess::Start(Ends& ends) {
   confined.user = options_.user;
   confined.limits = Limits(options_.most_memory);
   confined.ends_with_thread = true;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (cancelled_) return absl::CancelledError("the request was cancelled");
   TERCIO_ASSIGN_OR_RETURN(pid_, StartConfined(confined));
   return pid_;
@@ -213,7 +213,7 @@ absl::StatusOr<v1::PrepareAnswer> PreparationProcess::Ask(const v1::PrepareReque
                                      static_cast<int>(data::LengthIn(answer)))) {
     return parsed;
   }
-  PreparationEnd end = WaitForEnd();
+  PreparationEnd end = WaitForEnd(pid);
   if (cancelled()) return absl::CancelledError("the request was cancelled");
   ends.TakeErrors();
   end.last_words = ends.LastWords();
@@ -222,12 +222,12 @@ absl::StatusOr<v1::PrepareAnswer> PreparationProcess::Ask(const v1::PrepareReque
 }
 
 bool PreparationProcess::cancelled() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return cancelled_;
 }
 
 bool PreparationProcess::Kill() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (pid_ == 0) return false;
   kill(-pid_, SIGKILL);
   return true;
@@ -235,28 +235,28 @@ bool PreparationProcess::Kill() {
 
 void PreparationProcess::Cancel() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     cancelled_ = true;
   }
   Kill();
 }
 
-PreparationEnd PreparationProcess::WaitForEnd() {
+PreparationEnd PreparationProcess::WaitForEnd(pid_t pid) {
   const absl::Time deadline = SteadyNow() + kEndPatience;
   siginfo_t info = {};
   // The process keeps its number until it is reaped under the lock.
-  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+  while (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
          info.si_pid == 0 && SteadyNow() < deadline) {
     poll(nullptr, 0, kEndPollMilliseconds);
   }
   Kill();  // also any processes that it has started
   // Not under the lock: a process that hangs in a file system does not end, and Cancel must not
   // wait.
-  while (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
+  while (waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 && errno == EINTR) {
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   int status = 0;
-  while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }
   pid_ = 0;
   PreparationEnd end;
@@ -266,7 +266,7 @@ PreparationEnd PreparationProcess::WaitForEnd() {
 }
 
 PreparationProcess::~PreparationProcess() {
-  if (Kill()) WaitForEnd();
+  if (Kill()) WaitForEnd(pid_);
   if (socket_ >= 0) close(socket_);
 }
 

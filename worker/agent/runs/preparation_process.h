@@ -9,13 +9,13 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/prepare.pb.h"
 #include "worker/agent/runs/trainer_user.h"
 
@@ -59,12 +59,12 @@ class PreparationProcess {
   bool cancelled();
   bool Kill();
   // Waits for its end, but not for long; then kills it.
-  PreparationEnd WaitForEnd();
+  PreparationEnd WaitForEnd(pid_t pid);
 
   const Options options_;
-  std::mutex mutex_;
-  bool cancelled_ = false;
-  pid_t pid_ = 0;  // 0: there is none, or it was waited for
+  Mutex mutex_;
+  bool cancelled_ TERCIO_GUARDED_BY(mutex_) = false;
+  pid_t pid_ TERCIO_GUARDED_BY(mutex_) = 0;  // 0: there is none, or it was waited for
   int socket_ = -1;
 };
 

@@ -102,9 +102,9 @@ RunManager::~RunManager() {
   if (!left_) StopAll(absl::ZeroDuration());
   preparer_.CancelAll();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
-    changed_.notify_all();
+    changed_.NotifyAll();
   }
   housekeeper_.join();
   trainers_.clear();
@@ -113,7 +113,7 @@ RunManager::~RunManager() {
 }
 
 void RunManager::Handle(const v1::CoordinatorMessage& message) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (message.has_inspect_run()) return Inspect(message.inspect_run());
   if (message.has_inject_fault()) return Inject(message.inject_fault());
   if (message.has_stop_run()) preparer_.Cancel(message.stop_run().run());
@@ -121,7 +121,7 @@ void RunManager::Handle(const v1::CoordinatorMessage& message) {
 }
 
 void RunManager::Restore() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   for (const ProcessRecord& process : store_.processes()) {
     trainers_[process.run][process.rank].received = process.received;
   }
@@ -154,10 +154,10 @@ void RunManager::Apply(AgentEvent event, AgentChanges changes) {
     std::vector<AgentEffect> effects = Step(state_, next);
     Keep(effects, std::exchange(changes, {}));
     for (AgentEffect& effect : effects) {
-      std::visit([&](auto& body) { Do(body, events); }, effect);
+      std::visit([&](auto& body) TERCIO_REQUIRES(mutex_) { Do(body, events); }, effect);
     }
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void RunManager::Do(StartTrainer& effect, std::vector<AgentEvent>& more) {
@@ -217,7 +217,7 @@ void RunManager::Do(ReadData& effect, std::vector<AgentEvent>&) {
     AgentChanges changes;
     if (auto answer = preparer_.Prepare(request)) changes.messages.push_back(*std::move(answer));
     store_.Commit(std::move(changes));
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     preparation.done = true;
   });
 }
@@ -251,7 +251,7 @@ void RunManager::Inspect(const v1::InspectRun& request) {
       *answer.mutable_inspected()->add_ranks() = std::move(position);
     }
     say_(std::move(answer));
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     preparation.done = true;
   });
 }
@@ -318,7 +318,7 @@ void RunManager::SlowDown() {
 v1::AgentHeartbeat RunManager::Heartbeat() {
   std::vector<std::optional<double>> utilization;
   if (options_.gpu_utilization) utilization = options_.gpu_utilization();
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   v1::AgentHeartbeat heartbeat;
   for (const v1::RunId& run : RunsOf(state_, /*ended=*/false)) {
     *heartbeat.add_running() = run;
@@ -363,7 +363,7 @@ int RunManager::GpuOf(const RunKey& key, int rank) const {
 }
 
 std::set<int> RunManager::GpusInUse() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   std::set<int> gpus;
   for (const auto& [key, run] : state_.runs) {
     for (const auto& [index, rank] : run.ranks) {
@@ -436,7 +436,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, Shar
     }
     TrainerEnded event = WhatEnded(key, rank, exit, PagePath(key, rank));
     if (event.signal != 0 || event.exit_code != 0) ExplainByGpu(&event);
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (exit.adopted) ReceiveUntold(key, rank);
     event.device_utilization = trainers_[key][rank].Utilization();
     if (left_out > 0) metrics_.LogLinesLost(LabelsOf(key, rank), left_out);
@@ -449,7 +449,7 @@ TrainerProcess::OnExit RunManager::ExitHandler(const RunKey& key, int rank, Shar
 void RunManager::ExplainByGpu(TrainerEnded* event) const {
   int gpu = -1;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     gpu = GpuOf(event->run, event->rank);
     if (gpu < 0 || !options_.gpu_trouble || state_.runs.at(event->run).stopping) return;
   }
@@ -515,13 +515,13 @@ void RunManager::SendLines(const RunKey& key, int rank, const LineLimit::Passed&
   changes.logs.push_back({{key, rank}, position});
   store_.Commit(std::move(changes));
   if (passed.left_out_before == 0) return;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (state_.runs.contains(key)) {
     metrics_.LogLinesLost(LabelsOf(key, rank), passed.left_out_before);
   }
 }
 
-// Reports lines that the rank itself could not write. Called under the lock.
+// Reports lines that the rank itself could not write.
 void RunManager::TellLost(const RunKey& key, int64_t lines) {
   AgentChanges changes;
   v1::RankLogs* logs = changes.messages.emplace_back().mutable_logs();
@@ -548,7 +548,7 @@ bool RunManager::TrimAllLogs(const std::set<std::string>& live) const {
   return true;
 }
 
-// Called under the lock, without which a run might just have made its folder.
+// Called under the lock: otherwise a run might just have made its folder.
 void RunManager::RemoveEmptyLogFolders() const {
   for (const std::string& job : ListDirectory(options_.log_dir)) {
     rmdir(absl::StrCat(options_.log_dir, "/", job).c_str());  // folders that are not empty stay
@@ -556,17 +556,17 @@ void RunManager::RemoveEmptyLogFolders() const {
 }
 
 std::vector<v1::RunId> RunManager::Running(bool ended) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return RunsOf(state_, ended);
 }
 
 int RunManager::highest_attempt() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   return state_.highest_attempt;
 }
 
 bool RunManager::TakesPart(const v1::RunId& run, const std::string& token) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = state_.runs.find(ToRunKey(run));
   return found != state_.runs.end() && !token.empty() && found->second.start.token() == token;
 }
@@ -580,7 +580,7 @@ RunManager::Trainer* RunManager::FindTrainer(const v1::TrainerHello& hello) {
 
 absl::StatusOr<RunManager::Attachment> RunManager::Attach(const v1::TrainerHello& hello,
                                                           WriteCommand write) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
   Trainer* trainer = FindTrainer(hello);
   const auto run = state_.runs.find(key);
@@ -634,13 +634,13 @@ void RunManager::AssignSnapshots(const v1::StartRun& start, int rank,
 }
 
 void RunManager::Detach(const v1::TrainerHello& hello, uint64_t attachment) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Trainer* trainer = FindTrainer(hello);
   if (trainer != nullptr && trainer->attachment == attachment) trainer->write = nullptr;
 }
 
 void RunManager::Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const RunKey key = ToRunKey(hello.run());
   Trainer* trainer = FindTrainer(hello);
   if (trainer == nullptr || !state_.runs.contains(key)) return;
@@ -713,13 +713,13 @@ void RunManager::MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase ph
 
 // Advances the core's time, and joins the threads of runs that have ended.
 void RunManager::Housekeeping() {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   auto tick = std::chrono::steady_clock::now();
   auto next_trim = tick;
   while (!stopping_) {
     ++rounds_;
-    changed_.wait_for(lock, slow_.empty() ? kTickInterval : kSlowSlice,
-                      [this] { return stopping_ || !ended_.empty(); });
+    changed_.WaitFor(mutex_, slow_.empty() ? kTickInterval : kSlowSlice,
+                     [this]() TERCIO_REQUIRES(mutex_) { return stopping_ || !ended_.empty(); });
     SlowDown();
     if (!slow_.empty() && ended_.empty() && std::chrono::steady_clock::now() < tick) continue;
     tick = std::chrono::steady_clock::now() + kTickInterval;
@@ -744,38 +744,38 @@ void RunManager::Housekeeping() {
       if (entry->done) prepared.splice(prepared.end(), preparations_, entry);
       entry = next;
     }
-    lock.unlock();
+    lock.Unlock();
     const bool removed = trims && TrimAllLogs(live);
     if (trims) preparer_.Trim(SteadySeconds());
     ended.clear();  // joins watcher threads, which may want the lock
     for (Preparation& preparation : prepared) preparation.thread.join();
-    lock.lock();
+    lock.Lock();
     if (removed) RemoveEmptyLogFolders();
   }
 }
 
 void RunManager::TakeNoMore() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Apply({0, Leaving{}});
 }
 
 void RunManager::WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up) {
   const auto deadline = std::chrono::steady_clock::now() + absl::ToChronoMilliseconds(patience);
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (!state_.runs.empty() && std::chrono::steady_clock::now() < deadline && !give_up()) {
-    changed_.wait_for(lock, kTickInterval);
+    changed_.WaitFor(mutex_, kTickInterval);
   }
 }
 
 void RunManager::StopAll(absl::Duration grace) {
   preparer_.CancelAll();
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Apply({0, ShutDown{absl::ToDoubleSeconds(grace)}});
-  changed_.wait(lock, [this] { return state_.runs.empty(); });
+  while (!state_.runs.empty()) changed_.Wait(mutex_);
 }
 
 void RunManager::Leave() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   left_ = true;
   preparer_.CancelAll();
   Apply({0, Leaving{}});

@@ -7,13 +7,11 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,6 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/gpus/gpus.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/trainer.pb.h"
 #include "worker/agent/agent_metrics.h"
@@ -83,18 +82,18 @@ class RunManager {
   ~RunManager();
 
   // Takes over the runs that a previous agent has kept. Called once, before trainers can attach.
-  void Restore();
+  void Restore() TERCIO_EXCLUDES(mutex_);
 
-  void Handle(const v1::CoordinatorMessage& message);
+  void Handle(const v1::CoordinatorMessage& message) TERCIO_EXCLUDES(mutex_);
 
   // For the link to the coordinator.
-  std::vector<v1::RunId> Running(bool ended) const;
-  int highest_attempt() const;
+  std::vector<v1::RunId> Running(bool ended) const TERCIO_EXCLUDES(mutex_);
+  int highest_attempt() const TERCIO_EXCLUDES(mutex_);
   // Whether the attempt runs here, and the token is its token.
-  bool TakesPart(const v1::RunId& run, const std::string& token) const;
-  v1::AgentHeartbeat Heartbeat();
+  bool TakesPart(const v1::RunId& run, const std::string& token) const TERCIO_EXCLUDES(mutex_);
+  v1::AgentHeartbeat Heartbeat() TERCIO_EXCLUDES(mutex_);
   // Indices into `AgentOptions::gpus.list` on which ranks live.
-  std::set<int> GpusInUse() const;
+  std::set<int> GpusInUse() const TERCIO_EXCLUDES(mutex_);
 
   // Incremented on every pass of the thread that drives timers (several times per second). Read by
   // the watchdog.
@@ -109,21 +108,24 @@ class RunManager {
     std::vector<v1::TrainerCommand> waiting;  // to be written after the assignment
     uint64_t id = 0;
   };
-  absl::StatusOr<Attachment> Attach(const v1::TrainerHello& hello, WriteCommand write);
-  void Detach(const v1::TrainerHello& hello, uint64_t attachment);
+  absl::StatusOr<Attachment> Attach(const v1::TrainerHello& hello, WriteCommand write)
+      TERCIO_EXCLUDES(mutex_);
+  void Detach(const v1::TrainerHello& hello, uint64_t attachment) TERCIO_EXCLUDES(mutex_);
   // The message is kept when this returns; received twice, it counts once.
-  void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message);
+  void Receive(const v1::TrainerHello& hello, const v1::TrainerMessage& message)
+      TERCIO_EXCLUDES(mutex_);
 
   // No run starts after this.
-  void TakeNoMore();
+  void TakeNoMore() TERCIO_EXCLUDES(mutex_);
   // Returns when no run is left, after `patience`, or when `give_up` returns true.
-  void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up);
+  void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up)
+      TERCIO_EXCLUDES(mutex_);
   // SIGTERM to all trainers, SIGKILL after `grace`; no run starts after this. Returns when none is
   // left.
-  void StopAll(absl::Duration grace);
+  void StopAll(absl::Duration grace) TERCIO_EXCLUDES(mutex_);
   // Stops watching and leaves all trainers running, for the next agent. Only destruction may
   // follow.
-  void Leave();
+  void Leave() TERCIO_EXCLUDES(mutex_);
 
  private:
   struct Trainer {
@@ -157,30 +159,31 @@ class RunManager {
   };
   using Trainers = std::map<int, Trainer>;  // by rank
 
-  // Steps the core with the event and with those that its effects produce. Called under the lock.
+  // Steps the core with the event and with those that its effects produce.
   // `changes` are committed together with those of the event itself.
-  void Apply(AgentEvent event, AgentChanges changes = {});
-  void Keep(const std::vector<AgentEffect>& effects, AgentChanges changes);
-  void Do(KeepRun&, std::vector<AgentEvent>&) {}  // by Keep
-  void Do(StartTrainer& effect, std::vector<AgentEvent>& more);
-  void Do(AdoptTrainer& effect, std::vector<AgentEvent>& more);
-  void Do(SignalTrainer& effect, std::vector<AgentEvent>&);
-  void Do(TellTrainer& effect, std::vector<AgentEvent>&);
-  void Do(TellCoordinator&, std::vector<AgentEvent>&) {}  // by Keep
-  void Do(ReadData& effect, std::vector<AgentEvent>&);
-  void Do(ForgetRun& effect, std::vector<AgentEvent>&);
+  void Apply(AgentEvent event, AgentChanges changes = {}) TERCIO_REQUIRES(mutex_);
+  void Keep(const std::vector<AgentEffect>& effects, AgentChanges changes) TERCIO_REQUIRES(mutex_);
+  void Do(KeepRun&, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_) {}  // by Keep
+  void Do(StartTrainer& effect, std::vector<AgentEvent>& more) TERCIO_REQUIRES(mutex_);
+  void Do(AdoptTrainer& effect, std::vector<AgentEvent>& more) TERCIO_REQUIRES(mutex_);
+  void Do(SignalTrainer& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
+  void Do(TellTrainer& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
+  void Do(TellCoordinator&, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_) {}  // by Keep
+  void Do(ReadData& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
+  void Do(ForgetRun& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
 
   // Answers after looking at the ranks, which may take a second.
-  void Inspect(const v1::InspectRun& request);
-  void Inject(const v1::InjectFault& fault);
-  void SlowDown();
+  void Inspect(const v1::InspectRun& request) TERCIO_REQUIRES(mutex_);
+  void Inject(const v1::InjectFault& fault) TERCIO_REQUIRES(mutex_);
+  void SlowDown() TERCIO_REQUIRES(mutex_);
 
-  absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank);
+  absl::StatusOr<std::unique_ptr<TrainerProcess>> Spawn(const RunKey& key, int rank)
+      TERCIO_REQUIRES(mutex_);
   // Index of the rank's GPU in `AgentOptions::gpus.list`; -1: it is on none, or not here.
-  int GpuOf(const RunKey& key, int rank) const;
-  void ExplainByGpu(TrainerEnded* event) const;
+  int GpuOf(const RunKey& key, int rank) const TERCIO_REQUIRES(mutex_);
+  void ExplainByGpu(TrainerEnded* event) const TERCIO_EXCLUDES(mutex_);
   void AddFigures(const RunKey& key, const std::vector<std::optional<double>>& utilization,
-                  v1::RunHealth* health);
+                  v1::RunHealth* health) TERCIO_REQUIRES(mutex_);
   std::string LogPath(const RunKey& key, int rank) const;
   std::string PagePath(const RunKey& key, int rank) const;
   // Both are called by the thread that watches the process, and share its limit on lines.
@@ -188,36 +191,38 @@ class RunManager {
   TrainerProcess::OnLines LineSender(const RunKey& key, int rank, SharedLimit limit);
   TrainerProcess::OnExit ExitHandler(const RunKey& key, int rank, SharedLimit limit);
   void SendLines(const RunKey& key, int rank, const LineLimit::Passed& passed,
-                 const LogPosition& position);
+                 const LogPosition& position) TERCIO_EXCLUDES(mutex_);
   v1::RankLogs MakeLogs(const RunKey& key, int rank, int64_t left_out,
                         const std::vector<std::string>& lines) const;
-  void TellLost(const RunKey& key, int64_t lines);
+  void TellLost(const RunKey& key, int64_t lines) TERCIO_REQUIRES(mutex_);
   bool TrimAllLogs(const std::set<std::string>& live) const;
-  void RemoveEmptyLogFolders() const;
-  void ReceiveUntold(const RunKey& key, int rank);
-  void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message);
-  void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase);
+  void RemoveEmptyLogFolders() const TERCIO_REQUIRES(mutex_);
+  void ReceiveUntold(const RunKey& key, int rank) TERCIO_REQUIRES(mutex_);
+  void Measure(const RunKey& key, int rank, const v1::TrainerMessage& message)
+      TERCIO_REQUIRES(mutex_);
+  void MeasureLoading(const RunKey& key, int rank, v1::TrainerPhase phase) TERCIO_REQUIRES(mutex_);
   void AssignSnapshots(const v1::StartRun& start, int rank, v1::TrainerAssignment* out) const;
-  void Housekeeping();
-  Trainer* FindTrainer(const v1::TrainerHello& hello);
-  RankLabels LabelsOf(const RunKey& key, int rank) const;
+  void Housekeeping() TERCIO_EXCLUDES(mutex_);
+  Trainer* FindTrainer(const v1::TrainerHello& hello) TERCIO_REQUIRES(mutex_);
+  RankLabels LabelsOf(const RunKey& key, int rank) const TERCIO_REQUIRES(mutex_);
 
   const AgentOptions options_;
   AgentMetrics& metrics_;
   AgentStore& store_;
   const Say say_;
   DataPreparer preparer_;
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  AgentState state_;
-  std::map<RunKey, Trainers> trainers_;
-  RankWatch watch_;
-  std::vector<Trainers> ended_;  // their threads are still to be joined, outside the lock
-  std::list<Preparation> preparations_;
-  std::vector<SlowRank> slow_;
-  uint64_t attachments_ = 0;
-  bool stopping_ = false;
-  bool left_ = false;
+  mutable Mutex mutex_;
+  ConditionVariable changed_;
+  AgentState state_ TERCIO_GUARDED_BY(mutex_);
+  std::map<RunKey, Trainers> trainers_ TERCIO_GUARDED_BY(mutex_);
+  RankWatch watch_ TERCIO_GUARDED_BY(mutex_);
+  // Their threads are still to be joined, outside the lock.
+  std::vector<Trainers> ended_ TERCIO_GUARDED_BY(mutex_);
+  std::list<Preparation> preparations_ TERCIO_GUARDED_BY(mutex_);
+  std::vector<SlowRank> slow_ TERCIO_GUARDED_BY(mutex_);
+  uint64_t attachments_ TERCIO_GUARDED_BY(mutex_) = 0;
+  bool stopping_ TERCIO_GUARDED_BY(mutex_) = false;
+  bool left_ TERCIO_GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> rounds_ = 0;
   std::thread housekeeper_;
 };

@@ -1,6 +1,7 @@
 #include "worker/agent/runs/shared_rendezvous.h"
 
 #include <chrono>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
@@ -17,6 +18,15 @@ bool IsPersonal(const absl::Status& status) {
   return absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
 }
 
+// An answer without a value for each key is an error.
+absl::StatusOr<SharedRendezvous::Values> AskWhole(const SharedRendezvous::Ask& ask,
+                                                  const SharedRendezvous::Keys& keys) {
+  absl::StatusOr<SharedRendezvous::Values> values = ask(keys);
+  if (!values.ok() || values->size() == keys.size()) return values;
+  return absl::InternalError(absl::StrCat("rendezvous: ", keys.size(), " keys were requested, ",
+                                          values->size(), " values were returned"));
+}
+
 }  // namespace
 
 SharedRendezvous::Known& SharedRendezvous::Of(const Run& run) {
@@ -31,7 +41,7 @@ SharedRendezvous::Known& SharedRendezvous::Of(const Run& run) {
 absl::StatusOr<SharedRendezvous::Values> SharedRendezvous::Get(const Run& run, const Keys& keys,
                                                                const Caller& caller,
                                                                const Ask& ask) {
-  std::unique_lock<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   while (true) {
     Known& known = Of(run);
     Keys missing;
@@ -47,53 +57,47 @@ absl::StatusOr<SharedRendezvous::Values> SharedRendezvous::Get(const Run& run, c
     if (missing.empty()) return values;
     const auto under_way = known.questions.find(missing);
     if (under_way == known.questions.end()) {
-      TERCIO_RETURN_IF_ERROR(AskFor(lock, run, missing, ask));
+      const auto asked = std::make_shared<Question>();
+      known.questions[missing] = asked;
+      lock.Unlock();
+      absl::StatusOr<Values> answer = AskWhole(ask, missing);
+      lock.Lock();
+      TERCIO_RETURN_IF_ERROR(Answer(run, missing, *asked, std::move(answer)));
       continue;
     }
     const std::shared_ptr<Question> question = under_way->second;
-    const absl::Status status = WaitFor(lock, *question, caller);
+    const absl::Status status = WaitFor(*question, caller);
     if (status.ok() || (question->answered && IsPersonal(status))) continue;
     return status;
   }
 }
 
-absl::Status SharedRendezvous::AskFor(std::unique_lock<std::mutex>& lock, const Run& run,
-                                      const Keys& missing, const Ask& ask) {
-  const auto question = std::make_shared<Question>();
-  Of(run).questions[missing] = question;
-  lock.unlock();
-  absl::StatusOr<Values> values = ask(missing);
-  if (values.ok() && values->size() != missing.size()) {
-    values =
-        absl::InternalError(absl::StrCat("rendezvous: ", missing.size(), " keys were requested, ",
-                                         values->size(), " values were returned"));
-  }
-  lock.lock();
+absl::Status SharedRendezvous::Answer(const Run& run, const Keys& missing, Question& question,
+                                      absl::StatusOr<Values> values) {
   Known& known = Of(run);
   known.questions.erase(missing);
   for (size_t i = 0; values.ok() && i < missing.size(); ++i) {
     known.values[missing[i]] = std::move((*values)[i]);
   }
-  question->answered = true;
-  question->status = values.status();
-  answered_.notify_all();
+  question.answered = true;
+  question.status = values.status();
+  answered_.NotifyAll();
   return values.status();
 }
 
-absl::Status SharedRendezvous::WaitFor(std::unique_lock<std::mutex>& lock, const Question& question,
-                                       const Caller& caller) {
+absl::Status SharedRendezvous::WaitFor(const Question& question, const Caller& caller) {
   while (!question.answered) {
     if (caller.gave_up()) return absl::CancelledError("the trainer no longer waits");
     if (SteadyNow() >= caller.deadline) {
       return absl::DeadlineExceededError("rendezvous: timed out");
     }
-    answered_.wait_for(lock, kLookInterval);
+    answered_.WaitFor(mutex_, kLookInterval);
   }
   return question.status;
 }
 
 void SharedRendezvous::Keep(const Run& run, const std::string& key, const std::string& value) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   Of(run).values[key] = value;
 }
 

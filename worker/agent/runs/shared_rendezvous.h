@@ -9,17 +9,16 @@
 // Threads: any. A call blocks its thread.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/mutex.h"
 
 namespace tercio {
 
@@ -65,17 +64,15 @@ class SharedRendezvous {
     std::map<Keys, std::shared_ptr<Question>> questions;
   };
 
-  // These are called under the lock.
-  Known& Of(const Run& run);
-  absl::Status AskFor(std::unique_lock<std::mutex>& lock, const Run& run, const Keys& missing,
-                      const Ask& ask);
-  absl::Status WaitFor(std::unique_lock<std::mutex>& lock, const Question& question,
-                       const Caller& caller);
+  Known& Of(const Run& run) TERCIO_REQUIRES(mutex_);
+  absl::Status Answer(const Run& run, const Keys& missing, Question& question,
+                      absl::StatusOr<Values> values) TERCIO_REQUIRES(mutex_);
+  absl::Status WaitFor(const Question& question, const Caller& caller) TERCIO_REQUIRES(mutex_);
 
   const std::function<bool(const Run&)> lives_;
-  std::mutex mutex_;
-  std::condition_variable answered_;
-  std::map<Run, Known> runs_;
+  Mutex mutex_;
+  ConditionVariable answered_;
+  std::map<Run, Known> runs_ TERCIO_GUARDED_BY(mutex_);
 };
 
 }  // namespace tercio

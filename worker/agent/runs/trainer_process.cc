@@ -149,7 +149,7 @@ void TrainerProcess::Watch(const std::string& log_path, const OnLines& on_lines,
 
 ProcessExit TrainerProcess::Reap() {
   ProcessExit result;
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   ended_ = true;
   if (!child_) {
     result.adopted = true;
@@ -170,7 +170,7 @@ ProcessExit TrainerProcess::Reap() {
 }
 
 void TrainerProcess::Signal(int signal) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   // A child keeps its process number until it is reaped; another process, as long as it lives.
   if (ended_ || (!child_ && HasEnded(0))) return;
   signalled_ = signal;

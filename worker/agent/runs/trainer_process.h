@@ -15,13 +15,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "worker/agent/runs/log_tail.h"
 #include "worker/agent/runs/trainer_user.h"
 
@@ -91,9 +91,10 @@ class TrainerProcess {
   const LogPosition log_start_;
   int handle_ = -1;    // pidfd; -1: it had gone before
   bool away_ = false;  // it had ended before it was adopted
-  std::mutex mutex_;
-  bool ended_ = false;  // reaped: the number may belong to another process by now
-  int signalled_ = 0;   // the last signal that was sent
+  Mutex mutex_;
+  // Reaped: the number may belong to another process by now.
+  bool ended_ TERCIO_GUARDED_BY(mutex_) = false;
+  int signalled_ TERCIO_GUARDED_BY(mutex_) = 0;  // the last signal that was sent
   std::atomic<bool> released_{false};
   std::thread watcher_;
 };

@@ -37,7 +37,7 @@ absl::Status SnapshotServiceImpl::CheckCaller(const grpc::ServerContext& context
       ReadCertificate({found.front().data(), found.front().size()});
   if (!facts.ok()) return absl::UnauthenticatedError(facts.status().message());
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     if (revoked_.contains(facts->serial)) {
       LogWarning(absl::StrCat("refused: ", std::string(call), " by ", facts->name,
                               ", whose certificate ", facts->serial, " was revoked"));
@@ -54,7 +54,7 @@ absl::Status SnapshotServiceImpl::CheckCaller(const grpc::ServerContext& context
 }
 
 void SnapshotServiceImpl::Revoke(const v1::RevokedCertificates& certificates) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   if (!certificates.more()) revoked_.clear();
   revoked_.insert(certificates.serials().begin(), certificates.serials().end());
 }

@@ -7,12 +7,12 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <string>
 #include <string_view>
 
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "common/security/channel.h"
 #include "grpcpp/server.h"
 #include "proto/tercio/v1/snapshot_service.grpc.pb.h"
@@ -43,8 +43,8 @@ class SnapshotServiceImpl : public v1::SnapshotService::Service {
 
   SnapshotStore& store_;
   const TakesPart takes_part_;
-  std::mutex mutex_;
-  std::set<std::string> revoked_;
+  Mutex mutex_;
+  std::set<std::string> revoked_ TERCIO_GUARDED_BY(mutex_);
 };
 
 // The port for trainers of other nodes.

@@ -65,7 +65,7 @@ absl::Status SnapshotStore::Incoming::Append(std::string_view bytes) {
   std::memcpy(state_->copy->data.get() + state_->filled, bytes.data(), bytes.size());
   state_->filled += bytes.size();
   state_->checksum.Update(bytes);
-  std::lock_guard<std::mutex> lock(store_.mutex_);
+  MutexLock lock(store_.mutex_);
   store_.unfilled_bytes_ -= static_cast<int64_t>(bytes.size());
   const v1::SnapshotBegin& begin = state_->copy->begin;
   const auto rank = store_.ranks_.find({begin.run().job_id(), begin.rank()});
@@ -95,7 +95,7 @@ absl::StatusOr<std::unique_ptr<SnapshotStore::Incoming>> SnapshotStore::Begin(
   }
   auto state = std::make_unique<Incoming::State>();
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     TERCIO_RETURN_IF_ERROR(MakeRoom(begin));
     state->copy = std::make_shared<SnapshotCopy>();
     state->copy->size = static_cast<size_t>(begin.bytes());
@@ -135,24 +135,24 @@ absl::Status SnapshotStore::MakeRoom(const v1::SnapshotBegin& begin) {
       return copy->begin.run().attempt() < begin.run().attempt();
     });
   }
-  const int64_t free = options_.available_bytes() - unfilled_bytes_ - options_.reserve_bytes;
+  const int64_t free = options_.available_bytes() - unfilled_bytes_ - reserve_bytes_;
   if (begin.bytes() <= free) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrFormat(
       "not enough memory for a copy of %.1f MiB: %.1f MiB are free beyond the reserve of %.1f MiB",
       static_cast<double>(begin.bytes()) / kMiB,
       static_cast<double>(std::max<int64_t>(0, free)) / kMiB,
-      static_cast<double>(options_.reserve_bytes) / kMiB));
+      static_cast<double>(reserve_bytes_) / kMiB));
 }
 
 void SnapshotStore::SetReserve(int64_t bytes) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  options_.reserve_bytes = bytes;
+  MutexLock lock(mutex_);
+  reserve_bytes_ = bytes;
 }
 
 absl::Status SnapshotStore::Complete(Incoming::State& state) {
   v1::SnapshotsHeld held;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const v1::SnapshotBegin& begin = state.copy->begin;
     const auto rank = ranks_.find({begin.run().job_id(), begin.rank()});
     if (rank == ranks_.end() || rank->second.incoming != state.id) {
@@ -175,7 +175,7 @@ absl::Status SnapshotStore::Complete(Incoming::State& state) {
 void SnapshotStore::Release(const Incoming::State& state) {
   if (state.copy == nullptr) return;  // complete
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const v1::SnapshotBegin& begin = state.copy->begin;
     incoming_bytes_ -= begin.bytes();
     unfilled_bytes_ -= begin.bytes() - static_cast<int64_t>(state.filled);
@@ -187,7 +187,7 @@ void SnapshotStore::Release(const Incoming::State& state) {
 
 std::shared_ptr<const SnapshotCopy> SnapshotStore::Find(const std::string& job, int attempt,
                                                         int rank, int64_t step) const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = ranks_.find({job, rank});
   if (found == ranks_.end()) return nullptr;
   for (const CopyPtr& copy : found->second.complete) {
@@ -198,14 +198,14 @@ std::shared_ptr<const SnapshotCopy> SnapshotStore::Find(const std::string& job, 
 
 void SnapshotStore::Drop(const std::string& job) {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     std::erase_if(ranks_, [&](const auto& entry) { return entry.first.first == job; });
   }
   options_.on_bytes(bytes());
 }
 
 v1::SnapshotsHeld SnapshotStore::Held() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   v1::SnapshotsHeld held;
   held.set_all(true);
   for (const auto& [key, rank] : ranks_) {
@@ -215,7 +215,7 @@ v1::SnapshotsHeld SnapshotStore::Held() const {
 }
 
 int64_t SnapshotStore::bytes() const {
-  std::lock_guard<std::mutex> lock(mutex_);
+  MutexLock lock(mutex_);
   int64_t bytes = incoming_bytes_;
   for (const auto& [key, rank] : ranks_) {
     for (const CopyPtr& copy : rank.complete) bytes += static_cast<int64_t>(copy->size);

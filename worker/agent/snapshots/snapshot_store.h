@@ -18,7 +18,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,6 +25,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "proto/tercio/v1/checkpoint_service.pb.h"
 #include "proto/tercio/v1/node_service.pb.h"
 #include "proto/tercio/v1/snapshot_service.pb.h"
@@ -71,27 +71,28 @@ class SnapshotStore {
     std::unique_ptr<State> state_;
   };
 
-  explicit SnapshotStore(Options options) : options_(std::move(options)) {}
+  explicit SnapshotStore(Options options)
+      : options_(std::move(options)), reserve_bytes_(options_.reserve_bytes) {}
 
   // INVALID_ARGUMENT: inconsistent sizes. ABORTED: there is a later copy of the rank.
   // RESOURCE_EXHAUSTED: no room; the message names what is free.
-  absl::StatusOr<std::unique_ptr<Incoming>> Begin(v1::SnapshotBegin begin);
+  absl::StatusOr<std::unique_ptr<Incoming>> Begin(v1::SnapshotBegin begin) TERCIO_EXCLUDES(mutex_);
 
   // A complete copy, null if there is none. It lives as long as it is held.
   std::shared_ptr<const SnapshotCopy> Find(const std::string& job, int attempt, int rank,
-                                           int64_t step) const;
+                                           int64_t step) const TERCIO_EXCLUDES(mutex_);
 
   // Drops the copies of the job, which are of no further use.
-  void Drop(const std::string& job);
+  void Drop(const std::string& job) TERCIO_EXCLUDES(mutex_);
 
   // All complete copies.
-  v1::SnapshotsHeld Held() const;
+  v1::SnapshotsHeld Held() const TERCIO_EXCLUDES(mutex_);
 
   // Bytes of all copies, complete or not.
-  int64_t bytes() const;
+  int64_t bytes() const TERCIO_EXCLUDES(mutex_);
 
   // Applies to copies that begin from now on.
-  void SetReserve(int64_t bytes);
+  void SetReserve(int64_t bytes) TERCIO_EXCLUDES(mutex_);
 
  private:
   using CopyPtr = std::shared_ptr<const SnapshotCopy>;
@@ -101,16 +102,18 @@ class SnapshotStore {
     uint64_t incoming = 0;          // the newest one on its way; 0: none
   };
 
-  absl::Status MakeRoom(const v1::SnapshotBegin& begin);
-  absl::Status Complete(Incoming::State& state);
-  void Release(const Incoming::State& state);
+  absl::Status MakeRoom(const v1::SnapshotBegin& begin) TERCIO_REQUIRES(mutex_);
+  absl::Status Complete(Incoming::State& state) TERCIO_EXCLUDES(mutex_);
+  void Release(const Incoming::State& state) TERCIO_EXCLUDES(mutex_);
 
-  mutable std::mutex mutex_;
-  Options options_;  // `reserve_bytes` may change, under the lock
-  std::map<Key, Rank> ranks_;
-  int64_t incoming_bytes_ = 0;
-  int64_t unfilled_bytes_ = 0;  // part of these; the machine does not count them as used yet
-  uint64_t last_id_ = 0;
+  const Options options_;
+  mutable Mutex mutex_;
+  int64_t reserve_bytes_ TERCIO_GUARDED_BY(mutex_);  // of the options, until it is set
+  std::map<Key, Rank> ranks_ TERCIO_GUARDED_BY(mutex_);
+  int64_t incoming_bytes_ TERCIO_GUARDED_BY(mutex_) = 0;
+  // The part of these that the machine does not count as used yet.
+  int64_t unfilled_bytes_ TERCIO_GUARDED_BY(mutex_) = 0;
+  uint64_t last_id_ TERCIO_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace tercio
