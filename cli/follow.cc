@@ -54,7 +54,7 @@ class ProgressPrinter {
 
 }  // namespace
 
-std::string GoesOn(const std::string& job) {
+std::string StillRunsNotice(const std::string& job) {
   return absl::StrCat("the job continues; follow it with: tercio watch ", ForTerminal(job), "\n");
 }
 

@@ -21,7 +21,7 @@ struct FollowOptions {
 };
 
 // The message at Ctrl-C for a user who follows a job of a coordinator that keeps running.
-std::string GoesOn(const std::string& job);
+std::string StillRunsNotice(const std::string& job);
 
 // Waits until the job has ended, and returns its last status. DEADLINE_EXCEEDED after the timeout.
 // Reconnects if the connection breaks meanwhile.

@@ -107,7 +107,7 @@ absl::Status PrivatePair::Revive(std::unique_ptr<Child>* child, const char* name
   return absl::OkStatus();
 }
 
-absl::Status PrivatePair::Tend() {
+absl::Status PrivatePair::Supervise() {
   TERCIO_RETURN_IF_ERROR(
       Revive(&coordinator_, "the private coordinator", &PrivatePair::StartCoordinator));
   return Revive(&agent_, "the private agent", &PrivatePair::StartAgent);

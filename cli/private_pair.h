@@ -26,7 +26,7 @@ class PrivatePair {
   // Restarts a process that has died, and reports it. Trainers continue meanwhile, as in a cluster,
   // where the machine's service manager does this. Called periodically, by one thread at a time.
   // ABORTED: it keeps dying.
-  absl::Status Tend();
+  absl::Status Supervise();
 
  private:
   // The limit of restarts in a run, and the pause between them.

@@ -16,7 +16,7 @@ int64_t FirstSampleOfStep(const v1::TrainingSpec& training, int64_t step) {
   return (BatchOfStep(training, step) - 1) * training.global_batch();
 }
 
-void GoOver(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training) {
+void SkipSpike(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training) {
   TERCIO_CHECK(resume_step >= 0 && resume_step < bad_step);
   v1::TrainingSpec changed;
   for (const v1::DataSkip& skip : training->data_skips()) {

@@ -20,6 +20,6 @@ int64_t FirstSampleOfStep(const v1::TrainingSpec& training, int64_t step);
 // The run goes back from `bad_step` to the checkpoint of `resume_step`, and continues with the
 // batch that the step after `bad_step` would have read: batches in between are not read again, nor
 // are those skipped before. REQUIRES: 0 <= resume_step < bad_step.
-void GoOver(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training);
+void SkipSpike(int64_t resume_step, int64_t bad_step, v1::TrainingSpec* training);
 
 }  // namespace tercio::plan

@@ -22,11 +22,11 @@ TEST(DataPosition, WithoutRollBacksStepAndBatchAreOne) {
 TEST(DataPosition, GoesOnAfterTheBadBatch) {
   v1::TrainingSpec training;
   training.set_global_batch(4);
-  GoOver(40, 50, &training);
+  SkipSpike(40, 50, &training);
   EXPECT_EQ(BatchOfStep(training, 40), 40);
   EXPECT_EQ(BatchOfStep(training, 41), 51);
   EXPECT_EQ(FirstSampleOfStep(training, 41), 200);
-  GoOver(40, 45, &training);  // batch 55 was bad, too
+  SkipSpike(40, 45, &training);  // batch 55 was bad, too
   EXPECT_EQ(BatchOfStep(training, 41), 56);
   ASSERT_EQ(training.data_skips_size(), 1);
   EXPECT_EQ(training.data_skips(0).after_step(), 40);
@@ -35,8 +35,8 @@ TEST(DataPosition, GoesOnAfterTheBadBatch) {
 
 TEST(DataPosition, FurtherBackThanTheLastTime) {
   v1::TrainingSpec training;
-  GoOver(40, 50, &training);
-  GoOver(30, 45, &training);  // the checkpoint of step 40 is damaged: 31 to 55 are gone over
+  SkipSpike(40, 50, &training);
+  SkipSpike(30, 45, &training);  // the checkpoint of step 40 is damaged: 31 to 55 are gone over
   EXPECT_EQ(BatchOfStep(training, 30), 30);
   EXPECT_EQ(BatchOfStep(training, 31), 56);
   EXPECT_EQ(BatchOfStep(training, 41), 66);
@@ -45,8 +45,8 @@ TEST(DataPosition, FurtherBackThanTheLastTime) {
 
 TEST(DataPosition, WhatWasGoneOverLaterStaysSo) {
   v1::TrainingSpec training;
-  GoOver(40, 50, &training);  // 41 to 50
-  GoOver(30, 35, &training);  // started again from step 30; 31 to 35, too
+  SkipSpike(40, 50, &training);  // 41 to 50
+  SkipSpike(30, 35, &training);  // started again from step 30; 31 to 35, too
   EXPECT_EQ(BatchOfStep(training, 31), 36);
   EXPECT_EQ(BatchOfStep(training, 35), 40);
   EXPECT_EQ(BatchOfStep(training, 36), 51);
@@ -68,7 +68,7 @@ TEST(DataPosition, NoBadBatchIsEverReadAgain) {
       const int64_t next = BatchOfStep(training, step + 1);
       std::vector<int64_t> before;
       for (int64_t k = 1; k <= resume; ++k) before.push_back(BatchOfStep(training, k));
-      GoOver(resume, step, &training);
+      SkipSpike(resume, step, &training);
       for (int64_t k = 1; k <= resume; ++k) {
         EXPECT_EQ(BatchOfStep(training, k), before[static_cast<size_t>(k - 1)]);
       }

@@ -112,7 +112,7 @@ int Submit(const Options& options) {
       }
       return kExitOk;
     }
-    const LastWords words(GoesOn(id));
+    const LastWords words(StillRunsNotice(id));
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, Follow(client, id, options, {}));
     return ExitCodeOfState(job.state());
   });
@@ -171,7 +171,7 @@ int List(const Options& options) {
 
 int Wait(const Options& options) {
   const absl::Time begun = SteadyNow();  // the time before the wait counts, too
-  const LastWords words(GoesOn(options.job));
+  const LastWords words(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
     follow.show_progress = false;
@@ -193,7 +193,7 @@ int Wait(const Options& options) {
 
 int History(const Options& options) {
   std::optional<LastWords> words;
-  if (options.follow) words.emplace(GoesOn(options.job));
+  if (options.follow) words.emplace(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::HistoryRequest request;
@@ -221,7 +221,7 @@ int History(const Options& options) {
 
 int Events(const Options& options) {
   std::optional<LastWords> words;
-  if (options.follow && !options.job.empty()) words.emplace(GoesOn(options.job));
+  if (options.follow && !options.job.empty()) words.emplace(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     grpc::ClientContext context;
     v1::EventsRequest request;

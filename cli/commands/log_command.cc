@@ -42,7 +42,7 @@ int Logs(const Options& options) {
   absl::StatusOr<v1::LogsRequest> request = RequestOf(options);
   if (!request.ok()) return Fail(request.status());
   std::optional<LastWords> words;
-  if (options.follow) words.emplace(GoesOn(options.job));
+  if (options.follow) words.emplace(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     JsonStream json(options.format());
     for (int failures = 0;; ++failures) {

@@ -62,7 +62,7 @@ class JobKeeper {
     while (!done_) {
       const int signal = sigtimedwait(&set, nullptr, &pause);
       if (signal <= 0) {
-        Tend();
+        Supervise();
         continue;
       }
       const bool again = signal_ != 0;
@@ -75,9 +75,9 @@ class JobKeeper {
     }
   }
 
-  void Tend() {
+  void Supervise() {
     if (given_up_) return;
-    const absl::Status status = pair_.Tend();
+    const absl::Status status = pair_.Supervise();
     if (status.ok()) return;
     given_up_ = true;
     Cancel(/*save=*/false, std::string(status.message()));
@@ -233,7 +233,7 @@ absl::StatusOr<int> ResumeJob(const Options& options) {
     TERCIO_ASSIGN_OR_RETURN(const auto client, Client::Connect(options));
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus job, FindJob(*client, options.job));
     TERCIO_ASSIGN_OR_RETURN(const std::string id, SendResume(*client, options, job));
-    const LastWords words(GoesOn(id));
+    const LastWords words(StillRunsNotice(id));
     FollowOptions follow;
     follow.ranks = options.format() != Output::kTable;
     TERCIO_ASSIGN_OR_RETURN(const v1::JobStatus status, FollowJob(*client, id, follow));

@@ -152,7 +152,7 @@ void Conclude(const v1::JobStatus& job) {
 }  // namespace
 
 int Watch(const Options& options) {
-  const LastWords words(GoesOn(options.job));
+  const LastWords words(StillRunsNotice(options.job));
   return WithClient(options, [&](Client& client) -> absl::StatusOr<int> {
     FollowOptions follow;
     follow.ranks = true;

@@ -48,14 +48,14 @@ ServiceManager ServiceManager::FromEnvironment() {
 }
 
 void ServiceManager::Status(const std::string& text) const {
-  Say(absl::StrCat("STATUS=", text), When::kNowOrNever);
+  Notify(absl::StrCat("STATUS=", text), When::kNowOrNever);
 }
 
 void ServiceManager::Reloading() const {
-  Say(absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(SteadyNow())));
+  Notify(absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", absl::ToUnixMicros(SteadyNow())));
 }
 
-void ServiceManager::Say(const std::string& state, When when) const {
+void ServiceManager::Notify(const std::string& state, When when) const {
   if (socket_.empty()) return;
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;

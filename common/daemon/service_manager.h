@@ -25,19 +25,19 @@ class ServiceManager {
   // there is no watchdog.
   absl::Duration ping_interval() const { return ping_interval_; }
 
-  void Ready() const { Say("READY=1"); }
-  void Alive() const { Say("WATCHDOG=1", When::kNowOrNever); }
+  void Ready() const { Notify("READY=1"); }
+  void Alive() const { Notify("WATCHDOG=1", When::kNowOrNever); }
   // A line of text for people.
   void Status(const std::string& text) const;
   // Followed by Ready() when it is done.
   void Reloading() const;
-  void Stopping() const { Say("STOPPING=1"); }
+  void Stopping() const { Notify("STOPPING=1"); }
 
  private:
   // Sends a message. A failed delivery is logged, once: systemd acts as if the message had never
   // been sent.
   enum class When { kSoon, kNowOrNever };
-  void Say(const std::string& state, When when = When::kSoon) const;
+  void Notify(const std::string& state, When when = When::kSoon) const;
 
   std::string socket_;
   absl::Duration ping_interval_ = absl::InfiniteDuration();

@@ -164,7 +164,8 @@ void Stepper::RefuseData(JobState& job, const std::string& node, const std::stri
   Finish(job, v1::JOB_PHASE_FAILED);
 }
 
-void Stepper::Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer) {
+void Stepper::OnDataPrepared(JobState& job, const std::string& node,
+                             const v1::DataPrepared& answer) {
   v1::JobRecord& record = job.record;
   const auto place = job.placement->nodes().find(node);
   if (record.phase() != v1::JOB_PHASE_PREPARING || place == job.placement->nodes().end()) return;
@@ -265,7 +266,7 @@ RankShare Stepper::ShareOfRanks(const JobState& job) const {
   return share;
 }
 
-void Stepper::RankPhased(JobState& job, const v1::RankPhase& phase) {
+void Stepper::OnRankPhase(JobState& job, const v1::RankPhase& phase) {
   v1::JobRecord& record = job.record;
   record.set_progress_at(now_);
   if (phase.phase() != v1::TRAINER_PHASE_RUNNING || phase.rank() < 0 ||
@@ -281,7 +282,7 @@ void Stepper::RankPhased(JobState& job, const v1::RankPhase& phase) {
   }
 }
 
-void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
+void Stepper::OnStepReport(JobState& job, const v1::StepReport& report) {
   v1::JobRecord& record = job.record;
   if (record.phase() == v1::JOB_PHASE_PREPARING) return;
   const v1::StepRecord& step = report.record();
@@ -321,7 +322,7 @@ void Stepper::Stepped(JobState& job, const v1::StepReport& report) {
   effects_.steps.emplace_back(record.id(), step);
 }
 
-void Stepper::RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
+void Stepper::OnRankExit(JobState& job, const std::string& node, const v1::ExitRecord& exit) {
   v1::JobRecord& record = job.record;
   if (record.phase() == v1::JOB_PHASE_PREPARING || exit.rank() < 0 ||
       exit.rank() >= job.placement->ranks()) {
@@ -346,7 +347,7 @@ void Stepper::JudgeExit(JobState& job, const std::string& node, const v1::ExitRe
   }
   if (saved && record.phase() == v1::JOB_PHASE_STOPPING) return;
   const std::string what = DescribeExit(exit);
-  const bool found = Found(job, exit);
+  const bool found = HandleFinding(job, exit);
   Note(job, "rank_exited", what, node, exit.rank());
   if (found) return;
   const bool of_device = !exit.device_error().empty();
@@ -420,13 +421,13 @@ void Stepper::Move(JobState& job, const std::string& why) {
   }
 }
 
-void Stepper::NodeStopped(JobState& job, const std::string& node) {
+void Stepper::OnNodeStopped(JobState& job, const std::string& node) {
   if (!HasLiveRun(job.record.phase())) return;
   const auto place = job.placement->nodes().find(node);
   if (place == job.placement->nodes().end()) return;
   AddRank(*job.record.mutable_progress()->mutable_stopped(), place->second.index);
   effects_.changed_jobs.insert(job.record.id());
-  AllStopped(job);
+  OnAllStopped(job);
 }
 
 // A last checkpoint that never arrives must not hold a job forever. Nor must processes that even
@@ -448,12 +449,12 @@ void Stepper::HastenStop(JobState& job) {
                                                     ") do not exit even after SIGKILL: a device or "
                                                     "a file system hangs"));
     }
-    NodeStopped(job, name);
+    OnNodeStopped(job, name);
   }
 }
 
 // Decides what comes next once no node runs anything of the attempt.
-void Stepper::AllStopped(JobState& job) {
+void Stepper::OnAllStopped(JobState& job) {
   v1::JobRecord& record = job.record;
   const int stopped = CountRanks(record.progress().stopped());
   if (stopped != static_cast<int>(job.placement->nodes().size())) return;
@@ -549,7 +550,7 @@ void Stepper::Handle(const StepsDone& done) {
 
 void Stepper::AddSteps(const v1::RunId& run,
                        const google::protobuf::RepeatedPtrField<v1::StepRecord>& steps) {
-  if (!Happened(run)) return;
+  if (!HasBegun(run)) return;
   for (const v1::StepRecord& step : steps) {
     if (step.attempt() != run.attempt()) continue;
     effects_.steps.emplace_back(run.job_id(), step);

@@ -334,22 +334,23 @@ void Stepper::Handle(const CheckpointFailed& failed) {
   WithRun(failed.run, [&](JobState& job) {
     const bool by_rank =
         job.placement != nullptr && failed.rank >= 0 && failed.rank < job.placement->ranks();
-    if (!by_rank) return SaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
+    if (!by_rank) return OnSaveFailed(job, failed.step, failed.reason, failed.error, "", -1);
     const std::string& node = job.placement->NodeOf(failed.rank);
-    SaveFailed(job, failed.step, failed.reason,
-               absl::StrCat(NotWritten(RankOn(failed.rank, node)), failed.error), node,
-               failed.rank);
+    OnSaveFailed(job, failed.step, failed.reason,
+                 absl::StrCat(NotWritten(RankOn(failed.rank, node)), failed.error), node,
+                 failed.rank);
   });
 }
 
 // The coordinator may already know from other ranks' messages, or may know nothing, since a rank
 // whose messages reach its agent need not reach the coordinator.
-void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said) {
+void Stepper::OnSaveUnanswered(JobState& job, const std::string& node,
+                               const v1::SaveUnanswered& said) {
   const v1::JobRecord& record = job.record;
   if (!HasLiveRun(record.phase()) || said.step() <= record.checkpoint_step()) return;
   const std::string rank = RankOn(said.rank(), node);
   const auto failed = [&](SaveFailure reason, const std::string& text) {
-    SaveFailed(job, said.step(), reason, absl::StrCat(text, said.error()), node, said.rank());
+    OnSaveFailed(job, said.step(), reason, absl::StrCat(text, said.error()), node, said.rank());
   };
   switch (said.problem()) {
     case v1::SAVE_PROBLEM_SKIPPED:
@@ -368,8 +369,8 @@ void Stepper::Unanswered(JobState& job, const std::string& node, const v1::SaveU
 
 // A save counts once, whichever rank reports its failure; one that its own attempt has left does
 // not.
-void Stepper::SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
-                         const std::string& node, int rank) {
+void Stepper::OnSaveFailed(JobState& job, int64_t step, SaveFailure reason,
+                           const std::string& error, const std::string& node, int rank) {
   v1::JobRecord& record = job.record;
   const bool by_rank = !node.empty();
   if (by_rank && step == record.failed_save_step()) return;

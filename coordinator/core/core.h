@@ -111,7 +111,7 @@ struct JobState {
   double room_since = 0;         // devices for all ranks of a shrunk job are free; 0: they are not
   bool tried_to_shrink = false;  // unsuccessfully, with the devices free now
   double too_large_since = 0;    // for all nodes that are known; 0: it is not
-  bool lets_pass = false;        // those behind it in the queue
+  bool may_be_skipped = false;   // those behind it in the queue
   bool searching = false;        // for the checkpoint of the present attempt
   double searching_since = 0;    // when that search began
   double unanswered_since = 0;   // its answer is overdue, or nearly; 0: it is not

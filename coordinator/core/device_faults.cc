@@ -19,8 +19,8 @@ std::string NameOf(const NodeState& node, int device) {
 
 }  // namespace
 
-void Stepper::HearDeviceFaults(const std::string& name, const DeviceFaults& faults,
-                               const std::set<int>& lost) {
+void Stepper::OnDeviceFaults(const std::string& name, const DeviceFaults& faults,
+                             const std::set<int>& lost) {
   NodeState& node = state_.nodes.at(name);
   const DeviceFaults before(node.record.device_faults().begin(), node.record.device_faults().end());
   if (faults != before) {

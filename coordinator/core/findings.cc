@@ -13,7 +13,7 @@ namespace tercio::coordinator {
 namespace {
 
 // Whether it is still open that the attempt's end is also the job's.
-bool GoesOn(const v1::JobRecord& record) {
+bool WillContinue(const v1::JobRecord& record) {
   return record.stop_reason() == v1::STOP_REASON_UNSPECIFIED ||
          record.stop_reason() == v1::STOP_REASON_RESTART ||
          record.stop_reason() == v1::STOP_REASON_MOVE;
@@ -33,7 +33,7 @@ void Stepper::NoteSpike(JobState& job, const v1::StepRecord& step) {
                     step.skipped() ? "; the weights are unchanged" : ""));
 }
 
-bool Stepper::Found(JobState& job, const v1::ExitRecord& exit) {
+bool Stepper::HandleFinding(JobState& job, const v1::ExitRecord& exit) {
   if (exit.corrupt_rank_plus_one() != 0) {
     ReplicasDiffer(job, exit);
   } else if (exit.roll_back_from() > 0) {
@@ -51,7 +51,7 @@ void Stepper::ReplicasDiffer(JobState& job, const v1::ExitRecord& exit) {
   const bool named = odd >= 0 && odd < job.placement->ranks();
   const std::string node = named ? job.placement->NodeOf(odd) : "";
   const std::string what = absl::StrCat("replicas differ ", exit.reason());
-  if (GoesOn(record) && record.error() != what) {
+  if (WillContinue(record) && record.error() != what) {
     Note(job, "replicas_differ", what, node, named ? odd : -1);
     if (record.phase() == v1::JOB_PHASE_STOPPING) {
       TakeBackBlame(job);
@@ -70,7 +70,7 @@ void Stepper::RollBack(JobState& job, const v1::ExitRecord& exit) {
   const bool possible = record.spec().fault_tolerance().on_spike() == "rollback" &&
                         record.roll_backs() < kMostRollBacks && from > record.resume_step() &&
                         from <= training.steps();
-  if (GoesOn(record) && possible && !RollBackIsPending(record)) {
+  if (WillContinue(record) && possible && !RollBackIsPending(record)) {
     training.add_data_skips()->set_after_step(from);
     record.set_roll_backs(record.roll_backs() + 1);
     if (record.phase() == v1::JOB_PHASE_STOPPING) {
@@ -108,7 +108,7 @@ void Stepper::SettleRollBack(JobState& job) {
   training.mutable_data_skips()->RemoveLast();
   const int64_t resume = record.resume_step();
   if (resume >= bad) return;  // the checkpoint is of a run that got past the spike
-  plan::GoOver(resume, bad, &training);
+  plan::SkipSpike(resume, bad, &training);
   Note(job, "rolled_back",
        absl::StrCat("step ", bad, " was a spike: the run rolls back to step ", resume,
                     " and skips the ", bad - resume, " batches that led to it (",

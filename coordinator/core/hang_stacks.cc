@@ -90,12 +90,12 @@ class HangStacks::Reporter {
     std::vector<int> ranks = kind.ranks;
     std::sort(ranks.begin(), ranks.end());
     if (ranks.size() > 1) {
-      Say(of, absl::StrCat("the same apart from addresses in ", ranks.size(), " ranks: ",
-                           NameBriefly(ranks), "; addresses are those of rank ", kind.source));
+      AddLine(of, absl::StrCat("the same apart from addresses in ", ranks.size(), " ranks: ",
+                               NameBriefly(ranks), "; addresses are those of rank ", kind.source));
     }
     const size_t end = lines_.size() + kMostLinesOfOne;
     ForEachLine(kind.text, [&](std::string_view line) {
-      Say(of, lines_.size() == end ? "..." : Cut(line, kLongestLine));
+      AddLine(of, lines_.size() == end ? "..." : Cut(line, kLongestLine));
       return lines_.size() <= end;
     });
     return true;
@@ -109,14 +109,14 @@ class HangStacks::Reporter {
 
   std::vector<std::pair<int, std::string>> Finish() {
     if (kinds_left_out_ > 0) {
-      Say(first_left_out_, absl::StrCat("omitted: stacks of ", kinds_left_out_,
-                                        " other kinds, from ", ranks_left_out_, " ranks"));
+      AddLine(first_left_out_, absl::StrCat("omitted: stacks of ", kinds_left_out_,
+                                            " other kinds, from ", ranks_left_out_, " ranks"));
     }
     return std::move(lines_);
   }
 
  private:
-  void Say(int rank, std::string_view line) {
+  void AddLine(int rank, std::string_view line) {
     lines_.emplace_back(rank, std::string("stack: ") += line);
   }
 

@@ -45,14 +45,14 @@ RunHealthState& Stepper::HealthOf(JobState& job) {
   return *job.health;
 }
 
-void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat) {
+void Stepper::OnHeartbeat(const std::string& node, const v1::AgentHeartbeat& heartbeat) {
   DeviceFaults faults;
   std::set<int> lost;
   for (const v1::DeviceFault& fault : heartbeat.device_faults()) {
     faults[fault.device()] = fault.fault();
     if (fault.ends_runs()) lost.insert(fault.device());
   }
-  HearDeviceFaults(node, faults, lost);
+  OnDeviceFaults(node, faults, lost);
   for (const v1::RunHealth& health : heartbeat.health()) {
     if (IsOthers(health.run(), node)) continue;
     WithRun(health.run(), [&](JobState& job) {
@@ -75,7 +75,8 @@ void Stepper::Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat
           timings.push_back(timing);
         }
       }
-      for (const StragglerChange& change : state.stragglers->Add(timings)) Changed(job, change);
+      for (const StragglerChange& change : state.stragglers->Add(timings))
+        OnStragglerChange(job, change);
     });
   }
 }
@@ -91,7 +92,7 @@ std::optional<RunHealthState::Loading> RunHealthState::LoadingOfAll() const {
 }
 
 // Once for an attempt: the agents count them.
-void Stepper::LinesLost(JobState& job, const std::string& node) {
+void Stepper::OnLinesLost(JobState& job, const std::string& node) {
   RunHealthState& state = HealthOf(job);
   if (state.noted_lost_lines) return;
   state.noted_lost_lines = true;
@@ -101,7 +102,7 @@ void Stepper::LinesLost(JobState& job, const std::string& node) {
        node);
 }
 
-void Stepper::Changed(JobState& job, const StragglerChange& change) {
+void Stepper::OnStragglerChange(JobState& job, const StragglerChange& change) {
   const std::string& node = job.placement->NodeOf(change.rank);
   Note(job, change.slow ? EventKind("straggler") : EventKind("straggler_recovered"), change.text,
        node, change.rank);
@@ -154,7 +155,8 @@ void Stepper::WatchForHangs() {
   }
 }
 
-void Stepper::Inspected(JobState& job, const std::string& node, const v1::RunInspected& answer) {
+void Stepper::OnRunInspected(JobState& job, const std::string& node,
+                             const v1::RunInspected& answer) {
   if (job.health == nullptr || job.health->asked_at == 0) return;
   job.health->answered.insert(node);
   for (const v1::RankPosition& position : answer.ranks()) {

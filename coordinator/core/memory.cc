@@ -37,7 +37,7 @@ int LastStarted(const v1::JobRecord& record) {
   return last;
 }
 
-void Stepper::Held(const std::string& name, const v1::SnapshotsHeld& said) {
+void Stepper::OnSnapshotsHeld(const std::string& name, const v1::SnapshotsHeld& said) {
   HeldSnapshots& held = state_.nodes.at(name).snapshots;
   if (said.all()) held.Clear();
   std::set<std::string> useless;
@@ -49,7 +49,7 @@ void Stepper::Held(const std::string& name, const v1::SnapshotsHeld& said) {
       useless.insert(id);
       continue;
     }
-    if (!Happened(snapshot.run()) || IsOthers(snapshot.run(), name) || snapshot.step() <= 0 ||
+    if (!HasBegun(snapshot.run()) || IsOthers(snapshot.run(), name) || snapshot.step() <= 0 ||
         snapshot.rank() < 0 || snapshot.rank() >= plan::RanksOfJob(job->second.record.spec())) {
       continue;
     }

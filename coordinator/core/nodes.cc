@@ -59,7 +59,7 @@ void Stepper::Handle(const NodeAttached& attached) {
     const std::string& fault = attached.hello.device_facts(i).fault();
     if (!fault.empty()) faults[i] = fault;
   }
-  HearDeviceFaults(name, faults, {});
+  OnDeviceFaults(name, faults, {});
   for (JobState* const job : state_.jobs.Active()) {
     Reconcile(*job, name, attached.hello, same_spool);
   }
@@ -116,7 +116,7 @@ void Stepper::Reconcile(JobState& job, const std::string& name, const v1::AgentH
       return Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " has lost its ranks"),
                          false, name});
     default:
-      if (!runs) return NodeStopped(job, name);
+      if (!runs) return OnNodeStopped(job, name);
       if (record.progress().saving()) return SendSave(job, name);
       SendStop(name, wanted, settings_.stop_grace);
   }
@@ -144,7 +144,7 @@ void Stepper::LoseNode(const std::string& name) {
     }
     Fault(job, {FaultCause::kNodeLost, absl::StrCat("node ", name, " was lost (no heartbeat)"),
                 false, name});
-    NodeStopped(job, name);
+    OnNodeStopped(job, name);
   }
   if (worked) NoteNode(name, "node_lost", "no heartbeat");
   effects_.disconnected.push_back(name);
@@ -239,7 +239,7 @@ void Stepper::Handle(const NodeSaid& said) {
 
 // Whether it is an attempt of a job that is known: what it has done belongs to the history, however
 // late the reports arrive.
-bool Stepper::Happened(const v1::RunId& run) const {
+bool Stepper::HasBegun(const v1::RunId& run) const {
   const auto found = state_.jobs.find(run.job_id());
   return found != state_.jobs.end() && run.attempt() <= found->second.record.attempt();
 }
@@ -250,9 +250,9 @@ void Stepper::HandleSteps(const v1::StepReport& report) {
   bool present = false;
   WithRun(report.run(), [&](JobState& job) {
     present = true;
-    Stepped(job, report);
+    OnStepReport(job, report);
   });
-  if (!present && Happened(report.run())) {
+  if (!present && HasBegun(report.run())) {
     effects_.steps.emplace_back(report.run().job_id(), report.record());
   }
 }
@@ -272,25 +272,25 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
   }
   switch (message.body_case()) {
     case v1::AgentMessage::kHeartbeat:
-      return Heard(node, message.heartbeat());
+      return OnHeartbeat(node, message.heartbeat());
     case v1::AgentMessage::kInspected:
       return WithRun(message.inspected().run(),
-                     [&](JobState& job) { Inspected(job, node, message.inspected()); });
+                     [&](JobState& job) { OnRunInspected(job, node, message.inspected()); });
     case v1::AgentMessage::kDataPrepared:
       return WithRun(message.data_prepared().run(),
-                     [&](JobState& job) { Prepared(job, node, message.data_prepared()); });
+                     [&](JobState& job) { OnDataPrepared(job, node, message.data_prepared()); });
     case v1::AgentMessage::kRankPhase:
       return WithRun(message.rank_phase().run(),
-                     [&](JobState& job) { RankPhased(job, message.rank_phase()); });
+                     [&](JobState& job) { OnRankPhase(job, message.rank_phase()); });
     case v1::AgentMessage::kStepReport:
       return HandleSteps(message.step_report());
     case v1::AgentMessage::kRankExited:
       return WithRun(message.rank_exited().run(),
-                     [&](JobState& job) { RankEnded(job, node, message.rank_exited().exit()); });
+                     [&](JobState& job) { OnRankExit(job, node, message.rank_exited().exit()); });
     case v1::AgentMessage::kRunStopped:
-      return WithRun(message.run_stopped().run(), [&](JobState& job) { NodeStopped(job, node); });
+      return WithRun(message.run_stopped().run(), [&](JobState& job) { OnNodeStopped(job, node); });
     case v1::AgentMessage::kSnapshotsHeld:
-      return Held(node, message.snapshots_held());
+      return OnSnapshotsHeld(node, message.snapshots_held());
     case v1::AgentMessage::kFaultInjected:
       return WithRun(message.fault_injected().run(), [&](JobState& job) {
         const std::string& error = message.fault_injected().error();
@@ -298,22 +298,23 @@ void Stepper::HandleReport(const std::string& node, const v1::AgentMessage& mess
       });
     case v1::AgentMessage::kProductsChosen:
       return WithRun(message.products_chosen().run(),
-                     [&](JobState& job) { ProductsChosen(job, message.products_chosen()); });
+                     [&](JobState& job) { OnProductsChosen(job, message.products_chosen()); });
     case v1::AgentMessage::kSaveUnanswered:
-      return WithRun(message.save_unanswered().run(),
-                     [&](JobState& job) { Unanswered(job, node, message.save_unanswered()); });
+      return WithRun(message.save_unanswered().run(), [&](JobState& job) {
+        OnSaveUnanswered(job, node, message.save_unanswered());
+      });
     case v1::AgentMessage::kTrace:
-      if (Happened(message.trace().run())) {
+      if (HasBegun(message.trace().run())) {
         effects_.traces.emplace_back(message.trace().run().job_id(), message.trace().trace());
       }
       return;
     case v1::AgentMessage::kLogs:
-      if (!Happened(message.logs().run())) return;
+      if (!HasBegun(message.logs().run())) return;
       for (const v1::LogLine& line : message.logs().lines()) {
         effects_.logs.emplace_back(message.logs().run().job_id(), line);
       }
       if (message.logs().lost() > 0) {
-        WithRun(message.logs().run(), [&](JobState& job) { LinesLost(job, node); });
+        WithRun(message.logs().run(), [&](JobState& job) { OnLinesLost(job, node); });
       }
       return;
     default:

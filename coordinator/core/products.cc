@@ -46,7 +46,7 @@ void Stepper::TakeProducts(const JobState& job, v1::Plan& plan) const {
 }
 
 // Ranks choose only what their plan does not have, and nothing that is chosen changes.
-void Stepper::ProductsChosen(JobState& job, const v1::ProductsChosen& chosen) {
+void Stepper::OnProductsChosen(JobState& job, const v1::ProductsChosen& chosen) {
   if (job.plan == nullptr || chosen.stage() < 0 || chosen.stage() >= job.plan->stages_size()) {
     return;
   }

@@ -213,7 +213,7 @@ void Stepper::Schedule() {
     const v1::FaultToleranceSpec& wanted = record.spec().fault_tolerance();
     due |= wanted.elastic_min_ranks() > 0 && record.waiting_since() > 0 && !job.tried_to_shrink &&
            now_ - record.waiting_since() >= wanted.elastic_wait_seconds();
-    due |= job.too_large_since > 0 && !job.lets_pass &&
+    due |= job.too_large_since > 0 && !job.may_be_skipped &&
            now_ - job.too_large_since >= settings_.pass_delay;
   }
   if (!due) return;
@@ -223,7 +223,7 @@ void Stepper::Schedule() {
   std::set<std::string> waited_for;  // kinds
   for (JobState* job : queued) {
     const std::string& kind = KindOr(job->record.spec().resources().device());
-    if (!waited_for.contains(kind) && !Assign(*job) && !LetsOthersPass(*job)) {
+    if (!waited_for.contains(kind) && !Assign(*job) && !MayBeSkipped(*job)) {
       waited_for.insert(kind);
     }
   }
@@ -231,17 +231,17 @@ void Stepper::Schedule() {
 
 // Never for a job that has run: its place is kept until it is back. Not immediately: the nodes of a
 // starting cluster connect one after the other.
-bool Stepper::LetsOthersPass(JobState& job) {
+bool Stepper::MayBeSkipped(JobState& job) {
   const v1::JobSpec& spec = job.record.spec();
-  job.lets_pass = false;
+  job.may_be_skipped = false;
   if (job.record.attempt() > 0 ||
       !ChooseDevices(KnownDevicesFor(spec), WishOf(spec, plan::RanksOfJob(spec))).empty()) {
     job.too_large_since = 0;
     return false;
   }
   if (job.too_large_since == 0) job.too_large_since = now_;
-  job.lets_pass = now_ - job.too_large_since >= settings_.pass_delay;
-  return job.lets_pass;
+  job.may_be_skipped = now_ - job.too_large_since >= settings_.pass_delay;
+  return job.may_be_skipped;
 }
 
 bool Stepper::Assign(JobState& job) {

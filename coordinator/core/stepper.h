@@ -64,7 +64,7 @@ class Stepper {
   void Handle(const NodeSaid& said);
   void Handle(const Tick&);
   bool IsNews(NodeState& node, uint64_t sequence);
-  bool Happened(const v1::RunId& run) const;
+  bool HasBegun(const v1::RunId& run) const;
   void HandleSteps(const v1::StepReport& report);
   void HandleReport(const std::string& node, const v1::AgentMessage& message);
   void Reconcile(JobState& job, const std::string& name, const v1::AgentHello& hello,
@@ -96,40 +96,40 @@ class Stepper {
 
   // ---- health.cc ----
   RunHealthState& HealthOf(JobState& job);
-  void Heard(const std::string& node, const v1::AgentHeartbeat& heartbeat);
-  void Changed(JobState& job, const StragglerChange& change);
-  void LinesLost(JobState& job, const std::string& node);
+  void OnHeartbeat(const std::string& node, const v1::AgentHeartbeat& heartbeat);
+  void OnStragglerChange(JobState& job, const StragglerChange& change);
+  void OnLinesLost(JobState& job, const std::string& node);
   void WatchForHangs();
-  void Inspected(JobState& job, const std::string& node, const v1::RunInspected& answer);
+  void OnRunInspected(JobState& job, const std::string& node, const v1::RunInspected& answer);
   void Hang(JobState& job);
 
   // ---- device_faults.cc ----
   using DeviceFaults = std::map<int, std::string>;  // by GPU
   // The GPU faults that the node's agent reports now; ranks on those of `lost` cannot continue.
-  void HearDeviceFaults(const std::string& node, const DeviceFaults& faults,
-                        const std::set<int>& lost);
+  void OnDeviceFaults(const std::string& node, const DeviceFaults& faults,
+                      const std::set<int>& lost);
   void EndRunsOn(const std::string& node, const DeviceFaults& faults, const std::set<int>& lost);
 
   // ---- attempt.cc ----
   void BeginAttempt(JobState& job);
-  void Prepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
+  void OnDataPrepared(JobState& job, const std::string& node, const v1::DataPrepared& answer);
   void RefuseData(JobState& job, const std::string& node, const std::string& error);
   // Ends the job where it would resume from this step with different data.
   bool RefusesOtherData(JobState& job, int64_t start);
   void StartWhenReady(JobState& job);
   std::vector<plan::DeviceSlot> SlotsOf(const Placement& placement) const;
   RankShare ShareOfRanks(const JobState& job) const;
-  void RankPhased(JobState& job, const v1::RankPhase& phase);
-  void ProductsChosen(JobState& job, const v1::ProductsChosen& chosen);
-  void Stepped(JobState& job, const v1::StepReport& report);
-  void RankEnded(JobState& job, const std::string& node, const v1::ExitRecord& exit);
+  void OnRankPhase(JobState& job, const v1::RankPhase& phase);
+  void OnProductsChosen(JobState& job, const v1::ProductsChosen& chosen);
+  void OnStepReport(JobState& job, const v1::StepReport& report);
+  void OnRankExit(JobState& job, const std::string& node, const v1::ExitRecord& exit);
   void JudgeExit(JobState& job, const std::string& node, const v1::ExitRecord& exit);
   void Fault(JobState& job, const FaultReport& report);
   // Saves, stops, and queues again at no cost.
   void Move(JobState& job, const std::string& why);
-  void NodeStopped(JobState& job, const std::string& node);
+  void OnNodeStopped(JobState& job, const std::string& node);
   void HastenStop(JobState& job);
-  void AllStopped(JobState& job);
+  void OnAllStopped(JobState& job);
   void BeginWaiting(v1::JobRecord& record) const;
   void Requeue(JobState& job);
   void BackOff(JobState& job);
@@ -156,12 +156,12 @@ class Stepper {
   void Verify(JobState& job, int64_t step);
   void Scrub();
   void Prune(JobState& job);
-  void Unanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said);
-  void SaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
-                  const std::string& node, int rank);
+  void OnSaveUnanswered(JobState& job, const std::string& node, const v1::SaveUnanswered& said);
+  void OnSaveFailed(JobState& job, int64_t step, SaveFailure reason, const std::string& error,
+                    const std::string& node, int rank);
 
   // ---- memory.cc ----
-  void Held(const std::string& node, const v1::SnapshotsHeld& said);
+  void OnSnapshotsHeld(const std::string& node, const v1::SnapshotsHeld& said);
   std::optional<SnapshotChoice> FindSnapshot(JobState& job, const v1::Plan& plan);
   void ChooseStart(JobState& job, const v1::Plan& plan);
   void TakeProducts(const JobState& job, v1::Plan& plan) const;
@@ -174,7 +174,7 @@ class Stepper {
   // ---- findings.cc ----
   void NoteSpike(JobState& job, const v1::StepRecord& step);
   // Whether the rank ended since all of them found something; it is dealt with then.
-  bool Found(JobState& job, const v1::ExitRecord& exit);
+  bool HandleFinding(JobState& job, const v1::ExitRecord& exit);
   void ReplicasDiffer(JobState& job, const v1::ExitRecord& exit);
   void RollBack(JobState& job, const v1::ExitRecord& exit);
   void TakeBackBlame(JobState& job);
@@ -183,7 +183,7 @@ class Stepper {
   // ---- scheduling.cc ----
   void Schedule();
   bool Assign(JobState& job);
-  bool LetsOthersPass(JobState& job);
+  bool MayBeSkipped(JobState& job);
   // Devices that no job holds, of nodes that take ranks.
   struct Room {
     int free = 0;

@@ -23,7 +23,7 @@ class RunWatchdog {
 
   void StepEnded(double seconds);
   // A heartbeat of `node`: none of its ranks has made progress for that long.
-  void Heard(const std::string& node, double now, double stalled_seconds);
+  void OnHeartbeat(const std::string& node, double now, double stalled_seconds);
 
   // The longest that the run may make no progress now.
   double Deadline() const;

@@ -81,8 +81,8 @@ class CoordinatorHost : public CheckpointHost {
     return absl::OkStatus();
   }
 
-  void Tell(CheckpointCommitted committed) override { coordinator_.Post(std::move(committed)); }
-  void Tell(CheckpointFailed failed) override { coordinator_.Post(std::move(failed)); }
+  void Notify(CheckpointCommitted committed) override { coordinator_.Post(std::move(committed)); }
+  void Notify(CheckpointFailed failed) override { coordinator_.Post(std::move(failed)); }
 
  private:
   Coordinator& coordinator_;

@@ -46,8 +46,8 @@ class CheckpointHost {
   // Waits likewise, but not while the disk is full: then it is recorded when there is space.
   // UNAVAILABLE when the coordinator is stopping: the next one must be notified.
   virtual absl::Status Record(CheckpointCommitted committed) = 0;
-  virtual void Tell(CheckpointCommitted committed) = 0;
-  virtual void Tell(CheckpointFailed failed) = 0;
+  virtual void Notify(CheckpointCommitted committed) = 0;
+  virtual void Notify(CheckpointFailed failed) = 0;
 };
 
 // The coordinator must outlive it.

@@ -86,8 +86,10 @@ class FakeHost : public CheckpointHost {
     Say(absl::StrCat("committed ", committed.step));
     return recorded_;
   }
-  void Tell(CheckpointCommitted committed) override { Say(absl::StrCat("knows ", committed.step)); }
-  void Tell(CheckpointFailed failed) override {
+  void Notify(CheckpointCommitted committed) override {
+    Say(absl::StrCat("knows ", committed.step));
+  }
+  void Notify(CheckpointFailed failed) override {
     const std::string whose = failed.rank < 0 ? "" : absl::StrCat(" by rank ", failed.rank);
     Say(absl::StrCat("failed ", failed.step, whose, ": ", failed.error));
   }

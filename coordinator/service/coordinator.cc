@@ -145,7 +145,7 @@ void Coordinator::Enqueue(Pending pending) {
 
 // A message is taken as long as there is any room, since one may be larger than all of it: the
 // queue grows beyond its bound by one message of each thread that is here.
-absl::Status Coordinator::Hear(const std::string& node, v1::AgentMessage message) {
+absl::Status Coordinator::Receive(const std::string& node, v1::AgentMessage message) {
   if (!message.has_heartbeat()) TERCIO_RETURN_IF_ERROR(CheckRoom(node));
   Post(NodeSaid{node, std::move(message)});
   return absl::OkStatus();
@@ -257,7 +257,7 @@ bool Coordinator::SetDurable(const absl::Status& commit) {
 }
 
 // While the disk is full, fails every waiting caller, both in this batch and in the queue.
-void Coordinator::Disappoint(std::vector<Pending>& batch) {
+void Coordinator::FailPending(std::vector<Pending>& batch) {
   MutexLock lock(queue_mutex_);
   for (Pending& pending : batch) {
     const auto done = std::exchange(pending.done, nullptr);
@@ -304,7 +304,7 @@ void Coordinator::Apply(std::vector<Pending> batch) {
     if (SetDurable(status)) break;
     tally_.CommitFailed();
     LogError(std::string(status.message()));
-    Disappoint(batch);
+    FailPending(batch);
     MutexLock lock(queue_mutex_);
     const auto stops = [this]() TERCIO_REQUIRES(queue_mutex_) { return stopping_; };
     if (stopped_.WaitFor(queue_mutex_, std::chrono::seconds(1), stops)) return;

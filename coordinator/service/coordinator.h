@@ -68,7 +68,7 @@ class Coordinator {
   // Queues a node's message; returns immediately. UNAVAILABLE: it was not queued, since too much
   // waits for the store (kMostQueuedBytes) already. Then no later message of the node may be
   // queued, either: its stream is ended, and it resends all of them on the next one.
-  absl::Status Hear(const std::string& node, v1::AgentMessage message);
+  absl::Status Receive(const std::string& node, v1::AgentMessage message);
   // Queues an event and waits until it is durable. Returns the core's answer, or why nothing was
   // decided. While the state directory cannot be written: RESOURCE_EXHAUSTED, or another error of
   // the disk, immediately instead of when there is space again.
@@ -211,7 +211,7 @@ class Coordinator {
   void BackUp() TERCIO_EXCLUDES(queue_mutex_);
   void Apply(std::vector<Pending> batch) TERCIO_EXCLUDES(mutex_, queue_mutex_);
   bool SetDurable(const absl::Status& commit) TERCIO_EXCLUDES(queue_mutex_);
-  void Disappoint(std::vector<Pending>& batch) TERCIO_EXCLUDES(queue_mutex_);
+  void FailPending(std::vector<Pending>& batch) TERCIO_EXCLUDES(queue_mutex_);
   void Deliver(std::vector<Effects>& effects) TERCIO_EXCLUDES(mutex_);
   void SendAll(std::vector<Effects>& effects);
   void DoForDisks(const Effects& effects);

@@ -101,7 +101,7 @@ class NodeServiceImpl::AgentStream
         FinishOnce(ToGrpc(status));
         return;
       }
-    } else if (const absl::Status heard = Hear(); !heard.ok()) {
+    } else if (const absl::Status heard = Receive(); !heard.ok()) {
       // Nothing more is read from this stream: later messages must not overtake the rejected one.
       FinishOnce(ToGrpc(heard));
       return;
@@ -157,11 +157,11 @@ class NodeServiceImpl::AgentStream
         grpc::Status(grpc::StatusCode::UNAVAILABLE, "no heartbeat was received in time"));
   }
 
-  absl::Status Hear() {
+  absl::Status Receive() {
     v1::AgentMessage said = std::exchange(incoming_, {});
-    if (!said.has_news()) return coordinator_.Hear(node_, std::move(said));
+    if (!said.has_news()) return coordinator_.Receive(node_, std::move(said));
     for (v1::AgentMessage& message : *said.mutable_news()->mutable_messages()) {
-      TERCIO_RETURN_IF_ERROR(coordinator_.Hear(node_, std::move(message)));
+      TERCIO_RETURN_IF_ERROR(coordinator_.Receive(node_, std::move(message)));
     }
     return absl::OkStatus();
   }

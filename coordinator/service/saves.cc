@@ -276,8 +276,8 @@ void Saves::End(Save& save, const absl::Status& why, std::optional<SaveFailure> 
   LogWarning(
       absl::StrCat("checkpoint of step ", save.step, ": ", std::string(save.outcome.message())),
       {{"job", save.run.job_id()}, {"attempt", save.run.attempt()}});
-  host_.Tell(CheckpointFailed{save.run, save.step, std::string(why.message()),
-                              reason.value_or(ReasonOf(why)), rank});
+  host_.Notify(CheckpointFailed{save.run, save.step, std::string(why.message()),
+                                reason.value_or(ReasonOf(why)), rank});
 }
 
 // The last upload to leave a save that was given up removes it: no upload writes there any more.

@@ -239,7 +239,8 @@ class World {
   void StepAgent(const std::string& name, AgentEvent event);
   void Keep(Node& node, const std::vector<AgentEffect>& effects);
   void Do(const std::string& name, const AgentEffect& effect);
-  void Say(const std::string& name, const RunKey& run, int rank, v1::TrainerMessage message);
+  void SendFromRank(const std::string& name, const RunKey& run, int rank,
+                    v1::TrainerMessage message);
   void TakeOutbox(const std::string& name, const RunKey& run, int rank);
 
   // ---- training.cc ----
@@ -262,7 +263,7 @@ class World {
   void GiveCopy(const RunKey& run, int rank, const std::string& holder,
                 const v1::SnapshotBegin& begin, uint64_t weights);
   bool LoadCopy(const std::string& name, const RunKey& run, int rank);
-  void Hear(const coordinator::Event& event);
+  void Observe(const coordinator::Event& event);
   int64_t LastComplete(const RunKey& run, int ranks, const std::set<std::string>& nodes);
   void CheckStart(const std::string& name, const v1::StartRun& start);
   void SpoilCopies(coordinator::Event& event);

@@ -56,7 +56,7 @@ void World::Apply(Event event) {
   const auto* said = std::get_if<coordinator::NodeSaid>(&event.body);
   const bool by_commit = std::holds_alternative<coordinator::StepsDone>(event.body) ||
                          (said != nullptr && said->message.has_snapshots_held());
-  Hear(event);
+  Observe(event);
   HearGpus(event);
   const int owed = OwedBlame(event);
   const std::map<std::string, int64_t> blames = BlamesAt(event.now);

@@ -78,7 +78,7 @@ void World::Connect(const std::string& name) {
     for (const v1::RunId& run : RunsOf(node.state, /*ended=*/true)) *hello.add_running() = run;
     Post(coordinator::NodeAttached{hello});
     v1::AgentMessage held;
-    *held.mutable_snapshots_held() = node.memory->Held();
+    *held.mutable_snapshots_held() = node.memory->Inventory();
     FromNode(name, held);
     SendNews(name);
   });
@@ -191,7 +191,7 @@ void World::StepAgent(const std::string& name, AgentEvent event) {
 // One transaction: what the event makes durable.
 void World::Keep(Node& node, const std::vector<AgentEffect>& effects) {
   for (const AgentEffect& effect : effects) {
-    if (const auto* tell = std::get_if<TellCoordinator>(&effect)) {
+    if (const auto* tell = std::get_if<SendToCoordinator>(&effect)) {
       node.spool->Append(tell->message);
     } else if (const auto* keep = std::get_if<KeepRun>(&effect)) {
       const auto run = node.state.runs.find(keep->run);
@@ -256,7 +256,8 @@ void World::Do(const std::string& name, const AgentEffect& effect) {
 }
 
 // What a trainer says waits until an agent takes it.
-void World::Say(const std::string& name, const RunKey& run, int rank, v1::TrainerMessage message) {
+void World::SendFromRank(const std::string& name, const RunKey& run, int rank,
+                         v1::TrainerMessage message) {
   Trainer* trainer = FindTrainer(name, run, rank);
   if (trainer == nullptr) return;
   trainer->outbox.push_back(std::move(message));

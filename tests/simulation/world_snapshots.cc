@@ -113,7 +113,7 @@ bool World::LoadCopy(const std::string& name, const RunKey& run, int rank) {
 }
 
 // What the coordinator has heard of the copies of nodes.
-void World::Hear(const coordinator::Event& event) {
+void World::Observe(const coordinator::Event& event) {
   if (const auto* attached = std::get_if<coordinator::NodeAttached>(&event.body)) {
     heard_[attached->hello.node()].clear();
   }

@@ -97,7 +97,7 @@ void World::RankRuns(const std::string& name, const RunKey& run, int rank, int64
   trainings_[run].last_progress = now_;
   v1::TrainerMessage message;
   message.mutable_phase()->set_phase(v1::TRAINER_PHASE_RUNNING);
-  Say(name, run, rank, message);
+  SendFromRank(name, run, rank, message);
 }
 
 // Whether all ranks can do the next step; *broken when some never will, since they have ended.
@@ -157,7 +157,7 @@ void World::EndStep(const RunKey& run, Training& training) {
   record->set_loss(LossOf(training.weights));
   record->set_step_seconds(0.1);
   training.records.push_back(*record);
-  Say(name, run, 0, message);
+  SendFromRank(name, run, 0, message);
   v1::AgentMessage log;
   *log.mutable_logs()->mutable_run() = ToRunId(run);
   log.mutable_logs()->add_lines()->set_line(
@@ -199,7 +199,8 @@ void World::EndForAll(const RunKey& run, Training& training, int corrupt_rank,
   failure->set_roll_back_from(roll_back_from);
   for (const auto& [rank, name] : std::map(training.ranks)) {
     const Trainer* trainer = FindTrainer(name, run, rank);
-    if (trainer != nullptr && trainer->alive && !trainer->frozen) Say(name, run, rank, message);
+    if (trainer != nullptr && trainer->alive && !trainer->frozen)
+      SendFromRank(name, run, rank, message);
   }
   EndAll(run, 1);
 }

@@ -146,7 +146,7 @@ void StartLink(NodeLink& link, const AgentFlags& flags, const Addresses& address
   };
   callbacks.said_first = [ends] {
     std::vector<v1::AgentMessage> messages(1);
-    *messages.front().mutable_snapshots_held() = ends.snapshots.Held();
+    *messages.front().mutable_snapshots_held() = ends.snapshots.Inventory();
     std::optional<v1::AgentMessage> leaving = ends.departure.Message();
     if (leaving.has_value()) messages.push_back(*std::move(leaving));
     return messages;
@@ -171,7 +171,7 @@ SnapshotStore::Options SnapshotOptions(const AgentFlags& flags, NodeLink& link,
   options.on_held = [&link](v1::SnapshotsHeld held) {
     v1::AgentMessage message;
     *message.mutable_snapshots_held() = std::move(held);
-    link.Say(std::move(message));
+    link.Send(std::move(message));
   };
   options.on_bytes = [&metrics](int64_t bytes) { metrics.SetSnapshotBytes(bytes); };
   return options;
@@ -255,7 +255,7 @@ void StartMonitor(GpuMonitor& gpus, NodeLink& link, RunManager& runs) {
     }
     v1::AgentMessage message;
     *message.mutable_heartbeat() = MakeHeartbeat(runs, gpus);
-    link.Say(std::move(message));
+    link.Send(std::move(message));
   };
   gpus.Start(std::move(callbacks));
   gpus.Look(kFirstLookPatience);
@@ -354,7 +354,7 @@ absl::Status RunAgent(AgentFlags flags, const Lifecycle& life) {
   const absl::Cleanup hide_sources = [&metrics] { metrics->Show({}); };
   SnapshotStore snapshots(SnapshotOptions(flags, link, *metrics));
   RunManager runs(flags.agent, *metrics, *store,
-                  [&link](v1::AgentMessage message) { link.Say(std::move(message)); });
+                  [&link](v1::AgentMessage message) { link.Send(std::move(message)); });
   Departure departure(link, runs, flags.agent.state_dir);
   const auto takes_part = [&runs](const v1::RunId& run, const std::string& token) {
     return runs.TakesPart(run, token);

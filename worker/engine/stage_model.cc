@@ -19,7 +19,7 @@ const char* WeightsThatAreRead(const plan::StageShape& shape) {
 
 StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                        const plan::StageTensors& tensors, Arena& arena, Stream& stream,
-                       Communicator& tensor_group, std::optional<SumsBeside> beside)
+                       Communicator& tensor_group, std::optional<OverlappedSums> beside)
     : shape_(plan::ShapeOfStage(spec, plan.layout(), plan.placement().pipeline_index())),
       traits_(plan::TraitsOf(spec.model())),
       layout_(plan::ActivationsOfLayer(shape_)),
@@ -34,7 +34,7 @@ StageModel::StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan,
                    (static_cast<double>(spec.training().global_batch()) * spec.model().context())),
       smoothing_{static_cast<float>(spec.training().label_smoothing()), spec.model().vocab_size()},
       stream_(stream),
-      beside_(beside),
+      overlapped_(beside),
       ops_(stream.ops()),
       tensor_group_(tensor_group),
       parameters_(arena.ValuesOf(WeightsThatAreRead(shape_), shape_.precision)),
@@ -177,19 +177,19 @@ kernels::Values StageModel::SumRows(kernels::Values partial, int64_t rows) {
 kernels::Values StageModel::SumProduct(
     kernels::Values partial, int64_t rows,
     absl::FunctionRef<void(const plan::RowPiece& piece)> multiply) {
-  if (!beside_.has_value() || shape_.tensor_overlap == 1) {
+  if (!overlapped_.has_value() || shape_.tensor_overlap == 1) {
     multiply({0, rows});
     return SumRows(partial, rows);
   }
   for (const plan::RowPiece& piece : plan::PiecesOfRows(rows, shape_.tensor_overlap)) {
     multiply(piece);
-    stream_.Record(*beside_->product_done);
-    beside_->stream->Wait(*beside_->product_done);
-    tensor_group_.AllReduceSum(*beside_->stream, partial + piece.first * shape_.hidden,
+    stream_.Record(*overlapped_->product_done);
+    overlapped_->stream->Wait(*overlapped_->product_done);
+    tensor_group_.AllReduceSum(*overlapped_->stream, partial + piece.first * shape_.hidden,
                                piece.count * shape_.hidden, SumOrder::kRanks, tensor_scratch_);
   }
-  const Whereabouts::Join join(*beside_->where, tensor_group_.group());
-  stream_.Join(*beside_->stream);
+  const Whereabouts::Join join(*overlapped_->where, tensor_group_.group());
+  stream_.Join(*overlapped_->stream);
   return partial;
 }
 

@@ -33,7 +33,7 @@ namespace tercio {
 class StageModel {
  public:
   // A stream for sums over tensor ranks that run beside products (parallelism.tensor_overlap).
-  struct SumsBeside {
+  struct OverlappedSums {
     Stream* stream;
     Event* product_done;
     Whereabouts* where;
@@ -41,7 +41,7 @@ class StageModel {
   // Without `beside` nothing overlaps.
   StageModel(const v1::JobSpec& spec, const v1::RankPlan& plan, const plan::StageTensors& tensors,
              Arena& arena, Stream& stream, Communicator& tensor_group,
-             std::optional<SumsBeside> beside = std::nullopt);
+             std::optional<OverlappedSums> beside = std::nullopt);
 
   // The layers' products, which also hold the state of FP8 (linear_layers.h).
   LinearLayers& layers() { return linear_; }
@@ -237,7 +237,7 @@ class StageModel {
   kernels::LabelSmoothing smoothing_;
 
   Stream& stream_;
-  const std::optional<SumsBeside> beside_;
+  const std::optional<OverlappedSums> overlapped_;
   kernels::Ops& ops_;
   Communicator& tensor_group_;
   std::vector<std::byte*> slots_;

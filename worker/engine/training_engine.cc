@@ -69,7 +69,7 @@ class Engine : public TrainingEngine {
         shape_(plan::ShapeOfStage(spec, plan.layout(), stage())),
         tensors_(plan::TensorsOfStage(spec.model(), plan.layout(), stage())),
         model_(spec, plan, tensors_, arena_, *compute_, *communicators.tensor,
-               StageModel::SumsBeside{tensor_sums_.get(), product_done_.get(), &where_}),
+               StageModel::OverlappedSums{tensor_sums_.get(), product_done_.get(), &where_}),
         samples_(shape_, arena_),
         lanes_(GradientLanes::BuffersIn(arena_, LanesPerRank()), plan.layout().micro_batch(),
                shape_.sequences_per_rank, LanesPerRank()),

@@ -77,7 +77,7 @@ class SnapshotClientTest : public ::testing::Test {
 TEST_F(SnapshotClientTest, WhatIsPutToAllIsLoadedFromAny) {
   EXPECT_THAT(Put(Client(1, {one_.server->address(), two_.server->address()})), IsEmpty());
   for (Agent* agent : {&one_, &two_}) {
-    EXPECT_EQ(agent->store.Held().snapshots(0).steps_size(), 1);
+    EXPECT_EQ(agent->store.Inventory().snapshots(0).steps_size(), 1);
     agent->attempt = 2;
     FakeEngine engine;
     engine.slices = slices_;
@@ -101,7 +101,7 @@ TEST_F(SnapshotClientTest, AnAgentThatDoesNotAnswerIsTheLossOfItsCopyOnly) {
   const auto errors = Put(Client(1, {gone, two_.server->address()}));
   ASSERT_THAT(errors, SizeIs(1));
   EXPECT_THAT(std::string(errors[0].message()), HasSubstr(gone));
-  EXPECT_EQ(two_.store.Held().snapshots_size(), 1);
+  EXPECT_EQ(two_.store.Inventory().snapshots_size(), 1);
 }
 
 // As a process that was stopped: its connections stay, and nobody reads them.
@@ -118,7 +118,7 @@ TEST_F(SnapshotClientTest, AnAgentThatStandsStillIsGivenUpAndTheNextIsServed) {
   EXPECT_THAT(std::string(errors[0].message()), HasSubstr(one_.server->address()));
   // 2.8 MB at 20 MB/s come to what it may take.
   EXPECT_GE(took.count(), 0.3 + 0.14);
-  EXPECT_EQ(two_.store.Held().snapshots_size(), 1);
+  EXPECT_EQ(two_.store.Inventory().snapshots_size(), 1);
   FakeEngine engine;
   engine.slices = slices_;
   EXPECT_EQ(Client(1, {}).Load(one_.server->address(), 1, 10, Nowhere(), engine).code(),

@@ -69,7 +69,7 @@ class Stepper {
     v1::AgentMessage report;
     if (event.message.has_phase()) {
       rank->phase = event.message.phase().phase();
-      Tell(PhaseMessage(event.run, event.rank, rank->phase));
+      Send(PhaseMessage(event.run, event.rank, rank->phase));
     } else if (event.message.has_step()) {
       const v1::TrainerStep& step = event.message.step();
       rank->last_step = std::max(rank->last_step, step.step());
@@ -80,17 +80,17 @@ class Stepper {
       report.mutable_step_report()->set_tokens_per_second(step.tokens_per_second());
       report.mutable_step_report()->set_mfu(step.mfu());
       report.mutable_step_report()->set_checkpoint_seconds(step.checkpoint_seconds());
-      Tell(std::move(report));
+      Send(std::move(report));
     } else if (event.message.has_last_figures()) {
       rank->figures = event.message.last_figures();
     } else if (event.message.has_trace()) {
       *report.mutable_trace()->mutable_run() = ToRunId(event.run);
       *report.mutable_trace()->mutable_trace() = event.message.trace();
-      Tell(std::move(report));
+      Send(std::move(report));
     } else if (event.message.has_products_chosen()) {
       *report.mutable_products_chosen() = event.message.products_chosen();
       *report.mutable_products_chosen()->mutable_run() = ToRunId(event.run);
-      Tell(std::move(report));
+      Send(std::move(report));
     } else if (event.message.has_checkpoint()) {
       TellUnanswered(event.run, event.rank, event.message.checkpoint());
     } else if (event.message.has_failure()) {
@@ -162,7 +162,7 @@ class Stepper {
     return found == run->ranks.end() ? nullptr : &found->second;
   }
 
-  void Tell(v1::AgentMessage message) { effects_.push_back(TellCoordinator{std::move(message)}); }
+  void Send(v1::AgentMessage message) { effects_.push_back(SendToCoordinator{std::move(message)}); }
 
   void SignalLive(const RunKey& key, const RunState& run, int signal) {
     for (const auto& [index, rank] : run.ranks) {
@@ -208,12 +208,12 @@ class Stepper {
     told->set_step(save.step());
     told->set_error(save.error());
     told->set_problem(save.problem());
-    Tell(std::move(message));
+    Send(std::move(message));
   }
 
   void TellEnded(const EndedRun& ended) {
-    for (const v1::ExitRecord& exit : ended.exits) Tell(ExitMessage(ended.run, exit));
-    Tell(StoppedMessage(ended.run));
+    for (const v1::ExitRecord& exit : ended.exits) Send(ExitMessage(ended.run, exit));
+    Send(StoppedMessage(ended.run));
   }
 
   // Starts the waiting ranks of the job's newest run, once nothing older lives.
@@ -240,7 +240,7 @@ class Stepper {
   void Stop(const v1::StopRun& request) {
     const RunKey key = ToRunKey(request.run());
     if (FindRun(key) == nullptr) {
-      Tell(StoppedMessage(key));  // unknown here: the coordinator must not wait for it
+      Send(StoppedMessage(key));  // unknown here: the coordinator must not wait for it
     } else {
       End(key, request.grace_seconds());
     }
@@ -281,13 +281,13 @@ class Stepper {
     rank->exit = std::move(exit);
     rank->has_exited = true;
     effects_.push_back(KeepRun{key});
-    Tell(ExitMessage(key, rank->exit));
+    Send(ExitMessage(key, rank->exit));
     ForgetIfEnded(key);
   }
 
   void ForgetIfEnded(const RunKey& key) {
     if (!FindRun(key)->Ended()) return;
-    Tell(StoppedMessage(key));
+    Send(StoppedMessage(key));
     const RunKey gone = key;  // `key` may be the map's own
     EndedRun ended{gone, {}};
     for (const auto& [index, rank] : FindRun(gone)->ranks) {

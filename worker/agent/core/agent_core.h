@@ -138,7 +138,7 @@ struct TellTrainer {
   int rank = 0;
   v1::TrainerCommand command;
 };
-struct TellCoordinator {
+struct SendToCoordinator {
   v1::AgentMessage message;
 };
 struct ReadData {
@@ -150,7 +150,7 @@ struct ForgetRun {
 };
 
 using AgentEffect = std::variant<KeepRun, StartTrainer, AdoptTrainer, SignalTrainer, TellTrainer,
-                                 TellCoordinator, ReadData, ForgetRun>;
+                                 SendToCoordinator, ReadData, ForgetRun>;
 
 std::vector<AgentEffect> Step(AgentState& state, const AgentEvent& event);
 

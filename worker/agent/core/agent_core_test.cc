@@ -49,7 +49,7 @@ std::string Word(const AgentEffect& effect) {
     std::string operator()(const TellTrainer& e) {
       return "save " + std::to_string(e.rank) + (e.command.save_now().then_stop() ? " stop" : "");
     }
-    std::string operator()(const TellCoordinator& e) {
+    std::string operator()(const SendToCoordinator& e) {
       const v1::AgentMessage& m = e.message;
       if (m.has_rank_phase()) return "phase " + std::to_string(m.rank_phase().phase());
       if (m.has_step_report()) return "step " + std::to_string(m.step_report().record().step());
@@ -106,7 +106,8 @@ TEST(AgentCore, ASaveThatNobodyAnsweredIsToldOnce) {
   save.set_problem(v1::SAVE_PROBLEM_TIMEOUT);
   const std::vector<AgentEffect> effects = Step(state, {0, said});
   ASSERT_EQ(effects.size(), 1u);
-  const v1::SaveUnanswered& told = std::get<TellCoordinator>(effects[0]).message.save_unanswered();
+  const v1::SaveUnanswered& told =
+      std::get<SendToCoordinator>(effects[0]).message.save_unanswered();
   EXPECT_EQ(told.run().attempt(), 1);
   EXPECT_EQ(told.rank(), 1);
   EXPECT_EQ(told.step(), 10);
@@ -137,7 +138,7 @@ TEST(AgentCore, ExitCarriesTheLastFigures) {
   killed.device_utilization = 0.75;
   const auto exit = [&](const AgentEvent& event) {
     const std::vector<AgentEffect> effects = Step(state, event);
-    return std::get<TellCoordinator>(effects.at(1)).message.rank_exited().exit();
+    return std::get<SendToCoordinator>(effects.at(1)).message.rank_exited().exit();
   };
   const v1::ExitRecord first = exit({0, killed});
   EXPECT_EQ(first.figures().step(), 7) << "what it said last";
@@ -158,7 +159,7 @@ TEST(AgentCore, ExitCarriesTheTrainersWordAndItsLastLines) {
   failure.message.mutable_failure()->set_roll_back_from(57);
   EXPECT_TRUE(Step(state, {0, failure}).empty());
   const std::vector<AgentEffect> effects = Step(state, Ended(1, 0, 3));
-  const v1::ExitRecord exit = std::get<TellCoordinator>(effects[1]).message.rank_exited().exit();
+  const v1::ExitRecord exit = std::get<SendToCoordinator>(effects[1]).message.rank_exited().exit();
   EXPECT_EQ(exit.reason(), "loss is nan");
   EXPECT_TRUE(exit.permanent());
   EXPECT_EQ(exit.corrupt_rank_plus_one(), 3);
@@ -250,7 +251,8 @@ TEST(AgentCore, WhatTheTrainerLeftBehindIsUsedWhereItSaidNothing) {
     }
     const auto effects =
         Step(state, {0, TrainerEnded{{"job", 1}, 0, 3, 0, {}, "on the page", true}});
-    const v1::ExitRecord exit = std::get<TellCoordinator>(effects[1]).message.rank_exited().exit();
+    const v1::ExitRecord exit =
+        std::get<SendToCoordinator>(effects[1]).message.rank_exited().exit();
     EXPECT_EQ(exit.reason(), said ? "said" : "on the page");
     EXPECT_TRUE(exit.permanent());
   }
@@ -318,7 +320,7 @@ TEST(AgentCore, TheEndOfARankNamesItsGpu) {
   std::vector<v1::ExitRecord> exits;
   for (const TrainerEnded& ended : {program, gpu}) {
     for (const AgentEffect& effect : Step(state, {0, ended})) {
-      const auto* told = std::get_if<TellCoordinator>(&effect);
+      const auto* told = std::get_if<SendToCoordinator>(&effect);
       if (told != nullptr && told->message.has_rank_exited()) {
         exits.push_back(told->message.rank_exited().exit());
       }

@@ -56,8 +56,8 @@ absl::Status Departure::Announce() { return Write(/*left=*/false); }
 void Departure::Begin(double grace_seconds) {
   if (begun()) return;
   gone_at_ = Now() + grace_seconds;
-  runs_.TakeNoMore();
-  link_.Say(*Message());
+  runs_.StopAccepting();
+  link_.Send(*Message());
 }
 
 std::optional<v1::AgentMessage> Departure::Message() const {

@@ -48,7 +48,7 @@ void NodeLink::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void NodeLink::Say(v1::AgentMessage message) {
+void NodeLink::Send(v1::AgentMessage message) {
   MutexLock lock(mutex_);
   if (!connected_) return;
   said_.push_back(std::move(message));

@@ -49,7 +49,7 @@ class NodeLink {
   void Stop();
 
   // Sends a transient message, which is lost if there is no connection.
-  void Say(v1::AgentMessage message);
+  void Send(v1::AgentMessage message);
 
   // Whether the coordinator has accepted this node on the present stream.
   bool connected();

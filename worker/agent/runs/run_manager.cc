@@ -130,7 +130,7 @@ void RunManager::Restore() {
 
 void RunManager::Keep(const std::vector<AgentEffect>& effects, AgentChanges changes) {
   for (const AgentEffect& effect : effects) {
-    if (const auto* told = std::get_if<TellCoordinator>(&effect)) {
+    if (const auto* told = std::get_if<SendToCoordinator>(&effect)) {
       changes.messages.push_back(told->message);
     } else if (const auto* kept = std::get_if<KeepRun>(&effect)) {
       const auto run = state_.runs.find(kept->run);
@@ -754,7 +754,7 @@ void RunManager::Housekeeping() {
   }
 }
 
-void RunManager::TakeNoMore() {
+void RunManager::StopAccepting() {
   MutexLock lock(mutex_);
   Apply({0, Leaving{}});
 }

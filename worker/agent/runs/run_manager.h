@@ -116,7 +116,7 @@ class RunManager {
       TERCIO_EXCLUDES(mutex_);
 
   // No run starts after this.
-  void TakeNoMore() TERCIO_EXCLUDES(mutex_);
+  void StopAccepting() TERCIO_EXCLUDES(mutex_);
   // Returns when no run is left, after `patience`, or when `give_up` returns true.
   void WaitForEnds(absl::Duration patience, const std::function<bool()>& give_up)
       TERCIO_EXCLUDES(mutex_);
@@ -168,7 +168,7 @@ class RunManager {
   void Do(AdoptTrainer& effect, std::vector<AgentEvent>& more) TERCIO_REQUIRES(mutex_);
   void Do(SignalTrainer& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
   void Do(TellTrainer& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
-  void Do(TellCoordinator&, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_) {}  // by Keep
+  void Do(SendToCoordinator&, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_) {}  // by Keep
   void Do(ReadData& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
   void Do(ForgetRun& effect, std::vector<AgentEvent>&) TERCIO_REQUIRES(mutex_);
 

@@ -204,7 +204,7 @@ void SnapshotStore::Drop(const std::string& job) {
   options_.on_bytes(bytes());
 }
 
-v1::SnapshotsHeld SnapshotStore::Held() const {
+v1::SnapshotsHeld SnapshotStore::Inventory() const {
   MutexLock lock(mutex_);
   v1::SnapshotsHeld held;
   held.set_all(true);

@@ -86,7 +86,7 @@ class SnapshotStore {
   void Drop(const std::string& job) TERCIO_EXCLUDES(mutex_);
 
   // All complete copies.
-  v1::SnapshotsHeld Held() const TERCIO_EXCLUDES(mutex_);
+  v1::SnapshotsHeld Inventory() const TERCIO_EXCLUDES(mutex_);
 
   // Bytes of all copies, complete or not.
   int64_t bytes() const TERCIO_EXCLUDES(mutex_);

@@ -83,8 +83,8 @@ TEST_F(SnapshotStoreTest, KeepsAndTellsACompleteCopy) {
   EXPECT_FALSE(said_[0].all());
   EXPECT_EQ(said_[0].snapshots(0).rank(), 3);
   EXPECT_EQ(said_[0].snapshots(0).steps_size(), 1);
-  EXPECT_TRUE(store_.Held().all());
-  EXPECT_EQ(store_.Held().snapshots_size(), 1);
+  EXPECT_TRUE(store_.Inventory().all());
+  EXPECT_EQ(store_.Inventory().snapshots_size(), 1);
   EXPECT_EQ(bytes_, kBytes);
   EXPECT_FALSE(Has(1, 3, 11));
   EXPECT_FALSE(Has(2, 3, 10));
@@ -179,8 +179,8 @@ TEST_F(SnapshotStoreTest, DropsAJobAndWhatIsUnderWayForIt) {
   EXPECT_EQ(reading->bytes(), Content(10)) << "who reads it goes on";
   ASSERT_FALSE(incoming->Append(Content(10)).ok());
   EXPECT_FALSE(incoming->Finish(End(Content(10))).ok());
-  EXPECT_EQ(store_.Held().snapshots_size(), 1);
-  EXPECT_EQ(store_.Held().snapshots(0).run().job_id(), "job-2");
+  EXPECT_EQ(store_.Inventory().snapshots_size(), 1);
+  EXPECT_EQ(store_.Inventory().snapshots(0).run().job_id(), "job-2");
 }
 
 }  // namespace
